@@ -26,7 +26,7 @@ from spark_stream.errors import BY_CODE, IsologError, from_wire
 from spark_stream.transport.client import ClientChannel
 from spark_stream.wire.addresses import location
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
-from spark_stream.wire.messages import Status
+from spark_stream.wire.messages import BrokerStatus
 
 READY = "isolog broker ready "
 START_S = 60.0
@@ -199,7 +199,7 @@ class BrokerProcess:
 def flight_client(address: str) -> fl.FlightClient:
     """A plain Flight client of the broker at an address, with a connection of its own."""
     channel = ClientChannel(address, timeout_s=20)
-    status = Status.from_bytes(bytes(channel.call("act", b"status", b"{}", 20).body))
+    status = BrokerStatus.from_bytes(bytes(channel.call("act", b"status", b"{}", 20).body))
     channel.close()
     return fl.FlightClient(
         location(status.flight), generic_options=[("grpc.use_local_subchannel_pool", 1)]

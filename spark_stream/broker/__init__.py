@@ -54,13 +54,13 @@ What takes several steps:
 
 Calls:
 
-``service``        the Flight service: from calls to the functions that serve them
-``appending``      a DoPut; ``append_queues``: its batches whose partitions are held, ``ack_line``:
+``serving``        the streams of the protocol; ``pool``: the threads that serve them
+``flight``         the facade for clients of Arrow Flight
+``appending``      a stream of appends; ``append_queues``: its batches whose partitions are held, ``ack_line``:
                    those that wait to be replicated; ``append``: one batch up to its
                    acknowledgement, ``joining``: one of a transaction
-``fetching``       a DoGet; ``waiting``: the fetches that wait for records
-``actions``        a DoAction; ``topic_actions``, ``leader_actions``, ``cluster_actions`` and
+``fetching``       a fetch; ``fetch_task``: what drives one, and lets it wait without a thread
+``actions``        an action; ``topic_actions``, ``leader_actions``, ``cluster_actions`` and
                    ``transaction_actions``, ``consumer_actions`` carry it out
 ``here``           what actions act on
-``keepalive``      ends the connections of clients that have stopped
 """

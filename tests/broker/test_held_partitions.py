@@ -32,7 +32,6 @@ from spark_stream.errors import (
 )
 from spark_stream.scripts.steps import Script
 from spark_stream.storage.log import LogFormat, PartitionLog
-from spark_stream.wire.sockets import end_connections
 from tests.append_streams import Stream
 from tests.broker.stamped import Owner
 from tests.support import NUMBERS, eventually, flight_client, numbers
@@ -65,7 +64,7 @@ def test_a_held_partition_holds_up_no_other_of_its_stream(broker):
         assert sorted(stream.ack()["number"] for _ in range(3)) == [2, 4, 5]
     acks = [stream.ack() for _ in range(3)]
     assert [(each["number"], each["offset"]) for each in acks] == [(0, 0), (1, 1), (3, 2)]
-    stream.writer.close()
+    stream.close()
 
 
 def test_a_held_partition_holds_up_no_other_of_a_transaction(broker):
@@ -89,7 +88,7 @@ def test_a_held_partition_holds_up_no_other_of_a_transaction(broker):
         assert stream.ack()["partition"] == late
     send(0)
     assert "error" not in stream.ack()
-    stream.writer.close()
+    stream.close()
     owner.commit()
     assert partition_of(broker, 0).bounds().last_stable_offset == 2
 
@@ -148,9 +147,9 @@ def test_a_stream_ends_after_its_last_batch_was_acknowledged(broker):
         stream.send(0)
         stream.send(1)
         assert stream.ack()["number"] == 1
-        stream.writer.done_writing()
+        stream.end()
     assert stream.ack()["number"] == 0
-    stream.writer.close()
+    stream.close()
 
 
 def test_a_client_that_goes_away_leaves_what_it_had_sent(broker):
@@ -159,7 +158,7 @@ def test_a_client_that_goes_away_leaves_what_it_had_sent(broker):
         stream.send(0)
         stream.send(1)
         assert stream.ack()["number"] == 1
-        end_connections(broker.address)
+        stream.close()
     eventually(lambda: partition_of(broker, 0).bounds().log_end_offset == 1)
     eventually(lambda: broker.activity.idle_seconds() > 0)
 
@@ -175,7 +174,7 @@ def test_a_batch_whose_time_is_over_before_its_append_is_refused_and_may_be_sent
     assert partition_of(broker, 0).bounds().log_end_offset == 0
     stream.send(0)
     assert stream.ack()["offset"] == 0
-    stream.writer.close()
+    stream.close()
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -201,7 +200,7 @@ def test_a_batch_that_fails_for_no_reason_that_is_known_is_answered_and_so_are_t
     acks = [ack for ack in (stream.ack() for _ in range(2 if held else 3)) if ack["number"] != 2]
     assert isinstance(from_wire(acks[0]["error"]), InternalError)
     assert [(each["number"], each.get("offset")) for each in acks] == [(0, None), (1, 0)]
-    stream.writer.close()
+    stream.close()
 
 
 class Waiting:

@@ -44,7 +44,7 @@ def test_a_refused_batch_does_not_overtake_one_that_waits_for_followers(cluster,
     first, second = stream.ack(), stream.ack()
     assert (first["number"], first["offset"]) == (0, 1)
     assert (second["number"], second["error"]["code"]) == (1, "UNKNOWN_LEADER_EPOCH")
-    stream.writer.close()
+    stream.close()
 
 
 def test_a_producer_hears_of_a_bad_record_behind_a_batch_that_waits_for_followers(
