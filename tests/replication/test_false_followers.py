@@ -6,7 +6,6 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-import pyarrow.flight as fl
 import pytest
 
 import spark_stream as isolog
@@ -17,10 +16,12 @@ from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.consistency.epochs import EpochHistory
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import SystemIds
-from spark_stream.errors import IsologError
+from spark_stream.errors import IsologError, Unauthenticated
 from spark_stream.testing import LocalCluster
+from spark_stream.transport.client import ClientChannel
+from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.wire.methods import REPLICATE
 from spark_stream.wire.replication_messages import (
-    BODY,
     Acked,
     Follow,
     Frame,
@@ -28,7 +29,7 @@ from spark_stream.wire.replication_messages import (
     unpack,
 )
 from tests.replication.clusters import in_sync, partition, read, written
-from tests.support import NUMBERS, flight_client, numbers
+from tests.support import NUMBERS, numbers
 
 pytestmark = pytest.mark.chaos
 
@@ -52,38 +53,30 @@ class FalseFollower:
             stream="false",
             follower=me.broker_id,
             proof=me.call_proof(str(leader), known[str(leader)].incarnation),
-            pid=1,
             window_bytes=16 << 20,
         )
         self._history = Follow(
             0, topic_id, 0, 0, known[str(follower)].generation, EpochHistory(0, 0, [])
         )
-        self._client = flight_client(cluster.broker(leader).address)
-        self._opened = opened
-        self._reader = None
-        self.error: Exception | None = None
+        self._channel = ClientChannel(cluster.broker(leader).address, timeout_s=30)
+        self._wire = self._channel.open(REPLICATE, b"", opened.to_bytes())
+        self.error: IsologError | None = None
         self._thread = threading.Thread(target=self._forge, daemon=True)
         self._thread.start()
 
     def _forge(self) -> None:
-        command = self._opened.to_command()
         try:
-            self._reader = reader = self._client.do_get(fl.Ticket(command))
-            writer, _ = self._client.do_put(fl.FlightDescriptor.for_command(command), BODY)
-            writer.write_metadata(self._history.pack())
-            while True:
-                chunk = reader.read_chunk()
-                message = unpack(chunk.app_metadata, chunk.data)
+            self._wire.send(self._history.pack())
+            while (received := self._wire.receive()) is not None:
+                message = unpack(received.header, received.body)
                 if isinstance(message, Frame):
-                    writer.write_metadata(Acked(((0, message.end),)).pack())
-        except (fl.FlightError, StopIteration, OSError) as error:
-            self.error = error
+                    self._wire.send(Acked(((0, message.end),)).pack())
+        except TRANSPORT_ERRORS as error:
+            self.error = failure_of(error, "the leader")
 
     def end(self) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
+        self._channel.close()
         self._thread.join(30)
-        self._client.close()
 
 
 @contextlib.contextmanager
@@ -123,5 +116,5 @@ def test_a_false_follower_gets_no_record_acknowledged(cluster, log, topic, secre
         with pytest.raises(IsologError) as caught:
             append.result(30)
         assert caught.value.code in ("UNKNOWN_OUTCOME", "REQUEST_TIMEOUT", "NOT_ENOUGH_REPLICAS")
-        assert all(isinstance(each.error, fl.FlightUnauthenticatedError) for each in followers)
+        assert all(isinstance(each.error, Unauthenticated) for each in followers)
         assert read(log, topic) == list(range(5))
