@@ -128,8 +128,8 @@ def _report(error: IsologError) -> None:
 def _end(code: int) -> NoReturn:
     """Ends the process at once, with what was printed written out.
 
-    Threads that wait in gRPC may still be there; an interpreter that is taken apart under them can
-    crash, so it is not taken apart.
+    Threads may still be inside Arrow; an interpreter that is taken apart under them can crash, so
+    it is not taken apart.
     """
     try:
         sys.stdout.flush()

@@ -1,7 +1,7 @@
 """One connection a process and place, made after the fork.
 
-Spark's Python workers are forked and used again. A process that has used gRPC must not fork, and a
-forked child must not use its parent's connections: so connections are remembered by process id.
+Spark's Python workers are forked and used again. A forked child must not use what its parent has
+opened: so sessions are remembered by process id.
 
 A session speaks to one log, and to none that the query was not planned with. Whoever plans writes
 the id of the log's cluster, and the host of a directory, into the place that the tasks get

@@ -108,7 +108,18 @@ class Stream:
     def _forget_if_over(self, core: Connection) -> None:
         if not core.is_open(self.number):
             self._is_done = True
-            self._forget(self.number)
+            self._leave()
+
+    def _leave(self) -> None:
+        """Get no more events; the stream and what handles them refer to each other no more."""
+        self._forget(self.number)
+        self.handle = ignore
+
+    def break_off(self, event: Failed | Cancelled | Lost) -> None:
+        """Take the event that ends the stream before its time; on the loop's thread."""
+        self.over = event
+        self.handle(event)
+        self.handle = ignore
 
     def consumed(self, size: int) -> None:
         """Let the other side send ``size`` bytes more."""
@@ -116,7 +127,7 @@ class Stream:
 
     def fail(self, error: bytes) -> None:
         """End the stream with an error, in the application's encoding; for brokers."""
-        self._forget(self.number)
+        self._leave()
         self._channel.command(lambda core: core.fail(self.number, error))
 
     def cancel(self) -> None:
@@ -127,7 +138,7 @@ class Stream:
         if self._is_done:
             return
         self.over = self.over or Cancelled(self.number)
-        self._forget(self.number)
+        self._leave()
         self._channel.command_soon(lambda core: core.cancel(self.number))
 
 
@@ -160,13 +171,11 @@ class Streams:
             case Failed() | Cancelled():
                 found = self._streams.pop(event.stream, None)
                 if found is not None:
-                    found.over = event
-                    found.handle(event)
+                    found.break_off(event)
             case Lost():
                 streams, self._streams = self._streams, {}
                 for each in streams.values():
-                    each.over = event
-                    each.handle(event)
+                    each.break_off(event)
             case _:
                 pass
 

@@ -158,6 +158,19 @@ def test_connections_that_say_nothing_are_ended_and_cost_no_thread(loop: Loop) -
     server.stop("done", 0.1)
 
 
+def test_a_stream_may_be_given_up_in_the_midst_of_a_command(place: Place) -> None:
+    """A garbage collection does that: on a thread that holds the connection's lock already."""
+    channel = place.connect()
+    stream = channel.open("hold", b"")
+    channel._channel.command(lambda _: stream.cancel())
+    assert stream.receive(0) is None
+    with pytest.raises(StreamCancelled):
+        stream.send(b"late")
+    assert channel.call("echo", b"x", b"", 10).header == b"x"
+    eventually(lambda: channel._channel.command(lambda core: core.open_streams) == 0)
+    channel.close()
+
+
 def test_a_forked_child_has_connections_of_its_own(place: Place) -> None:
     channel = place.connect()
     assert channel.call("echo", b"parent", b"", 10).header == b"parent"

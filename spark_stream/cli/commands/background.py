@@ -56,7 +56,7 @@ def running(directory: Path) -> Running | None:
 def start(directory: Path, flags: list[str]) -> str:
     """Starts a broker in a session of its own, and returns its ready line.
 
-    It is a fresh interpreter: a process that has used gRPC must not fork. What it says goes to
+    It is a fresh interpreter: this process has threads, and must not fork. What it says goes to
     ``broker.log`` in its directory.
 
     Raises:

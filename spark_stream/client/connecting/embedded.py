@@ -4,8 +4,8 @@ However many processes ask at once, one broker is started: they take turns at ``
 living broker holds a lock on ``broker.lock``. The kernel releases it when the broker dies, so
 ``kill -9`` leaves nothing behind that looks alive.
 
-The broker is a fresh interpreter (a process that has used gRPC must not fork), in a session of its
-own. It is not a child of the client: a shell starts it and ends.
+The broker is a fresh interpreter (a process with threads must not fork), in a session of its own.
+It is not a child of the client: a shell starts it and ends.
 """
 
 from __future__ import annotations

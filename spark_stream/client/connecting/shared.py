@@ -12,9 +12,9 @@ import weakref
 from dataclasses import replace
 from typing import Final
 
-from spark_stream.errors import BrokerUnavailable, RequestTimeout
+from spark_stream.errors import BrokerUnavailable
 from spark_stream.transport.client import CLIENT_LIMITS, ClientChannel
-from spark_stream.transport.failures import Greeting, read_greeting
+from spark_stream.transport.failures import Greeting, failure_of, read_greeting
 from spark_stream.transport.streams import ConnectionLost
 
 # A broker that is stopped is left after this time, however long its calls may take.
@@ -58,7 +58,7 @@ def shared_channel(address: str, timeout_s: float) -> SharedChannel:
         channel = ClientChannel(address, timeout_s=timeout_s, limits=_LIMITS)
     except ConnectionLost as error:
         if error.code == "TIMEOUT":
-            raise RequestTimeout(str(error), address=address) from error
+            raise failure_of(TimeoutError(), address) from error
         raise BrokerUnavailable(f"no broker answers at {error.message}", address=address) from error
     try:
         made = SharedChannel(channel, read_greeting(channel.greeting, address))

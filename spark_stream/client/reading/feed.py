@@ -1,7 +1,7 @@
 """The fetching threads behind a consumer: one a partition, ahead of whoever iterates.
 
 A stop ends their fetches at once, long polls included, and waits for them: so when a
-consumer is closed none of its threads is left, and none is inside gRPC when the process ends.
+consumer is closed none of its threads is left.
 """
 
 from __future__ import annotations
