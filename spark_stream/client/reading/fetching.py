@@ -52,7 +52,7 @@ from spark_stream.wire.schemas import OFFSET, empty_batch
 
 _RETRY_PAUSE_S: Final = 0.1
 
-CREDIT: Final = 32 << 20
+CREDIT: Final = 8 << 20
 """How many bytes a broker may send on a fetch before they are read."""
 FETCH_ERRORS: Final = (*TRANSPORT_ERRORS, pa.ArrowException, OSError)
 """What ends a fetch; :func:`failure_of` makes one of our errors of it."""
