@@ -11,5 +11,5 @@
 ``limits``         every limit in one place, with its reason
 ``type_names``     the names of types as users read them
 ``allocator``      how a process is told how much memory Arrow may take
-``sockets``        this process's own connections: found, and ended
+``methods``        the methods of the protocol's streams
 """

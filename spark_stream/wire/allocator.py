@@ -1,4 +1,4 @@
-"""How a process gets its memory: Arrow's has a bound in a broker, and gRPC's is kept for a while.
+"""How a process gets its memory: Arrow's has a bound in a broker, and glibc's is kept for a while.
 
 Arrow's allocator reads its settings when the process begins, so whoever starts a broker gives them
 to it.
@@ -40,9 +40,9 @@ _KEPT: Final = ((_M_TRIM_THRESHOLD, 64 << 20), (_M_TOP_PAD, 1 << 20), (_M_MMAP_T
 def keep_free_memory() -> None:
     """Lets glibc keep the memory of messages from one to the next; elsewhere it does nothing.
 
-    The buffers of gRPC, and those that Spark's workers read into, lie in glibc's heap. It gives the
-    memory of a large one back when that is freed and asks for the same again for the next: half of
-    what it costs to receive a message is that. These bounds are the highest that glibc sets itself.
+    The buffers that Spark's workers read into lie in glibc's heap. It gives the memory of a large
+    one back when that is freed and asks for the same again for the next: half of what it costs to
+    receive a message is that. These bounds are the highest that glibc sets itself.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 BATCH_BYTES_MAX: Final = 256 << 20
-"""One appended batch. gRPC carries messages below 2 GiB; a batch is held in memory a few times."""
+"""One appended batch. A frame's body has at most 1 GiB; a batch is held in memory a few times."""
 
 CONTROL_BYTES_MAX: Final = 16 << 20
 """One ticket, action body, envelope or answer. The largest in use: a commit with the positions of a

@@ -6,7 +6,6 @@ import os
 import threading
 
 import psutil
-import pytest
 
 import spark_stream as isolog
 from tests.support import BrokerProcess, eventually, values
@@ -44,7 +43,6 @@ def test_a_log_that_is_dropped_leaves_no_connection(broker):
     eventually(lambda: connections_to(broker) == 0)
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_process_connects_anew_and_leaves_its_parent_alone(broker):
     """As Spark's workers do; the parent's connection lives on though its child had a copy."""
     with broker.connect() as log:

@@ -29,6 +29,6 @@ def test_a_producer_that_is_dropped_sends_what_it_took_and_leaves_no_thread(
 def writing() -> list[str]:
     """The names of the threads that producers have."""
     kinds = tuple(
-        f"isolog-{kind}" for kind in ("deadlines", "sender", "serving", "acks", "append", "dropped")
+        f"isolog-{kind}" for kind in ("deadlines", "sender", "serving", "append", "dropped")
     )
     return [each.name for each in threading.enumerate() if each.name.startswith(kinds)]
