@@ -15,6 +15,7 @@ from spark_stream.client.reading import consumer as consumer_module
 from spark_stream.client.reading.feed import Feed
 from spark_stream.errors import (
     InvalidOption,
+    InvalidRequest,
     OffsetOutOfRange,
     SchemaMismatch,
     UnknownTopic,
