@@ -36,6 +36,8 @@ FileId = tuple[int, int]
 """A file whatever its name is: its device and its inode."""
 
 _HEADER: Final = b"SQLite format 3\0"
+_APPLICATION_ID: Final = slice(68, 72)  # in the header, as SQLite's file format has it
+_UNKNOWN: Final = -1
 _NOTE_LENGTH: Final = 256  # behind it is the revision, which others write
 _DIGITS: Final = 20
 _OPENING_S: Final = 10.0
@@ -279,8 +281,8 @@ class StorePlace:
         for _ in range(_READS):
             least = max(self._revision, self._noted_revision())  # it rises, so it is read first
             number, revision = _content_of(self._path)
-            if number == self._number and revision >= least:
-                self._revision = revision
+            if number == self._number and (revision == _UNKNOWN or revision >= least):
+                self._revision = max(revision, least)
                 self._write_revision()
                 return self._note().get("file") is not None
             time.sleep(_READ_PAUSE_S)
@@ -289,7 +291,8 @@ class StorePlace:
     def _has_noted_content(self) -> bool:
         least = self._noted_revision()
         number, revision = _content_of(self._path)
-        return number == self._note().get("number") and revision >= least
+        is_newer = revision == _UNKNOWN or revision >= least
+        return number == self._note().get("number") and is_newer
 
     def _noted_revision(self) -> int:
         try:
@@ -368,21 +371,35 @@ def _connected_to_file(path: Path) -> sqlite3.Connection:
 
 
 def _content_of(path: Path) -> tuple[int | None, int]:
-    """Return the number and the revision in the file itself; None and -1 where it has none.
+    """Return the number in the file's header, and the revision in the file without its log.
+
+    The number is None for a file without a header. The revision is -1 where it cannot be read: a
+    checkpoint beside a reader writes some pages and leaves others, also the newest, in the
+    write-ahead log, so that the file alone need not be whole.
 
     Raises:
         sqlite3.Error: The file could not be opened or read, which says nothing of its content.
     """
-    number, revision = None, -1
     try:
-        with closing(_connected_to_file(path)) as file:
-            (number,) = file.execute("pragma application_id").fetchone()
-            found = file.execute("select value from counter where name = 'version'").fetchone()
-            revision = -1 if found is None else int(found[0])
+        with path.open("rb") as file:
+            header = file.read(_APPLICATION_ID.stop)
+    except FileNotFoundError:
+        return None, -1
+    except OSError as error:
+        unread = sqlite3.OperationalError(str(error))
+        unread.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+        raise unread from error
+    if len(header) < _APPLICATION_ID.stop or not header.startswith(_HEADER):
+        return None, -1
+    number = int.from_bytes(header[_APPLICATION_ID], "big")
+    try:
+        with closing(_connected_to_file(path)) as database:
+            found = database.execute("select value from counter where name = 'version'").fetchone()
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in _UNREAD and path.exists():
             raise
-    return number, revision
+        found = None
+    return number, -1 if found is None else int(found[0])
 
 
 def _locked(descriptor: int, how: int) -> bool:
