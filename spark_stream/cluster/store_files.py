@@ -36,7 +36,6 @@ FileId = tuple[int, int]
 """A file whatever its name is: its device and its inode."""
 
 _HEADER: Final = b"SQLite format 3\0"
-_APPLICATION_ID: Final = slice(68, 72)  # in the header, as SQLite's file format has it
 _UNKNOWN: Final = -1
 _NOTE_LENGTH: Final = 256  # behind it is the revision, which others write
 _DIGITS: Final = 20
@@ -281,7 +280,7 @@ class StorePlace:
         for _ in range(_READS):
             least = max(self._revision, self._noted_revision())  # it rises, so it is read first
             number, revision = _content_of(self._path)
-            if number == self._number and (revision == _UNKNOWN or revision >= least):
+            if number in (self._number, _UNKNOWN) and (revision == _UNKNOWN or revision >= least):
                 self._revision = max(revision, least)
                 self._write_revision()
                 return self._note().get("file") is not None
@@ -292,7 +291,7 @@ class StorePlace:
         least = self._noted_revision()
         number, revision = _content_of(self._path)
         is_newer = revision == _UNKNOWN or revision >= least
-        return number == self._note().get("number") and is_newer
+        return number in (self._note().get("number"), _UNKNOWN) and is_newer
 
     def _noted_revision(self) -> int:
         try:
@@ -371,35 +370,28 @@ def _connected_to_file(path: Path) -> sqlite3.Connection:
 
 
 def _content_of(path: Path) -> tuple[int | None, int]:
-    """Return the number in the file's header, and the revision in the file without its log.
+    """Return the number and the revision in the file itself, without its log.
 
-    The number is None for a file without a header. The revision is -1 where it cannot be read: a
-    checkpoint beside a reader writes some pages and leaves others, also the newest, in the
-    write-ahead log, so that the file alone need not be whole.
+    The number is None where the file has none, and the revision -1. Both are -1 where the file is
+    not whole: a checkpoint beside a reader writes some pages and leaves others in the write-ahead
+    log. (SQLite has to open the file: the end of any other descriptor of it would end its locks.)
 
     Raises:
         sqlite3.Error: The file could not be opened or read, which says nothing of its content.
     """
+    number, revision = None, _UNKNOWN
     try:
-        with path.open("rb") as file:
-            header = file.read(_APPLICATION_ID.stop)
-    except FileNotFoundError:
-        return None, -1
-    except OSError as error:
-        unread = sqlite3.OperationalError(str(error))
-        unread.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
-        raise unread from error
-    if len(header) < _APPLICATION_ID.stop or not header.startswith(_HEADER):
-        return None, -1
-    number = int.from_bytes(header[_APPLICATION_ID], "big")
-    try:
-        with closing(_connected_to_file(path)) as database:
-            found = database.execute("select value from counter where name = 'version'").fetchone()
+        with closing(_connected_to_file(path)) as file:
+            (number,) = file.execute("pragma application_id").fetchone()
+            found = file.execute("select value from counter where name = 'version'").fetchone()
+            revision = _UNKNOWN if found is None else int(found[0])
     except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _UNREAD and path.exists():
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in _UNREAD and path.exists():
             raise
-        found = None
-    return number, -1 if found is None else int(found[0])
+        if code == sqlite3.SQLITE_CORRUPT and number is None:
+            number = _UNKNOWN
+    return number, revision
 
 
 def _locked(descriptor: int, how: int) -> bool:
