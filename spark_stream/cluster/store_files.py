@@ -279,19 +279,17 @@ class StorePlace:
         """Return whether the file has the number that it had, and its revision has not fallen."""
         for _ in range(_READS):
             least = max(self._revision, self._noted_revision())  # it rises, so it is read first
-            number, revision = _content_of(self._path)
-            if number in (self._number, _UNKNOWN) and (revision == _UNKNOWN or revision >= least):
-                self._revision = max(revision, least)
+            content = _content_of(self._path)
+            if _matches(content, self._number, least):
+                self._revision = max(content[1], least)
                 self._write_revision()
                 return self._note().get("file") is not None
             time.sleep(_READ_PAUSE_S)
         return False
 
     def _has_noted_content(self) -> bool:
-        least = self._noted_revision()
-        number, revision = _content_of(self._path)
-        is_newer = revision == _UNKNOWN or revision >= least
-        return number in (self._note().get("number"), _UNKNOWN) and is_newer
+        least = self._noted_revision()  # it rises, so it is read first
+        return _matches(_content_of(self._path), self._note().get("number"), least)
 
     def _noted_revision(self) -> int:
         try:
@@ -392,6 +390,12 @@ def _content_of(path: Path) -> tuple[int | None, int]:
         if code == sqlite3.SQLITE_CORRUPT and number is None:
             number = _UNKNOWN
     return number, revision
+
+
+def _matches(content: tuple[int | None, int], number: int | None, least: int) -> bool:
+    """Return whether a content may have this number, and this revision or a later one."""
+    found, revision = content
+    return found in (number, _UNKNOWN) and (revision == _UNKNOWN or revision >= least)
 
 
 def _locked(descriptor: int, how: int) -> bool:
