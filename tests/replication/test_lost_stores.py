@@ -77,7 +77,7 @@ def test_a_broker_is_not_started_on_a_file_that_is_in_the_place_of_an_open_store
 def with_older_backup(
     folder: Path, topic: str
 ) -> Iterator[tuple[LocalCluster, isolog.Log, Path, Path]]:
-    """Give a cluster, a client, the store, and a backup by which broker 1 leads and all are in sync.
+    """Give a cluster, a client, the store, and a backup by which broker 1 leads, in sync with all.
 
     Broker 1 is stopped, and has missed what was acknowledged after the backup.
     """
