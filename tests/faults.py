@@ -15,15 +15,16 @@ from typing import Any
 
 from spark_stream.broker import __main__ as broker
 from spark_stream.broker import transaction_actions
-from spark_stream.broker.partition import Partition
+from spark_stream.broker.partition_appends import Appends
+from spark_stream.broker.partition_transactions import PartitionTransactions
 from spark_stream.scripts import finishing
 from tests.support import BrokerProcess
 
 POINTS = {
-    "joined": (Partition, "take", "before"),
-    "appended": (Partition, "take", "after"),
+    "joined": (Appends, "take", "before"),
+    "appended": (Appends, "take", "after"),
     "decided": (finishing, "seal_partitions", "before"),
-    "half marked": (Partition, "end_transaction", "after"),
+    "half marked": (PartitionTransactions, "end", "after"),
     "marked": (finishing, "store_decided", "before"),
     "positions stored": (finishing, "record_finish", "before"),
     "finished": (transaction_actions, "_facts", "before"),

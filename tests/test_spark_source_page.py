@@ -28,7 +28,7 @@ def test_a_line_has_tests_and_they_are_there(row: list[str]) -> None:
 SUBJECTS = (
     *("`earliest`", "`latest`", "by time", "`failOnDataLoss`", "partitions added while stopped"),
     *("`Trigger.AvailableNow`", "`minPartitions`", "limits", "made anew", "Unicode", "10 MiB"),
-    *("self-join", "watermark", "a stop", "earlier release", "late-bound", "used twice"),
+    *("self-join", "watermark", "a stop", "late-bound", "used twice"),
     "bad option",
 )
 

@@ -58,6 +58,7 @@ from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
     DamagedSegment,
+    IsologError,
     LeaderEpochFenced,
     LeaderUnavailable,
     UnknownLeaderEpoch,
@@ -472,19 +473,23 @@ class Partition:
         Everything acknowledged is in them, and on the disk unless they are removed next.
         """
         state = self._state
-        with state.lock:
-            if state.closed is not None:
-                return
-            if closing in (Closing.TOPIC_DELETED, Closing.TOPIC_MISSING):
-                state.closed = UnknownTopic(f"topic {self.topic!r} was deleted", topic=self.topic)
-            elif closing is Closing.MOVED:
-                state.closed = state.not_leader()
-            else:
-                state.closed = BrokerStopping("the broker is shutting down")
-            woken = state.callers.end_all(state.closed)
-            state.sessions.end_all()
-            state.moved()
-            try:
+        woken: tuple[WakeUp, ...] = ()
+        try:
+            with state.lock:
+                if state.closed is not None:
+                    return
+                state.closed = self._refusal_after(closing)
+                woken = tuple(state.callers.end_all(state.closed))
+                state.sessions.end_all()
+                state.moved()
                 self.log.close(forced=not closing.removes_files)
-            finally:
-                wake_all(woken)
+        finally:
+            wake_all(woken)
+
+    def _refusal_after(self, closing: Closing) -> IsologError:
+        """Return what callers get once the replica has been closed for this reason."""
+        if closing in (Closing.TOPIC_DELETED, Closing.TOPIC_MISSING):
+            return UnknownTopic(f"topic {self.topic!r} was deleted", topic=self.topic)
+        if closing is Closing.MOVED:
+            return self._state.not_leader()
+        return BrokerStopping("the broker is shutting down")

@@ -107,20 +107,22 @@ class PartitionTransactions:
         state, core = self._state, self._state.core
         written: list[Entry] = []
         woken: tuple[WakeUp, ...] = ()
-        with state.lock:
-            state.check_takes()
-            try:
-                for producer_id, part in core.undecided.parts(transaction):
-                    if ends(producer_id):
-                        kind = Kind.COMMIT if takes(producer_id) else Kind.ABORT
-                        written.append(self._mark(kind, producer_id, part.epoch, transaction))
-            finally:  # all at once: a transaction may have many branches
-                effects = core.apply(*written)
-                if written:
-                    state.sessions.give_news()
-                woken = state.carry_out(effects)
-            bounds = core.bounds_state
-        wake_all(woken)
+        try:
+            with state.lock:
+                state.check_takes()
+                try:
+                    for producer_id, part in core.undecided.parts(transaction):
+                        if ends(producer_id):
+                            kind = Kind.COMMIT if takes(producer_id) else Kind.ABORT
+                            written.append(self._mark(kind, producer_id, part.epoch, transaction))
+                finally:  # all at once: a transaction may have many branches
+                    effects = core.apply(*written)
+                    if written:
+                        state.sessions.give_news()
+                    woken = state.carry_out(effects)
+                bounds = core.bounds_state
+        finally:  # also of a transaction whose next marker found no room
+            wake_all(woken)
         end = bounds.log_end.entry
         return Marked(end, bounds.leader_epoch, bounds.high_watermark.entry >= end)
 

@@ -213,16 +213,8 @@ class TopicDesk:
             topic = self._driver.run(scripts.delete_topic(name))
             self._driver.run(left_overs.remove_own(topic, self._host.broker_id))
 
-    def remove_left_overs(self) -> list[str]:
-        """Removes what a crash, or a deletion, left of topics; the names of those."""
-        return self._driver.run(self.removing_left_overs(starts=True))
-
-    def remove_left_overs_of_others(self) -> None:
-        """The same, without what this broker's own process is making."""
-        self._driver.run(self.removing_left_overs())
-
     def removing_left_overs(self, *, starts: bool = False) -> Script[list[str]]:
-        """What :meth:`remove_left_overs` does, step by step.
+        """Remove what a crash, or a deletion, left of topics; return the names of those.
 
         ``starts``: nothing that an earlier process of this broker was making is under way.
         """

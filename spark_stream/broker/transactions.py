@@ -72,23 +72,10 @@ class TransactionDesk:
 
     # -- by itself --------------------------------------------------------------------------------
 
-    def recover(self) -> None:
-        """Before anybody reads: finishes what is decided, and writes markers that were lost."""
-        self.run(self.recovering())
-
-    def sweep(self) -> None:
-        """Aborts what is too old, finishes what is decided, forgets what nobody asks for again.
-
-        To be called often: most looks are at transactions under way only.
-        """
-        self.run(self.sweeping())
-
     def recovering(self) -> Script[None]:
-        """What :meth:`recover` does, step by step."""
+        """Finish what is decided, and write markers that were lost; before the first reader."""
         yield from self.sweeping()
-        for join in (
-            yield from records.read_joins()
-        ):  # of brokers that died before they removed them
+        for join in (yield from records.read_joins()):  # whose brokers died before removing them
             self.finished.ended[join.number] = join.transactional_id
         for record in (yield from self._mine(whole=False)):
             try:
@@ -99,7 +86,10 @@ class TransactionDesk:
         yield from self._restore_markers()
 
     def sweeping(self) -> Script[None]:
-        """What :meth:`sweep` does, step by step."""
+        """Abort what is too old, finish what is decided, forget what is never asked for again.
+
+        To be called often: most looks are at transactions under way only.
+        """
         yield from self._write_lost_markers()
         began = self._clock.monotonic()
         self._find_open()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from inspect import signature
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from spark_stream.errors import InvalidOption, Unsupported
 from spark_stream.wire.nearest import meant
@@ -66,11 +66,9 @@ def refuse_unknown(call: str, options: Iterable[str], known: Iterable[str]) -> N
         Unsupported: it is one of consumer groups.
         InvalidOption: it is any other; the hint says what to use instead.
     """
-    for option in options:
-        _refuse(call, option, sorted(known))
-
-
-def _refuse(call: str, option: str, known: list[str]) -> NoReturn:
+    option = next(iter(options), None)
+    if option is None:
+        return
     name = option.lower().replace(".", "_").replace("-", "_")
     if call == "log.consumer" and name in ("group", "group_id"):
         raise Unsupported(
@@ -78,10 +76,10 @@ def _refuse(call: str, option: str, known: list[str]) -> NoReturn:
             hint="Share a topic by hand, with partitions=[...]; name= stores the position.",
             option=option,
         )
-    hint = _KAFKAS[call].get(name)
-    guess = "" if hint else meant(option, known)
+    names, hint = sorted(known), _KAFKAS[call].get(name)
+    guess = "" if hint else meant(option, names)
     raise InvalidOption(
         f"{call} has no option {option!r}{guess}",
-        hint=hint or f"It takes {', '.join(known)}.",
+        hint=hint or f"It takes {', '.join(names)}.",
         option=option,
     )

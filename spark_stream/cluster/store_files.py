@@ -36,6 +36,7 @@ FileId = tuple[int, int]
 """A file whatever its name is: its device and its inode."""
 
 _HEADER: Final = b"SQLite format 3\0"
+_UNKNOWN: Final = -1
 _NOTE_LENGTH: Final = 256  # behind it is the revision, which others write
 _DIGITS: Final = 20
 _OPENING_S: Final = 10.0
@@ -278,18 +279,17 @@ class StorePlace:
         """Return whether the file has the number that it had, and its revision has not fallen."""
         for _ in range(_READS):
             least = max(self._revision, self._noted_revision())  # it rises, so it is read first
-            number, revision = _content_of(self._path)
-            if number == self._number and revision >= least:
-                self._revision = revision
+            content = _content_of(self._path)
+            if _matches(content, self._number, least):
+                self._revision = max(content[1], least)
                 self._write_revision()
                 return self._note().get("file") is not None
             time.sleep(_READ_PAUSE_S)
         return False
 
     def _has_noted_content(self) -> bool:
-        least = self._noted_revision()
-        number, revision = _content_of(self._path)
-        return number == self._note().get("number") and revision >= least
+        least = self._noted_revision()  # it rises, so it is read first
+        return _matches(_content_of(self._path), self._note().get("number"), least)
 
     def _noted_revision(self) -> int:
         try:
@@ -368,21 +368,34 @@ def _connected_to_file(path: Path) -> sqlite3.Connection:
 
 
 def _content_of(path: Path) -> tuple[int | None, int]:
-    """Return the number and the revision in the file itself; None and -1 where it has none.
+    """Return the number and the revision in the file itself, without its log.
+
+    The number is None where the file has none, and the revision -1. Both are -1 where the file is
+    not whole: a checkpoint beside a reader writes some pages and leaves others in the write-ahead
+    log. (SQLite has to open the file: the end of any other descriptor of it would end its locks.)
 
     Raises:
         sqlite3.Error: The file could not be opened or read, which says nothing of its content.
     """
-    number, revision = None, -1
+    number, revision = None, _UNKNOWN
     try:
         with closing(_connected_to_file(path)) as file:
             (number,) = file.execute("pragma application_id").fetchone()
             found = file.execute("select value from counter where name = 'version'").fetchone()
-            revision = -1 if found is None else int(found[0])
+            revision = _UNKNOWN if found is None else int(found[0])
     except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _UNREAD and path.exists():
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in _UNREAD and path.exists():
             raise
+        if code == sqlite3.SQLITE_CORRUPT and number is None:
+            number = _UNKNOWN
     return number, revision
+
+
+def _matches(content: tuple[int | None, int], number: int | None, least: int) -> bool:
+    """Return whether a content may have this number, and this revision or a later one."""
+    found, revision = content
+    return found in (number, _UNKNOWN) and (revision == _UNKNOWN or revision >= least)
 
 
 def _locked(descriptor: int, how: int) -> bool:

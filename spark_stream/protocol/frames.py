@@ -146,6 +146,8 @@ class FrameReader:
             self._view[:count] = view[:count]
             view = view[count:]
             yield from self.filled(count)
+        if self._view is not None:
+            return
         if self._kept:
             view, self._kept = memoryview(self._kept + bytes(view)), b""
         while view.nbytes >= (wanted := self._part_bytes()):

@@ -52,18 +52,33 @@ class KeptSegments:
     def keep(self, segments: Sequence[Segment]) -> None:
         """Keep these segments of the log, the last of which may be the active one.
 
+        What is kept already, because an earlier cut failed after it, is not kept again.
+
         Raises:
             DiskFull, StorageFailure: That failed; the log is as it was.
         """
+        missing = [each for each in segments if len(each.table) and not self._has(each)]
+        if not missing:
+            return
         folder = self._above / f"{HEALING}{self._next_number()}"
         self._disk.make_directory(folder)
-        for segment in segments:
-            if len(segment.table):
+        try:
+            for segment in missing:
                 segment.flush()
                 for path in (segment.name.arrow, segment.name.entries):
                     self._disk.link(path, folder / path.name)
-        self._disk.sync_directory(folder)
+            self._disk.sync_directory(folder)
+        except IsologError:
+            with suppress(IsologError):
+                self._disk.remove_tree(folder)
+            raise
         self._segments += self._found(folder)
+
+    def _has(self, segment: Segment) -> bool:
+        table = segment.table.tobytes()
+        return any(
+            each.first == segment.first and each.table.tobytes() == table for each in self._segments
+        )
 
     def take_back(
         self,

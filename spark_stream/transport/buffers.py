@@ -41,11 +41,6 @@ class BufferPool:
                 self._bytes += rounded
             return memoryview(buffer)[:size]
 
-    def trim(self) -> None:
-        """Give the memory of buffers that are not in use back."""
-        with self._lock:
-            self._trim(self._kept_bytes_max)
-
     def _trim(self, wanted: int) -> bool:
         """Drop unused buffers until there is room for ``wanted`` bytes; return whether there is."""
         for size, kept in self._buffers.items():

@@ -61,7 +61,6 @@ class SocketChannel:
         self._wants_write = False
         self._over = False
         self._tls = isinstance(sock, ssl.SSLSocket)
-        self._scratch = memoryview(bytearray(0))
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -199,32 +199,9 @@ def _frame(facts: FrameFacts, body: Bytes) -> Frame:
     return Frame(facts.slot, facts.leader_epoch, facts.first, facts.high_watermark, rows, data)
 
 
-_Metadata = (
-    Welcome
-    | Follow
-    | Unfollow
-    | Acked
-    | Room
-    | Agreed
-    | HighWatermarks
-    | Refused
-    | Beat
-    | Bye
-    | FrameFacts
-)
-Said = (
-    Welcome
-    | Follow
-    | Unfollow
-    | Acked
-    | Room
-    | Agreed
-    | HighWatermarks
-    | Refused
-    | Beat
-    | Bye
-    | Frame
-)
+_Bare = Welcome | Follow | Unfollow | Acked | Room | Agreed | HighWatermarks | Refused | Beat | Bye
+_Metadata = _Bare | FrameFacts
+Said = _Bare | Frame
 _ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=to_plain)
 _DECODER: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(
     _Metadata, dec_hook=from_plain

@@ -161,7 +161,7 @@ class LocalBroker(BrokerCore):
         )
         self.take_lease(self.incarnation)
         self.resumed = self.driver.run(self.beginning())
-        self.left_over = self.topics.remove_left_overs()
+        self.left_over = self.driver.run(self.topics.removing_left_overs(starts=True))
         around.up[name] = self
 
     @property

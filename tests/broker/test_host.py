@@ -129,7 +129,7 @@ def test_a_topic_that_others_made_or_deleted_comes_and_goes_with_a_look(pair):
     assert hosted(b) == {}
     with pytest.raises(UnknownTopic):
         replica.append(numbers(1, 1))
-    b.topics.remove_left_overs_of_others()
+    b.driver.run(b.topics.removing_left_overs())
     assert list(b.path.glob("topics/t*")) == []
 
 

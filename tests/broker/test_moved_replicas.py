@@ -85,7 +85,7 @@ def test_a_topic_that_is_removed_here_takes_no_more_though_its_deletion_was_not_
     make(a, "t", "a")
     partition = a.partition("t")
     b.topics.delete("t")
-    a.topics.remove_left_overs_of_others()
+    a.driver.run(a.topics.removing_left_overs())
     with pytest.raises(UnknownTopic):
         partition.append(numbers(0, 1))
     assert list(a.path.glob("topics/t/*")) == []
@@ -104,7 +104,7 @@ def test_files_of_a_replica_that_moved_go_though_its_topic_was_deleted_while_the
     moved = replace(stored.record, replicas=("b",), leader="b", isr=(Member("b", "b-logs"),))
     assert b.store.put(*put_of(stored.id, moved, stored.version)) is not None
     b.topics.delete("t")
-    b.topics.remove_left_overs_of_others()
+    b.driver.run(b.topics.removing_left_overs())
     again = around.start("a")
     assert list(again.path.glob("topics/t/*")) == []
     assert again.store.list(REMOVED) == []
@@ -124,6 +124,6 @@ def test_files_that_cannot_be_removed_keep_no_broker_from_starting(around: Surro
     logs.fail_next_force()
     b = around.start("b", logs=logs)
     assert len(b.store.list(REMOVED)) == 1
-    b.topics.remove_left_overs_of_others()
+    b.driver.run(b.topics.removing_left_overs())
     assert b.store.list(REMOVED) == []
     assert logs.folders() == set()

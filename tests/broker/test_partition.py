@@ -14,6 +14,7 @@ from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.producers import Stamp
 from spark_stream.environment import Clock, SystemClock
 from spark_stream.errors import (
+    DiskFull,
     InvalidTransaction,
     NotLeader,
     OutOfOrderSequence,
@@ -119,6 +120,30 @@ def test_a_transaction_ends_once(tmp_path: Path):
     partition.transactions.end(10, lambda _: False)
     assert partition.log.end.entry == entries
     assert stable(partition) == 1
+
+
+def test_readers_hear_of_the_markers_that_were_written_before_one_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    partition = opened(tmp_path)
+    joined(partition, 10, 1, 2)
+    partition.append(numbers(0, 3), Stamp(1, 0, 0, 10))
+    partition.append(numbers(3, 3), Stamp(2, 0, 0, 10))
+    woken = threading.Event()
+    partition.wait_beyond(0, Isolation.READ_COMMITTED, woken.set)
+    real, marks = partition.log.mark, []
+
+    def mark(*args: object) -> None:
+        marks.append(args)
+        if len(marks) == 2:
+            raise DiskFull("no room for the second marker")
+        real(*args)
+
+    monkeypatch.setattr(partition.log, "mark", mark)
+    with pytest.raises(DiskFull):
+        partition.transactions.end(10, lambda _: True)
+    assert stable(partition) == 3
+    assert woken.is_set()
 
 
 def test_the_own_cut_stands_before_what_overlaps(tmp_path: Path):

@@ -94,14 +94,14 @@ def test_a_broker_that_is_silent_lets_no_other_transaction_wait(tmp_path: Path):
     """Its ten seconds without an answer keep no other from being looked at."""
     found = Desk(tmp_path)
     found.begin("stuck", joins=True)
-    found.desk.sweep()
+    found.desk.run(found.desk.sweeping())
     found.clock.pass_us(2 * SECOND_US)
-    found.desk.sweep()  # it expires, and its leader does not answer
+    found.desk.run(found.desk.sweeping())  # it expires, and its leader does not answer
     assert (found.peers.asked, found.state("stuck")) == (1, State.ABORTING)
     found.begin("other", joins=False)
-    found.desk.sweep()
+    found.desk.run(found.desk.sweeping())
     found.clock.pass_us(2 * SECOND_US)
-    found.desk.sweep()
+    found.desk.run(found.desk.sweeping())
     assert found.state("other") is State.ABORTED
 
 
@@ -109,9 +109,9 @@ def test_an_id_that_never_began_a_transaction_is_forgotten_by_any_broker(tmp_pat
     found = Desk(tmp_path)
     desk = found.desk
     desk.run(deciding.take_over(desk.finished, "unused", "me", 1_000, desk.now_ms()))
-    desk.sweep()
+    desk.run(desk.sweeping())
     found.clock.pass_us(FORGET_AFTER_MS * 1_000 + 2 * SECOND_US)
-    desk.sweep()
+    desk.run(desk.sweeping())
     with pytest.raises(UnknownTransaction):
         found.state("unused")
 
@@ -125,11 +125,11 @@ def test_a_refused_join_leaves_no_record_behind(tmp_path: Path):
     late = OnStore(found.store).start(deciding.join(desk.finished, "x", *of, place))
     late.advance()  # it has looked, and the transaction was open
     desk.run(deciding.abort(desk.finished, "x", "me", begun.number))
-    desk.sweep()
+    desk.run(desk.sweeping())
     with pytest.raises(TransactionAborted):
         late.end()
     assert desk.run(records.read_joins()) != []
-    desk.sweep()
+    desk.run(desk.sweeping())
     assert desk.run(records.read_joins()) == []
 
 
@@ -141,9 +141,9 @@ def test_a_lost_marker_that_a_full_disk_kept_out_is_written_later(tmp_path: Path
     partition.transactions.close_join(partition.transactions.open_join(7, 1), on_record=True)
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 7))  # no record knows of it any more
     disk.room, room = 0, disk.room
-    found.desk.recover()
+    found.desk.run(found.desk.recovering())
     assert partition.bounds().last_stable_offset == 0
     disk.room = room
-    found.desk.sweep()
+    found.desk.run(found.desk.sweeping())
     assert partition.bounds().last_stable_offset == 1
     assert partition.log.has_aborted(0, 1)

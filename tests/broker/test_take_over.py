@@ -69,7 +69,7 @@ class TwoBrokers:
             self.b.renew()
             if a_lives:
                 self.a.renew()
-            self.b.desk.sweep()
+            self.b.desk.run(self.b.desk.sweeping())
 
     def state(self, name: str = "x") -> State:
         found = self.b.desk.run(records.read(name))
@@ -147,7 +147,7 @@ def test_a_lost_marker_of_what_another_broker_had_finished_is_written_later(
         lambda found: rules.commit(found, "me", begun.number, [begun.producer_id])
     )
     decided = brokers.a.desk.run(records.change("x", commit))
-    brokers.b.desk.recover()  # B starts: it lost the marker with the power
+    brokers.b.desk.run(brokers.b.desk.recovering())  # B starts: it lost the marker with the power
     brokers.pass_time(2 * STEP_S, a_lives=True)
     assert (brokers.state(), brokers.stable()) == (State.COMMITTING, 0)
     brokers.a.desk.run(record_finish(brokers.a.desk.finished, decided))

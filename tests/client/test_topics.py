@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
@@ -58,9 +57,9 @@ def test_without_a_schema_a_topic_has_kafkas_columns(log, topic):
 
 def test_descriptions_cannot_be_changed(log, topic):
     found = log.create_topic(topic)
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         found.name = "other"
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         found.partitions[0].leader = "other"
 
 

@@ -377,6 +377,18 @@ def test_the_events_do_not_depend_on_how_the_bytes_were_split(
     assert part == whole[: len(part)]
 
 
+def test_a_large_body_may_also_arrive_in_pieces_that_are_copied() -> None:
+    client = Connection(is_client=True, greeting=b"", now=0)
+    data = joined(client) + OPEN + frame(DATA, 1, b"h", bytes(range(250)) * 400)
+    broker = Connection(is_client=False, greeting=b"", now=0, limits=LIMITS)
+    events = [
+        event
+        for begin in range(0, len(data), 7_000)
+        for event in broker.receive(data[begin : begin + 7_000], 0)
+    ]
+    assert events == fed(data, [])
+
+
 def test_every_split_of_a_short_conversation() -> None:
     client = Connection(is_client=True, greeting=b"", now=0)
     data = joined(client) + OPEN + frame(FrameKind.DATA, 1, b"h", b"body", flags=1)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+import spark_stream as isolog
 from spark_stream.cluster.backup import back_up, put_back
 from spark_stream.errors import InvalidRequest, MetadataLost
 from spark_stream.testing import LocalCluster
@@ -69,18 +73,29 @@ def test_a_broker_is_not_started_on_a_file_that_is_in_the_place_of_an_open_store
         assert f"{topic}-later" in log.topics()
 
 
-@pytest.mark.parametrize("how", ["overwritten", "copied while stopped"])
-def test_a_backup_that_is_copied_into_place_loses_nothing_acknowledged(tmp_path, topic, how):
-    """By the backup broker 1 leads, and all are in sync; it has missed what came after."""
+@contextmanager
+def with_older_backup(
+    folder: Path, topic: str
+) -> Iterator[tuple[LocalCluster, isolog.Log, Path, Path]]:
+    """Give a cluster, a client, the store, and a backup by which broker 1 leads, in sync with all.
+
+    Broker 1 is stopped, and has missed what was acknowledged after the backup.
+    """
     with LocalCluster(3, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
         log.create_topic(topic, schema=NUMBERS, assignment=[["1", "2", "3"]])
         written(log, topic, 0, 5)
         in_sync(log, topic)
-        store, backup = cluster.folder / "metadata" / "metadata.sqlite", tmp_path / "backup"
+        store, backup = cluster.folder / "metadata" / "metadata.sqlite", folder / "backup"
         back_up(store, backup)
         cluster.stop(1)
         eventually(lambda: "1" not in partition(log, topic).isr)
         written(log, topic, 5, 5)
+        yield cluster, log, store, backup
+
+
+@pytest.mark.parametrize("how", ["overwritten", "copied while stopped"])
+def test_a_backup_that_is_copied_into_place_loses_nothing_acknowledged(tmp_path, topic, how):
+    with with_older_backup(tmp_path, topic) as (cluster, log, store, backup):
         if how == "overwritten":
             shutil.copyfile(backup, store)
             for number in (2, 3):
@@ -106,16 +121,7 @@ def test_a_backup_that_is_copied_into_place_loses_nothing_acknowledged(tmp_path,
 
 
 def test_with_an_older_backup_no_broker_leads_that_lacks_what_was_acknowledged(tmp_path, topic):
-    """By the backup broker 1 leads, and all are in sync; it has missed what came after."""
-    with LocalCluster(3, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
-        log.create_topic(topic, schema=NUMBERS, assignment=[["1", "2", "3"]])
-        written(log, topic, 0, 5)
-        in_sync(log, topic)
-        store, backup = cluster.folder / "metadata" / "metadata.sqlite", tmp_path / "backup"
-        back_up(store, backup)
-        cluster.stop(1)
-        eventually(lambda: "1" not in partition(log, topic).isr)
-        written(log, topic, 5, 5)
+    with with_older_backup(tmp_path, topic) as (cluster, log, store, backup):
         epoch = partition(log, topic).leader_epoch
         with pytest.raises(InvalidRequest, match=r"brokers run on .*: 2, 3"):
             put_back(backup, store, force=True)

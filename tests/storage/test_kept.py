@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
+from spark_stream.errors import DiskFull
 from spark_stream.storage.checking import Suspect
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.stored import digest
@@ -149,3 +150,37 @@ def test_entries_of_another_past_are_not_taken_and_stay(damaged):
     assert damaged.take_back() == []
     assert damaged.end.entry == 5
     assert len(kept_files(damaged)) == 6
+
+
+def test_a_cut_that_fails_again_and_again_keeps_its_segments_once(tmp_path, monkeypatch):
+    log = filled(tmp_path / "log")
+    strike(log, 2)
+
+    def fails(*_: object) -> None:
+        raise DiskFull("no room to cut")
+
+    monkeypatch.setattr(type(log._truncation), "cut", fails)
+    for _ in range(3):
+        with pytest.raises(DiskFull):
+            log.truncate(EntryIndex(2))
+        kept = kept_files(log)
+    assert len(kept) == len({path.name for path in kept}) > 0
+    log.close()
+
+
+def test_what_cannot_be_kept_whole_leaves_nothing(tmp_path, monkeypatch):
+    log = filled(tmp_path / "log")
+    strike(log, 2)
+    real, links = log._kept._disk.link, []
+
+    def link(path: Path, new: Path) -> None:
+        links.append(new)
+        if len(links) == 2:
+            raise DiskFull("no room for a name")
+        real(path, new)
+
+    monkeypatch.setattr(log._kept._disk, "link", link)
+    with pytest.raises(DiskFull):
+        log.truncate(EntryIndex(2))
+    assert kept_files(log) == []
+    log.close()

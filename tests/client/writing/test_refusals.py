@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
 from spark_stream.errors import (
     BatchTooLarge,
@@ -109,7 +110,7 @@ def test_sends_of_a_refused_batch_are_told_one_by_one(log, topic):
     # The limit that the client remembers is the old topic's: the leader is stricter.
     with_limit = log.describe(topic)
     remembered = dict(with_limit.config) | {"max.record.bytes": "10000"}
-    object.__setattr__(producer._topics.known(topic), "config", remembered)
+    structs.force_setattr(producer._topics.known(topic), "config", remembered)
     futures = [producer.send(topic, b"x" * size) for size in (1, 2, 3000, 4, 5000, 6)]
     with pytest.raises(RecordTooLarge):
         producer.flush()
