@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
 
 QUEUED_BYTES_MAX: Final = 64 << 20  # of one stream; a batch that is larger waits alone
-WORKERS_MAX: Final = 16  # threads of a stream; partitions beyond them wait for a free one
+WORKERS_MAX: Final = 4  # threads of a stream; more of them only wait for the interpreter's lock
 
 
 class Queued(Protocol):

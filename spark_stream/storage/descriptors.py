@@ -50,7 +50,7 @@ class PooledFile:
         return held
 
     def opened_as(self, number: int) -> None:
-        """Note what was opened; later descriptors do not change that."""
+        """Note which file that is, when it is opened first; later descriptors do not change it."""
         if self._identity is None:
             found = os.fstat(number)
             self._identity = found.st_dev, found.st_ino
@@ -88,34 +88,46 @@ class DescriptorPool:
         with self._lock:
             if file.closed:
                 raise ValueError(f"{file.path} is closed")
-            return file.held or self._keep(
-                file, Descriptor(os.open(file.path, os.O_RDWR | os.O_CLOEXEC))
-            )
+            held = file.held
+            if held is not None:
+                return held
+            held = Descriptor(os.open(file.path, os.O_RDWR | os.O_CLOEXEC))
+            file.opened_as(held.number)
+            surplus = self._keep(file, held)
+        del surplus
+        return held
 
     def adopt(self, file: PooledFile, held: Descriptor) -> None:
         """Take over the descriptor of a file that was just made."""
-        with self._lock:
-            self._keep(file, held)
-
-    def _keep(self, file: PooledFile, held: Descriptor) -> Descriptor:
-        while len(self._open) >= self._most:
-            self._close_one()
         file.opened_as(held.number)
+        with self._lock:
+            surplus = self._keep(file, held)
+        del surplus
+
+    def _keep(self, file: PooledFile, held: Descriptor) -> list[Descriptor]:
+        """Note the file as open; return what to close once the lock is let go."""
+        surplus = []
+        while len(self._open) >= self._most:
+            surplus += self._taken_from_one()
         file.held = held
         self._open[file] = None
-        return held
+        return surplus
 
     def forget(self, file: PooledFile) -> None:
         with self._lock:
             self._open.pop(file, None)
             file.held = None
 
-    def _close_one(self) -> None:
-        """Closes the first file of the ring, or spares it once if it was used since last time."""
+    def _taken_from_one(self) -> list[Descriptor]:
+        """Take the descriptor of the ring's first file, or spare it if it was used since."""
         file = next(iter(self._open))
         del self._open[file]
-        if file.held is not None and file.held.used:
-            file.held.used = False
+        held = file.held
+        if held is None:
+            return []
+        if held.used:
+            held.used = False
             self._open[file] = None
-        else:
-            file.held = None
+            return []
+        file.held = None
+        return [held]
