@@ -9,5 +9,4 @@ travels on it: ``wire.replication_messages``.
 ``leader_stream``  the leader's end of a stream; ``leading``: all of them in a broker
 ``following``      one partition at its follower: sessions, and appends that take long
 ``fetcher``        the follower's end of a stream; ``fetchers``: all of them in a broker
-``watch``          ends streams whose peer has died without a word
 """
