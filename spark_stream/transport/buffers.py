@@ -41,6 +41,10 @@ class BufferPool:
                 self._bytes += rounded
             return memoryview(buffer)[:size]
 
+    def leave_parent(self) -> None:
+        """Go on in a child that was forked: a thread that is not there may hold the lock."""
+        self._lock = threading.Lock()
+
     def _trim(self, wanted: int) -> bool:
         """Drop unused buffers until there is room for ``wanted`` bytes; return whether there is."""
         for size, kept in self._buffers.items():

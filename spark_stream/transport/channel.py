@@ -10,6 +10,7 @@ the loop's thread, in their order.
 from __future__ import annotations
 
 import errno
+import logging
 import socket
 import ssl
 import threading
@@ -23,6 +24,8 @@ from typing import Final, TypeVar
 from spark_stream.protocol import Connection, Event, Lost
 from spark_stream.transport.loop import READ, WRITE, Loop
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 UNSENT_BYTES_MAX: Final = 8 << 20
@@ -32,6 +35,7 @@ _LINGER_S: Final = 1.0
 _SCRATCH: Final = 256 << 10
 _READ_AT_ONCE: Final = 4 << 20  # then the loop looks at its other sockets
 _BUFFERS_AT_ONCE: Final = 64
+_DISCARDED_AT_ONCE: Final = 16
 _SSL_WAITS: Final = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -65,6 +69,11 @@ class SocketChannel:
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop.call_soon(self._start)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the socket has not taken yet."""
+        return self._unsent_bytes
 
     @property
     def is_clogged(self) -> bool:
@@ -146,12 +155,17 @@ class SocketChannel:
             left -= count
             if not self._tls and count < into.nbytes and target is None:
                 return  # the socket is empty: do not ask it again
+        if self._tls:  # what OpenSSL has decrypted already makes no socket readable
+            self._loop.call_soon(self._read)
 
     def _hand_on(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Lost):
                 self._close()
-            self._handle(event)
+            try:
+                self._handle(event)
+            except Exception:  # of one stream: the others go on
+                logger.exception("an event of a connection could not be handled: %r", event)
 
     def _lose(self, message: str) -> None:
         with self._lock:
@@ -176,8 +190,11 @@ class SocketChannel:
     def _discard(self, _: int) -> None:
         """Read what still comes, until the peer closes its side."""
         try:
-            while self._sock.recv_into(_scratch()):
-                pass
+            for _ in range(_DISCARDED_AT_ONCE):
+                if not self._sock.recv_into(_scratch()):
+                    break
+            else:
+                return
         except (BlockingIOError, InterruptedError, *_SSL_WAITS):
             return
         except OSError:

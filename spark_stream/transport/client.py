@@ -52,6 +52,7 @@ def _leave_parent() -> None:
     """Leave the parent's loop and connections to it; in a child that was forked a moment ago."""
     global _loops_lock
     _loops_lock = threading.Lock()  # another thread of the parent may have held it
+    BUFFERS.leave_parent()
     for each in _loops.values():
         each.abandon()
     _loops.clear()

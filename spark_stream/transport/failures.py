@@ -19,6 +19,10 @@ TRANSPORT_ERRORS = (CallFailed, ConnectionLost, StreamCancelled, TimeoutError)
 """What a stream raises; :func:`failure_of` makes one of ours of it."""
 
 
+ERROR_BYTES_MAX: Final = 256 << 10
+_SHORTENED: Final = 10_000
+
+
 class Greeting(msgspec.Struct, frozen=True):
     """What a broker says of itself in HELLO."""
 
@@ -45,15 +49,20 @@ def read_greeting(data: bytes, address: str) -> Greeting:
     """
     try:
         return _GREETINGS.decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         raise BrokerUnavailable(
             f"{address} is no broker of this release", address=address
         ) from None
 
 
 def error_bytes(error: IsologError) -> bytes:
-    """Return an error as it travels."""
-    return msgspec.msgpack.encode(error.to_wire())
+    """Return an error as it travels; without its details, and shortened, where it is too large."""
+    value = error.to_wire()
+    data = msgspec.msgpack.encode(value)
+    if len(data) > ERROR_BYTES_MAX:
+        value |= {"message": error.message[:_SHORTENED], "details": {}}
+        data = msgspec.msgpack.encode(value)
+    return data
 
 
 def failure_of(error: Exception, address: str) -> IsologError:

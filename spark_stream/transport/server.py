@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 SERVER_LIMITS: Final = ConnectionLimits(credit=8 << 20)
 _BACKLOG: Final = 1024
 _ACCEPTED_AT_ONCE: Final = 64
+_ACCEPTS_AGAIN_S: Final = 0.1  # after it could not
 _LOOKS_EVERY_S: Final = 0.05
 
 Serve = Callable[[StreamOpened, Stream], None]
@@ -54,6 +55,7 @@ class Server:
         self._buffers = buffers or BufferPool()
         self._connections_max = connections_max
         self._doors: list[Door] = []
+        self._shaking = 0  # connections whose TLS handshake goes on
         self._sessions: set[_Session] = set()
         self._changed = threading.Condition()
 
@@ -63,9 +65,7 @@ class Server:
         door.sock.listen(_BACKLOG)
         with self._changed:
             self._doors.append(door)
-        self._loop.call_soon(
-            lambda: self._loop.watch(door.sock, READ, lambda _: self._accept(door))
-        )
+        self._loop.call_soon(partial(self._watch, door))
 
     @property
     def connections(self) -> int:
@@ -73,7 +73,10 @@ class Server:
         return len(self._sessions)
 
     def stop(self, message: str, timeout_s: float) -> None:
-        """Accept nothing more and let open streams end; close what is left after ``timeout_s``."""
+        """Accept nothing more, let open streams end and answers leave; then close.
+
+        What is not through after ``timeout_s`` is lost.
+        """
         with self._changed:
             doors, self._doors = self._doors, []
             sessions = list(self._sessions)
@@ -82,7 +85,7 @@ class Server:
             session.stop(message)
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while any(each.open_streams for each in self._sessions):
+            while not all(each.is_idle for each in self._sessions):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
@@ -98,16 +101,22 @@ class Server:
             self._loop.forget(door.sock)
             door.sock.close()
 
+    def _watch(self, door: Door) -> None:
+        if door in self._doors:
+            self._loop.watch(door.sock, READ, lambda _: self._accept(door))
+
     def _accept(self, door: Door) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 sock, peer = door.sock.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError as error:  # such as no descriptors: the next try is in time
+            except OSError as error:  # such as no descriptors left
                 logger.warning("no connection was accepted: %s", error)
+                self._loop.forget(door.sock)
+                self._loop.call_later(_ACCEPTS_AGAIN_S, partial(self._watch, door))
                 return
-            if len(self._sessions) >= self._connections_max:
+            if len(self._sessions) + self._shaking >= self._connections_max:
                 sock.close()
                 continue
             name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix"
@@ -121,10 +130,15 @@ class Server:
         sock.setblocking(False)
         secured = door.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         timer = self._loop.call_later(self._limits.handshake_s, lambda: give_up())
+        self._shaking += 1
 
-        def give_up() -> None:
+        def over() -> None:
             timer.cancel()
             self._loop.forget(secured)
+            self._shaking -= 1
+
+        def give_up() -> None:
+            over()
             secured.close()
 
         def go_on(_: int) -> None:
@@ -138,8 +152,7 @@ class Server:
                 logger.info("%s: no TLS connection: %s", name, error)
                 give_up()
             else:
-                timer.cancel()
-                self._loop.forget(secured)
+                over()
                 self._begin(door, secured, name)
 
         go_on(READ)
@@ -152,10 +165,9 @@ class Server:
             limits=self._limits,
             allocate=self._buffers.allocate,
         )
-        session = _Session(self, door.serve, name)
+        session = _Session(self, door.serve, name, self._loop, sock, connection)
         with self._changed:
             self._sessions.add(session)
-        session.begin(self._loop, sock, connection)
 
     def forget(self, session: _Session) -> None:
         """Note that a connection is over."""
@@ -167,32 +179,35 @@ class Server:
 class _Session:
     """One connection."""
 
-    def __init__(self, server: Server, serve: Serve, peer: str) -> None:
+    def __init__(
+        self,
+        server: Server,
+        serve: Serve,
+        peer: str,
+        loop: Loop,
+        sock: socket.socket,
+        connection: Connection,
+    ) -> None:
         self._server = server
         self._serve = serve
         self._streams = Streams(peer)
-        self._channel: SocketChannel | None = None
-
-    def begin(self, loop: Loop, sock: socket.socket, connection: Connection) -> None:
         self._channel = SocketChannel(loop, sock, connection, self._handle, self._streams.drained)
 
     @property
-    def open_streams(self) -> int:
-        assert self._channel is not None
-        return self._channel.command(lambda core: core.open_streams)
+    def is_idle(self) -> bool:
+        """Whether no stream is open and everything has been written."""
+        open_streams = self._channel.command(lambda core: core.open_streams)
+        return not open_streams and not self._channel.unsent_bytes
 
     def stop(self, message: str) -> None:
-        assert self._channel is not None
         self._channel.command(lambda core: core.stop(message))
 
     def close(self, message: str) -> None:
-        assert self._channel is not None
         self._channel.end(message)
 
     def _handle(self, event: Event) -> None:
         match event:
             case StreamOpened():
-                assert self._channel is not None
                 self._serve(event, self._streams.add(self._channel, event.stream))
             case Lost():
                 self._server.forget(self)

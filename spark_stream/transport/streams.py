@@ -61,7 +61,16 @@ class Stream:
     The last event is a Received with ``end``, Failed, Cancelled or Lost.
     """
 
-    __slots__ = ("_channel", "_forget", "_is_done", "handle", "number", "over", "peer")
+    __slots__ = (
+        "_channel",
+        "_forget",
+        "_is_done",
+        "handle",
+        "has_ended",
+        "number",
+        "over",
+        "peer",
+    )
 
     def __init__(
         self, channel: SocketChannel, number: int, peer: str, forget: Callable[[int], object]
@@ -73,6 +82,8 @@ class Stream:
         self.peer = peer
         """The address of the other side."""
         self.handle: Handle = ignore
+        self.has_ended = False
+        """Whether this side has ended it: by its last frame, an error, or by giving it up."""
         self.over: Failed | Cancelled | Lost | None = None
         """How the stream was ended before its time; None if it was not."""
 
@@ -87,16 +98,17 @@ class Stream:
         is_last = end and not header and not body
 
         def act(core: Connection) -> bool:
-            if self.over is not None or not core.is_open(self.number):
+            if self.has_ended or self.over is not None or not core.is_open(self.number):
                 raise StreamOver(f"stream {self.number} is over")
             if not is_last and not core.may_send(self.number):
                 return False
             core.send(self.number, header, body, end=end)
             if end:
+                self.has_ended = True
                 self._forget_if_over(core)
             return True
 
-        if not is_last and self._channel.is_clogged and self.over is None:
+        if not is_last and self._channel.is_clogged and self.over is None and not self.has_ended:
             return False
         return self._channel.command(act)
 
@@ -127,6 +139,7 @@ class Stream:
 
     def fail(self, error: bytes) -> None:
         """End the stream with an error, in the application's encoding; for brokers."""
+        self.has_ended = True
         self._leave()
         self._channel.command(lambda core: core.fail(self.number, error))
 
@@ -137,6 +150,7 @@ class Stream:
         """
         if self._is_done:
             return
+        self.has_ended = True
         self.over = self.over or Cancelled(self.number)
         self._leave()
         self._channel.command_soon(lambda core: core.cancel(self.number))
@@ -259,9 +273,12 @@ class BlockingStream:
                         raise TimeoutError(f"{self.peer} takes nothing")
                     self._changed.wait(left)
         except StreamOver:
-            if self._stream.over is not None:
-                raise error_of(self._stream.over, self.peer) from None
-            raise
+            if self._stream.has_ended and self._stream.over is None:
+                raise
+            with self._changed:  # the loop's thread is about to say how it ended
+                self._changed.wait_for(lambda: self._stream.over is not None)
+            assert self._stream.over is not None
+            raise error_of(self._stream.over, self.peer) from None
 
     def fail(self, error: bytes) -> None:
         """End the stream with an error, in the application's encoding; for brokers."""

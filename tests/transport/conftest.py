@@ -32,7 +32,12 @@ class Place:
 
 
 def echo(opened: StreamOpened, stream: Stream) -> None:
-    """Serve: ``echo`` sends everything back, ``fail`` fails, ``hold`` answers nothing."""
+    """Serve: ``echo`` sends everything back, ``fail`` fails, ``hold`` answers nothing.
+
+    ``break`` raises.
+    """
+    if opened.method == "break":
+        raise ValueError("a bug")
     if opened.method == "fail":
         stream.fail(b"no: " + bytes(opened.header))
         return

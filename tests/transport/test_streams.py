@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import resource
 import socket
 import threading
 import time
@@ -12,8 +14,10 @@ from dataclasses import replace
 
 import pytest
 
-from spark_stream.protocol import StreamOver
-from spark_stream.transport.client import ClientChannel, connected
+from spark_stream.errors import InternalError, from_wire
+from spark_stream.protocol import Event, Lost, StreamOver
+from spark_stream.transport.client import ClientChannel, client_loop, connected
+from spark_stream.transport.failures import ERROR_BYTES_MAX, error_bytes, failure_of
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import SERVER_LIMITS, Door, Server
 from spark_stream.transport.streams import (
@@ -213,3 +217,98 @@ def _refuses(channel: ClientChannel) -> bool:
     except ConnectionLost:
         return True
     return False
+
+
+def test_nothing_is_sent_after_the_own_end(place: Place) -> None:
+    channel = place.connect()
+    stream = channel.open("hold", b"", end=False)
+    stream.send(b"last", end=True)
+    with pytest.raises(StreamOver):
+        stream.send(b"more")
+    channel.close()
+
+
+def test_a_sender_hears_that_the_connection_is_lost_before_its_stream_does(place: Place) -> None:
+    channel = place.connect()
+    stream = channel.open("hold", b"")
+    is_known, gate = threading.Event(), threading.Event()
+    handle = channel._channel._handle
+
+    def late(event: Event) -> None:
+        if isinstance(event, Lost):
+            is_known.set()
+            gate.wait(10)
+        handle(event)
+
+    channel._channel._handle = late
+    channel.close()
+    assert is_known.wait(10)
+    threading.Timer(0.1, gate.set).start()
+    with pytest.raises(ConnectionLost):
+        stream.send(b"more")
+
+
+def test_a_bug_in_one_stream_ends_no_other(place: Place) -> None:
+    channel = place.connect()
+    other = channel.open("echo", b"")
+    channel.open("break", b"", b"", end=True)
+    other.send(b"still", end=True)
+    received = other.receive(10)
+    assert received is not None
+    assert received.header == b"still"
+    channel.close()
+
+
+def test_a_server_that_stops_sends_its_last_answers(loop: Loop) -> None:
+    sock = socket.create_server(("127.0.0.1", 0))
+    server = Server(loop)
+    server.open(Door(sock, echo))
+    channel = ClientChannel(f"127.0.0.1:{sock.getsockname()[1]}", timeout_s=20)
+    body = os.urandom(32 << 20)
+    stream = channel.open("echo", b"", body, end=True)
+    (session,) = server._sessions
+    eventually(lambda: channel._channel.unsent_bytes == 0)
+    gate = threading.Event()
+    client_loop().call_soon(lambda: gate.wait(10) and None)
+    eventually(lambda: session._channel.unsent_bytes > 0)
+    stopped = threading.Thread(target=server.stop, args=("maintenance", 20))
+    stopped.start()
+    gate.set()
+    received = stream.receive(20)
+    assert received is not None
+    assert bytes(received.body) == body
+    stopped.join(20)
+    assert not stopped.is_alive()
+
+
+def test_a_server_without_descriptors_waits_for_some(
+    loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    sock = socket.create_server(("127.0.0.1", 0))
+    server = Server(loop)
+    server.open(Door(sock, echo))
+    client = socket.socket()
+    client.settimeout(10)
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with caplog.at_level(logging.WARNING):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, usual[1]))
+        try:
+            client.connect(sock.getsockname())
+            time.sleep(0.5)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    assert 1 <= len([each for each in caplog.messages if "accepted" in each]) <= 6
+    client.sendall(b"GET / HTTP/1.1\r\nHost: isolog\r\n\r\n")
+    assert b"NOT_ISOLOG" in client.recv(1000)
+    client.close()
+    server.stop("done", 0.1)
+
+
+def test_an_error_that_is_too_large_keeps_its_code() -> None:
+    error = InternalError("x" * 10_000_000, things=["y" * 1_000_000])
+    data = error_bytes(error)
+    assert len(data) < ERROR_BYTES_MAX
+    told = failure_of(CallFailed(data), "there")
+    assert isinstance(told, InternalError)
+    assert told.message.startswith("xxx")
+    assert from_wire(error.to_wire()).code == told.code
