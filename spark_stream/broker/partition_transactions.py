@@ -97,6 +97,7 @@ class PartitionTransactions:
         Raises: as :meth:`end`.
         """
         with self._state.lock:
+            self._state.check_takes()  # else a replica that does not lead would forget the join
             self._state.core.joins.drop(transaction, producer_id)
         self._end_parts(transaction, lambda _: False, lambda each: each == producer_id)
 

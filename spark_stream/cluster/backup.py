@@ -70,16 +70,9 @@ def put_back(backup: Path, store: Path, *, force: bool = False) -> None:
     """
     store = store.resolve()  # as brokers do: what a link names is replaced, not the link
     _check_store(backup)
-    running = running_brokers(store.parent / "leases")
-    if running:
-        raise InvalidRequest(
-            f"brokers run on {store}: {', '.join(running)}",
-            hint="Stop all of them first. If the file was deleted under them, `isolog cluster"
-            " restore` without a file writes back what they have open.",
-        )
     _check_free(store, force=force)
     try:
-        with _distrusting_copy(backup, store) as (restored, fresh):
+        with _closed_to_brokers(store), _distrusting_copy(backup, store) as (restored, fresh):
             _check_cluster(restored, store)
             for suffix in ("-wal", "-shm"):  # of the earlier file: not to be applied to this one
                 store.with_name(store.name + suffix).unlink(missing_ok=True)
@@ -87,6 +80,25 @@ def put_back(backup: Path, store: Path, *, force: bool = False) -> None:
         sync_folder(store.parent)
     except (sqlite3.Error, OSError) as error:
         raise StorageFailure(f"restore of {backup} to {store}: {error}", path=str(store)) from error
+
+
+@contextmanager
+def _closed_to_brokers(store: Path) -> Iterator[None]:
+    """Let no broker open the store meanwhile.
+
+    Raises:
+        InvalidRequest: brokers run on it.
+    """
+    with closing(StorePlace(store)) as place:
+        is_closed = place.keep_closed()
+        running = running_brokers(store.parent / "leases")
+        if running or not is_closed:
+            raise InvalidRequest(
+                f"brokers run on {store}: {', '.join(running) or 'one that is starting or ending'}",
+                hint="Stop all of them first. If the file was deleted under them, `isolog cluster"
+                " restore` without a file writes back what they have open.",
+            )
+        yield
 
 
 @contextmanager

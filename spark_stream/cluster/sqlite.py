@@ -30,6 +30,7 @@ Reads go on in each state but the last. A close in the second or third keeps a c
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import sqlite3
@@ -321,6 +322,8 @@ class SqliteStore:
             if not self._turns.take(lambda: True, _WAIT_S):
                 return False
             try:
+                if not self._place.is_copy():  # it went away while this waited
+                    return False
                 with self._reading:
                     # SQLite leaves the write-ahead log at the path alone: the file has moved.
                     self._reader.close()
@@ -474,9 +477,15 @@ class SqliteStore:
         try:
             yield
         except (sqlite3.Error, ValueError, OSError) as error:
-            kind = DiskFull if "full" in str(error) else StorageFailure
+            kind = DiskFull if _is_full(error) else StorageFailure
             text = f"metadata store {self._path}: {error}"
             raise kind(text, hint=_hint(error), path=str(self._path)) from error
+
+
+def _is_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
 
 
 def _connected(path: Path) -> sqlite3.Connection:

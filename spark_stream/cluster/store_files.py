@@ -182,12 +182,10 @@ class StorePlace:
 
     def is_copy(self) -> bool:
         """Return whether the file at the path was written back from the open one."""
-        found, note = file_at(self._path), self._note()
         return (
             not self.is_overwritten
-            and found is not None
-            and note.get("file") == list(found)
-            and note.get("copy_of") == list(self._opened or ())
+            and self._is_noted(file_at(self._path))
+            and self._is_noted_as_copied(self._opened)
         )
 
     def take_copy(self) -> None:
@@ -213,7 +211,9 @@ class StorePlace:
             )
         if found is not None:
             raise self._taken()
-        if not self._is_noted(self._opened):
+        # A process that died at the link below has noted its copy, which nothing names now.
+        is_noted = self._is_noted(self._opened) or self._is_noted_as_copied(self._opened)
+        if not is_noted:
             raise self._open_elsewhere()
         fresh = self._path.with_name(self._path.name + ".new")
         fresh.unlink(missing_ok=True)
@@ -241,6 +241,10 @@ class StorePlace:
         """
         if self._lock_note():
             self._check_log()
+
+    def keep_closed(self) -> bool:
+        """Let no other process open the store until :meth:`close`; return whether none has."""
+        return _locked(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _lock_note(self) -> bool:
         """Lock the note; return whether no other process has the store open."""
@@ -302,6 +306,9 @@ class StorePlace:
 
     def _is_noted(self, file: FileId | None) -> bool:
         return file is not None and self._note().get("file") == list(file)
+
+    def _is_noted_as_copied(self, file: FileId | None) -> bool:
+        return file is not None and self._note().get("copy_of") == list(file)
 
     def _note(self) -> dict[str, Any]:
         try:

@@ -15,6 +15,7 @@ the next agreement with it (``consistency.follower``), as it is of any follower'
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -47,7 +48,10 @@ class KeptSegments:
         self._format = log_format
         self._segments: list[Segment] = []
         for name in disk.names(self._above):
-            self._segments += self._found(self._above / name)
+            folder = self._above / name
+            if name.startswith(HEALING):
+                self._finish(folder)
+            self._segments += self._found(folder)
 
     def keep(self, segments: Sequence[Segment]) -> None:
         """Keep these segments of the log, the last of which may be the active one.
@@ -73,6 +77,16 @@ class KeptSegments:
                 self._disk.remove_tree(folder)
             raise
         self._segments += self._found(folder)
+
+    def _finish(self, folder: Path) -> None:
+        """Remove lone files of pairs that a process was linking, or removing, when it died."""
+        names = self._disk.names(folder)
+        stems = Counter(Path(name).stem for name in names)
+        with suppress(IsologError):
+            for name in names:
+                if stems[Path(name).stem] == 1:
+                    self._disk.remove(folder / name)
+            self._disk.remove_empty_directory(folder)
 
     def _has(self, segment: Segment) -> bool:
         table = segment.table.tobytes()

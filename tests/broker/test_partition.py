@@ -182,6 +182,15 @@ def test_a_partition_that_moved_away_sends_callers_on(tmp_path: Path):
         partition.append(numbers(1, 1), Stamp(1, 0, 1, 10))
 
 
+def test_a_partition_that_does_not_lead_drops_no_branch(tmp_path: Path):
+    partition = opened(tmp_path)
+    joined(partition, 5, 1)
+    partition.close(Closing.MOVED)
+    with pytest.raises(NotLeader):
+        partition.transactions.drop_branch(5, 1)
+    assert (5, 1) in partition.transactions._state.core.joins
+
+
 @pytest.mark.parametrize("wrote", [True, False], ids=["wrote", "joined only"])
 def test_a_batch_that_passed_its_check_before_its_branch_was_dropped_lands_nowhere(
     tmp_path: Path, wrote: bool

@@ -342,3 +342,32 @@ def test_a_backup_of_another_cluster_and_what_is_none_are_refused(path, tmp_path
     store = SqliteStore(path)
     assert store.get(CLUSTER).value == {"id": "mine"}
     store.close()
+
+
+def test_no_backup_is_put_back_while_a_process_opens_or_closes_the_store(path, tmp_path):
+    store, copy = SqliteStore(path), tmp_path / "copy"
+    store.put(CLUSTER, {"id": "c"}, 0)
+    back_up(path, copy)
+    with pytest.raises(InvalidRequest, match="starting or ending"):
+        put_back(copy, path, force=True)
+    store.close()
+    put_back(copy, path, force=True)
+
+
+def test_a_store_is_written_back_after_a_process_died_while_it_did_that(path):
+    store = SqliteStore(path)
+    store.put("k", {}, 0)
+    path.unlink()
+    store._place._write_note((1, 1), store._place._opened)  # and no file got that name
+    store.write_back()
+    assert store.lost is None
+    assert store.put("l", {}, 0) is not None
+    store.close()
+
+
+def test_a_path_with_full_in_it_is_no_full_disk(tmp_path):
+    path = tmp_path / "full"
+    path.mkdir()
+    with pytest.raises(StorageFailure) as caught:
+        SqliteStore(path)
+    assert caught.value.code == StorageFailure.code

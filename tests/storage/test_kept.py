@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -184,3 +185,24 @@ def test_what_cannot_be_kept_whole_leaves_nothing(tmp_path, monkeypatch):
         log.truncate(EntryIndex(2))
     assert kept_files(log) == []
     log.close()
+
+
+def test_a_pair_of_which_a_process_could_remove_one_file_goes_with_the_next_open(
+    tmp_path, damaged, leader, monkeypatch
+):
+    disk = damaged._kept._disk
+    real = disk.remove
+
+    def remove(path: Path) -> None:
+        if path.suffix == ".entries":
+            raise DiskFull("the process died")
+        real(path)
+
+    monkeypatch.setattr(disk, "remove", remove)
+    copy(leader, damaged, ENTRIES)
+    assert {path.suffix for path in kept_files(damaged)} == {".entries"}
+    monkeypatch.undo()
+    shutil.copytree(damaged.directory, tmp_path / "again")
+    again = opened(tmp_path / "again")
+    assert kept_files(again) == []
+    again.close()
