@@ -247,6 +247,10 @@ class Connection:
         """Note that the socket is at its end, or broken."""
         return [] if self.lost else [self._lose("CLOSED", message)]
 
+    def heard(self, now: float) -> None:
+        """Note a sign of life that came without a byte: the peer takes what was sent."""
+        self._last_received = now
+
     def tick(self, now: float) -> list[Event]:
         """Note the time: ask a silent peer for a sign of life, or give it up.
 

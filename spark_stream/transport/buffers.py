@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Final
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[np.uint8]
 
 KEPT_BYTES_MAX: Final = 64 << 20
 """How much a process keeps for the next bytes; what is in use does not count."""
@@ -22,7 +27,7 @@ class BufferPool:
     def __init__(self, kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
         self._lock = threading.Lock()
         self._kept_bytes_max = kept_bytes_max
-        self._buffers: dict[int, list[bytearray]] = {}  # by size, in use or not
+        self._buffers: dict[int, list[Array]] = {}  # by size, in use or not
         self._bytes = 0
 
     def allocate(self, size: int) -> memoryview:
@@ -34,12 +39,12 @@ class BufferPool:
             kept = self._buffers.setdefault(rounded, [])
             for number in range(len(kept)):
                 if sys.getrefcount(kept[number]) == _UNREFERENCED:
-                    return memoryview(kept[number])[:size]
-            buffer = bytearray(rounded)
+                    return kept[number][:size].data
+            buffer = np.empty(rounded, np.uint8)  # takes no memory before bytes arrive
             if self._bytes + rounded <= self._kept_bytes_max or self._trim(rounded):
                 kept.append(buffer)
                 self._bytes += rounded
-            return memoryview(buffer)[:size]
+            return buffer[:size].data
 
     def leave_parent(self) -> None:
         """Go on in a child that was forked: a thread that is not there may hold the lock."""

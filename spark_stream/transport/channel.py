@@ -10,18 +10,19 @@ the loop's thread, in their order.
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import socket
 import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
-from spark_stream.protocol import Connection, Event, Lost
+from spark_stream.protocol import Bytes, Connection, Event, Lost
 from spark_stream.transport.loop import READ, WRITE, Loop
 
 logger = logging.getLogger(__name__)
@@ -30,12 +31,17 @@ T = TypeVar("T")
 
 UNSENT_BYTES_MAX: Final = 8 << 20
 """Above so much that the socket has not taken yet, streams send no more data."""
+UNREAD_ABOVE: Final = 2 * UNSENT_BYTES_MAX
+"""Above so much a server reads nothing more: answers to a peer that takes none need memory."""
 _LINGER_S: Final = 1.0
 """How long the peer has to close its side of a connection that is over."""
 _SCRATCH: Final = 256 << 10
 _READ_AT_ONCE: Final = 4 << 20  # then the loop looks at its other sockets
 _BUFFERS_AT_ONCE: Final = 64
 _DISCARDED_AT_ONCE: Final = 16
+_FEW: Final = 4
+_SMALL_BYTES: Final = 4096
+_PART_BYTES: Final = 256  # what an unsent part takes beside its bytes
 _SSL_WAITS: Final = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -43,7 +49,8 @@ class SocketChannel:
     """A connected socket that speaks the protocol. ``handle`` gets the events.
 
     ``drained`` is called on the loop's thread once data may be sent again after
-    :attr:`is_clogged`.
+    :attr:`is_clogged`. ``pauses``: read nothing while more than ``UNREAD_ABOVE`` bytes are unsent;
+    for one of the two sides only, so that they never wait for each other.
     """
 
     def __init__(
@@ -53,12 +60,15 @@ class SocketChannel:
         connection: Connection,
         handle: Callable[[Event], None],
         drained: Callable[[], None] = lambda: None,
+        *,
+        pauses: bool = False,
     ) -> None:
         self._loop = loop
         self._sock = sock
         self._connection = connection
         self._handle = handle
         self._drained = drained
+        self._pauses = pauses
         self._lock = threading.Lock()
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
@@ -101,7 +111,7 @@ class SocketChannel:
         if self._over:
             return
         with self._lock:
-            self._loop.watch(self._sock, READ | (WRITE if self._wants_write else 0), self._ready)
+            self._watch()
             self._flush()
         self._tick()
 
@@ -118,8 +128,15 @@ class SocketChannel:
     def _ready(self, events: int) -> None:
         if events & WRITE:
             with self._lock:
-                was_clogged = self.is_clogged
+                was_clogged, was_paused, unsent = (
+                    self.is_clogged,
+                    self._is_paused,
+                    self._unsent_bytes,
+                )
                 self._write()
+                if was_paused and self._unsent_bytes < unsent:
+                    self._connection.heard(time.monotonic())  # it takes what was sent
+                    self._watch()
             if was_clogged and not self.is_clogged:
                 self._drained()
         if events & READ or self._tls:
@@ -127,7 +144,7 @@ class SocketChannel:
 
     def _read(self) -> None:
         left = _READ_AT_ONCE
-        while left > 0 and not self._over:
+        while left > 0 and not self._over and not self._is_paused:
             target = self._connection.target
             into = _scratch() if target is None else target
             try:
@@ -144,19 +161,31 @@ class SocketChannel:
             if count == 0:
                 self._lose("the peer closed the connection")
                 return
-            now = time.monotonic()
-            with self._lock:
-                if target is None:
-                    events = self._connection.receive(into[:count], now)
-                else:
-                    events = self._connection.filled(count, now)
-                self._flush()
+            try:
+                events = self._received(into[:count] if target is None else None, count)
+            except Exception as error:  # such as no memory: what follows makes no sense any more
+                logger.exception("what a peer has sent could not be taken")
+                self._lose(f"what was received could not be taken: {error}")
+                return
             self._hand_on(events)
             left -= count
             if not self._tls and count < into.nbytes and target is None:
                 return  # the socket is empty: do not ask it again
-        if self._tls:  # what OpenSSL has decrypted already makes no socket readable
+        if self._is_paused:
+            self._watch()
+        elif self._tls:  # what OpenSSL has decrypted already makes no socket readable
             self._loop.call_soon(self._read)
+
+    def _received(self, data: memoryview | None, count: int) -> list[Event]:
+        """Tell the core; without data the bytes are in its target."""
+        now = time.monotonic()
+        with self._lock:
+            if data is None:
+                events = self._connection.filled(count, now)
+            else:
+                events = self._connection.receive(data, now)
+            self._flush()
+            return events
 
     def _hand_on(self, events: list[Event]) -> None:
         for event in events:
@@ -211,7 +240,7 @@ class SocketChannel:
         output = self._connection.output()
         if self._over or not output:
             return
-        for part in output:
+        for part in _joined(output):
             view = memoryview(part).cast("B")
             self._unsent.append(view)
             self._unsent_bytes += view.nbytes
@@ -251,10 +280,29 @@ class SocketChannel:
         ]
         return self._sock.sendmsg(buffers)
 
+    @property
+    def _is_paused(self) -> bool:
+        parts = len(self._unsent)
+        return self._pauses and self._unsent_bytes + _PART_BYTES * parts > UNREAD_ABOVE
+
     def _watch(self) -> None:
         if not self._over:
-            wants = WRITE if self._wants_write else 0
-            self._loop.watch(self._sock, READ | wants, self._ready)
+            events = (0 if self._is_paused else READ) | (WRITE if self._wants_write else 0)
+            self._loop.watch(self._sock, events, self._ready)
+
+
+def _joined(parts: list[Bytes]) -> Iterator[Bytes]:
+    """Yield the parts with small neighbours as one: thousands may come of one read."""
+    if len(parts) < _FEW:
+        yield from parts
+        return
+    for is_small, group in itertools.groupby(
+        parts, lambda part: memoryview(part).nbytes <= _SMALL_BYTES
+    ):
+        if is_small:
+            yield b"".join(group)
+        else:
+            yield from group
 
 
 _scratches = threading.local()

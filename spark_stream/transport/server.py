@@ -191,7 +191,9 @@ class _Session:
         self._server = server
         self._serve = serve
         self._streams = Streams(peer)
-        self._channel = SocketChannel(loop, sock, connection, self._handle, self._streams.drained)
+        self._channel = SocketChannel(
+            loop, sock, connection, self._handle, self._streams.drained, pauses=True
+        )
 
     @property
     def is_idle(self) -> bool:

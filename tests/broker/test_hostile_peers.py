@@ -1,0 +1,152 @@
+"""Peers that speak the protocol wrongly, or rightly and without end, against a broker process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import msgspec
+import psutil
+import pyarrow as pa
+import pytest
+
+import spark_stream as isolog
+from spark_stream.protocol.connection import Hello, Opening
+from spark_stream.protocol.frames import MARK, PREFIX, FrameKind, frame_bytes
+from spark_stream.wire.addresses import split_address
+from tests.support import BrokerProcess, eventually
+
+MORE_BYTES_MAX = 150 << 20
+"""How much memory a hostile peer may cost."""
+
+HELLO = frame_bytes(
+    FrameKind.HELLO, 0, msgspec.msgpack.encode(Hello(1, 1, 1 << 20, 1, 1 << 20, 1 << 30))
+)[0]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    path: Path = tmp_path_factory.mktemp("hostile") / "log"
+    with BrokerProcess(path).start() as broker:
+        with isolog.connect(broker.address) as log:
+            log.create_topic("t", schema="n BIGINT")
+            _use(log)
+        yield broker
+
+
+def _use(log: isolog.Log) -> None:
+    with log.producer() as producer:
+        producer.append("t", pa.record_batch({"n": [1]}), partition=0).result(30)
+
+
+def _connected(broker: BrokerProcess) -> socket.socket:
+    return socket.create_connection(split_address(broker.address), timeout=20)
+
+
+def _memory(broker: BrokerProcess) -> int:
+    return int(psutil.Process(broker.pid).memory_info().rss)
+
+
+def _opens(first: int, count: int, method: str) -> bytes:
+    opening = msgspec.msgpack.encode(Opening(method, 0, b""))
+    return b"".join(
+        frame_bytes(FrameKind.OPEN, number, opening, end=True)[0]
+        for number in range(first, first + count)
+    )
+
+
+def _send_until_blocked(sock: socket.socket, data: Iterator[bytes]) -> int:
+    """Send without reading, until the broker takes nothing for a second, or ends it."""
+    sock.settimeout(1.0)
+    sent = 0
+    with suppress(OSError):
+        for part in data:
+            sock.sendall(part)
+            sent += len(part)
+    return sent
+
+
+@pytest.mark.parametrize("method", ["no-such-method", "act"])
+def test_a_peer_that_opens_streams_without_end_and_reads_nothing_costs_little(served, method):
+    before = _memory(served)
+    with _connected(served) as sock, isolog.connect(served.address) as log:
+        sock.sendall(HELLO)
+        _send_until_blocked(sock, (_opens(1 + 1000 * n, 1000, method) for n in range(1000)))
+        _use(log)
+        assert _memory(served) - before < MORE_BYTES_MAX
+
+
+def test_a_peer_that_asks_for_signs_of_life_and_reads_none_costs_little(served):
+    before = _memory(served)
+    ping = b"".join(frame_bytes(FrameKind.PING, 0)) * 1000
+    with _connected(served) as sock, isolog.connect(served.address) as log:
+        sock.sendall(HELLO)
+        _send_until_blocked(sock, (ping for _ in range(3000)))
+        _use(log)
+        assert _memory(served) - before < MORE_BYTES_MAX
+
+
+def test_frames_that_claim_gigabytes_cost_what_arrives(served):
+    before = _memory(served)
+    claim = PREFIX.pack(MARK, FrameKind.OPEN, 0, 1, 20, 1 << 30)
+    huge = PREFIX.pack(MARK, FrameKind.OPEN, 0, 1, 20, 2**32 - 1)
+    with ExitStack() as stack:
+        for _ in range(50):
+            sock = stack.enter_context(_connected(served))
+            sock.sendall(HELLO + claim + bytes(100))
+        refused = stack.enter_context(_connected(served))
+        refused.sendall(HELLO + huge)
+        assert b"FRAME_TOO_LARGE" in _all_of(refused)
+        _use(stack.enter_context(isolog.connect(served.address)))
+        assert _memory(served) - before < MORE_BYTES_MAX
+
+
+def _all_of(sock: socket.socket) -> bytes:
+    parts = []
+    while part := sock.recv(1 << 16):
+        parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_garbage_ends_its_connection_and_no_other(served, seed):
+    garbage = os.urandom(100_000) if seed % 2 else HELLO + _mangled(seed)
+    with _connected(served) as sock, isolog.connect(served.address) as log:
+        with suppress(ConnectionError):
+            sock.sendall(garbage)
+        if seed % 2:
+            assert b"NOT_ISOLOG" in _all_of(sock)
+        _use(log)
+
+
+def _mangled(seed: int) -> bytes:
+    """A stream that begins well, with a header or a body that is none."""
+    kind = list(FrameKind)[seed // 2 % len(FrameKind)]
+    return struct.pack("<HBBIII", MARK, kind, seed & 1, 1, 30, 5) + os.urandom(35)
+
+
+def test_a_thousand_connections_that_say_nothing_cost_no_thread_and_little_memory(served):
+    process = psutil.Process(served.pid)
+    before, threads = _memory(served), process.num_threads()
+    with ExitStack() as stack:
+        for number in range(1000):
+            sock = stack.enter_context(_connected(served))
+            if number % 2:
+                sock.sendall(HELLO + PREFIX.pack(MARK, FrameKind.OPEN, 0, 1, 20, 5)[: number % 16])
+        _use(stack.enter_context(isolog.connect(served.address)))
+        assert process.num_threads() <= threads + 4
+        assert _memory(served) - before < MORE_BYTES_MAX
+
+
+def test_descriptors_come_back(served):
+    process = psutil.Process(served.pid)
+    eventually(lambda: process.num_fds() < 200)
+    started = time.monotonic()
+    with isolog.connect(served.address) as log:
+        _use(log)
+    assert time.monotonic() - started < 20
