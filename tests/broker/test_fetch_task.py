@@ -108,7 +108,7 @@ def test_a_fetch_whose_time_is_over_ends_with_nothing(partition, tasks):
     assert ended.wait(30)
     assert replies == [False]
     assert stream.is_ended
-    assert partition._callers.reads == 0
+    assert partition._state.callers.reads == 0
 
 
 def test_a_fetch_whose_reader_is_gone_waits_no_more(partition, tasks):
@@ -118,7 +118,7 @@ def test_a_fetch_whose_reader_is_gone_waits_no_more(partition, tasks):
     stream.handle(stream.over)
     assert ended.wait(30)
     assert tasks.waiting == 0
-    assert partition._callers.reads == 0
+    assert partition._state.callers.reads == 0
 
 
 def test_a_partition_that_closes_ends_the_wait_with_its_error(partition, tasks):

@@ -52,6 +52,7 @@ def exec_form(stage: str, instruction: str) -> list[str]:
 
 
 BROKERS = {f"broker-{number}": str(9091 + number) for number in (1, 2, 3)}
+FLIGHT = {f"broker-{number}": str(9191 + number) for number in (1, 2, 3)}
 
 
 def option(service: dict[str, Any], name: str) -> str:
@@ -64,7 +65,9 @@ def test_the_brokers_are_kept_to_this_host_and_their_logs_in_a_volume() -> None:
     file = compose()
     for name, port in BROKERS.items():
         broker = file["services"][name]
-        assert broker["ports"] == [f"127.0.0.1:{port}:{port}"]
+        ports = [f"127.0.0.1:{each}:{each}" for each in (port, FLIGHT[name])]
+        assert broker["ports"] == ports
+        assert option(broker, "--flight-listen") == f"0.0.0.0:{FLIGHT[name]}"
         assert broker["volumes"] == ["log:/var/lib/isolog"]
     assert file["volumes"].keys() == {"log", "demo-output"}
 
@@ -118,7 +121,7 @@ def test_what_the_images_copy_is_there_and_not_ignored() -> None:
 @pytest.mark.timeout(600)
 def test_the_services_commands_run(tmp_path: Path, shell: Shell) -> None:
     services = compose(DEMO_MONTHS="1")["services"]
-    ports = {port: str(free_port()) for port in BROKERS.values()}
+    ports = {port: str(free_port()) for port in (*BROKERS.values(), *FLIGHT.values())}
 
     def outside(word: str) -> str:
         word = word.replace("/etc/isolog/broker.toml", str(ROOT / "conf" / "broker.toml"))

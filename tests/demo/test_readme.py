@@ -19,6 +19,7 @@ from spark_stream.datasource.options.table import Use, options_for
 from tests.conftest import ROOT, stop_broker
 from tests.demo.clusters import three_brokers
 from tests.demo.conftest import Shell
+from tests.support import free_port
 
 README = (ROOT / "README.md").read_text()
 
@@ -78,17 +79,22 @@ spark.read.format("isolog").option("path", "data/").option("subscribe", "a").loa
 
 
 def test_python_and_a_flight_client(tmp_path: Path, shell: Shell) -> None:
+    address = f"127.0.0.1:{free_port()}"
     start = ["isolog", "broker", "start", "--dir", "data/", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(
-        start, cwd=tmp_path, env=shell.environment, stdout=subprocess.PIPE, text=True
+        [*start, "--flight-listen", address],
+        cwd=tmp_path,
+        env=shell.environment,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as broker:
         try:
             assert broker.stdout is not None
-            address = broker.stdout.readline().split()[-1]
+            broker.stdout.readline()
             said = shell.run([sys.executable, "-c", example("python")], tmp_path)
             assert "0 b'en' b'hello'" in said
             assert "carrier" in said
-            code = example("flight").replace("127.0.0.1:9092", address)
+            code = example("flight").replace("127.0.0.1:9192", address)
             assert "spark_stream" not in code
             said = shell.run([sys.executable, "-I", "-c", code], tmp_path)
             assert "[b'flights'] 2" in said
