@@ -198,12 +198,17 @@ class BrokerProcess:
 
 def flight_client(address: str) -> fl.FlightClient:
     """A plain Flight client of the broker at an address, with a connection of its own."""
+    place = location(flight_address(address))
+    return fl.FlightClient(place, generic_options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+def flight_address(address: str) -> str:
+    """Where the broker at an address serves Flight."""
     channel = ClientChannel(address, timeout_s=20)
     status = BrokerStatus.from_bytes(bytes(channel.call("act", b"status", b"{}", 20).body))
     channel.close()
-    return fl.FlightClient(
-        location(status.flight), generic_options=[("grpc.use_local_subchannel_pool", 1)]
-    )
+    assert status.flight
+    return status.flight
 
 
 def alive(pid: int) -> bool:

@@ -81,6 +81,25 @@ def test_a_peer_that_opens_streams_without_end_and_reads_nothing_costs_little(se
         assert _memory(served) - before < MORE_BYTES_MAX
 
 
+def test_calls_that_are_given_up_at_once_take_no_thread_each(served):
+    process = psutil.Process(served.pid)
+    threads = most = process.num_threads()
+    opening = msgspec.msgpack.encode(Opening("act", 0, b"status"))
+    with _connected(served) as sock, isolog.connect(served.address) as log:
+        sock.sendall(HELLO)
+        for first in range(1, 8001, 100):
+            sock.sendall(
+                b"".join(
+                    frame_bytes(FrameKind.OPEN, number, opening, b"{}", end=True)[0]
+                    + frame_bytes(FrameKind.CANCEL, number)[0]
+                    for number in range(first, first + 100)
+                )
+            )
+            most = max(most, process.num_threads())
+        _use(log)
+    assert most <= threads + 16
+
+
 def test_a_peer_that_asks_for_signs_of_life_and_reads_none_costs_little(served):
     before = _memory(served)
     ping = b"".join(frame_bytes(FrameKind.PING, 0)) * 1000

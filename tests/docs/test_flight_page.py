@@ -18,6 +18,7 @@ from spark_stream.wire.fetch_messages import Fetch
 from spark_stream.wire.messages import BrokerStatus, Message, PartitionDescription, TopicDescription
 from spark_stream.wire.transaction_messages import TransactionDescription
 from tests.conftest import ROOT
+from tests.support import BrokerProcess, flight_address
 
 PAGE = (ROOT / "docs" / "flight.md").read_text()
 
@@ -37,20 +38,15 @@ def test_the_examples_run_without_isolog(log_dir: Path, tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     examples = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     script.write_text(NO_ISOLOG + "\n".join(examples))
-    with isolog.connect(path=log_dir) as log:
+    with BrokerProcess(log_dir).start() as broker, isolog.connect(broker.address) as log:
         log.create_topic("greetings", partitions=2)
         log.create_topic("numbers", schema=pa.schema([("n", pa.int64())]))
         with log.producer() as producer:
             for number in range(10):
                 producer.send("greetings", f"hello {number}", partition=number % 2)
-        address = log.status().address
-        # The examples connect to host:port; the embedded broker listens on a socket.
-        text = script.read_text().replace('f"grpc://{sys.argv[1]}"', "sys.argv[1]")
-        script.write_text(text)
-        place = address.replace("unix:", "grpc+unix://")
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         ran = subprocess.run(
-            [sys.executable, str(script), place],
+            [sys.executable, str(script), flight_address(broker.address)],
             capture_output=True,
             text=True,
             timeout=60,

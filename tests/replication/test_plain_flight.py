@@ -18,7 +18,7 @@ from spark_stream.testing import LocalCluster
 from tests.demo.test_readme import example
 from tests.docs.test_flight_page import NO_ISOLOG
 from tests.replication.clusters import in_sync
-from tests.support import CALL, flight_client, typed
+from tests.support import CALL, flight_address, flight_client, typed
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,8 @@ def read(cluster: LocalCluster, **asked: Any) -> tuple[list[dict[str, Any]], set
 def test_the_recipe_of_the_readme_reads_the_committed_records_of_three_brokers(
     flights: LocalCluster, tmp_path: Path
 ) -> None:
-    code = example("flight").replace("127.0.0.1:9092", flights.broker(2).address)
+    place = flight_address(flights.broker(2).address)
+    code = example("flight").replace("127.0.0.1:9192", place)
     done = subprocess.run(
         [sys.executable, "-I", "-c", NO_ISOLOG + code],
         cwd=tmp_path,

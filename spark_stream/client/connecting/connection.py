@@ -208,9 +208,17 @@ class Connection:
             self._choosing.release()
 
     def connect(self) -> None:
-        """Connect to such a broker, in one try; raises as :meth:`link`."""
+        """Connect to such a broker, in one try; raises as :meth:`link`.
+
+        Where that fails, the next call goes to another broker.
+        """
         deadline = time.monotonic() + self.timeout_s
-        self.link(left(deadline)).connect(left(deadline))
+        link = self.link(left(deadline))
+        try:
+            link.connect(left(deadline))
+        except _LOST:
+            self._give_up(link)
+            raise
 
     def turn(self, deadline: float, tries: int = 0, *, once: bool = False) -> float:
         """How long one try may take: not all of the time, if there is another broker to ask.
