@@ -21,7 +21,7 @@ from bench.records import values
 from bench.results import Results
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import CallFailed
-from spark_stream.wire.fetch_messages import Fetch
+from spark_stream.wire.fetch_messages import Fetch, FetchRange
 
 WAITING = 500
 PROCESSES = 5
@@ -114,7 +114,8 @@ class _Pollers:
 def _poll(channel: ClientChannel, topic: str, started: threading.Semaphore) -> None:
     start = -1  # the end
     while True:
-        asked = Fetch(topic=topic, partition=0, start=start, wait_ms=WAIT_MS)
+        each = FetchRange(topic=topic, partition=0, start=start, wait_ms=WAIT_MS)
+        asked = Fetch(ranges=[each])
         try:
             stream = channel.open("fetch", b"", asked.to_bytes(), end=True, timeout_s=WAIT_MS)
             started.release()

@@ -247,7 +247,8 @@ def listed(client: fl.FlightClient, topic: str, **asked: Any) -> dict[str, Any]:
 
 
 def ticket(topic: str, partition: int = 0, **fields: Any) -> fl.Ticket:
-    return fl.Ticket(json.dumps({"topic": topic, "partition": partition, **fields}).encode())
+    one = {"topic": topic, "partition": partition, **fields}
+    return fl.Ticket(json.dumps({"ranges": [one]}).encode())
 
 
 def answers(

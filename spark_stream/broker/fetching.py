@@ -1,9 +1,16 @@
-"""A DoGet: the visible records of a range, then the next offset to read from."""
+"""What answers a fetch: of each range the visible records, then the next offset to read from.
+
+Decides and reads the log, and neither sends nor waits: it yields answers and instructions to wait,
+which :mod:`spark_stream.broker.fetch_task` carries out. A range of a few records costs its reader a
+call, whatever is in it, so one call may ask for many.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import pyarrow as pa
 
@@ -30,6 +37,7 @@ from spark_stream.errors import (
     EntriesGone,
     InvalidFilter,
     InvalidRequest,
+    IsologError,
     OffsetEvicted,
     OffsetOutOfRange,
     SchemaMismatch,
@@ -39,9 +47,18 @@ from spark_stream.sql.filters import row_filter
 from spark_stream.storage.chunks import Chunk
 from spark_stream.storage.filtering import RowFilter
 from spark_stream.storage.log import UNLIMITED
-from spark_stream.wire.fetch_messages import ChunkFacts, EndFacts, Fetch
+from spark_stream.wire.fetch_messages import (
+    ChunkFacts,
+    EndFacts,
+    FailureFacts,
+    Fetch,
+    FetchRange,
+)
 from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.schemas import LEADER_COLUMNS, empty_batch
+
+FOLLOW_S: Final = 60.0
+"""For how long a fetch that follows waits for the next record before it ends."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +101,7 @@ def projection_of(hosted: HostedTopic, columns: list[str] | None) -> Projection:
     return Projection(pa.schema(fields), stored)
 
 
-def row_filter_of(hosted: HostedTopic, request: Fetch) -> RowFilter | None:
+def row_filter_of(hosted: HostedTopic, request: FetchRange) -> RowFilter | None:
     """What the request's filter means for the partition.
 
     Raises:
@@ -96,7 +113,7 @@ def row_filter_of(hosted: HostedTopic, request: Fetch) -> RowFilter | None:
     return row_filter(request.filter, topic.name, topic.schema, request.partition)
 
 
-def bound(host: Host, request: Fetch) -> tuple[HostedTopic, Projection, RowFilter | None]:
+def bound(host: Host, request: FetchRange) -> tuple[HostedTopic, Projection, RowFilter | None]:
     """The topic, and what the request's columns and filter mean in its schema.
 
     Raises:
@@ -115,24 +132,19 @@ def bound(host: Host, request: Fetch) -> tuple[HostedTopic, Projection, RowFilte
     return hosted, projection_of(hosted, request.columns), row_filter_of(hosted, request)
 
 
-class FetchStream:
+class RangeStream:
     """One fetch: checked when it is made, then an iterator of answers."""
 
     def __init__(
         self,
         host: Host,
-        request: Fetch,
+        request: FetchRange,
         cancelled: Callable[[], bool],
         clock: Clock,
-        follow_s: float,
-        number: int | None = None,
         boot_id: str | None = None,
+        number: int | None = None,
     ) -> None:
-        """``follow_s``: for how long a fetch that follows waits for the next record.
-
-        ``number``: which one it is of the fetches of a call. ``boot_id``: that of this machine, if
-        readers on it may map the files.
-        """
+        """``number``: which one it is of several ranges; None: the only one."""
         hosted, self._projection, self._rows = bound(host, request)
         self._host = host
         self._number = number
@@ -142,7 +154,7 @@ class FetchStream:
         self._request = request
         self._cancelled = cancelled
         self._clock = clock
-        self._wait_s = follow_s if request.follow else request.wait_ms / 1000
+        self._wait_s = FOLLOW_S if request.follow else request.wait_ms / 1000
         self._partition.check_leader_epoch(request.leader_epoch)
         self._epoch = int(self._partition.leader_epoch)  # of all that the stream tells
         self._position = self._start()
@@ -229,8 +241,8 @@ class FetchStream:
     def answers(self) -> Answers:
         """Batches with their facts; the last one is empty and says where to read on.
 
-        Between them are instructions to wait. One of several fetches that has told all of its range
-        has nothing to add, and no last one.
+        Between them are instructions to wait. One of several ranges that was answered to its end
+        has no last one.
         """
         request = self._request
         left = request.max_records or UNLIMITED
@@ -338,7 +350,7 @@ class FetchStream:
             next=chunk.next_offset,
             lineage=lineage,
             spans=spans,
-            fetch=self._number,
+            range=self._number or 0,
         )
 
     def _last(self) -> Answer:
@@ -350,7 +362,60 @@ class FetchStream:
             bounds=bounds if told else None,
             partitions=self._host.partitions_now(self._topic),
             leader_epoch=self._epoch,
-            fetch=self._number,
+            range=self._number or 0,
         )
         empty = empty_batch(self.schema)
         return empty, facts.to_bytes()
+
+
+class FetchStream:
+    """The ranges of one call. What is wrong with one of several ends that one alone.
+
+    ``boot_id``: that of this machine, if readers on it may map the files.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        request: Fetch,
+        cancelled: Callable[[], bool],
+        clock: Clock,
+        boot_id: str | None = None,
+    ) -> None:
+        """Look at the first range.
+
+        Raises:
+            UnknownTopic, SchemaMismatch, InvalidRequest, InvalidFilter: as :func:`bound`.
+            OffsetOutOfRange, OffsetEvicted, DataLoss, NotLeader, …: the only range cannot be read.
+        """
+        first, *more = request.ranges
+        open_range = partial(RangeStream, host, cancelled=cancelled, clock=clock, boot_id=boot_id)
+        self._cancelled = cancelled
+        if not more:
+            only = open_range(first)
+            self.schema = only.schema
+            self._answers = only.answers()
+        else:
+            self.schema = bound(host, first)[1].schema
+            self._answers = self._of_several(request.ranges, open_range)
+
+    def answers(self) -> Answers:
+        """Return the answers of all ranges, in their order; call it once."""
+        return self._answers
+
+    def _of_several(
+        self, ranges: list[FetchRange], open_range: Callable[..., RangeStream]
+    ) -> Answers:
+        for number, asked in enumerate(ranges):
+            if self._cancelled():
+                return
+            try:
+                stream = open_range(asked, number=number)
+                if not stream.schema.equals(self.schema):
+                    raise InvalidRequest(
+                        f"range {number} has other columns than the first: {stream.schema.names}"
+                    )
+                yield from stream.answers()
+            except IsologError as error:
+                facts = FailureFacts(range=number, error=error)
+                yield empty_batch(self.schema), facts.to_bytes()

@@ -18,10 +18,8 @@ from spark_stream.broker.activity import Activity
 from spark_stream.broker.appending import Target, serve_appends
 from spark_stream.broker.fetch_task import Answer, answers_in_time
 from spark_stream.broker.fetching import FetchStream, bound
-from spark_stream.broker.fetching_many import FetchManyStream
 from spark_stream.broker.here import Here
 from spark_stream.broker.memory import memory_error, memory_errors
-from spark_stream.broker.serving import FOLLOW_S
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.transactions import Joined
@@ -35,7 +33,7 @@ from spark_stream.errors import (
 from spark_stream.scripts.steps import read_bounds
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.addresses import location
-from spark_stream.wire.fetch_messages import FetchMany, ReadTopic, ticket_from_bytes
+from spark_stream.wire.fetch_messages import Fetch, ReadTopic
 from spark_stream.wire.flight import to_flight
 from spark_stream.wire.messages import AppendTo
 
@@ -102,15 +100,11 @@ class FlightFacade(fl.FlightServerBase):
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         with self._activity.call(), translated("fetch"):
             host, clock, cancelled = self._here.host, self._here.clock, context.is_cancelled
-            request = ticket_from_bytes(ticket.ticket)
-            stream: FetchStream | FetchManyStream
-            if isinstance(request, FetchMany):
-                stream = FetchManyStream(host, request, cancelled, clock)
-            else:
-                stream = FetchStream(host, request, cancelled, clock, FOLLOW_S)
+            request = Fetch.from_bytes(ticket.ticket)
+            stream = FetchStream(host, request, cancelled, clock)
             return fl.GeneratorStream(stream.schema, self._answers(stream))
 
-    def _answers(self, stream: FetchStream | FetchManyStream) -> Iterator[Answer]:
+    def _answers(self, stream: FetchStream) -> Iterator[Answer]:
         with (
             self._activity.call(),
             translated("fetch"),
@@ -165,15 +159,16 @@ class FlightFacade(fl.FlightServerBase):
             hosted.check_number(asked.partition)
             path, numbers = [*path, str(asked.partition)], [asked.partition]
         fetches = [asked.fetch(each) for each in numbers]
-        _, projection, _ = bound(self._here.host, fetches[0])  # so that a bad filter is refused now
-        places = [Joined(topic.name, topic.id, each.partition) for each in fetches]
+        # A bad filter is refused now.
+        _, projection, _ = bound(self._here.host, fetches[0].ranges[0])
+        places = [Joined(topic.name, topic.id, each) for each in numbers]
         bounds = self._here.desk.run(read_bounds(places))
         return fl.FlightInfo(
             projection.schema,
             fl.FlightDescriptor.for_path(*path),
             [
-                fl.FlightEndpoint(each.to_bytes(), self._locations(topic, each.partition))
-                for each in fetches
+                fl.FlightEndpoint(each.to_bytes(), self._locations(topic, number))
+                for number, each in zip(numbers, fetches, strict=True)
             ],
             sum(_records(each) for each in bounds),
             -1,

@@ -26,7 +26,7 @@ from spark_stream.storage.chunks import Chunk, Stored
 from spark_stream.storage.replica_log import ReplicaLog
 from spark_stream.wire.fetch_messages import (
     EntryRuns,
-    Fetch,
+    FetchRange,
     FilePlace,
     LocatedEntries,
     LocateEntries,
@@ -49,7 +49,7 @@ class Holder:
 
 
 def holder_for(
-    request: Fetch, boot_id: str | None, log: ReplicaLog, found: VisibleRange, host: Host
+    request: FetchRange, boot_id: str | None, log: ReplicaLog, found: VisibleRange, host: Host
 ) -> Holder | None:
     """Whose files the reader is to map for the records of this range; None: it is sent them.
 
@@ -67,7 +67,7 @@ def holder_for(
     return None if near is None else Holder(near)
 
 
-def _follower_on(request: Fetch, host: Host) -> BrokerAddress | None:
+def _follower_on(request: FetchRange, host: Host) -> BrokerAddress | None:
     """A member of the ISR on the reader's machine, other than this broker."""
     record = host.record(host.topic(request.topic, request.topic_id).topic, request.partition)
     brokers = host.view.now.brokers
@@ -114,7 +114,9 @@ def in_groups(chunks: Iterator[tuple[Chunk, Lineage]]) -> Iterator[list[tuple[Ch
         yield held
 
 
-def places(group: Sequence[tuple[Chunk, Lineage]], request: Fetch, holder: Holder) -> PlacesFacts:
+def places(
+    group: Sequence[tuple[Chunk, Lineage]], request: FetchRange, holder: Holder
+) -> PlacesFacts:
     """Return the message about the chunks of a group."""
     timed = request.columns is not None and TIMESTAMP.name in request.columns
     (first, _), (last, lineage) = group[0], group[-1]

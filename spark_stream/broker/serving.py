@@ -9,7 +9,6 @@ method           OPEN (header; body)         then
 ``run-steps``    ; request                   one answer
 ``append``       stream's facts; schema      batches (envelope; batch) and acknowledgements
 ``fetch``        ; request                   schema, then batches (facts; batch)
-``fetch-many``   ; request                   the same, for several ranges one after the other
 ``replicate``    ; request                   what the leader says, and what the follower says
 ===============  ==========================  ======================================================
 
@@ -23,7 +22,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
@@ -32,7 +31,6 @@ from spark_stream.broker.activity import Activity
 from spark_stream.broker.appending import Target, serve_appends
 from spark_stream.broker.fetch_task import FetchTask, FetchTasks
 from spark_stream.broker.fetching import FetchStream
-from spark_stream.broker.fetching_many import FetchManyStream
 from spark_stream.broker.here import Here
 from spark_stream.broker.identity import Identity
 from spark_stream.broker.memory import memory_error
@@ -46,15 +44,12 @@ from spark_stream.protocol import StreamOpened, StreamOver
 from spark_stream.transport.failures import TRANSPORT_ERRORS, error_bytes
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.streams import BlockingStream, Stream
-from spark_stream.wire.fetch_messages import Fetch, FetchMany
+from spark_stream.wire.fetch_messages import Fetch
 from spark_stream.wire.messages import AppendTo
-from spark_stream.wire.methods import ACT, APPEND, FETCH, FETCH_MANY, REPLICATE, RUN_STEPS
+from spark_stream.wire.methods import ACT, APPEND, FETCH, REPLICATE, RUN_STEPS
 from spark_stream.wire.replication_messages import OpenReplication
 
 logger = logging.getLogger(__name__)
-
-FOLLOW_S: Final = 60.0
-"""For how long a fetch that follows waits for the next record before it ends."""
 
 
 class Serving:
@@ -88,7 +83,6 @@ class Serving:
             RUN_STEPS: self._run_steps,
             APPEND: self._append,
             FETCH: self._fetch,
-            FETCH_MANY: self._fetch_many,
             REPLICATE: self._replicate,
         }
 
@@ -109,7 +103,7 @@ class Serving:
             method = self._methods.get(opened.method)
             if method is None:
                 raise InvalidRequest(f"there is no method {opened.method!r}")
-            if method in (self._fetch, self._fetch_many):
+            if method == self._fetch:
                 method(opened, stream)  # it goes on when this returns
                 return
             with self._activity.call():
@@ -158,25 +152,13 @@ class Serving:
             yield batch, bytes(received.header)
 
     def _fetch(self, opened: StreamOpened, stream: Stream) -> None:
-        request = Fetch.from_bytes(bytes(opened.body))
         asked = FetchStream(
             self._here.host,
-            request,
+            Fetch.from_bytes(bytes(opened.body)),
             lambda: stream.over is not None,
             self._clock,
-            FOLLOW_S,
-            boot_id=self._boot_id,
+            self._boot_id,
         )
-        self._begin(stream, asked)
-
-    def _fetch_many(self, opened: StreamOpened, stream: Stream) -> None:
-        request = FetchMany.from_bytes(bytes(opened.body))
-        asked = FetchManyStream(
-            self._here.host, request, lambda: stream.over is not None, self._clock
-        )
-        self._begin(stream, asked)
-
-    def _begin(self, stream: Stream, asked: FetchStream | FetchManyStream) -> None:
         call = self._activity.call()
         FetchTask(self._fetches, stream, asked.schema, asked.answers(), call).begin()
 

@@ -1,4 +1,4 @@
-"""What a DoGet is asked with, and the app_metadata of what it answers.
+"""What a fetch asks for, and the headers of its answers.
 
 See :mod:`spark_stream.wire.messages` for what all messages have in common.
 """
@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.errors import IsologError
-from spark_stream.structs import INT64_MAX, Name, OffsetField, PartitionField, Struct
+from spark_stream.structs import INT64_MAX, Name, OffsetField, PartitionField
 from spark_stream.wire.limits import WAIT_MS_MAX
 from spark_stream.wire.messages import (
     EARLIEST,
@@ -58,8 +58,8 @@ class _Read(Message):
     machine: Annotated[str, Meta(min_length=1, max_length=100)] | None = None
 
 
-class Fetch(_Read):
-    """Read a partition."""
+class FetchRange(_Read):
+    """Read a range of a partition."""
 
     partition: PartitionField
 
@@ -70,36 +70,22 @@ class ReadTopic(_Read):
     partition: PartitionField | None = None
 
     def fetch(self, partition: int) -> Fetch:
-        """Return the same for one partition."""
-        return Fetch(**msgspec.structs.asdict(self) | {"partition": partition})
+        """Return what reads one partition so."""
+        fields = msgspec.structs.asdict(self) | {"partition": partition}
+        return Fetch(ranges=[FetchRange(**fields)])
 
 
-class FetchMany(Message):
-    """Several ranges in one answer, one after the other: all led by one broker, of equal columns.
+class Fetch(Message):
+    """Read ranges, one after the other: all led by one broker, of equal columns.
 
-    No fetch of them waits or follows.
+    One of several neither waits nor follows.
     """
 
-    fetches: Annotated[list[Fetch], Meta(min_length=1)]
+    ranges: Annotated[list[FetchRange], Meta(min_length=1)]
 
-
-class _Ticket(Struct, forbid_unknown_fields=False):
-    """What tells a ticket for several ranges from one for a single one."""
-
-    fetches: msgspec.Raw = msgspec.Raw()
-
-
-_TICKETS: Final = decoder(_Ticket)
-
-
-def ticket_from_bytes(ticket: bytes) -> Fetch | FetchMany:
-    """Return what a ticket asks for.
-
-    Raises:
-        InvalidRequest: it is neither, naming the first field that is wrong.
-    """
-    several = bool(bytes(decoded(ticket, _TICKETS, "Fetch").fetches))
-    return FetchMany.from_bytes(ticket) if several else Fetch.from_bytes(ticket)
+    def __post_init__(self) -> None:
+        if len(self.ranges) > 1 and any(each.wait_ms or each.follow for each in self.ranges):
+            raise ValueError("one of several ranges neither waits nor follows")
 
 
 class FilePlace(Message):
@@ -148,7 +134,7 @@ class StoredFacts(Message):
 class ChunkFacts(Message, tag_field="kind", tag="rows"):
     """Rows ``base``, ``base + 1``, … of a partition; the next batch starts at or after ``next``.
 
-    ``lineage``: that of ``next``. ``fetch``: which fetch of a FetchMany this answers.
+    ``lineage``: that of ``next``. ``range``: which range of the Fetch this is about.
 
     Where rows are missing (records of aborted transactions were dropped), ``spans`` has the offsets
     that there are: [first, count] of each run of rows. Of a fetch with a filter there are no spans:
@@ -159,7 +145,7 @@ class ChunkFacts(Message, tag_field="kind", tag="rows"):
     next: OffsetField
     lineage: LineageField
     spans: list[tuple[OffsetField, OffsetField]] | None = None
-    fetch: int | None = None
+    range: int = 0
 
 
 class PlacesFacts(Message, tag_field="kind", tag="places"):
@@ -216,8 +202,8 @@ class EndFacts(Message, tag_field="kind", tag="end"):
 
     ``partitions``: how many the topic has now, so that a consumer learns when there are more.
     ``leader_epoch``: in which the leader answered. ``bounds``: None where they cannot be told,
-    because a new leader does not know yet what the one before has told. ``fetch``: which fetch of a
-    FetchMany ends here.
+    because a new leader does not know yet what the one before has told. ``range``: which range of
+    the Fetch ends here.
     """
 
     next: OffsetField
@@ -225,18 +211,18 @@ class EndFacts(Message, tag_field="kind", tag="end"):
     leader_epoch: int
     lineage: LineageField
     bounds: Bounds | None = None
-    fetch: int | None = None
+    range: int = 0
 
 
 class FailureFacts(Message, tag_field="kind", tag="failed"):
-    """Why a fetch of a FetchMany went no further; the others go on."""
+    """Why one of several ranges went no further; the others go on."""
 
-    fetch: int
     error: IsologError
+    range: int = 0
 
 
 FetchAnswer = ChunkFacts | PlacesFacts | EndFacts | FailureFacts
-"""What a message of a DoGet says."""
+"""What a message of an answer says."""
 
 
 _ANSWERS: Final = decoder(FetchAnswer)

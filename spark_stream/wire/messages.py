@@ -6,16 +6,15 @@ ever unpickled. The tagged ones name what they are in the field ``kind``.
 Where they travel:
 
 =================  ====================================================================
-``Fetch``          the ticket of a DoGet
-``FetchMany``      the ticket of a DoGet for several ranges
-``FetchAnswer``    app_metadata of every batch that a DoGet answers with
+``Fetch``          what a fetch asks for, and the ticket of a DoGet
+``FetchAnswer``    the header of every batch that answers it, its app_metadata in a DoGet
 ``AppendTo``       the command descriptor of a DoPut
 ``Envelope``       app_metadata of every batch that a DoPut carries
 ``Ack``            the answer to every batch
 the rest           bodies and results of DoAction, by the action's name (``wire.actions``)
 =================  ====================================================================
 
-The first three are in ``fetch_messages``. Messages of the same kind about transactions and
+The first two are in ``fetch_messages``. Messages of the same kind about transactions and
 consumers are in ``transaction_messages``, about sinks in ``sink_messages``.
 """
 

@@ -141,9 +141,10 @@ def test_offsets_of_some_partitions(flight, hundred):
     ids=str,
 )
 def test_a_ticket_that_is_nearly_right(flight, hundred, fields):
-    asked = json.dumps({"topic": hundred, "partition": 0} | fields).encode()
-    assert code_of(lambda: list(answers(flight, fl.Ticket(asked)))) == "INVALID_REQUEST"
-    descriptor = fl.FlightDescriptor.for_command(asked)
+    asked = {"topic": hundred, "partition": 0} | fields
+    ticket = fl.Ticket(json.dumps({"ranges": [asked]}).encode())
+    assert code_of(lambda: list(answers(flight, ticket))) == "INVALID_REQUEST"
+    descriptor = fl.FlightDescriptor.for_command(json.dumps(asked).encode())
     if "start" not in fields and "wait_ms" not in fields:
         assert code_of(lambda: flight.get_flight_info(descriptor, CALL)) == "INVALID_REQUEST"
 
@@ -159,13 +160,16 @@ def test_a_body_that_is_no_object(flight, body):
 
 
 def test_a_body_above_the_limit(flight, hundred):
-    padded = json.dumps({"topic": hundred, "partition": 0}).encode() + b" " * CONTROL_BYTES_MAX
+    padded = (
+        json.dumps({"ranges": [{"topic": hundred, "partition": 0}]}).encode()
+        + b" " * CONTROL_BYTES_MAX
+    )
     assert code_of(lambda: list(answers(flight, fl.Ticket(padded)))) == "INVALID_REQUEST"
 
 
 def test_of_fields_that_are_there_twice_the_last_counts(flight, hundred):
-    asked = json.dumps({"topic": hundred, "partition": 0}).encode()[:-1] + b', "partition": 1}'
-    ((batch, facts),) = list(answers(flight, fl.Ticket(asked)))
+    one = json.dumps({"topic": hundred, "partition": 0}).encode()[:-1] + b', "partition": 1}'
+    ((batch, facts),) = list(answers(flight, fl.Ticket(b'{"ranges": [' + one + b"]}")))
     assert (batch.num_rows, facts["next"]) == (0, 0)
 
 

@@ -38,17 +38,19 @@ def topics(shared) -> list[str]:
 
 
 def asked_for(*fetches: dict[str, Any]) -> fl.Ticket:
-    return fl.Ticket(json.dumps({"fetches": list(fetches)}).encode())
+    return fl.Ticket(json.dumps({"ranges": list(fetches)}).encode())
 
 
-def one_by_one(flight: fl.FlightClient, fetch: dict[str, Any]) -> list[tuple[list[Any], Any]]:
+def one_by_one(
+    flight: fl.FlightClient, fetch: dict[str, Any], *, several: bool
+) -> list[tuple[list[Any], Any]]:
     """The rows of each chunk with its facts, as a fetch among several gives them.
 
-    Where they reach the end of the range there is no last message.
+    Where they reach the end of one of several ranges there is no last message.
     """
     found, end = fetched(flight, **fetch)
     told = [(batch.to_pylist(), facts) for batch, facts in found]
-    if told and told[-1][1]["next"] >= fetch["end"]:
+    if several and told and told[-1][1]["next"] >= fetch["end"]:
         return told
     return [*told, ([], end)]
 
@@ -72,11 +74,11 @@ def test_every_range_is_answered_as_if_it_had_been_asked_for_alone(shared, topic
         found: list[list[tuple[list[Any], Any]]] = [[] for _ in asked]
         last = 0
         for batch, facts in answers(flight, asked_for(*asked)):
-            number = facts.pop("fetch")
+            number = facts.pop("range", 0)
             assert number >= last
             last = number
             found[number].append((batch.to_pylist(), facts))
-        assert found == [one_by_one(flight, fetch) for fetch in asked]
+        assert found == [one_by_one(flight, fetch, several=len(asked) > 1) for fetch in asked]
 
 
 def test_what_is_wrong_with_one_range_ends_that_one_alone(shared, topics):
@@ -93,9 +95,11 @@ def test_what_is_wrong_with_one_range_ends_that_one_alone(shared, topics):
     ]
     with shared.flight() as flight:
         found = list(answers(flight, asked_for(*asked)))
-    rows = [(facts["fetch"], batch.num_rows) for batch, facts in found if batch.num_rows]
+    rows = [(facts.get("range", 0), batch.num_rows) for batch, facts in found if batch.num_rows]
     assert rows == [(0, 7), (7, 7)]
-    errors = {facts["fetch"]: facts["error"]["code"] for _, facts in found if "error" in facts}
+    errors = {
+        facts.get("range", 0): facts["error"]["code"] for _, facts in found if "error" in facts
+    }
     assert errors == {
         1: "OFFSET_OUT_OF_RANGE",
         2: "UNKNOWN_TOPIC",
@@ -110,8 +114,8 @@ def test_what_is_wrong_with_one_range_ends_that_one_alone(shared, topics):
     ("fetches", "error"),
     [
         ([], InvalidRequest),
-        ([{"topic": "many-a", "partition": 0, "follow": True}], InvalidRequest),
-        ([{"topic": "many-a", "partition": 0, "wait_ms": 1}], InvalidRequest),
+        ([{"topic": "many-a", "partition": 0, "follow": True}] * 2, InvalidRequest),
+        ([{"topic": "many-a", "partition": 0, "wait_ms": 1}] * 2, InvalidRequest),
         ([{"topic": "none", "partition": 0}], UnknownTopic),
         ([{"topic": "many-a", "partition": 0, "columns": ["x"]}], SchemaMismatch),
         ([{"topic": "many-a"}], InvalidRequest),
@@ -126,6 +130,6 @@ def test_a_call_that_makes_no_sense_is_refused_as_a_whole(shared, topics, fetche
 
 def test_a_topic_may_have_the_name_of_the_field(shared):
     with shared.connect() as log:
-        log.create_topic("fetches", schema=NUMBERS)
-        assert log.read("fetches").num_rows == 0
+        log.create_topic("ranges", schema=NUMBERS)
+        assert log.read("ranges").num_rows == 0
     assert isinstance(log, isolog.Log)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spark_stream.broker import fetching
-from spark_stream.broker.fetching import FetchStream
+from spark_stream.broker.fetching import RangeStream
 from spark_stream.broker.host import Host
 from spark_stream.cluster.partitions import PartitionId, key_of, put_of
 from spark_stream.cluster.topics import TOPICS, Topic, encode
@@ -21,7 +21,7 @@ from spark_stream.errors import LeaderEpochFenced, LeaderUnavailable, NotLeader,
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.storage.settings import LogSettings
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
-from spark_stream.wire.fetch_messages import Fetch
+from spark_stream.wire.fetch_messages import FetchRange
 from tests.clocks import FakeClock
 from tests.support import NUMBERS, numbers
 
@@ -59,9 +59,9 @@ class OneOfTwo:
 
     def fetch(
         self, isolation: Isolation = Isolation.READ_UNCOMMITTED, end: int | None = None
-    ) -> FetchStream:
-        asked = Fetch(topic="t", partition=0, start=0, isolation=isolation, end=end)
-        return FetchStream(self.host, asked, lambda: False, self.clock, 0.0)
+    ) -> RangeStream:
+        asked = FetchRange(topic="t", partition=0, start=0, isolation=isolation, end=end)
+        return RangeStream(self.host, asked, lambda: False, self.clock)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import spark_stream as isolog
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.cluster_messages import ClusterDescription
-from spark_stream.wire.fetch_messages import Fetch
+from spark_stream.wire.fetch_messages import FetchRange
 from spark_stream.wire.messages import BrokerStatus, Message, PartitionDescription, TopicDescription
 from spark_stream.wire.transaction_messages import TransactionDescription
 from tests.conftest import ROOT
@@ -73,7 +73,7 @@ def column(heading: str) -> set[str]:
 
 
 def test_the_ticket_has_the_fields_of_the_page() -> None:
-    assert column("## DoGet") == set(Fetch.__struct_fields__)
+    assert column("## DoGet") == set(FetchRange.__struct_fields__)
 
 
 def test_the_actions_are_those_of_the_page() -> None:

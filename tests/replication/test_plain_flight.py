@@ -18,7 +18,7 @@ from spark_stream.testing import LocalCluster
 from tests.demo.test_readme import example
 from tests.docs.test_flight_page import NO_ISOLOG
 from tests.replication.clusters import in_sync
-from tests.support import CALL, flight_address, flight_client, typed
+from tests.support import CALL, flight_address, flight_client, ticket, typed
 
 pytestmark = pytest.mark.slow
 
@@ -111,6 +111,6 @@ def test_a_broker_that_does_not_lead_a_partition_is_unavailable_for_it(
 ) -> None:
     client = flight_client(flights.broker(1).address)
     with pytest.raises(fl.FlightUnavailableError) as caught:
-        client.do_get(fl.Ticket(b'{"topic": "flights", "partition": 1}'), CALL).read_all()
+        client.do_get(ticket("flights", 1), CALL).read_all()
     error: IsologError = typed(caught.value)
     assert error.code == "NOT_LEADER"

@@ -19,10 +19,9 @@ from spark_stream.wire.fetch_messages import (
     EndFacts,
     FailureFacts,
     Fetch,
-    FetchMany,
+    FetchRange,
     LocateEntries,
     fetch_answer,
-    ticket_from_bytes,
 )
 from spark_stream.wire.limits import CONTROL_BYTES_MAX
 from spark_stream.wire.messages import (
@@ -57,22 +56,22 @@ def test_a_partition_that_nobody_leads_travels():
 @pytest.mark.parametrize(
     ("kind", "sent", "field"),
     [
-        (Fetch, {"topic": "t"}, "partition"),
-        (Fetch, FETCH | {"partition": -1}, "partition"),
-        (Fetch, FETCH | {"partition": 1 << 31}, "partition"),
-        (Fetch, FETCH | {"partition": "0"}, "partition"),
-        (Fetch, FETCH | {"partition": True}, "partition"),
-        (Fetch, FETCH | {"start": -3}, "start"),
-        (Fetch, FETCH | {"end": INT64_MAX + 1}, "end"),
-        (Fetch, FETCH | {"end": 1.5}, "end"),
-        (Fetch, FETCH | {"topic": ""}, "topic"),
-        (Fetch, FETCH | {"topic": "t" * 256}, "topic"),
-        (Fetch, FETCH | {"isolation": "dirty"}, "isolation"),
-        (Fetch, FETCH | {"colums": ["n"]}, "colums"),
-        (Fetch, FETCH | {"columns": ["n", 1]}, "columns[1]"),
-        (Fetch, FETCH | {"start_lineage": [[1, 2], [3]]}, "start_lineage[1]"),
-        (FetchMany, {"fetches": []}, "fetches"),
-        (FetchMany, {"fetches": [FETCH, {"topic": "t"}]}, "fetches[1].partition"),
+        (FetchRange, {"topic": "t"}, "partition"),
+        (FetchRange, FETCH | {"partition": -1}, "partition"),
+        (FetchRange, FETCH | {"partition": 1 << 31}, "partition"),
+        (FetchRange, FETCH | {"partition": "0"}, "partition"),
+        (FetchRange, FETCH | {"partition": True}, "partition"),
+        (FetchRange, FETCH | {"start": -3}, "start"),
+        (FetchRange, FETCH | {"end": INT64_MAX + 1}, "end"),
+        (FetchRange, FETCH | {"end": 1.5}, "end"),
+        (FetchRange, FETCH | {"topic": ""}, "topic"),
+        (FetchRange, FETCH | {"topic": "t" * 256}, "topic"),
+        (FetchRange, FETCH | {"isolation": "dirty"}, "isolation"),
+        (FetchRange, FETCH | {"colums": ["n"]}, "colums"),
+        (FetchRange, FETCH | {"columns": ["n", 1]}, "columns[1]"),
+        (FetchRange, FETCH | {"start_lineage": [[1, 2], [3]]}, "start_lineage[1]"),
+        (Fetch, {"ranges": []}, "ranges"),
+        (Fetch, {"ranges": [FETCH, {"topic": "t"}]}, "ranges[1].partition"),
         (Envelope, {"partition": 0, "stamp": {"producer_id": 1, "epoch": 0}}, "stamp.sequence"),
         (Envelope, {"partition": 0, "stamp": {"producer_id": -1}}, "stamp.producer_id"),
         (ListOffsets, {"topics": [{"topic": "t", "ranges": {"-1": [0, 1]}}]}, "topics[0].ranges"),
@@ -96,13 +95,13 @@ def test_a_field_that_is_wrong_is_named(kind, sent, field):
     [b"\xff", b"{", b"[]", b"1", b'{"topic": "\xff"}', b"{} x", b'{"topic":' + b"[" * 99_999],
 )
 def test_what_is_no_message_is_refused(data):
-    with pytest.raises(InvalidRequest, match=r"^\[INVALID_REQUEST\] Fetch: "):
-        Fetch.from_bytes(data)
+    with pytest.raises(InvalidRequest, match=r"^\[INVALID_REQUEST\] FetchRange: "):
+        FetchRange.from_bytes(data)
 
 
 def test_a_message_that_is_too_long_is_not_read():
     with pytest.raises(InvalidRequest, match="has at most"):
-        Fetch.from_bytes(b" " * (CONTROL_BYTES_MAX + 1))
+        FetchRange.from_bytes(b" " * (CONTROL_BYTES_MAX + 1))
 
 
 @given(
@@ -121,23 +120,25 @@ def test_no_body_of_an_action_fails_in_another_way(name, body):
 
 
 def test_values_of_a_user_are_checked_as_bytes_are():
-    with pytest.raises(InvalidRequest, match="Fetch: partition: Expected `int` >= 0"):
-        Fetch.of(topic="t", partition=-1)
-    with pytest.raises(InvalidRequest, match="Fetch: partition: "):
-        Fetch.of(topic="t", partition="0")
-    assert Fetch.of(topic="t", partition=0) == Fetch(topic="t", partition=0)
+    with pytest.raises(InvalidRequest, match="FetchRange: partition: Expected `int` >= 0"):
+        FetchRange.of(topic="t", partition=-1)
+    with pytest.raises(InvalidRequest, match="FetchRange: partition: "):
+        FetchRange.of(topic="t", partition="0")
+    assert FetchRange.of(topic="t", partition=0) == FetchRange(topic="t", partition=0)
 
 
-def test_a_ticket_names_one_range_or_several_whatever_its_texts_say():
-    one = Fetch(topic='"fetches": [', partition=1)
-    several = FetchMany(fetches=[one, one])
-    assert ticket_from_bytes(one.to_bytes()) == one
-    assert ticket_from_bytes(several.to_bytes()) == several
+def test_one_of_several_ranges_neither_waits_nor_follows():
+    one, waiting = FetchRange(topic="t", partition=1), FetchRange(topic="t", partition=0, wait_ms=1)
+    for ranges in ([one, one], [waiting]):
+        assert Fetch.from_bytes(Fetch(ranges=ranges).to_bytes()).ranges == ranges
+    sent = {"ranges": [json.loads(each.to_bytes()) for each in (one, waiting)]}
+    with pytest.raises(InvalidRequest, match="neither waits nor follows"):
+        Fetch.from_bytes(json.dumps(sent).encode())
 
 
 def test_a_message_is_frozen():
     with pytest.raises(AttributeError):
-        Fetch(topic="t", partition=0).partition = 1
+        FetchRange(topic="t", partition=0).partition = 1
 
 
 longs = st.integers(0, INT64_MAX)
@@ -182,9 +183,9 @@ def test_what_comes_with_a_batch_says_which_it_is():
         EndFacts(next=3, partitions=1, leader_epoch=0, lineage=((0, 3),)),
     ]
     assert [fetch_answer(each.to_bytes()) for each in told] == told
-    failed = fetch_answer(FailureFacts(fetch=1, error=InvalidRequest("no")).to_bytes())
+    failed = fetch_answer(FailureFacts(range=1, error=InvalidRequest("no")).to_bytes())
     assert isinstance(failed, FailureFacts)
-    assert (failed.fetch, failed.error.message) == (1, "no")
+    assert (failed.range, failed.error.message) == (1, "no")
 
 
 MANY_THREADS = """

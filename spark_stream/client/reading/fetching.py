@@ -43,6 +43,7 @@ from spark_stream.wire.fetch_messages import (
     FailureFacts,
     Fetch,
     FetchAnswer,
+    FetchRange,
     PlacesFacts,
     fetch_answer,
 )
@@ -106,9 +107,9 @@ class Source:
         """The way to the leader; raises as :meth:`Router.route`."""
         return self.router.route(self.view.topic, self.topic_id, self.partition)
 
-    def fetch(self, start: int, end: int | None, wait_ms: int, max_bytes: int) -> Fetch:
+    def fetch(self, start: int, end: int | None, wait_ms: int, max_bytes: int) -> FetchRange:
         """What the leader is asked."""
-        return Fetch.of(
+        return FetchRange.of(
             topic=self.view.topic,
             topic_id=self.topic_id,
             partition=self.partition,
@@ -232,7 +233,12 @@ def _fetch(
     file: MappedFile | None = None
     try:
         stream = shared.channel.open(
-            FETCH, b"", asked.to_bytes(), end=True, credit=CREDIT, timeout_s=left(until)
+            FETCH,
+            b"",
+            Fetch(ranges=[asked]).to_bytes(),
+            end=True,
+            credit=CREDIT,
+            timeout_s=left(until),
         )
         under_way.begin(stream)
         for rows, facts in received(stream, until):

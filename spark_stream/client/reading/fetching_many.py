@@ -33,11 +33,11 @@ from spark_stream.wire.fetch_messages import (
     ChunkFacts,
     EndFacts,
     FailureFacts,
-    FetchMany,
+    Fetch,
     PlacesFacts,
 )
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
-from spark_stream.wire.methods import FETCH_MANY
+from spark_stream.wire.methods import FETCH
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +78,8 @@ def _fetch(
     """The ranges of a group, which have one leader, in one call."""
     source, (_, route) = wanted[group[0][0]].source, group[0]
     router = source.router
-    asked = FetchMany(
-        fetches=[
+    asked = Fetch(
+        ranges=[
             structs.replace(
                 each.source.fetch(each.start, each.end, 0, FETCH_BYTES_DEFAULT),
                 leader_epoch=known.epoch,
@@ -96,12 +96,12 @@ def _fetch(
     stream: BlockingStream | None = None
     try:
         stream = shared.channel.open(
-            FETCH_MANY, b"", asked.to_bytes(), end=True, credit=CREDIT, timeout_s=left(deadline)
+            FETCH, b"", asked.to_bytes(), end=True, credit=CREDIT, timeout_s=left(deadline)
         )
         for rows, facts in received(stream, deadline):
-            if isinstance(facts, PlacesFacts) or facts.fetch is None:
-                raise InvalidRequest("an answer does not say which range it is about")
-            number = group[facts.fetch][0]
+            if isinstance(facts, PlacesFacts):
+                raise InvalidRequest("an answer tells places that were not asked for")
+            number = group[facts.range][0]
             match facts:
                 case FailureFacts():
                     logger.debug("a range is left to be read by itself: %s", facts.error)

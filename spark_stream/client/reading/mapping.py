@@ -44,7 +44,7 @@ from spark_stream.errors import IsologError
 from spark_stream.wire.fetch_messages import (
     ChunkFacts,
     EntryRuns,
-    Fetch,
+    FetchRange,
     FilePlace,
     LocatedEntries,
     LocateEntries,
@@ -67,7 +67,7 @@ def this_machine() -> str | None:
 
 def placed(
     router: Router,
-    asked: Fetch,
+    asked: FetchRange,
     facts: PlacesFacts,
     timeout_s: float,
     *,

@@ -31,12 +31,12 @@ def markers_are_looked_for_in_any_epoch(patch: Patch) -> None:
 
 @bug
 def a_reader_is_not_told_what_was_taken_back(patch: Patch) -> None:
-    patch.setattr(fetching.FetchStream, "_check_lineages", lambda self: None)
+    patch.setattr(fetching.RangeStream, "_check_lineages", lambda self: None)
 
 
 @bug
 def a_new_leader_ends_ranges_at_a_bound_that_it_does_not_know(patch: Patch) -> None:
-    patch.setattr(fetching.FetchStream, "_check_not_short", lambda self: None)
+    patch.setattr(fetching.RangeStream, "_check_not_short", lambda self: None)
 
 
 @bug

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from spark_stream.broker.fetch_task import AwaitRecords
-from spark_stream.broker.fetching import FetchStream
+from spark_stream.broker.fetching import RangeStream
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation, upper_bound
@@ -21,7 +21,7 @@ from spark_stream.testing.simulation.invariants.base import Looked
 from spark_stream.testing.simulation.network import NoAnswer
 from spark_stream.testing.simulation.schedule import NOW, Body, Signal, Within
 from spark_stream.testing.simulation.world import World
-from spark_stream.wire.fetch_messages import EndFacts, Fetch, fetch_answer
+from spark_stream.wire.fetch_messages import EndFacts, FetchRange, fetch_answer
 
 _MORE: Final = (Isolation.READ_UNCOMMITTED,) * 2  # only they can lose what they have read
 _WAIT_S: Final = 3.0
@@ -159,7 +159,7 @@ def _read(session: Session, reading: _Reading, end: int | None, isolation: Isola
     """Reads what there is from where the reader is; whether it is told to go no further."""
     topic, at = reading.topic, reading.at
     route = yield from session.route(topic, at)
-    asked = Fetch(
+    asked = FetchRange(
         topic=topic.name,
         topic_id=topic.id,
         partition=at,
@@ -188,11 +188,11 @@ def _read(session: Session, reading: _Reading, end: int | None, isolation: Isola
     return short
 
 
-def _fetch(world: World, broker: SimulatedBroker, asked: Fetch, reading: _Reading) -> Body:
+def _fetch(world: World, broker: SimulatedBroker, asked: FetchRange, reading: _Reading) -> Body:
     """As DoGet: answer by answer, with anything in between."""
     yield NOW
     place = (reading.topic.id, reading.at)
-    stream = FetchStream(broker.host, asked, lambda: False, world.clock, 0.0)
+    stream = RangeStream(broker.host, asked, lambda: False, world.clock)
     partition = broker.host.topic(asked.topic, asked.topic_id).partition(asked.partition)
     began = partition.leader_epoch
     world.look_at(broker)
