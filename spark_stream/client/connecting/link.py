@@ -77,7 +77,7 @@ class BrokerLink:
             WrongCluster: the broker is of another log.
         """
         deadline = time.monotonic() + timeout_s
-        found = self._present()
+        found = self.present()
         if found is not None:
             return found
         if not self._connecting.acquire(timeout=left(deadline)):
@@ -86,7 +86,7 @@ class BrokerLink:
                 address=self.address,
             )
         try:
-            found = self._present() or shared_channel(self.address, left(deadline))
+            found = self.present() or shared_channel(self.address, left(deadline))
             self._identity.check(self.address, found.greeting.cluster_id)
             self.broker_id = found.greeting.broker_id
             self._shared = found
@@ -95,7 +95,12 @@ class BrokerLink:
         finally:
             self._connecting.release()
 
-    def _present(self) -> SharedChannel | None:
+    def present(self) -> SharedChannel | None:
+        """Return the connection that there is, if it is not lost as far as is known.
+
+        Raises:
+            InvalidRequest: the client's connection is closed.
+        """
         self._check_open()
         found = self._shared
         return found if found is not None and found.channel.is_usable else None

@@ -1,19 +1,15 @@
 """What a producer has taken and not settled: how much, and who waits for it.
 
-One lock guards all of it; the sender uses the same lock for what waits to be sent. There are two
-conditions, so that the sender is not woken by what concerns only waiting callers.
+One lock guards all of it; the sender uses the same lock for its other state.
 """
 
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from spark_stream.errors import BufferFull, InvalidRequest
-
-_TICK_S: Final = 0.25
 
 
 @dataclass(slots=True)
@@ -26,102 +22,105 @@ class Share:
 
 
 class Buffer:
-    """Room for ``limit`` bytes; a caller that finds none waits for ``timeout_s``."""
+    """Room for ``limit`` bytes; a caller that finds none waits for ``timeout_s``.
 
-    def __init__(self, limit: int, timeout_s: float) -> None:
+    ``hurry`` is called, without the lock, before a caller waits: it sends what waits to be sent.
+    """
+
+    def __init__(
+        self, limit: int, timeout_s: float, hurry: Callable[[], None] = lambda: None
+    ) -> None:
         self._limit = limit
         self._timeout_s = timeout_s
+        self._hurry = hurry
         self.lock = threading.Lock()
-        self.work = threading.Condition(self.lock)
-        self._room = threading.Condition(self.lock)
+        self._changed = threading.Condition(self.lock)
         self._bytes = 0
         self._flushing = 0
         self._crowded = 0
         self.outstanding = 0
-        self.closed = False
+        """How many records were taken and are not settled."""
+        self.closed = ""
+        """Why it takes nothing more; empty while it does."""
 
     @property
     def urgent(self) -> bool:
-        """Whether somebody waits, so that nothing may linger."""
+        """Whether a caller waits, so that nothing may linger."""
         return bool(self._flushing or self._crowded or self.closed)
 
-    def reserve(self, size: int, futures: int = 1) -> None:
-        """Takes room, waiting for it; the caller holds the lock.
+    def reserve(self, size: int, records: int = 1) -> None:
+        """Take room, and wait for it; the caller holds the lock, which is free while this waits.
 
         Raises:
             BufferFull, InvalidRequest: there was no room in time; the producer is closed.
         """
         if self._bytes and self._bytes + size > self._limit:
             self._crowded += 1
-            self.work.notify()
             try:
                 self._wait_for_room(size)
             finally:
                 self._crowded -= 1
         if self.closed:
-            raise InvalidRequest("the producer is closed", hint="Make a new one.")
+            raise InvalidRequest(self.closed, hint="Make a new one.")
         self._bytes += size
-        self.outstanding += futures
+        self.outstanding += records
 
     def _wait_for_room(self, size: int) -> None:
-        deadline = time.monotonic() + self._timeout_s
-        while self._bytes and self._bytes + size > self._limit and not self.closed:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise BufferFull(
-                    f"{self._bytes} bytes wait to be acknowledged; buffer_bytes is {self._limit}"
-                )
-            self._room.wait(min(left, _TICK_S))
+        self.lock.release()
+        try:
+            self._hurry()
+        finally:
+            self.lock.acquire()
+        if not self._changed.wait_for(
+            lambda: self.closed or not self._bytes or self._bytes + size <= self._limit,
+            self._timeout_s,
+        ):
+            raise BufferFull(
+                f"{self._bytes} bytes wait to be acknowledged; buffer_bytes is {self._limit}"
+            )
 
     def spare(self, size: int) -> int:
-        """Takes up to so much room, if nobody waits for any; the caller holds the lock."""
+        """Take up to this much room, if no caller waits for any; the caller holds the lock."""
         taken = 0 if self._crowded else max(0, min(size, self._limit - self._bytes))
         self._bytes += taken
         return taken
 
     def settle_up(self, unused: int, records: int) -> None:
-        """Gives room back that was not needed, and counts records; the caller holds the lock."""
+        """Give room back that was not needed, and count records; the caller holds the lock."""
         self._give_back(unused, -records)
 
-    def release(self, size: int, records: int) -> None:
-        """That much is settled."""
-        with self.lock:
-            self._give_back(size, records)
-
-    def release_part(self, share: Share) -> None:
-        """A part is settled; the room that the parts share is free after the last of them."""
+    def release(self, share: Share) -> None:
+        """Note that a part is settled; the room that parts share is free after the last of them."""
         with self.lock:
             share.parts -= 1
-            if not share.parts:
+            if share.parts <= 0:
                 self._give_back(share.size, share.records)
 
     def _give_back(self, size: int, records: int) -> None:
         self._bytes -= size
         self.outstanding -= records
-        self._room.notify_all()
+        if self._flushing or self._crowded:
+            self._changed.notify_all()
 
     def await_settled(self, timeout: float | None) -> None:
-        """Waits until everything taken before is settled.
+        """Wait until everything taken before is settled.
 
         Raises:
             TimeoutError: not all was settled within ``timeout`` seconds.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
         with self.lock:
             self._flushing += 1
-            self.work.notify()
-            try:
-                while self.outstanding:
-                    left = _TICK_S if deadline is None else deadline - time.monotonic()
-                    if left <= 0:
-                        raise TimeoutError(f"{self.outstanding} records are not acknowledged yet")
-                    self._room.wait(min(left, _TICK_S))
-            finally:
+        try:
+            self._hurry()
+            with self.lock:
+                if not self._changed.wait_for(lambda: not self.outstanding, timeout):
+                    raise TimeoutError(f"{self.outstanding} records are not acknowledged yet")
+        finally:
+            with self.lock:
                 self._flushing -= 1
 
-    def close(self) -> None:
-        """Takes nothing more; whoever waits is told."""
+    def close(self, reason: str = "the producer is closed") -> None:
+        """Take nothing more, and wake callers that wait for room."""
         with self.lock:
-            self.closed = True
-            self.work.notify()
-            self._room.notify_all()
+            self.closed = reason
+            self._changed.notify_all()

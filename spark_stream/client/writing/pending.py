@@ -42,7 +42,6 @@ class Pending:
     room: int = 0
     left: int = 0
     counted: int = 0
-    since: float = field(default_factory=time.monotonic)
     keys: list[bytes | None] = field(default_factory=list)
     values: list[bytes | None] = field(default_factory=list)
     moments: list[int] = field(default_factory=list)

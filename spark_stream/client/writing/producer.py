@@ -6,8 +6,6 @@ when an answer is lost, and is in the log once.
 
 from __future__ import annotations
 
-import logging
-import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -37,7 +35,6 @@ from spark_stream.client.writing.batches import (
     fitted_to,
     one_batch,
 )
-from spark_stream.client.writing.channel import Author
 from spark_stream.client.writing.frames import ArrowData
 from spark_stream.client.writing.keys import partitions_by
 from spark_stream.client.writing.lanes import Identity
@@ -60,8 +57,6 @@ from spark_stream.wire.schemas import fitted, is_default, of_topic
 
 __all__ = ["Branch", "Producer"]
 
-logger = logging.getLogger(__name__)
-
 LINGER_MS: Final = 0.0
 LINGER_MS_MAX: Final = 3_600_000
 BATCH_BYTES: Final = 1 << 20
@@ -82,8 +77,8 @@ def check_setting(name: str, value: float, low: int, high: int) -> None:
 class Producer:
     """A producer; from any thread. Use it as a context manager, or call :meth:`close`.
 
-    One that is dropped without either sends what it has taken and ends its threads; what fails then
-    is a warning in the log.
+    One that is dropped without either sends what it has taken; what fails then is a warning in the
+    log.
 
     ``isolation``: ``read_uncommitted`` is acknowledged when the leader has appended,
     ``read_committed`` when the records are below the high watermark. ``linger_ms``: how long a
@@ -118,11 +113,12 @@ class Producer:
         self._connection = connection
         self._topics = topics
         self._transactions = TransactionsClient(connection)
-        self._author = Author() if branch is None else author_of(branch)
-        # The sender has threads: it must not hold the producer, or no producer is ever dropped.
+        # The loop refers to the sender: it must not hold the producer, or that is never dropped.
         identified = partial(_new_identity, self._transactions)
-        self._sender = Sender(connection, topics, settings, self._author, identified)
-        self._dropped = weakref.finalize(self, _close_dropped, self._sender)
+        self._sender = Sender(connection, topics, settings, identified)
+        if branch is not None:
+            self._sender.write_as(*author_of(branch))
+        self._dropped = weakref.finalize(self, self._sender.drop)
         self._dropped.atexit = False
         self._closed = False
 
@@ -336,24 +332,7 @@ def _new_identity(transactions: TransactionsClient) -> Identity:
     return Identity(facts.producer_id, facts.epoch)
 
 
-def _close_dropped(sender: Sender) -> None:
-    """Settle and close what a producer left that was dropped without :meth:`Producer.close`.
-
-    Garbage is collected on any thread, which may be one of the sender's: so on a thread of its own.
-    """
-
-    def close() -> None:
-        try:
-            sender.flush(None)
-        except IsologError as error:
-            logger.warning("a producer was dropped without close(), and a write failed: %s", error)
-        finally:
-            sender.close()
-
-    threading.Thread(target=close, name="isolog-dropped", daemon=True).start()
-
-
-def author_of(branch: Branch) -> Author:
-    """Who writes under the branch."""
+def author_of(branch: Branch) -> tuple[Identity, str]:
+    """Return who writes under the branch, and its transactional id."""
     identity = Identity(branch.producer_id, branch.epoch, branch.number)
-    return Author(identity, branch.transactional_id)
+    return identity, branch.transactional_id

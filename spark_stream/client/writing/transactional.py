@@ -179,9 +179,7 @@ class TransactionalProducer(Producer):
             self._branch = Branch(
                 self._transactional_id, begun.number, begun.producer_id, begun.epoch
             )
-            author = author_of(self._branch)
-            self._author.transactional_id = author.transactional_id
-            self._author.identity = author.identity
+            self._sender.write_as(*author_of(self._branch))
 
     def commit_transaction(self) -> None:
         """Commits; when it returns, the next read_committed read sees everything of it.

@@ -216,8 +216,8 @@ def test_a_gap_that_nobody_can_fill_is_no_error(log, topic):
     log.create_topic(topic)
     with log.producer() as producer:
         producer.append(topic, values("0")).result(20)
-        (delivery,) = producer._sender._deliveries.values()
-        lane = delivery._lanes[0].lane
+        (target,) = producer._sender._core._targets.values()
+        lane = target.lanes[0].lane
         identity = lane._used
         assert isinstance(identity, Identity)
         assert lane._sequence == 1
@@ -234,10 +234,10 @@ def test_every_producer_has_an_id_of_its_own_and_asks_for_it_once(log, topic):
     ids = set()
     for _ in range(2):
         with log.producer() as producer:
-            assert producer._author.identity is None
+            assert producer._sender.identity is None
             for partition in range(2):
                 producer.append(topic, values("v"), partition).result(20)
-            ids.add(producer._author.identity)
+            ids.add(producer._sender.identity)
     assert len(ids) == 2
 
 

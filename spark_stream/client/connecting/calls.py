@@ -1,0 +1,75 @@
+"""Calls that wait for a broker, on a few threads that all of a process shares.
+
+Callbacks of the loop must not wait, and callers of a producer should not. So whoever has to connect
+or to ask has it done here. Calls with the same key are made one after another, by one thread: a
+broker that does not answer keeps one thread busy, however much there is to ask it. A thread ends
+when nothing is left to do. A forked process begins without any.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+THREADS_MAX: Final = 4
+
+Call = Callable[[], None]
+
+
+class CallPool:
+    """The threads of one process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[Hashable, Call]] = deque()
+        self._busy: set[Hashable] = set()
+
+    def add(self, key: Hashable, call: Call) -> None:
+        """Make a call soon, after the earlier ones of this key."""
+        with self._lock:
+            if key in self._busy or len(self._busy) >= THREADS_MAX:
+                self._waiting.append((key, call))
+                return
+            self._busy.add(key)
+        threading.Thread(
+            target=self._run, args=(key, call), name="isolog-calls", daemon=True
+        ).start()
+
+    def _run(self, key: Hashable, call: Call) -> None:
+        while True:
+            try:
+                call()
+            except Exception:
+                logger.exception("a call to a broker failed in an unforeseen way")
+            with self._lock:
+                self._busy.remove(key)
+                free = (each for each in self._waiting if each[0] not in self._busy)
+                following = next(free, None)
+                if following is None:
+                    return
+                self._waiting.remove(following)
+                key, call = following
+                self._busy.add(key)
+
+
+_pool = CallPool()
+
+
+def _begin_anew() -> None:
+    """Leave the parent's threads and calls to it; in a child that was forked a moment ago."""
+    global _pool
+    _pool = CallPool()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+def call_elsewhere(key: Hashable, call: Call) -> None:
+    """Make a call on one of the process's threads for calls; see the module."""
+    _pool.add(key, call)

@@ -1,0 +1,585 @@
+"""What a producer decides: which batch goes where, under which stamp, and when it is given up.
+
+Pure: no thread, lock, clock or socket. Methods take an event and the time. What has to be done is
+appended to two queues, and the shell (``sender``) does it in their order: :attr:`ProducerCore.out`
+one instruction at a time, on whichever thread; :attr:`ProducerCore.outcomes` before the thread that
+brought the event does anything else. Each answer of the outside comes back as another event.
+
+Invariants:
+
+* a batch that was submitted is settled exactly once: by its acknowledgement, by an error that its
+  leader gave it, by :meth:`~ProducerCore.discard`, or when its time is over;
+* an error never becomes an acknowledgement;
+* the lane of a partition (``lanes``) keeps its order, its window and its stamps, whichever stream
+  carries its batches; it is on at most one stream, which leads to the leader that is known;
+* what was sent and not answered in time has an *unknown outcome*. What was never sent, or surely
+  not appended, has the error that kept it from the log.
+
+Transitions of a lane: *homeless* → (leaders found) → *placed* on an opening or open stream → (the
+stream is lost, or the broker does not lead) → homeless again, after a pause that grows with each
+failure. What a stream did not answer goes to the present leader, in its order and under its old
+stamps: the leaders know what they have already. Of a stream: *opening* → *open* → gone. Each
+topic has one stream to each leader.
+
+Order of effects: a doubted route comes before the question for leaders, a fact about a topic before
+the settlement that it came with, and ``Finished`` after everything else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from spark_stream.client.connecting.routes import Route
+from spark_stream.client.writing.batches import fitted_to
+from spark_stream.client.writing.lanes import (
+    Identity,
+    Lane,
+    Outgoing,
+    Settle,
+    Settlement,
+    Unacknowledged,
+    settlement_of,
+)
+from spark_stream.consistency.producers import WINDOW, Stamp
+from spark_stream.errors import (
+    BrokerStopping,
+    BrokerUnavailable,
+    InternalError,
+    IsologError,
+    LeaderEpochFenced,
+    LeaderUnavailable,
+    NotEnoughReplicas,
+    NotLeader,
+    OutOfOrderSequence,
+    UnknownLeaderEpoch,
+    UnknownOutcome,
+    UnknownTopic,
+)
+from spark_stream.wire.messages import Ack, BatchRefused, TopicDescription
+
+TICK_S: Final = 0.25
+_PAUSE_FIRST_S: Final = 0.05
+_PAUSE_MAX_S: Final = 1.0
+# A batch that is answered by one of these is sent again, where it belongs. It is not in the log,
+# unless the error's details say that it was ``appended`` by a leader that was replaced then.
+_NOT_TAKEN: Final = (
+    NotLeader,
+    LeaderEpochFenced,
+    UnknownLeaderEpoch,
+    LeaderUnavailable,
+    NotEnoughReplicas,
+)
+
+
+class OpenStream(msgspec.Struct, frozen=True):
+    """Open a stream of appends; answer with ``stream_opened`` or ``stream_lost``."""
+
+    stream: int
+    route: Route
+    topic: TopicDescription
+    transactional_id: str | None
+
+
+class SendBatch(msgspec.Struct, frozen=True):
+    """Send a batch on an open stream; forget it if the stream ends."""
+
+    stream: int
+    batch: Outgoing
+    number: int
+    stamp: Stamp | None
+    leader_epoch: int | None
+
+
+class EndStream(msgspec.Struct, frozen=True):
+    """Send no more on a stream; nothing of it is of interest any more."""
+
+    stream: int
+
+
+class BreakStream(msgspec.Struct, frozen=True):
+    """Give a stream up at once."""
+
+    stream: int
+
+
+class SettleBatch(msgspec.Struct, frozen=True):
+    """Settle a batch and those that went with it."""
+
+    batch: Outgoing
+    settlement: Settlement
+
+
+class AskLeaders(msgspec.Struct, frozen=True):
+    """Find the leaders; answer with ``leaders_found`` or ``leaders_failed``."""
+
+    topic: TopicDescription
+    partitions: tuple[int, ...]
+
+
+class AskIdentity(msgspec.Struct, frozen=True):
+    """Get an identity to write under; answer with ``identified`` or ``identity_failed``."""
+
+
+class DoubtRoute(msgspec.Struct, frozen=True):
+    """A broker did not take what it was sent as the leader of a partition."""
+
+    route: Route
+    error: IsologError
+
+
+class NoteTopic(msgspec.Struct, frozen=True):
+    """The topic has another number of partitions by now; None: it is gone."""
+
+    topic: TopicDescription
+    partitions: int | None
+
+
+class WakeAt(msgspec.Struct, frozen=True):
+    """Call ``tick`` at this time, instead of the time that was asked for before."""
+
+    at: float
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """Everything is settled and closed."""
+
+
+Instruction = (
+    SendBatch
+    | OpenStream
+    | EndStream
+    | BreakStream
+    | AskLeaders
+    | AskIdentity
+    | DoubtRoute
+    | WakeAt
+)
+Outcome = SettleBatch | NoteTopic | Finished
+
+
+@dataclass(slots=True, eq=False)
+class _Placed:
+    """The lane of a partition, and the stream and the route that it has, if it is on one.
+
+    ``reason``: why it was taken off its last stream; it looks for another after ``retry_at``.
+    """
+
+    partition: int
+    lane: Lane = field(default_factory=Lane)
+    stream: _Way | None = None
+    route: Route | None = None
+    reason: IsologError | None = None
+    retry_at: float = 0.0
+    failures: int = 0
+
+    def failed(self, reason: IsologError, now: float) -> None:
+        """It did not get through; the next try comes later each time."""
+        self.retry_at = now + _pause(self.failures)
+        self.failures += 1
+        self.reason = reason
+
+
+@dataclass(slots=True, eq=False)
+class _Way:
+    """A stream to one broker, for one topic. ``progress``: when it answered last."""
+
+    number: int
+    address: str
+    target: _Target
+    lanes: dict[int, _Placed] = field(default_factory=dict)
+    is_open: bool = False
+    progress: float = 0.0
+
+    def late(self, now: float, call_s: float) -> bool:
+        """Return whether a batch is not answered in its time, or none in the time of a call."""
+        lanes = [each.lane for each in self.lanes.values() if each.lane.sent]
+        if any(lane.late(now) for lane in lanes):
+            return True
+        return bool(lanes) and now - self.progress > call_s
+
+
+@dataclass(slots=True, eq=False)
+class _Target:
+    """A topic. ``asked``: the lanes whose leaders are being asked for."""
+
+    topic: TopicDescription
+    lanes: dict[int, _Placed] = field(default_factory=dict)
+    streams: dict[str, _Way] = field(default_factory=dict)  # by address
+    asked: list[_Placed] | None = None
+
+
+class ProducerCore:
+    """Of one producer. ``timeout_s``: what a batch has; ``call_s``: a call to a broker."""
+
+    def __init__(self, timeout_s: float, call_s: float) -> None:
+        self.out: deque[Instruction] = deque()
+        self.outcomes: deque[Outcome] = deque()
+        self.unsettled = 0
+        """How many batches were submitted and are not settled."""
+        self._timeout_s = timeout_s
+        self._call_s = call_s
+        self._identity: Identity | None = None
+        self._transactional_id: str | None = None
+        self._is_asking = False  # for an identity
+        self._identity_error: IsologError | None = None
+        self._identity_failures = 0
+        self._identity_at = 0.0
+        self._targets: dict[str, _Target] = {}  # by topic id
+        self._streams: dict[int, _Way] = {}
+        self._next_stream = 0
+        self._next_number = 0
+        self._wake_at: float | None = None
+        self._is_closing = False
+
+    @property
+    def identity(self) -> Identity | None:
+        """Who writes; None until that is known."""
+        return self._identity
+
+    def goes_at_once(self, topic_id: str, partition: int) -> bool:
+        """Return whether a batch that is submitted now need not wait, as far as is known."""
+        target = self._targets.get(topic_id)
+        placed = None if target is None else target.lanes.get(partition)
+        if placed is None or placed.stream is None or not placed.stream.is_open:
+            return False
+        return self._identity is not None and len(placed.lane) < WINDOW
+
+    def has_stream(self, number: int) -> bool:
+        """Return whether a stream is of use still."""
+        return number in self._streams
+
+    # -- from callers ---------------------------------------------------------------------------
+
+    def topic(self, known: TopicDescription, now: float) -> TopicDescription:
+        """Return the topic as batches have to fit it, after what ``known`` has of news.
+
+        Where the schema was altered, batches that wait get it as well, and those that are not
+        answered are sent again in it: the leader knows them by their stamps. Each stream has one
+        schema, so others take their place.
+        """
+        target = self._targets.get(known.id)
+        if target is None:
+            target = self._targets[known.id] = _Target(known)
+        elif target.topic is not known:
+            altered = known.schema_version > target.topic.schema_version
+            if altered or known.schema_version == target.topic.schema_version:
+                target.topic = known
+            if altered:
+                self._alter(target, now)
+        return target.topic
+
+    def submit(
+        self,
+        topic_id: str,
+        batch: pa.RecordBatch,
+        partition: int,
+        settle: Settle,
+        now: float,
+        joins: int = 0,
+    ) -> None:
+        """Take charge of a batch, which goes after the earlier ones of its partition.
+
+        ``joins``: its bytes, if it may go with others as one batch.
+        """
+        target = self._targets[topic_id]
+        placed = target.lanes.get(partition)
+        if placed is None:
+            placed = target.lanes[partition] = _Placed(partition)
+        placed.lane.add(Outgoing(batch, partition, now + self._timeout_s, settle, joins=joins))
+        self.unsettled += 1
+        if self._identity is None:
+            self._want_identity(now)
+        if placed.stream is not None:
+            self._send(placed, now)
+        else:
+            self._find(target, now)
+        if self._wake_at is None:
+            self._wake(now + TICK_S)
+
+    def write_as(self, identity: Identity, transactional_id: str | None) -> None:
+        """Write under another identity from now on."""
+        self._identity, self._transactional_id = identity, transactional_id
+
+    def discard(self, error: IsologError) -> None:
+        """Settle all that is not answered with the error; answers that still come are ignored."""
+        for target in self._targets.values():
+            self._clear(target, target.lanes.values(), error)
+
+    def close(self) -> None:
+        """End the streams once everything is settled."""
+        self._is_closing = True
+        self._finish()
+
+    # -- answers of the outside -----------------------------------------------------------------
+
+    def acknowledged(self, number: int, ack: Ack, now: float) -> None:
+        """A broker has answered a batch on the stream of this number."""
+        stream = self._streams.get(number)
+        if stream is None:
+            return
+        error = ack.error if isinstance(ack, BatchRefused) else None
+        if isinstance(error, BrokerStopping):
+            self._break(stream, error, now)
+            return
+        target = stream.target
+        if ack.partitions is not None and ack.partitions != len(target.topic.partitions):
+            self.outcomes.append(NoteTopic(target.topic, ack.partitions))
+        placed = stream.lanes.get(ack.partition)
+        if placed is None:
+            return
+        lane = placed.lane
+        if isinstance(error, _NOT_TAKEN) and not error.details.get("appended"):
+            lane.refused(ack.number)
+        batch = lane.head(ack.number)
+        if batch is None:
+            return  # settled meanwhile, or sent again
+        stream.progress = now
+        if error is not None and isinstance(error, _NOT_TAKEN):
+            self._take_off(placed, error, now)
+            if placed.route is not None:
+                self.out.append(DoubtRoute(placed.route, error))
+            self._find(target, now)
+            return
+        if isinstance(error, OutOfOrderSequence) and lane.begins_anew(error):
+            lane.anew()
+        else:
+            lane.pop()
+            placed.failures, placed.reason = 0, None
+            told = error
+            if isinstance(error, OutOfOrderSequence) and self._transactional_id is None:
+                told = _unknown(target, batch, error)
+            self._settle(target, batch, settlement_of(target.topic.name, batch, ack, told))
+        route, epoch = placed.route, ack.leader_epoch
+        if epoch is not None and route is not None and route.epoch is None:
+            placed.route = replace(route, epoch=epoch)  # only the leader could tell it
+        self._send(placed, now)
+
+    def stream_opened(self, number: int, now: float) -> None:
+        """A stream takes batches from now on."""
+        stream = self._streams.get(number)
+        if stream is None:
+            return
+        stream.is_open, stream.progress = True, now
+        for placed in list(stream.lanes.values()):
+            self._send(placed, now)
+
+    def stream_lost(self, number: int, error: IsologError, now: float) -> None:
+        """A stream has ended, or could not be opened: its lanes look for their leaders anew."""
+        stream = self._streams.pop(number, None)
+        if stream is None:
+            return
+        target, lanes = stream.target, list(stream.lanes.values())
+        del target.streams[stream.address]
+        for placed in lanes:
+            self._take_off(placed, error, now)
+            if placed.route is not None:
+                self.out.append(DoubtRoute(placed.route, error))
+        if not _is_passing(error):
+            self._clear(target, lanes, error)
+        self._find(target, now)
+
+    def leaders_found(self, topic_id: str, routes: Mapping[int, Route | None], now: float) -> None:
+        """These are the ways to the leaders that were asked for; None: there is none now."""
+        target = self._targets[topic_id]
+        asked, target.asked = target.asked or (), None
+        for placed in asked:
+            route = routes.get(placed.partition)
+            if not len(placed.lane) or placed.stream is not None:
+                continue
+            if route is None:
+                name, number = target.topic.name, placed.partition
+                error = LeaderUnavailable(
+                    f"{name}/{number} has no leader now", topic=name, partition=number
+                )
+                placed.failed(error, now)
+                continue
+            stream = target.streams.get(route.address) or self._open(target, route)
+            placed.stream, placed.route = stream, route
+            stream.lanes[placed.partition] = placed
+            self._send(placed, now)
+        self._find(target, now)
+
+    def leaders_failed(self, topic_id: str, error: IsologError, now: float) -> None:
+        """No broker could be asked, or none knows the topic."""
+        target = self._targets[topic_id]
+        asked, target.asked = target.asked or (), None
+        if not _is_passing(error):
+            self._clear(target, target.lanes.values(), error)
+        for placed in asked:
+            placed.failed(error, now)
+        self._find(target, now)
+
+    def identified(self, identity: Identity, now: float) -> None:
+        """The identity that was asked for."""
+        self._is_asking = False
+        self._identity_error, self._identity_failures = None, 0
+        if self._identity is None:
+            self._identity = identity
+        for stream in list(self._streams.values()):
+            for placed in list(stream.lanes.values()):
+                self._send(placed, now)
+
+    def identity_failed(self, error: IsologError, now: float) -> None:
+        """There was no identity to get."""
+        self._is_asking = False
+        if not _is_passing(error):
+            self.discard(error)
+            return
+        self._identity_error = error
+        self._identity_at = now + _pause(self._identity_failures)
+        self._identity_failures += 1
+        self._want_identity(now)
+
+    def tick(self, now: float) -> None:
+        """Look for what is due: batches whose time is over, streams that are silent, retries.
+
+        A stream on which nothing was answered in time ends.
+        """
+        self._wake_at = None
+        for stream in list(self._streams.values()):
+            if stream.late(now, self._call_s):
+                self._break(stream, self._silence(stream), now)
+        for target in self._targets.values():
+            for placed in target.lanes.values():
+                reason = placed.reason or self._identity_error or self._silence(placed.stream)
+                for batch in placed.lane.expired(now):
+                    error = _unknown(target, batch, reason) if batch.unanswered else reason
+                    self._settle(target, batch, Unacknowledged(error))
+                self._send(placed, now)
+            self._find(target, now)
+        if self._identity is None:
+            self._want_identity(now)
+        if self.unsettled:
+            self._wake(now + TICK_S)
+
+    # -- the inside -----------------------------------------------------------------------------
+
+    def _send(self, placed: _Placed, now: float) -> None:
+        """Send what the lane may send now."""
+        stream, lane = placed.stream, placed.lane
+        if stream is None or not stream.is_open:
+            return
+        assert placed.route is not None
+        epoch = placed.route.epoch
+        while True:
+            owed = lane.sent
+            batch = lane.next(self._identity)
+            if batch is None:
+                break
+            if not owed:
+                stream.progress = now  # it owed nothing for this lane until now
+            batch.number = self._next_number
+            self._next_number += 1
+            self.out.append(SendBatch(stream.number, batch, batch.number, batch.stamp, epoch))
+        if lane.used_up(self._identity):
+            self._identity = None
+            self._want_identity(now)
+
+    def _want_identity(self, now: float) -> None:
+        if self._is_asking or not self.unsettled:
+            return
+        if self._identity_at > now:
+            self._wake(self._identity_at)
+            return
+        self._is_asking = True
+        self.out.append(AskIdentity())
+
+    def _find(self, target: _Target, now: float) -> None:
+        """Ask for the leaders of the lanes that have batches and no stream, when they are due."""
+        if target.asked is not None:
+            return  # the answer looks again
+        waiting = [each for each in target.lanes.values() if each.stream is None and len(each.lane)]
+        due = [each for each in waiting if each.retry_at <= now]
+        if due:
+            target.asked = due
+            self.out.append(AskLeaders(target.topic, tuple(each.partition for each in due)))
+        elif waiting:
+            self._wake(min(each.retry_at for each in waiting))
+
+    def _open(self, target: _Target, route: Route) -> _Way:
+        stream = _Way(self._next_stream, route.address, target)
+        self._next_stream += 1
+        self._streams[stream.number] = target.streams[route.address] = stream
+        self.out.append(OpenStream(stream.number, route, target.topic, self._transactional_id))
+        return stream
+
+    def _break(self, stream: _Way, error: IsologError, now: float) -> None:
+        self.out.append(BreakStream(stream.number))
+        self.stream_lost(stream.number, error, now)
+
+    def _take_off(self, placed: _Placed, reason: IsologError, now: float) -> None:
+        """The lane looks for a leader anew; what of it is not answered will be sent again."""
+        assert placed.stream is not None
+        del placed.stream.lanes[placed.partition]
+        placed.stream = None
+        placed.lane.lost()
+        placed.failed(reason, now)
+
+    def _alter(self, target: _Target, now: float) -> None:
+        for stream in target.streams.values():
+            self.out.append(EndStream(stream.number))
+            del self._streams[stream.number]
+        target.streams.clear()
+        for placed in target.lanes.values():
+            placed.lane.lost()
+            placed.lane.revise(lambda batch: fitted_to(batch, target.topic))
+            placed.stream = None
+        self._find(target, now)
+
+    def _clear(self, target: _Target, lanes: Iterable[_Placed], error: IsologError) -> None:
+        for placed in lanes:
+            for batch in placed.lane.cleared():
+                self._settle(target, batch, Unacknowledged(error))
+
+    def _settle(self, target: _Target, batch: Outgoing, settlement: Settlement) -> None:
+        if isinstance(settlement, Unacknowledged) and isinstance(settlement.error, UnknownTopic):
+            self.outcomes.append(NoteTopic(target.topic, None))
+        self.outcomes.append(SettleBatch(batch, settlement))
+        self.unsettled -= 1 + len(batch.others)
+        self._finish()
+
+    def _finish(self) -> None:
+        if not self._is_closing or self.unsettled:
+            return
+        self._is_closing = False
+        self.out.extend(EndStream(number) for number in self._streams)
+        self._streams.clear()
+        for target in self._targets.values():
+            target.streams.clear()
+            for placed in target.lanes.values():
+                placed.stream = None
+        self.outcomes.append(Finished())
+
+    def _wake(self, at: float) -> None:
+        if self._wake_at is None or at < self._wake_at:
+            self._wake_at = at
+            self.out.append(WakeAt(at))
+
+    def _silence(self, stream: _Way | None) -> BrokerUnavailable:
+        where = "any broker" if stream is None else stream.address
+        return BrokerUnavailable(f"no acknowledgement from {where} in {self._timeout_s:g} s")
+
+
+def _pause(failures: int) -> float:
+    return min(_PAUSE_MAX_S, _PAUSE_FIRST_S * 2.0 ** min(failures, 10))
+
+
+def _unknown(target: _Target, batch: Outgoing, reason: IsologError) -> IsologError:
+    name = target.topic.name
+    return UnknownOutcome(
+        f"{name}/{batch.partition}: {batch.rows} records were sent and not"
+        f" acknowledged: {reason.message}",
+        topic=name,
+        partition=batch.partition,
+    )
+
+
+def _is_passing(error: IsologError) -> bool:
+    """Return whether another try may help: nothing is wrong with what was asked."""
+    return error.retriable or isinstance(error, InternalError)
