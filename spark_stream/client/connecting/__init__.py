@@ -5,5 +5,6 @@
 ``connection``  calls to a log, by any of its brokers, with retries and a deadline
 ``routes``      who leads which partition: what is believed of what brokers say
 ``router``      finds the leaders of partitions
+``calls``       the few threads on which calls wait for brokers
 ``embedded``    the broker of a directory: found, or started
 """

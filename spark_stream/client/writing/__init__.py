@@ -6,10 +6,12 @@
 ``batches``        what callers hand to a producer, made into what can be sent
 ``pending``        records given one by one, until they are a batch
 ``partitioner``    which partition a key goes to, for whole batches
-``sender``         what a producer has taken: gathered, counted, sent, given up in time
-``buffer``         how much is taken and not settled, who waits, what failed
+``sender``         what a producer has taken: gathered, counted, handed to the core
+``buffer``         how much is taken and not settled, and who waits for room
+``core``           what a producer decides, without threads, sockets and clocks
+``instructions``   what the core asks of the shell
 ``lanes``          a partition's unanswered batches: sequences, the window, what is sent again
-``delivery``       one topic's batches on their way, over as many streams as it takes
+``shell``          carries out the instructions, and brings the core what happens
 ``appending``      one stream of appends and its acknowledgements
 ``promises``       the futures of what was written
 ``outcomes``       the futures of records that were sent one by one and go together

@@ -1,7 +1,7 @@
 """What a producer decides: which batch goes where, under which stamp, and when it is given up.
 
 Pure: no thread, lock, clock or socket. Methods take an event and the time. What has to be done is
-appended to two queues, and the shell (``sender``) does it in their order: :attr:`ProducerCore.out`
+appended to two queues, and the shell (``shell``) does it in their order: :attr:`ProducerCore.out`
 one instruction at a time, on whichever thread; :attr:`ProducerCore.outcomes` before the thread that
 brought the event does anything else. Each answer of the outside comes back as another event.
 
@@ -22,7 +22,7 @@ stamps: the leaders know what they have already. Of a stream: *opening* → *ope
 topic has one stream to each leader.
 
 Order of effects: a doubted route comes before the question for leaders, a fact about a topic before
-the settlement that it came with, and ``Finished`` after everything else.
+the settlement that it came with, and ``AllSettled`` after everything else.
 """
 
 from __future__ import annotations
@@ -32,11 +32,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-import msgspec
 import pyarrow as pa
 
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.writing.batches import fitted_to
+from spark_stream.client.writing.instructions import (
+    AllSettled,
+    AskIdentity,
+    AskLeaders,
+    BreakStream,
+    DoubtRoute,
+    EndStream,
+    Instruction,
+    NoteTopic,
+    OpenStream,
+    Outcome,
+    SendBatch,
+    SettleBatch,
+    WakeAt,
+)
 from spark_stream.client.writing.lanes import (
     Identity,
     Lane,
@@ -45,8 +59,9 @@ from spark_stream.client.writing.lanes import (
     Settlement,
     Unacknowledged,
     settlement_of,
+    unknown,
 )
-from spark_stream.consistency.producers import WINDOW, Stamp
+from spark_stream.consistency.producers import WINDOW
 from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,
@@ -58,7 +73,6 @@ from spark_stream.errors import (
     NotLeader,
     OutOfOrderSequence,
     UnknownLeaderEpoch,
-    UnknownOutcome,
     UnknownTopic,
 )
 from spark_stream.wire.messages import Ack, BatchRefused, TopicDescription
@@ -75,92 +89,6 @@ _NOT_TAKEN: Final = (
     LeaderUnavailable,
     NotEnoughReplicas,
 )
-
-
-class OpenStream(msgspec.Struct, frozen=True):
-    """Open a stream of appends; answer with ``stream_opened`` or ``stream_lost``."""
-
-    stream: int
-    route: Route
-    topic: TopicDescription
-    transactional_id: str | None
-
-
-class SendBatch(msgspec.Struct, frozen=True):
-    """Send a batch on an open stream; forget it if the stream ends."""
-
-    stream: int
-    batch: Outgoing
-    number: int
-    stamp: Stamp | None
-    leader_epoch: int | None
-
-
-class EndStream(msgspec.Struct, frozen=True):
-    """Send no more on a stream; nothing of it is of interest any more."""
-
-    stream: int
-
-
-class BreakStream(msgspec.Struct, frozen=True):
-    """Give a stream up at once."""
-
-    stream: int
-
-
-class SettleBatch(msgspec.Struct, frozen=True):
-    """Settle a batch and those that went with it."""
-
-    batch: Outgoing
-    settlement: Settlement
-
-
-class AskLeaders(msgspec.Struct, frozen=True):
-    """Find the leaders; answer with ``leaders_found`` or ``leaders_failed``."""
-
-    topic: TopicDescription
-    partitions: tuple[int, ...]
-
-
-class AskIdentity(msgspec.Struct, frozen=True):
-    """Get an identity to write under; answer with ``identified`` or ``identity_failed``."""
-
-
-class DoubtRoute(msgspec.Struct, frozen=True):
-    """A broker did not take what it was sent as the leader of a partition."""
-
-    route: Route
-    error: IsologError
-
-
-class NoteTopic(msgspec.Struct, frozen=True):
-    """The topic has another number of partitions by now; None: it is gone."""
-
-    topic: TopicDescription
-    partitions: int | None
-
-
-class WakeAt(msgspec.Struct, frozen=True):
-    """Call ``tick`` at this time, instead of the time that was asked for before."""
-
-    at: float
-
-
-class Finished(msgspec.Struct, frozen=True):
-    """Everything is settled and closed."""
-
-
-Instruction = (
-    SendBatch
-    | OpenStream
-    | EndStream
-    | BreakStream
-    | AskLeaders
-    | AskIdentity
-    | DoubtRoute
-    | WakeAt
-)
-Outcome = SettleBatch | NoteTopic | Finished
 
 
 @dataclass(slots=True, eq=False)
@@ -224,7 +152,8 @@ class ProducerCore:
         """How many batches were submitted and are not settled."""
         self._timeout_s = timeout_s
         self._call_s = call_s
-        self._identity: Identity | None = None
+        self.identity: Identity | None = None
+        """Who writes; None until that is known."""
         self._transactional_id: str | None = None
         self._is_asking = False  # for an identity
         self._identity_error: IsologError | None = None
@@ -237,18 +166,13 @@ class ProducerCore:
         self._wake_at: float | None = None
         self._is_closing = False
 
-    @property
-    def identity(self) -> Identity | None:
-        """Who writes; None until that is known."""
-        return self._identity
-
     def goes_at_once(self, topic_id: str, partition: int) -> bool:
         """Return whether a batch that is submitted now need not wait, as far as is known."""
         target = self._targets.get(topic_id)
         placed = None if target is None else target.lanes.get(partition)
         if placed is None or placed.stream is None or not placed.stream.is_open:
             return False
-        return self._identity is not None and len(placed.lane) < WINDOW
+        return self.identity is not None and len(placed.lane) < WINDOW
 
     def has_stream(self, number: int) -> bool:
         """Return whether a stream is of use still."""
@@ -293,7 +217,7 @@ class ProducerCore:
             placed = target.lanes[partition] = _Placed(partition)
         placed.lane.add(Outgoing(batch, partition, now + self._timeout_s, settle, joins=joins))
         self.unsettled += 1
-        if self._identity is None:
+        if self.identity is None:
             self._want_identity(now)
         if placed.stream is not None:
             self._send(placed, now)
@@ -304,7 +228,7 @@ class ProducerCore:
 
     def write_as(self, identity: Identity, transactional_id: str | None) -> None:
         """Write under another identity from now on."""
-        self._identity, self._transactional_id = identity, transactional_id
+        self.identity, self._transactional_id = identity, transactional_id
 
     def discard(self, error: IsologError) -> None:
         """Settle all that is not answered with the error; answers that still come are ignored."""
@@ -353,7 +277,7 @@ class ProducerCore:
             placed.failures, placed.reason = 0, None
             told = error
             if isinstance(error, OutOfOrderSequence) and self._transactional_id is None:
-                told = _unknown(target, batch, error)
+                told = unknown(target.topic.name, batch, error)
             self._settle(target, batch, settlement_of(target.topic.name, batch, ack, told))
         route, epoch = placed.route, ack.leader_epoch
         if epoch is not None and route is not None and route.epoch is None:
@@ -393,11 +317,9 @@ class ProducerCore:
             if not len(placed.lane) or placed.stream is not None:
                 continue
             if route is None:
-                name, number = target.topic.name, placed.partition
-                error = LeaderUnavailable(
-                    f"{name}/{number} has no leader now", topic=name, partition=number
-                )
-                placed.failed(error, now)
+                name, at = target.topic.name, placed.partition
+                text = f"{name}/{at} has no leader now"
+                placed.failed(LeaderUnavailable(text, topic=name, partition=at), now)
                 continue
             stream = target.streams.get(route.address) or self._open(target, route)
             placed.stream, placed.route = stream, route
@@ -409,18 +331,18 @@ class ProducerCore:
         """No broker could be asked, or none knows the topic."""
         target = self._targets[topic_id]
         asked, target.asked = target.asked or (), None
-        if not _is_passing(error):
-            self._clear(target, target.lanes.values(), error)
         for placed in asked:
             placed.failed(error, now)
+        if not _is_passing(error):
+            self._clear(target, target.lanes.values(), error)
         self._find(target, now)
 
     def identified(self, identity: Identity, now: float) -> None:
         """The identity that was asked for."""
         self._is_asking = False
         self._identity_error, self._identity_failures = None, 0
-        if self._identity is None:
-            self._identity = identity
+        if self.identity is None:
+            self.identity = identity
         for stream in list(self._streams.values()):
             for placed in list(stream.lanes.values()):
                 self._send(placed, now)
@@ -449,11 +371,13 @@ class ProducerCore:
             for placed in target.lanes.values():
                 reason = placed.reason or self._identity_error or self._silence(placed.stream)
                 for batch in placed.lane.expired(now):
-                    error = _unknown(target, batch, reason) if batch.unanswered else reason
+                    error = (
+                        unknown(target.topic.name, batch, reason) if batch.unanswered else reason
+                    )
                     self._settle(target, batch, Unacknowledged(error))
                 self._send(placed, now)
             self._find(target, now)
-        if self._identity is None:
+        if self.identity is None:
             self._want_identity(now)
         if self.unsettled:
             self._wake(now + TICK_S)
@@ -469,7 +393,7 @@ class ProducerCore:
         epoch = placed.route.epoch
         while True:
             owed = lane.sent
-            batch = lane.next(self._identity)
+            batch = lane.next(self.identity)
             if batch is None:
                 break
             if not owed:
@@ -477,8 +401,8 @@ class ProducerCore:
             batch.number = self._next_number
             self._next_number += 1
             self.out.append(SendBatch(stream.number, batch, batch.number, batch.stamp, epoch))
-        if lane.used_up(self._identity):
-            self._identity = None
+        if lane.used_up(self.identity):
+            self.identity = None
             self._want_identity(now)
 
     def _want_identity(self, now: float) -> None:
@@ -554,7 +478,7 @@ class ProducerCore:
             target.streams.clear()
             for placed in target.lanes.values():
                 placed.stream = None
-        self.outcomes.append(Finished())
+        self.outcomes.append(AllSettled())
 
     def _wake(self, at: float) -> None:
         if self._wake_at is None or at < self._wake_at:
@@ -568,16 +492,6 @@ class ProducerCore:
 
 def _pause(failures: int) -> float:
     return min(_PAUSE_MAX_S, _PAUSE_FIRST_S * 2.0 ** min(failures, 10))
-
-
-def _unknown(target: _Target, batch: Outgoing, reason: IsologError) -> IsologError:
-    name = target.topic.name
-    return UnknownOutcome(
-        f"{name}/{batch.partition}: {batch.rows} records were sent and not"
-        f" acknowledged: {reason.message}",
-        topic=name,
-        partition=batch.partition,
-    )
 
 
 def _is_passing(error: IsologError) -> bool:

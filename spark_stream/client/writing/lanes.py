@@ -32,7 +32,12 @@ from spark_stream.consistency.producers import (
     Stamp,
     following,
 )
-from spark_stream.errors import IsologError, OutOfOrderSequence, RecordNotAttempted
+from spark_stream.errors import (
+    IsologError,
+    OutOfOrderSequence,
+    RecordNotAttempted,
+    UnknownOutcome,
+)
 from spark_stream.wire.messages import Ack, Acknowledged, BatchRefused
 
 
@@ -129,6 +134,16 @@ def settlement_of(topic: str, batch: Outgoing, ack: Ack, error: IsologError | No
         return Unacknowledged(ack.error if error is None else error, written)
     assert written is not None
     return written
+
+
+def unknown(topic: str, batch: Outgoing, reason: IsologError) -> UnknownOutcome:
+    """Return the error of a batch that was sent and not answered."""
+    return UnknownOutcome(
+        f"{topic}/{batch.partition}: {batch.rows} records were sent and not"
+        f" acknowledged: {reason.message}",
+        topic=topic,
+        partition=batch.partition,
+    )
 
 
 def share_of(settlement: Settlement, before: int, rows: int) -> Settlement:

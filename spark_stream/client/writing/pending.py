@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
 from spark_stream.client.writing.partitioner import partitions_of
+from spark_stream.transport.loop import Timer
 from spark_stream.wire.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, TIMESTAMP_TYPE
 
 Headers = list[tuple[str, bytes | None]]
@@ -42,6 +43,7 @@ class Pending:
     room: int = 0
     left: int = 0
     counted: int = 0
+    timer: Timer | None = None
     keys: list[bytes | None] = field(default_factory=list)
     values: list[bytes | None] = field(default_factory=list)
     moments: list[int] = field(default_factory=list)

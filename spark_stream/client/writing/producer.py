@@ -39,7 +39,8 @@ from spark_stream.client.writing.frames import ArrowData
 from spark_stream.client.writing.keys import partitions_by
 from spark_stream.client.writing.lanes import Identity
 from spark_stream.client.writing.pending import split
-from spark_stream.client.writing.sender import Sender, Settings
+from spark_stream.client.writing.sender import Sender
+from spark_stream.client.writing.shell import Settings
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.errors import (
     InvalidOption,

@@ -1,34 +1,117 @@
-"""What is left of a producer that is dropped without ``close()``."""
+"""What producers cost: while they are idle, and when they were dropped without ``close()``."""
 
 from __future__ import annotations
 
 import gc
+import os
 import threading
+import weakref
 
 import pytest
 
-from tests.support import eventually
+import spark_stream as isolog
+from spark_stream.client.connecting.calls import THREADS_MAX, call_elsewhere
+from spark_stream.errors import InvalidRequest
+from tests.support import BrokerProcess, eventually, free_port, values
 
 
 @pytest.mark.parametrize("transactional", [False, True])
-def test_a_producer_that_is_dropped_sends_what_it_took_and_leaves_no_thread(
+def test_a_producer_that_is_dropped_sends_what_it_took_and_nothing_of_it_is_left(
     log, topic, transactional
 ):
     log.create_topic(topic)
+    senders = []
     for number in range(5):
-        producer = log.producer(transactional_id=f"{topic}-{number}" if transactional else None)
+        producer = log.producer(
+            transactional_id=f"{topic}-{number}" if transactional else None, linger_ms=60_000
+        )
         if transactional:
             producer.begin_transaction()
         producer.send(topic, b"1")
+        senders.append(weakref.ref(producer._sender))
     del producer
     gc.collect()
-    eventually(lambda: not writing())
-    assert len(log.read(topic)) == 5
+    eventually(lambda: len(log.read(topic)) == 5)
+    eventually(lambda: gc.collect() is not None and not any(each() for each in senders))
 
 
-def writing() -> list[str]:
-    """The names of the threads that producers have."""
-    kinds = tuple(
-        f"isolog-{kind}" for kind in ("deadlines", "sender", "serving", "append", "dropped")
-    )
-    return [each.name for each in threading.enumerate() if each.name.startswith(kinds)]
+def test_two_hundred_producers_share_a_handful_of_threads(log, topic):
+    log.create_topic(topic, partitions=4)
+    before = {each.ident for each in threading.enumerate() if each.name != "isolog-io"}
+    producers = [log.producer(linger_ms=number % 2) for number in range(200)]
+    most = 0
+    for turn in range(2):
+        sent = [each.append(topic, values("v"), turn) for each in producers]
+        sent += [each.send(topic, b"v") for each in producers]
+        for future in sent:
+            future.result(30)
+            most = max(most, sum(each.ident not in before for each in threading.enumerate()))
+    assert most <= 6
+    for each in producers:
+        each.close()
+    assert len(log.read(topic)) == 800
+
+
+def test_producers_of_dead_brokers_share_the_threads_too(broker: BrokerProcess):
+    with broker.connect(timeout=1) as log:
+        log.create_topic("t")
+        producers = [log.producer(timeout_ms=1500) for _ in range(20)]
+        for each in producers:
+            each.send("t", b"v").result(20)
+        broker.kill()
+        for each in producers:
+            each.send("t", b"v")
+        del each
+        producers.clear()
+        gc.collect()
+        calls = [each for each in threading.enumerate() if each.name == "isolog-calls"]
+        assert len(calls) <= THREADS_MAX
+        eventually(lambda: not any(each.name == "isolog-calls" for each in threading.enumerate()))
+
+
+def test_calls_with_one_key_keep_one_thread_busy_and_others_go_on():
+    stuck, done, order = threading.Event(), threading.Event(), []
+    for number in range(10):
+        call_elsewhere(
+            "a dead broker", lambda number=number: (stuck.wait(30), order.append(number))
+        )
+    call_elsewhere("a live broker", done.set)
+    assert done.wait(10)
+    assert order == []
+    stuck.set()
+    eventually(lambda: order == list(range(10)))
+
+
+def test_a_producer_that_was_made_before_a_fork_begins_anew_in_the_child(broker: BrokerProcess):
+    with broker.connect() as log:
+        log.create_topic("t")
+        plain, loader = log.producer(), log.producer(transactional_id="loader")
+        plain.append("t", values("parent")).result(20)
+        loader.begin_transaction()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                with pytest.raises(InvalidRequest, match="process that made it"):
+                    loader.append("t", values("never"))
+                plain.append("t", values("child")).result(20)
+                plain.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        plain.append("t", values("parent")).result(20)
+        plain.close()
+        loader.abort_transaction()
+        loader.close()
+        assert log.read("t")["value"].to_pylist() == [b"parent", b"child", b"parent"]
+
+
+def test_a_producer_of_nobody_tells_so_in_time(tmp_path):
+    """As where the broker of its log is gone: it asks again and again, and gives up in time."""
+    with BrokerProcess(tmp_path / "log", f"127.0.0.1:{free_port()}") as broker:
+        log = isolog.connect(broker.address, timeout=1)
+        log.create_topic("t")
+        broker.kill()
+        with log, log.producer(timeout_ms=700) as producer:
+            assert producer.append("t", values("v")).exception(30) is not None

@@ -1,0 +1,97 @@
+"""What a producer's core asks of its shell; see ``core``."""
+
+from __future__ import annotations
+
+import msgspec
+
+from spark_stream.client.connecting.routes import Route
+from spark_stream.client.writing.lanes import Outgoing, Settlement
+from spark_stream.consistency.producers import Stamp
+from spark_stream.errors import IsologError
+from spark_stream.wire.messages import TopicDescription
+
+
+class OpenStream(msgspec.Struct, frozen=True):
+    """Open a stream of appends; answer with ``stream_opened`` or ``stream_lost``."""
+
+    stream: int
+    route: Route
+    topic: TopicDescription
+    transactional_id: str | None
+
+
+class SendBatch(msgspec.Struct, frozen=True):
+    """Send a batch on an open stream; forget it if the stream ends."""
+
+    stream: int
+    batch: Outgoing
+    number: int
+    stamp: Stamp | None
+    leader_epoch: int | None
+
+
+class EndStream(msgspec.Struct, frozen=True):
+    """Send no more on a stream; nothing of it is of interest any more."""
+
+    stream: int
+
+
+class BreakStream(msgspec.Struct, frozen=True):
+    """Give a stream up at once."""
+
+    stream: int
+
+
+class SettleBatch(msgspec.Struct, frozen=True):
+    """Settle a batch and those that went with it."""
+
+    batch: Outgoing
+    settlement: Settlement
+
+
+class AskLeaders(msgspec.Struct, frozen=True):
+    """Find the leaders; answer with ``leaders_found`` or ``leaders_failed``."""
+
+    topic: TopicDescription
+    partitions: tuple[int, ...]
+
+
+class AskIdentity(msgspec.Struct, frozen=True):
+    """Get an identity to write under; answer with ``identified`` or ``identity_failed``."""
+
+
+class DoubtRoute(msgspec.Struct, frozen=True):
+    """A broker did not take what it was sent as the leader of a partition."""
+
+    route: Route
+    error: IsologError
+
+
+class NoteTopic(msgspec.Struct, frozen=True):
+    """The topic has another number of partitions by now; None: it is gone."""
+
+    topic: TopicDescription
+    partitions: int | None
+
+
+class WakeAt(msgspec.Struct, frozen=True):
+    """Call ``tick`` at this time, instead of the time that was asked for before."""
+
+    at: float
+
+
+class AllSettled(msgspec.Struct, frozen=True):
+    """Everything is settled, and every stream has its end."""
+
+
+Instruction = (
+    SendBatch
+    | OpenStream
+    | EndStream
+    | BreakStream
+    | AskLeaders
+    | AskIdentity
+    | DoubtRoute
+    | WakeAt
+)
+Outcome = SettleBatch | NoteTopic | AllSettled

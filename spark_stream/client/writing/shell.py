@@ -1,0 +1,285 @@
+"""Carries out what a producer's core says, and tells it what happens.
+
+A producer has no thread. Instructions are carried out without a lock, by one thread at a time, in
+their order; a thread that comes meanwhile leaves its own to that one. None of them waits: what has
+to wait for a broker (to connect, to find leaders, to get an identity) is done by the few threads of
+``connecting.calls``. The loop of the process brings acknowledgements, and wakes the core in time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from spark_stream.client.connecting.calls import call_elsewhere
+from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.link import BrokerLink
+from spark_stream.client.connecting.routes import Route
+from spark_stream.client.connecting.shared import SharedChannel
+from spark_stream.client.topics import TopicsClient
+from spark_stream.client.writing.appending import AppendStream
+from spark_stream.client.writing.core import ProducerCore
+from spark_stream.client.writing.instructions import (
+    AllSettled,
+    AskIdentity,
+    AskLeaders,
+    BreakStream,
+    DoubtRoute,
+    EndStream,
+    Instruction,
+    NoteTopic,
+    OpenStream,
+    SendBatch,
+    SettleBatch,
+    WakeAt,
+)
+from spark_stream.client.writing.lanes import Identity
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.errors import BrokerUnavailable, InternalError, IsologError
+from spark_stream.transport.client import client_loop
+from spark_stream.transport.loop import Loop, Timer
+from spark_stream.wire.messages import Ack, AppendTo, Envelope
+
+logger = logging.getLogger(__name__)
+
+_CALL_S: Final = 5.0  # then the next one gets its turn; the core tries again
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a producer sends; see :class:`~spark_stream.client.writing.producer.Producer`."""
+
+    isolation: Isolation
+    linger_s: float
+    batch_bytes: int
+    buffer_bytes: int
+    timeout_ms: int
+
+
+class ProducerShell:
+    """Of one producer. ``lock`` guards the core; it is the caller's as well.
+
+    ``identified`` gets an identity, and may wait. ``finished`` is called when all is settled after
+    a :meth:`~spark_stream.client.writing.core.ProducerCore.close`.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        topics: TopicsClient,
+        settings: Settings,
+        lock: threading.Lock,
+        identified: Callable[[], Identity],
+        finished: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._topics = topics
+        self._settings = settings
+        self._lock = lock
+        self._identified = identified
+        self._finished = finished
+        self.core = ProducerCore(settings.timeout_ms / 1000, connection.timeout_s)
+        self._streams: dict[int, AppendStream] = {}
+        self._timer: Timer | None = None
+        self._carrying_out = False
+        self.used_loop: Loop | None = None
+        """The process's loop; None until something needs it."""
+
+    @property
+    def loop(self) -> Loop:
+        """The process's loop."""
+        found = self.used_loop
+        if found is None:
+            found = self.used_loop = client_loop()
+        return found
+
+    def event(self, tell: Callable[[ProducerCore, float], None]) -> None:
+        """Tell the core what happened, and do what it says then."""
+        with self._lock:
+            tell(self.core, time.monotonic())
+            outcomes = list(self.core.outcomes)
+            self.core.outcomes.clear()
+        for outcome in outcomes:
+            match outcome:
+                case SettleBatch():
+                    outcome.batch.settle_all(outcome.settlement)
+                case NoteTopic(partitions=None):
+                    self._topics.forget(outcome.topic.name)
+                case NoteTopic(topic=topic, partitions=int() as count):
+                    self._topics.outgrown(topic, count)
+                case AllSettled():
+                    self._finished()
+        self.carry_out()
+
+    def carry_out(self) -> None:
+        """Carry out the core's instructions, unless another thread is doing that."""
+        core = self.core
+        while core.out:
+            with self._lock:
+                if self._carrying_out or not core.out:
+                    return
+                self._carrying_out = True
+                instruction: Instruction | None = core.out.popleft()
+            while instruction is not None:
+                try:
+                    self._do(instruction)
+                except BaseException as error:
+                    with self._lock:
+                        if isinstance(instruction, SendBatch):  # then it goes again, in time
+                            lost = BrokerUnavailable(f"not sent: {error!r}")
+                            core.stream_lost(instruction.stream, lost, time.monotonic())
+                        self._carrying_out = False
+                    if isinstance(error, Exception):
+                        logger.exception("an instruction could not be carried out: %r", instruction)
+                        break
+                    self.loop.call_soon(self.carry_out)  # the caller was interrupted
+                    raise
+                with self._lock:
+                    instruction = core.out.popleft() if core.out else None
+                    self._carrying_out = instruction is not None
+
+    def _do(self, instruction: Instruction) -> None:
+        match instruction:
+            case SendBatch():
+                stream = self._streams.get(instruction.stream)
+                if stream is not None:
+                    envelope = Envelope(
+                        number=instruction.number,
+                        partition=instruction.batch.partition,
+                        stamp=instruction.stamp,
+                        leader_epoch=instruction.leader_epoch,
+                    )
+                    stream.send(envelope.to_bytes(), instruction.batch)
+            case WakeAt():
+                if self._timer is not None:
+                    self._timer.cancel()
+                delay_s = max(0.0, instruction.at - time.monotonic())
+                self._timer = self.loop.call_later(delay_s, self._tick)
+            case OpenStream():
+                self._open_stream(instruction)
+            case AskLeaders():
+                if not self._tell_leaders(instruction):
+                    self._call(partial(self._ask_leaders, instruction))
+            case AskIdentity():
+                self._call(self._ask_identity)
+            case DoubtRoute():
+                self._topics.router.failed(instruction.route, instruction.error)
+            case EndStream():
+                stream = self._streams.pop(instruction.stream, None)
+                if stream is not None:
+                    stream.end()
+            case BreakStream():
+                stream = self._streams.pop(instruction.stream, None)
+                if stream is not None:
+                    stream.break_off()
+
+    def _tick(self) -> None:
+        self.event(lambda core, now: core.tick(now))
+
+    # -- streams --------------------------------------------------------------------------------
+
+    def _open_stream(self, asked: OpenStream) -> None:
+        try:
+            link = self._topics.router.link(asked.route)
+            shared = link.present()
+        except IsologError as error:
+            self._lose(asked.stream, error)
+            return
+        if shared is not None:
+            self._start(asked, shared)
+        else:
+            call_elsewhere(("connect", link.address), partial(self._connect, asked, link))
+
+    def _connect(self, asked: OpenStream, link: BrokerLink) -> None:
+        try:
+            shared = link.connect(min(_CALL_S, self._connection.timeout_s))
+        except IsologError as error:
+            self._lose(asked.stream, error)
+        else:
+            self._start(asked, shared)
+
+    def _start(self, asked: OpenStream, shared: SharedChannel) -> None:
+        number, topic = asked.stream, asked.topic
+        request = AppendTo(
+            topic=topic.name,
+            topic_id=topic.id,
+            transactional_id=asked.transactional_id,
+            isolation=self._settings.isolation,
+            timeout_ms=self._settings.timeout_ms,
+        )
+        stream = AppendStream(shared, partial(self._answered, number), partial(self._lose, number))
+        try:
+            stream.start(topic, request)
+        except IsologError as error:
+            self._lose(number, error)
+            return
+        with self._lock:
+            if self.core.has_stream(number):
+                self._streams[number] = stream
+                self.core.stream_opened(number, time.monotonic())
+        if number not in self._streams:
+            stream.break_off()
+        self.carry_out()
+
+    def _answered(self, stream: int, ack: Ack) -> None:
+        self.event(lambda core, now: core.acknowledged(stream, ack, now))
+
+    def _lose(self, stream: int, error: IsologError) -> None:
+        self._streams.pop(stream, None)
+        self.event(lambda core, now: core.stream_lost(stream, error, now))
+
+    # -- what may wait for a broker -------------------------------------------------------------
+
+    def _call(self, call: Callable[[], None]) -> None:
+        call_elsewhere(("ask", id(self._connection)), call)
+
+    def _check_wanted(self) -> None:
+        """Raise BrokerUnavailable if what was waiting for an answer was given up meanwhile."""
+        if not self.core.unsettled:
+            raise BrokerUnavailable("no broker was asked: nothing waits for it any more")
+
+    def _routes(self, asked: AskLeaders) -> dict[int, Route | None]:
+        known, topic = self._topics.router.known, asked.topic
+        return {each: known(topic.name, topic.id, each) for each in asked.partitions}
+
+    def _tell_leaders(self, asked: AskLeaders) -> bool:
+        """Tell the core the leaders if all are known; return whether they are."""
+        routes = self._routes(asked)
+        if None in routes.values():
+            return False
+        self.event(lambda core, now: core.leaders_found(asked.topic.id, routes, now))
+        return True
+
+    def _ask_leaders(self, asked: AskLeaders) -> None:
+        topic, timeout_s = asked.topic, min(_CALL_S, self._connection.timeout_s)
+        try:
+            if self._tell_leaders(asked):  # another producer has asked meanwhile
+                return
+            self._check_wanted()
+            self._topics.router.refresh(topic.name, topic.id, timeout_s)
+            routes = self._routes(asked)
+        except Exception as error:
+            failure = _failure(error)
+            self.event(lambda core, now: core.leaders_failed(topic.id, failure, now))
+        else:
+            self.event(lambda core, now: core.leaders_found(topic.id, routes, now))
+
+    def _ask_identity(self) -> None:
+        try:
+            self._check_wanted()
+            self._connection.connect()  # quick to fail where nobody answers
+            identity = self._identified()
+        except Exception as error:
+            failure = _failure(error)
+            self.event(lambda core, now: core.identity_failed(failure, now))
+        else:
+            self.event(lambda core, now: core.identified(identity, now))
+
+
+def _failure(error: Exception) -> IsologError:
+    return error if isinstance(error, IsologError) else InternalError(repr(error))

@@ -1,0 +1,437 @@
+"""A producer's core among brokers and a network that do anything they may do, in a random order.
+
+What has to do with threads, sockets and clocks is left out: one event at a time. The leaders judge
+batches by the broker's own rules.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from msgspec import structs
+
+from spark_stream.client.connecting.routes import Route
+from spark_stream.client.values import Written
+from spark_stream.client.writing.core import TICK_S, ProducerCore
+from spark_stream.client.writing.instructions import (
+    AllSettled,
+    AskIdentity,
+    AskLeaders,
+    BreakStream,
+    DoubtRoute,
+    EndStream,
+    NoteTopic,
+    OpenStream,
+    SendBatch,
+    SettleBatch,
+    WakeAt,
+)
+from spark_stream.client.writing.lanes import (
+    JOINED_WITHIN_S,
+    Identity,
+    Settlement,
+    Unacknowledged,
+)
+from spark_stream.consistency import producers
+from spark_stream.consistency.producers import (
+    EPOCH_MAX,
+    WINDOW,
+    Accepted,
+    Duplicate,
+    ProducerState,
+    Stamp,
+)
+from spark_stream.errors import (
+    BrokerStopping,
+    BrokerUnavailable,
+    InvalidRecord,
+    IsologError,
+    NotLeader,
+    OutOfOrderSequence,
+    RecordNotAttempted,
+    UnknownOutcome,
+)
+from spark_stream.wire.messages import (
+    Ack,
+    Acknowledged,
+    BatchRefused,
+    PartitionDescription,
+    TopicDescription,
+)
+
+BROKERS = ("a:1", "b:1", "c:1")
+TIMEOUT_S = 6.0
+CALL_S = 2.0
+PATIENCE_S = 1.6  # that all goes through once nothing is lost any more
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+def topic_of(partitions: int, name: str = "t") -> TopicDescription:
+    facts = tuple(
+        PartitionDescription(number, None, None, (), (), 0, 0, 0, 0, 0)
+        for number in range(partitions)
+    )
+    return TopicDescription(name, f"id of {name}", SCHEMA, {}, facts)
+
+
+@dataclass
+class Submitted:
+    partition: int
+    rows: list[int]
+    at: float
+    settlements: list[tuple[Settlement, float]] = field(default_factory=list)
+
+
+@dataclass
+class Sent:
+    """A batch on its way to a broker."""
+
+    partition: int
+    number: int
+    stamp: Stamp
+    rows: list[int]
+
+
+@dataclass
+class Wire:
+    """A stream as the network has it."""
+
+    broker: str
+    is_open: bool = False
+    is_silent: bool = False
+    frames: deque[Sent] = field(default_factory=deque)
+    answers: deque[Ack] = field(default_factory=deque)
+
+
+class Leader:
+    """A partition: its log, and what its leaders remember of producers."""
+
+    def __init__(self) -> None:
+        self.broker = BROKERS[0]
+        self.log: list[int] = []
+        self.states: dict[int, ProducerState] = {}
+
+    def take(self, sent: Sent, *, refuse: bool) -> Ack:
+        kept = 0 if refuse else len(sent.rows)
+        before = self.states.get(sent.stamp.producer_id)
+        verdict = producers.judge(before, sent.stamp, kept)
+        facts = {"number": sent.number, "partition": sent.partition, "leader_epoch": 0}
+        match verdict:
+            case Accepted():
+                offset = len(self.log)
+                self.states[sent.stamp.producer_id] = producers.appended(
+                    before, sent.stamp, offset, kept, 0
+                )
+                if refuse:
+                    error = InvalidRecord("bad", kept=0, offset=None, record=0)
+                    return BatchRefused(error=error, count=0, **facts)
+                self.log += sent.rows
+                return Acknowledged(
+                    offset=offset, count=kept, partitions=2, duplicate=False, **facts
+                )
+            case Duplicate():
+                return Acknowledged(
+                    offset=verdict.offset,
+                    count=verdict.count,
+                    partitions=2,
+                    duplicate=True,
+                    **facts,
+                )
+            case _:
+                error = OutOfOrderSequence(
+                    "", sequence=sent.stamp.sequence, expected=verdict.expected
+                )
+                return BatchRefused(error=error, count=0, **facts)
+
+    def forget_refusals(self) -> None:
+        """Come back from a restart: what was refused is not in the log."""
+        for who, state in list(self.states.items()):
+            if state.recent:
+                last = state.recent[-1].sequence
+                self.states[who] = ProducerState(state.epoch, last, state.recent)
+            else:
+                del self.states[who]
+
+
+class World:
+    def __init__(self, seed: int, epoch: int = 0) -> None:
+        self.chance = random.Random(seed)
+        self.now = 1000.0
+        self.core = ProducerCore(TIMEOUT_S, CALL_S)
+        self.topic = topic_of(2)
+        self.leaders = [Leader() for _ in self.topic.partitions]
+        self.submitted: list[Submitted] = []
+        self.wires: dict[int, Wire] = {}
+        self.late: list[tuple[str, Sent]] = []  # of streams that are gone
+        self.questions: deque[AskLeaders | AskIdentity] = deque()
+        self.wake_at: float | None = None
+        self.epoch = epoch
+        self.identities = 0
+        self.rows = 0
+        self.stamped: dict[tuple[int, int, int], int] = {}
+        self.finished = 0
+        self.calm_at = 0.0
+        self.patience_s = PATIENCE_S
+        self.stamps: dict[int, Stamp] = {}
+
+    # -- what happens -----------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        partition = self.chance.randrange(len(self.leaders))
+        rows = list(range(self.rows, self.rows + self.chance.randint(1, 3)))
+        self.rows += len(rows)
+        mine = Submitted(partition, rows, self.now)
+        self.submitted.append(mine)
+        self.core.topic(self.topic, self.now)
+        self.core.submit(
+            self.topic.id,
+            pa.record_batch({"n": rows}),
+            partition,
+            lambda each: mine.settlements.append((each, self.now)),
+            self.now,
+            joins=self.chance.choice([0, 8]),
+        )
+
+    def alter(self) -> None:
+        version = self.topic.schema_version + 1
+        self.topic = structs.replace(self.topic, schema_version=version)
+        self.core.topic(self.topic, self.now)
+
+    def carry_out(self) -> None:
+        """Do the next instruction."""
+        if not self.core.out:
+            return
+        match self.core.out.popleft():
+            case SendBatch() as sent:
+                self._check_stamp(sent)
+                wire = self.wires.get(sent.stream)
+                if wire is None:
+                    return
+                assert wire.is_open
+                rows = sent.batch.whole().column("n").to_pylist()
+                wire.frames.append(Sent(sent.batch.partition, sent.number, sent.stamp, rows))
+                self.stamps[sent.number] = sent.stamp
+                assert self._unanswered(wire, sent) <= WINDOW
+            case OpenStream() as opened:
+                self.wires[opened.stream] = Wire(opened.route.address)
+            case EndStream() | BreakStream() as ended:
+                self._drop(ended.stream)
+            case AskLeaders() | AskIdentity() as question:
+                self.questions.append(question)
+            case WakeAt() as wake:
+                self.wake_at = wake.at
+            case DoubtRoute():
+                pass
+        self._note()
+
+    def answer(self) -> None:
+        """Answer the first question, somehow."""
+        if not self.questions:
+            return
+        question, roll = self.questions.popleft(), self.chance.random()
+        if isinstance(question, AskIdentity):
+            if roll < 0.2:
+                self.core.identity_failed(BrokerUnavailable("nobody"), self.now)
+            else:
+                self.identities += 1
+                self.core.identified(Identity(self.identities, self.epoch), self.now)
+        elif roll < 0.2:
+            self.core.leaders_failed(self.topic.id, BrokerUnavailable("nobody"), self.now)
+        else:
+            routes: dict[int, Route | None] = {}
+            for each in question.partitions:
+                broker = self.leaders[each].broker
+                if self.chance.random() < 0.2:
+                    broker = self.chance.choice(BROKERS)  # who was asked is out of date
+                routes[each] = Route("t", self.topic.id, each, broker, broker, 0)
+                if self.chance.random() < 0.1:
+                    routes[each] = None
+            self.core.leaders_found(self.topic.id, routes, self.now)
+        self._note()
+
+    def open(self) -> None:
+        opening = [number for number, wire in self.wires.items() if not wire.is_open]
+        if opening:
+            number = self.chance.choice(opening)
+            if self.chance.random() < 0.2:
+                self.lose(number)
+            else:
+                self.wires[number].is_open = True
+                self.core.stream_opened(number, self.now)
+
+    def deliver(self) -> None:
+        """A broker takes what comes next on a stream, or something late of one that is gone."""
+        if self.late and self.chance.random() < 0.3:
+            broker, sent = self.late.pop(0)
+            if self.leaders[sent.partition].broker == broker:
+                self.leaders[sent.partition].take(sent, refuse=False)
+            return
+        wire = self._wire(lambda each: each.frames and not each.is_silent)
+        if wire is None:
+            return
+        sent = wire.frames.popleft()
+        leader = self.leaders[sent.partition]
+        if leader.broker != wire.broker:
+            error: IsologError = NotLeader("not me")
+        elif self.chance.random() < 0.02:
+            error = BrokerStopping("stopping")
+        else:
+            refuse = self.chance.random() < 0.05
+            wire.answers.append(leader.take(sent, refuse=refuse))
+            return
+        wire.answers.append(
+            BatchRefused(number=sent.number, partition=sent.partition, error=error, count=0)
+        )
+
+    def hear(self) -> None:
+        """An answer arrives; now and then another time."""
+        wire = self._wire(lambda each: each.answers and not each.is_silent)
+        if wire is None:
+            return
+        (number,) = [number for number, each in self.wires.items() if each is wire]
+        ack = wire.answers.popleft()
+        for _ in range(2 if self.chance.random() < 0.05 else 1):
+            self.core.acknowledged(number, ack, self.now)
+        if self.chance.random() < 0.05:  # of a stream that is not there any more
+            self.core.acknowledged(number + 1000, ack, self.now)
+        self._note()
+
+    def lose(self, number: int | None = None) -> None:
+        if number is None and self.wires:
+            number = self.chance.choice(list(self.wires))
+        if number is not None:
+            self._drop(number)
+            self.core.stream_lost(number, BrokerUnavailable("lost"), self.now)
+            self._note()
+
+    def silence(self) -> None:
+        """A broker stands still, as far as a stream can see."""
+        wire = self._wire(lambda each: each.is_open)
+        if wire is not None:
+            wire.is_silent = True
+            self.patience_s = PATIENCE_S + CALL_S + TICK_S
+
+    def discard(self) -> None:
+        self.core.discard(UnknownOutcome("discarded"))
+        self._note()
+
+    def move(self) -> None:
+        self.chance.choice(self.leaders).broker = self.chance.choice(BROKERS)
+
+    def restart(self) -> None:
+        for number in list(self.wires):
+            self.lose(number)
+        self.late.clear()
+        for each in self.leaders:
+            each.forget_refusals()
+
+    def wait(self) -> None:
+        self.pass_time(self.chance.choice([0.01, 0.1, 1.0, 4.0]))
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.tick()
+
+    def tick(self) -> None:
+        if self.wake_at is not None and self.wake_at <= self.now:
+            self.wake_at = None
+            self.core.tick(self.now)
+            self._note()
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def settle_down(self) -> None:
+        """Let everything work until nothing is left to do."""
+        self.calm_at = self.now
+        self.core.close()
+        self._note()
+        self.chance.random = lambda: 0.99  # type: ignore[method-assign]
+        for _ in range(3000):
+            if self.finished and not self.core.out:
+                break
+            for _ in range(30):
+                self.carry_out()
+                self.answer()
+                self.open()
+                self.deliver()
+                self.hear()
+            self.pass_time(0.05)
+        while self.late:
+            broker, sent = self.late.pop(0)
+            if self.leaders[sent.partition].broker == broker:
+                self.leaders[sent.partition].take(sent, refuse=False)
+
+    def check(self) -> None:
+        assert self.finished == 1
+        assert self.core.unsettled == 0
+        acknowledged: list[list[int]] = [[] for _ in self.leaders]
+        for each in self.submitted:
+            log = self.leaders[each.partition].log
+            assert len(each.settlements) == 1, each
+            ((settlement, at),) = each.settlements
+            given_up_at = each.at + TIMEOUT_S - JOINED_WITHIN_S
+            patient_until = max(each.at, self.calm_at) + self.patience_s
+            assert at < patient_until or given_up_at < patient_until, "it took too long"
+            if isinstance(settlement, Written):
+                place = slice(settlement.offset, settlement.offset + settlement.count)
+                assert log[place] == each.rows
+                acknowledged[each.partition] += each.rows
+            else:
+                assert isinstance(settlement, Unacknowledged)
+                assert settlement.kept is None
+                if not isinstance(settlement.error, UnknownOutcome):
+                    assert not set(log) & set(each.rows), settlement.error
+                if at < given_up_at:  # it was not given up
+                    expected = InvalidRecord | RecordNotAttempted | UnknownOutcome
+                    assert isinstance(settlement.error, expected), settlement.error
+        for leader, mine in zip(self.leaders, acknowledged, strict=True):
+            assert mine == sorted(set(mine))
+            assert len(leader.log) == len(set(leader.log))
+            # After the last epoch comes another producer id, and nothing refuses what is still
+            # under way of the old one. It was given up by then.
+            log = leader.log if self.epoch < EPOCH_MAX else set(mine).intersection(leader.log)
+            assert [each for each in leader.log if each in log] == sorted(log)
+
+    # -- the inside -------------------------------------------------------------------------------
+
+    def _wire(self, has: object) -> Wire | None:
+        found = [each for each in self.wires.values() if has(each)]  # type: ignore[operator]
+        return self.chance.choice(found) if found else None
+
+    def _drop(self, number: int) -> None:
+        wire = self.wires.pop(number, None)
+        if wire is not None and self.chance.random() < 0.7:
+            self.late += [(wire.broker, each) for each in wire.frames]
+
+    def _note(self) -> None:
+        while self.core.outcomes:
+            match self.core.outcomes.popleft():
+                case SettleBatch() as settled:
+                    assert not self.finished
+                    settled.batch.settle_all(settled.settlement)
+                case NoteTopic():
+                    raise AssertionError("the topic has as many partitions as ever")
+                case AllSettled():
+                    self.finished += 1
+
+    def _unanswered(self, wire: Wire, last: SendBatch) -> int:
+        """Return how much of the last batch's partition and epoch is on its way on its stream."""
+        return sum(
+            each.partition == last.batch.partition
+            and (stamp := self.stamps[each.number]).epoch == last.stamp.epoch
+            and stamp.producer_id == last.stamp.producer_id
+            for each in [*wire.frames, *wire.answers]
+        )
+
+    def _check_stamp(self, sent: SendBatch) -> None:
+        """The first time a sequence is used, it is the next one of its epoch."""
+        stamp = sent.stamp
+        assert stamp is not None
+        assert stamp.epoch <= EPOCH_MAX
+        place = (sent.batch.partition, stamp.producer_id, stamp.epoch)
+        following = self.stamped.get(place, 0)
+        assert stamp.sequence <= following
+        self.stamped[place] = max(following, stamp.sequence + 1)
