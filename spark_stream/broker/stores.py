@@ -101,7 +101,8 @@ def _check_unused(path: Path, lost: str) -> None:
 
 
 def _report_unknown_folders(store: MetadataStore, path: Path) -> None:
-    known = {decode(each).id for prefix in (TOPICS, REMOVED) for each in store.list(prefix)}
+    known = {decode(each).id for each in store.list(TOPICS)}
+    known |= {each.key.removeprefix(REMOVED) for each in store.list(REMOVED)}
     for topic_id, name in sorted(topic_folders(path).items()):
         if topic_id not in known:
             logger.error(

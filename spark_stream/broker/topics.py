@@ -10,10 +10,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from spark_stream.broker.driver import Driver
 from spark_stream.broker.host import Host

@@ -11,17 +11,18 @@ The term rises with each new controller. It tells them apart in what brokers log
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from spark_stream.cluster.store import MetadataStore
 from spark_stream.consistency.ids import BrokerId
+from spark_stream.structs import Positional, learn_types
 
 CONTROLLER: Final = "controller"
 
 
-@dataclass(frozen=True, slots=True)
-class Controller:
+class Controller(Positional, frozen=True):
     """One broker's time as the controller: it ends with the broker's incarnation at the latest."""
 
     broker: BrokerId
@@ -71,14 +72,14 @@ class ControllerSeat:
 
 
 def encode(controller: Controller) -> dict[str, Any]:
-    """What the store holds of the controller."""
-    return {
-        "broker": controller.broker,
-        "incarnation": controller.incarnation,
-        "term": controller.term,
-    }
+    """Return what the store holds of the controller."""
+    value: dict[str, Any] = msgspec.to_builtins(controller)
+    return value
 
 
 def decode(value: Mapping[str, Any]) -> Controller:
-    """The controller that the record's value names."""
-    return Controller(BrokerId(str(value["broker"])), str(value["incarnation"]), int(value["term"]))
+    """Return the controller that the record's value names."""
+    return msgspec.convert(value, Controller)
+
+
+learn_types(Controller)

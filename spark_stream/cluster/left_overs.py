@@ -14,18 +14,17 @@ None does while the maker may only stand still.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 from spark_stream.cluster.store import Record
-from spark_stream.cluster.topics import Topic, decode, encode
+from spark_stream.cluster.topics import Topic, from_store, stored
 from spark_stream.consistency.ids import BrokerId
+from spark_stream.structs import Positional, learn_types
 
 REMOVED: Final = "removed/"
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOver:
+class LeftOver(Positional, frozen=True):
     """What may be left of a topic, and where.
 
     ``cleared``: its maker was taken for dead, and what it made is being removed. So the topic is
@@ -42,19 +41,13 @@ class LeftOver:
 
 
 def encode_left_over(left: LeftOver) -> dict[str, Any]:
-    """What the store holds of it."""
-    facts = {"brokers": list(left.brokers), "maker": left.maker}
-    rare = {"cleared": True} if left.cleared else {}
-    return encode(left.topic) | facts | rare | ({"stalled": left.stalled} if left.stalled else {})
+    """Return what the store holds of it."""
+    return stored(left)
 
 
 def decode_left_over(record: Record) -> LeftOver:
     """Return what a record holds."""
-    topic, value = decode(record), record.value
-    return LeftOver(
-        topic,
-        tuple(BrokerId(str(each)) for each in value["brokers"]),
-        None if value["maker"] is None else BrokerId(str(value["maker"])),
-        bool(value.get("cleared", False)),
-        None if value.get("stalled") is None else BrokerId(str(value["stalled"])),
-    )
+    return from_store(record, LeftOver)
+
+
+learn_types(LeftOver)

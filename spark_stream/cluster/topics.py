@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import msgspec
 import pyarrow as pa
 
 from spark_stream.cluster.store import MetadataStore, Record
 from spark_stream.consistency.ids import is_folder_name
 from spark_stream.errors import InvalidTopic, UnknownTopic
+from spark_stream.structs import Positional, learn_types
+
+T = TypeVar("T")
 
 PARTITIONS_MAX: Final = 10_000
 TOPICS: Final = "topics/"
@@ -26,8 +29,7 @@ _NEAR: Final = 0.7  # with less, the guess would be any topic
 _GUESSES_MAX: Final = 1000  # queries ask again and again for a topic that is still to come
 
 
-@dataclass(frozen=True, slots=True)
-class Topic:
+class Topic(Positional, frozen=True):
     """A topic as all brokers know it. ``config`` has what its creator set, as given.
 
     ``replication_factor``: how many replicas each partition is to have. ``earlier``: the schemas
@@ -87,34 +89,32 @@ def unknown(name: str, names: Collection[str] = ()) -> UnknownTopic:
 
 
 def encode(topic: Topic) -> dict[str, Any]:
-    """Return what the store holds of a topic, there or removed; its present schema is the last."""
-    schemas = [
-        base64.b64encode(each.serialize()).decode() for each in (*topic.earlier, topic.schema)
-    ]
-    return {
-        "name": topic.name,
-        "id": topic.id,
-        "schemas": schemas,
-        "partitions": topic.partitions,
-        "replication_factor": topic.replication_factor,
-        "config": dict(topic.config),
-        "token": topic.token,
-    }
+    """Return what the store holds of a topic."""
+    return stored(topic)
 
 
 def decode(record: Record) -> Topic:
-    """Return the topic that a record holds, there or removed."""
-    value: Mapping[str, Any] = record.value
-    *earlier, schema = (
-        pa.ipc.read_schema(pa.py_buffer(base64.b64decode(each))) for each in value["schemas"]
-    )
-    return Topic(
-        name=str(value["name"]),
-        id=str(value["id"]),
-        schema=schema,
-        partitions=int(value["partitions"]),
-        config={str(key): str(each) for key, each in value["config"].items()},
-        replication_factor=int(value["replication_factor"]),
-        earlier=tuple(earlier),
-        token=str(value["token"]),
-    )
+    """Return the topic that a record holds."""
+    return from_store(record, Topic)
+
+
+def stored(value: msgspec.Struct) -> dict[str, Any]:
+    """Return what the store holds of a struct that has schemas in it."""
+    fields: dict[str, Any] = msgspec.to_builtins(value, enc_hook=_schema_text)
+    return fields
+
+
+def from_store(record: Record, kind: type[T]) -> T:
+    """Return the struct, with schemas in it, that a record holds."""
+    return msgspec.convert(record.value, kind, dec_hook=_schema)
+
+
+def _schema_text(schema: pa.Schema) -> str:
+    return base64.b64encode(schema.serialize()).decode()
+
+
+def _schema(kind: type, text: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+
+
+learn_types(Topic)

@@ -34,12 +34,16 @@ next generation there in the same way (``consistency.damage``).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+import msgspec
+from msgspec.structs import replace
+
 from spark_stream.cluster.store import MetadataStore
 from spark_stream.consistency.ids import BrokerId, Generation
+from spark_stream.structs import Positional, learn_types
 
 VOUCHING: Final = "vouching/"
 
@@ -47,8 +51,7 @@ Ends = Mapping[str, int]
 """After which entry each log ends, by the name of its partition; -1 for one that does not open."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeftBehind:
+class LeftBehind(Positional, frozen=True):
     """What the record says of a broker's last run.
 
     ``ends``: where all logs ended when the run had ended in order; None: it has not.
@@ -157,23 +160,14 @@ class Vouching:
 
 
 def encode(left: LeftBehind) -> dict[str, Any]:
-    """What the store holds."""
-    return {
-        "generation": left.generation,
-        "run": left.run,
-        "ends": None if left.ends is None else dict(left.ends),
-        "boot": left.boot,
-        "force_failed": left.force_failed,
-    }
+    """Return what the store holds."""
+    value: dict[str, Any] = msgspec.to_builtins(left)
+    return value
 
 
 def decode(value: Mapping[str, Any]) -> LeftBehind:
-    """What a record's value says."""
-    ends = value["ends"]
-    return LeftBehind(
-        generation=Generation(str(value["generation"])),
-        run=str(value["run"]),
-        ends=None if ends is None else {str(name): int(end) for name, end in ends.items()},
-        boot=None if value["boot"] is None else str(value["boot"]),
-        force_failed=bool(value["force_failed"]),
-    )
+    """Return what a record's value says."""
+    return msgspec.convert(value, LeftBehind)
+
+
+learn_types(LeftBehind)

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from spark_stream.cluster.left_overs import (
     REMOVED,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from spark_stream.cluster.sqlite import SqliteStore
 from spark_stream.cluster.topics import decode, encode

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from spark_stream.cluster.topics import TOPICS
 from spark_stream.errors import IsologError, StorageFailure, TopicExists, UnknownTopic

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from spark_stream.cluster.partitions import PartitionId, Partitions
 from spark_stream.cluster.topics import Topics
