@@ -32,7 +32,8 @@ from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Isolation, upper_bound
 from spark_stream.environment import Clock
 from spark_stream.errors import InternalError, IsologError
-from spark_stream.protocol import Credited, Received, StreamOver
+from spark_stream.protocol import Body, Credited, Received, StreamOver, nbytes_of
+from spark_stream.storage.message import uncompressed
 from spark_stream.transport.failures import error_bytes
 from spark_stream.transport.loop import Loop, Timer
 from spark_stream.transport.streams import Stream, StreamEvent
@@ -41,10 +42,13 @@ logger = logging.getLogger(__name__)
 
 WAITING_MAX: Final = 10_000
 """Fetches of a broker that wait at once; one beyond them gets an empty answer and asks again."""
+_APART_BYTES_MIN: Final = 256 << 10
+"""Batches from this size on are sent from where their columns lie, without a copy."""
 _TURN_BYTES: Final = 8 << 20
 """What a fetch sends before others have their turn."""
 
-Answer = tuple[pa.RecordBatch, bytes]
+Answer = tuple[pa.RecordBatch | tuple[memoryview, ...], bytes]
+"""Records, or the IPC messages that they are stored as, in parts; and their facts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,12 @@ class AwaitRecords:
     offset: Offset
     isolation: Isolation
     deadline: float
+
+
+def _body(records: pa.RecordBatch | tuple[memoryview, ...]) -> Body:
+    if isinstance(records, tuple):
+        return records
+    return uncompressed(records, _APART_BYTES_MIN).parts if records.num_rows else b""
 
 
 Answers = Generator[Answer | AwaitRecords, bool, None]
@@ -144,7 +154,7 @@ class FetchTask:
         self._has_credit = False
         self._reply: bool | None = None  # to the generator, when it goes on
         self._records: tuple[AwaitRecords, int, Timer] | None = None
-        self._unsent: tuple[bytes, memoryview | bytes] | None = (
+        self._unsent: tuple[bytes, Body] | None = (
             b"",
             memoryview(schema.serialize()),
         )
@@ -213,7 +223,7 @@ class FetchTask:
             if self._unsent is not None:
                 if not self._send(*self._unsent):
                     return False
-                left -= len(self._unsent[1])
+                left -= nbytes_of(self._unsent[1])
                 self._unsent = None
                 if left <= 0:
                     self._tasks.pool.submit(self._run)
@@ -228,10 +238,10 @@ class FetchTask:
                     return False
             else:
                 batch, facts = step
-                self._unsent = facts, memoryview(batch.serialize()) if batch.num_rows else b""
+                self._unsent = facts, _body(batch)
         return True
 
-    def _send(self, header: bytes, body: memoryview | bytes) -> bool:
+    def _send(self, header: bytes, body: Body) -> bool:
         """Send a frame; return False if the task waits for credit now."""
         while True:
             with self._lock:

@@ -77,6 +77,11 @@ class Projection:
             return chunk.batch
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
+    def as_stored(self, schema: pa.Schema) -> Projection:
+        """The same in the order of the topic's schema, if that has just these columns."""
+        same = len(self.schema) == len(schema) == len({*self.schema.names} & {*schema.names})
+        return Projection(schema, None) if same else self
+
 
 def projection_of(hosted: HostedTopic, columns: list[str] | None) -> Projection:
     """The projection, or SchemaMismatch naming a column that the topic lacks."""
@@ -143,11 +148,17 @@ class RangeStream:
         clock: Clock,
         boot_id: str | None = None,
         number: int | None = None,
+        *,
+        encoded: bool = False,
     ) -> None:
         """``number``: which one it is of several ranges; None: the only one."""
-        hosted, self._projection, self._rows = bound(host, request)
+        hosted, projection, self._rows = bound(host, request)
+        if encoded:
+            projection = projection.as_stored(hosted.topic.schema.remove_metadata())
+        self._projection = projection
         self._host = host
         self._number = number
+        self._encoded = encoded
         self._boot_id = boot_id
         self._topic = hosted.topic
         self._partition: Partition = hosted.partition(request.partition)
@@ -160,6 +171,7 @@ class RangeStream:
         self._position = self._start()
         self._lineage = self._partition.lineage(self._position)
         self._bound_known = True
+        self._given = 0  # records of the last answer
         self._check_lineages()
         self._visible()
 
@@ -251,7 +263,7 @@ class RangeStream:
         while more:
             found, more = yield from self._awaited()
             for answer in self._records(found, left):
-                left -= answer[0].num_rows
+                left -= self._given
                 yield answer
                 told = self._position
             more = more and request.follow and not self._at_end() and left > 0
@@ -301,6 +313,7 @@ class RangeStream:
             committed=self._request.isolation in DROPS_ABORTED,
             rows=self._rows,
             locating=holder is not None,
+            encoded=self._encoded and holder is None,
             schema=self._topic.schema,
         )
         try:
@@ -309,8 +322,12 @@ class RangeStream:
                 return
             for chunk, lineage in self._told(chunks):
                 self._position, self._lineage = chunk.next_offset, lineage
-                if chunk.batch.num_rows:
-                    yield self._projection.applied(chunk), self._facts(chunk, lineage).to_bytes()
+                self._given = chunk.rows
+                facts = self._facts(chunk, lineage)
+                if chunk.messages:
+                    yield chunk.messages, facts.to_bytes()
+                elif chunk.batch.num_rows:
+                    yield self._projection.applied(chunk), facts.to_bytes()
                 elif self._cancelled():  # a filter may read for long and find nothing
                     return
         except DamagedSegment as error:
@@ -350,6 +367,7 @@ class RangeStream:
             next=chunk.next_offset,
             lineage=lineage,
             spans=spans,
+            messages=len(chunk.counts) if chunk.messages else 1,
             range=self._number or 0,
         )
 
@@ -371,7 +389,8 @@ class RangeStream:
 class FetchStream:
     """The ranges of one call. What is wrong with one of several ends that one alone.
 
-    ``boot_id``: that of this machine, if readers on it may map the files.
+    ``boot_id``: that of this machine, if readers on it may map the files. ``encoded``: answers may
+    have the stored messages of records in their place, and columns in the order of the topic.
     """
 
     def __init__(
@@ -381,6 +400,8 @@ class FetchStream:
         cancelled: Callable[[], bool],
         clock: Clock,
         boot_id: str | None = None,
+        *,
+        encoded: bool = False,
     ) -> None:
         """Look at the first range.
 
@@ -389,14 +410,19 @@ class FetchStream:
             OffsetOutOfRange, OffsetEvicted, DataLoss, NotLeader, …: the only range cannot be read.
         """
         first, *more = request.ranges
-        open_range = partial(RangeStream, host, cancelled=cancelled, clock=clock, boot_id=boot_id)
+        open_range = partial(
+            RangeStream, host, cancelled=cancelled, clock=clock, boot_id=boot_id, encoded=encoded
+        )
         self._cancelled = cancelled
         if not more:
             only = open_range(first)
             self.schema = only.schema
             self._answers = only.answers()
         else:
-            self.schema = bound(host, first)[1].schema
+            hosted, projection, _ = bound(host, first)
+            if encoded:
+                projection = projection.as_stored(hosted.topic.schema.remove_metadata())
+            self.schema = projection.schema
             self._answers = self._of_several(request.ranges, open_range)
 
     def answers(self) -> Answers:

@@ -158,6 +158,7 @@ class Serving:
             lambda: stream.over is not None,
             self._clock,
             self._boot_id,
+            encoded=True,
         )
         call = self._activity.call()
         FetchTask(self._fetches, stream, asked.schema, asked.answers(), call).begin()

@@ -18,10 +18,11 @@ from spark_stream.protocol.connection import (
     StreamOpened,
     StreamOver,
 )
-from spark_stream.protocol.frames import Allocate, Bytes
+from spark_stream.protocol.frames import Allocate, Body, Bytes, nbytes_of
 
 __all__ = [
     "Allocate",
+    "Body",
     "Bytes",
     "Cancelled",
     "Connection",
@@ -35,4 +36,5 @@ __all__ = [
     "Received",
     "StreamOpened",
     "StreamOver",
+    "nbytes_of",
 ]

@@ -42,12 +42,14 @@ import msgspec
 from spark_stream.protocol.frames import (
     PREFIX,
     Allocate,
+    Body,
     Bytes,
     FrameKind,
     FrameReader,
     ProtocolError,
     RawFrame,
     frame_bytes,
+    nbytes_of,
 )
 
 T = TypeVar("T")
@@ -175,9 +177,9 @@ class Lost(msgspec.Struct, frozen=True):
 Event = Ready | StreamOpened | Received | Credited | Failed | Cancelled | Ending | Lost
 
 
-def data_bytes(header: Bytes, body: Bytes) -> int:
+def data_bytes(header: Bytes, body: Body) -> int:
     """Return what a DATA frame costs of a stream's credit."""
-    return PREFIX.size + memoryview(header).nbytes + memoryview(body).nbytes
+    return PREFIX.size + memoryview(header).nbytes + nbytes_of(body)
 
 
 class StreamOver(Exception):
@@ -455,7 +457,7 @@ class Connection:
         found = self._streams.get(stream)
         return found is not None and found.sends and found.credit > 0
 
-    def send(self, stream: int, header: Bytes, body: Bytes = b"", *, end: bool = False) -> None:
+    def send(self, stream: int, header: Bytes, body: Body = b"", *, end: bool = False) -> None:
         """Send a frame on a stream that has credit; a frame without content needs none.
 
         Raises:
@@ -544,21 +546,21 @@ class Connection:
         """End a stream in both directions; return whether it was not over."""
         return self._streams.pop(number, None) is not None
 
-    def _check_size(self, header: Bytes, body: Bytes) -> None:
+    def _check_size(self, header: Bytes, body: Body) -> None:
         assert self._peer is not None
-        for what, part, limit in (
-            ("header", header, self._peer.header_bytes_max),
-            ("body", body, self._peer.body_bytes_max),
+        for what, size, limit in (
+            ("header", memoryview(header).nbytes, self._peer.header_bytes_max),
+            ("body", nbytes_of(body), self._peer.body_bytes_max),
         ):
-            if memoryview(part).nbytes > limit:
-                raise ValueError(f"a {what} of {memoryview(part).nbytes} bytes; at most {limit}")
+            if size > limit:
+                raise ValueError(f"a {what} of {size} bytes; at most {limit}")
 
     def _put(
         self,
         kind: FrameKind,
         stream: int,
         header: Bytes = b"",
-        body: Bytes = b"",
+        body: Body = b"",
         *,
         end: bool = False,
     ) -> None:

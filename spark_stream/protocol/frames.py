@@ -29,6 +29,8 @@ SMALL_BYTES_MAX: Final = 64 << 10
 """A part of a frame up to this size is copied out of the buffer that it was received in."""
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
+Body: TypeAlias = Bytes | tuple[Bytes, ...]
+"""A body to send, maybe in several parts that are written one after the other."""
 Allocate = Callable[[int], bytearray | memoryview]
 """Makes a writable buffer of exactly this many bytes."""
 
@@ -73,14 +75,23 @@ class ProtocolError(Exception):
 
 
 def frame_bytes(
-    kind: FrameKind, stream: int, header: Bytes = b"", body: Bytes = b"", *, end: bool = False
+    kind: FrameKind, stream: int, header: Bytes = b"", body: Body = b"", *, end: bool = False
 ) -> list[Bytes]:
     """Return a frame as the buffers to write, in order. A large body is not copied."""
-    header_bytes, body_bytes = memoryview(header).nbytes, memoryview(body).nbytes
+    header_bytes, body_bytes = memoryview(header).nbytes, nbytes_of(body)
     prefix = PREFIX.pack(MARK, kind, END if end else 0, stream, header_bytes, body_bytes)
     if body_bytes <= SMALL_BYTES_MAX:
-        return [b"".join((prefix, header, body))]
-    return [prefix + bytes(header), body]
+        return [b"".join((prefix, header, *_parts(body)))]
+    return [prefix + bytes(header), *filter(len, _parts(body))]
+
+
+def nbytes_of(body: Body) -> int:
+    """Return the size of a body."""
+    return sum(memoryview(part).nbytes for part in _parts(body))
+
+
+def _parts(body: Body) -> tuple[Bytes, ...]:
+    return body if isinstance(body, tuple) else (body,)
 
 
 class FrameReader:

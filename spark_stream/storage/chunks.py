@@ -53,7 +53,8 @@ class Chunk:
     and ``counts`` have one item for each entry the batch came from: ``timestamps[i]`` is the
     greatest record timestamp of the ``counts[i]`` rows of entry i. ``scattered``: the offset of
     every row, where a filter has left some out; there are no spans then. ``stored``: where the rows
-    lie, if it was asked for in their place; ``batch`` has no rows then.
+    lie, if it was asked for in their place. ``messages``: the bytes of their ``counts.size`` IPC
+    messages, in parts, likewise. ``batch`` has no rows then.
 
     ``next_offset`` is where to read on: behind the last row and what follows it that is aborted or
     does not match. A chunk without rows says only that, and ``base_offset`` is where it began to
@@ -68,6 +69,12 @@ class Chunk:
     next_offset: Offset
     scattered: np.ndarray | None = None
     stored: Stored | None = None
+    messages: tuple[memoryview, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """How many records they are."""
+        return int(self.counts.sum())
 
     def offsets(self) -> np.ndarray:
         """The offset of every row, int64, shape (rows,)."""

@@ -256,6 +256,11 @@ class Codec:
         """Of which columns least and greatest values are kept, and how."""
         return Layout(self.schema)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether messages are not compressed."""
+        return self.compression is Compression.NONE
+
     def header(self, facts: dict[str, str]) -> bytes:
         """The schema message that a segment starts with; ``facts`` go into the schema's metadata.
 

@@ -372,6 +372,7 @@ class PartitionLog:
         committed: bool = False,
         rows: RowFilter | None = None,
         locating: bool = False,
+        encoded: bool = False,
         schema: pa.Schema | None = None,
     ) -> Iterator[Chunk]:
         """The records of ``[start, end)`` in order, in batches of a good size.
@@ -387,6 +388,9 @@ class PartitionLog:
 
         ``locating``: chunks say where their rows lie and have none; not together with ``rows``.
 
+        ``encoded``: chunks may have the messages of their rows as they are stored instead of rows;
+        few are cut in two. The bytes stay what they are: no file that is mapped is changed.
+
         ``schema``: the topic's as the reader has it, which all records get; None: the present one.
 
         Raises:
@@ -399,7 +403,7 @@ class PartitionLog:
         filtering = None
         if rows is not None:
             filtering = Filtering(rows, schema, log_format.timestamp_column)
-        wanted = Wanted(schema, columns, committed, filtering, locating)
+        wanted = Wanted(schema, columns, committed, filtering, locating, encoded)
         with self._damage.noted():
             yield from read_segments(self.segments, start, end, wanted, budget)
 

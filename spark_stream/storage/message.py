@@ -16,7 +16,7 @@ from spark_stream.batches import schema_length
 
 Part: TypeAlias = pa.Buffer | bytes
 
-_APART_BYTES_MIN: Final = 2 << 20  # what is smaller is joined in the processor's own memory
+APART_BYTES_MIN: Final = 2 << 20  # what is smaller is joined in the processor's own memory
 _PART_BYTES_MIN: Final = 4 << 10  # on average; smaller parts are joined as well
 
 
@@ -45,9 +45,12 @@ class Message:
         return found
 
 
-def uncompressed(batch: pa.RecordBatch) -> Message:
-    """The batch as an encapsulated IPC message; where it is large, without a copy of its values."""
-    if batch.get_total_buffer_size() < _APART_BYTES_MIN:
+def uncompressed(batch: pa.RecordBatch, apart_bytes_min: int = APART_BYTES_MIN) -> Message:
+    """The batch as an encapsulated IPC message; where it is large, without a copy of its values.
+
+    ``apart_bytes_min``: from which size on.
+    """
+    if batch.get_total_buffer_size() < apart_bytes_min:
         return Message.of(batch.serialize())
     sink = _Sink()
     pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), batch.schema).write_batch(batch)

@@ -126,6 +126,7 @@ class Wanted:
     """What a read is after: these columns (None: all) of a schema, of which records.
 
     ``locating``: where the records lie, in their place; there is no filtering then.
+    ``encoded``: their messages in their place, where all of these are wanted as they are.
     """
 
     schema: pa.Schema
@@ -133,6 +134,16 @@ class Wanted:
     committed: bool = False
     filtering: Filtering | None = None
     locating: bool = False
+    encoded: bool = False
+
+    def takes_messages(self, segment: Segment) -> bool:
+        """Whether this wants whole messages of a segment as they are."""
+        return (
+            self.encoded
+            and self.columns is None
+            and self.filtering is None
+            and segment.codec.schema.equals(self.schema)
+        )
 
 
 def read_segments(
@@ -234,8 +245,18 @@ def _chunk(
     # Only the entries that the rows come from are loaded, and maybe not all of them.
     high = int(np.searchsorted(edges, skip + take, side="left")) + 1
     reading = columns if filtering is None else filtering.reading(columns)
+    lead = skip - int(edges[at] - counts[at])
     stored: Stored | None = None
-    if wanted.locating:
+    messages: tuple[memoryview, ...] = ()
+    encodes = as_stored = wanted.takes_messages(segment)
+    if as_stored:
+        high, take = _whole(edges, at, high, lead, skip, take)
+        one = high == at + 1
+        encodes = skip + take == edges[high - 1] and not lead and (one or segment.codec.is_plain)
+    if encodes:
+        messages, taken = segment.encoded(places[at:high])
+        batch = segment.blank(None, wanted.schema)
+    elif wanted.locating:
         stored, taken = segment.locate(places[at:high]), high - at
         batch = segment.blank(columns, wanted.schema)
     else:
@@ -244,10 +265,9 @@ def _chunk(
     if filtering is not None:
         filtering.learn(segment, segment.table, places[at:high], batch)
     take = min(take, int(edges[high - 1]) - skip)
-    lead = skip - int(edges[at] - counts[at])
     if stored is not None:
         stored = replace(stored, lead=lead)
-    elif lead or take != batch.num_rows:
+    elif not messages and (lead or take != batch.num_rows):
         batch = batch.slice(lead, take)
     budget.started = True
     budget.bytes -= max(1, size * take // total)
@@ -265,8 +285,29 @@ def _chunk(
         joined(froms, kept),
         min(end, visible.until),
         stored=stored,
+        messages=messages,
     )
+    if as_stored and take == int(edges[high - 1]) - skip:
+        behind = first + high
+        if behind < len(visible.lengths) and visible.lengths[behind] > budget.bytes:
+            budget.bytes = 0  # the next one would be cut, and then another one by the next read
     if filtering is not None:
         chunk = filtering.applied(chunk, columns, most)
-    budget.records -= chunk.batch.num_rows if stored is None else take
+    budget.records -= take if filtering is None else chunk.batch.num_rows
     return chunk
+
+
+def _whole(
+    edges: np.ndarray, at: int, high: int, lead: int, skip: int, take: int
+) -> tuple[int, int]:
+    """Part what is to be read from what is cut: the first entry in front, the last one at the end.
+
+    Return where the entries end that are read now, and how many rows they are.
+    """
+    if lead:
+        high = at + 1
+        return high, min(take, int(edges[at]) - skip)
+    if skip + take < edges[high - 1] and high > at + 1:
+        high -= 1
+        return high, int(edges[high - 1]) - skip
+    return high, take

@@ -187,6 +187,7 @@ class ReplicaLog(Protocol):
         committed: bool = False,
         rows: RowFilter | None = None,
         locating: bool = False,
+        encoded: bool = False,
         schema: pa.Schema | None = None,
     ) -> Iterator[Chunk]: ...
     def read_entries(

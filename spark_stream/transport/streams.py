@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from spark_stream.protocol import (
+    Body,
     Bytes,
     Cancelled,
     Connection,
@@ -87,7 +88,7 @@ class Stream:
         self.over: Failed | Cancelled | Lost | None = None
         """How the stream was ended before its time; None if it was not."""
 
-    def send(self, header: Bytes, body: Bytes = b"", *, end: bool = False) -> bool:
+    def send(self, header: Bytes, body: Body = b"", *, end: bool = False) -> bool:
         """Send a frame if there is credit for it; return whether it was sent.
 
         Where it was not, ``Credited`` tells when to try again.

@@ -136,6 +136,8 @@ class ChunkFacts(Message, tag_field="kind", tag="rows"):
 
     ``lineage``: that of ``next``. ``range``: which range of the Fetch this is about.
 
+    ``messages``: how many record batch messages the body has, one behind the other, if not one.
+
     Where rows are missing (records of aborted transactions were dropped), ``spans`` has the offsets
     that there are: [first, count] of each run of rows. Of a fetch with a filter there are no spans:
     ``base`` is the first row's offset, and a column has the others.
@@ -145,6 +147,7 @@ class ChunkFacts(Message, tag_field="kind", tag="rows"):
     next: OffsetField
     lineage: LineageField
     spans: list[tuple[OffsetField, OffsetField]] | None = None
+    messages: int = 1
     range: int = 0
 
 

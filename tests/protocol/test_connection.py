@@ -86,6 +86,19 @@ def test_a_call_is_a_frame_there_and_a_frame_back() -> None:
     assert pair.client.open_streams == pair.broker.open_streams == 0
 
 
+def test_a_body_may_be_sent_in_parts() -> None:
+    pair = Pair()
+    pair.open()
+    words = memoryview(bytes(80_000)).cast("Q")
+    pair.broker.send(1, b"f", (b"ab", b"", words, b"c"))
+    pair.exchange()
+    assert pair.at_client == [Received(1, b"f", b"ab" + bytes(80_000) + b"c", end=False)]
+    pair.at_client.clear()
+    pair.broker.send(1, b"f", (b"d", words[:2]), end=True)
+    pair.exchange()
+    assert pair.at_client == [Received(1, b"f", b"d" + bytes(16), end=True)]
+
+
 def test_versions_are_negotiated_and_named_where_there_is_none_in_common() -> None:
     new = Connection(is_client=True, greeting=b"", now=0, versions=(2, 3))
     middle = Connection(is_client=False, greeting=b"", now=0, versions=(1, 2))

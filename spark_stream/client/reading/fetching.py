@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import structs
 
+from spark_stream.batches import decode_one, decode_run
 from spark_stream.client.connecting.link import left
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.routes import Route
@@ -164,8 +165,13 @@ def received(
         if schema is None:
             schema = pa.ipc.read_schema(pa.py_buffer(frame.body))
             continue
-        rows = pa.ipc.read_record_batch(pa.py_buffer(frame.body), schema) if frame.body else None
-        yield rows, fetch_answer(bytes(frame.header))
+        facts = fetch_answer(bytes(frame.header))
+        rows = None
+        if isinstance(facts, ChunkFacts) and facts.messages > 1:
+            rows = decode_run([memoryview(frame.body)], schema, None)
+        elif frame.body:
+            rows = decode_one(pa.py_buffer(frame.body), schema, None)
+        yield rows, facts
 
 
 def fetch_once(

@@ -298,6 +298,7 @@ class ListLog(ReplicaLog):
         committed: bool = False,
         rows: RowFilter | None = None,
         locating: bool = False,
+        encoded: bool = False,
         schema: pa.Schema | None = None,  # that of all simulated topics, which none changes
     ) -> Iterator[Chunk]:
         if rows is not None or locating:

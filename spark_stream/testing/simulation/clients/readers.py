@@ -204,6 +204,7 @@ def _fetch(world: World, broker: SimulatedBroker, asked: FetchRange, reading: _R
     for step in stream.answers():
         assert not isinstance(step, AwaitRecords)  # the simulator's fetches do not wait
         batch, facts = step
+        assert not isinstance(batch, tuple)  # it was not asked for encoded
         if batch.num_rows:
             values += batch.column(0).to_pylist()
             yield NOW
