@@ -25,10 +25,10 @@ from spark_stream.storage.log import LogFormat, PartitionLog
 from spark_stream.storage.settings import Flush
 from spark_stream.storage.stored import StoredEntries
 from spark_stream.testing.simulation.disk import SimulatedDisk
-from spark_stream.testing.simulation.list_log import ListLog
 from tests.storage import logs
 from tests.storage.disks import Died
 from tests.storage.logs import EPOCH, NOW, everything, format_of, records
+from tests.storage.replicas import new_log
 
 HERE = Path("/topics/t/0")
 Row = tuple[int, int, int, int, int]
@@ -209,7 +209,7 @@ class Run:
 
 def leader_of(log: PartitionLog, number: int) -> StoredEntries:
     """So many entries of a leader whose log is this one's and goes on."""
-    leader = ListLog(format_of())
+    leader = new_log()
     leader.reset(log.end)
     for place in range(number):
         if place % 3 == 2:

@@ -21,9 +21,8 @@ from spark_stream.storage.replica_log import ReplicaLog
 from spark_stream.storage.settings import Compression, Flush
 from spark_stream.storage.stored import StoredEntries, digest
 from spark_stream.testing.simulation.disk import SimulatedDisk
-from spark_stream.testing.simulation.list_log import ListLog
 from tests.storage.disks import SmallDisk
-from tests.storage.logs import append_next, everything, flip, format_of, ids, segment_path
+from tests.storage.logs import append_next, everything, flip, ids, segment_path
 from tests.storage.replicas import HERE, fetch, fill, new_log, seen
 
 
@@ -93,9 +92,8 @@ def test_a_frame_has_what_was_asked_for_and_no_more():
     assert leader.read_entries(EntryIndex(10), 1 << 20) is None
 
 
-@pytest.mark.parametrize("kind", ["files", "list"])
-def test_what_the_log_has_not_is_gone(kind):
-    leader: ReplicaLog = new_log() if kind == "files" else ListLog(format_of())
+def test_what_the_log_has_not_is_gone():
+    leader: ReplicaLog = new_log()
     leader.reset(Boundary(EntryIndex(5), Offset(50)))
     assert leader.read_entries(EntryIndex(5), 100) is None
     assert leader.boundary_of(EntryIndex(5)) == (5, 50)
@@ -138,12 +136,11 @@ def frame(entries: int = 6) -> StoredEntries:
 
 
 @pytest.mark.parametrize("entries", [6, 1])
-@pytest.mark.parametrize("kind", ["files", "list"])
-def test_a_flipped_bit_anywhere_is_found_before_anything_is_written(kind, entries):
+def test_a_flipped_bit_anywhere_is_found_before_anything_is_written(entries):
     found = frame(entries)
     rows, data = found.rows.tobytes(), found.data.to_pybytes()
     disk = SimulatedDisk()
-    log: ReplicaLog = new_log(disk) if kind == "files" else ListLog(format_of())
+    log: ReplicaLog = new_log(disk)
     for place in [*range(0, len(rows), 3), *range(len(rows), len(rows) + len(data), 7)]:
         both = bytearray(rows + data)
         both[place] ^= 1 << place % 8
@@ -184,10 +181,9 @@ def test_rows_that_are_no_valid_table_are_refused_even_with_their_checksums():
     assert log.end.entry == 0
 
 
-@pytest.mark.parametrize("kind", ["files", "list"])
-def test_what_does_not_follow_the_end_is_a_mistake_of_the_caller(kind):
+def test_what_does_not_follow_the_end_is_a_mistake_of_the_caller():
     found = frame()
-    log: ReplicaLog = new_log() if kind == "files" else ListLog(format_of())
+    log: ReplicaLog = new_log()
     log.append_entries(found.rows[:2], found.data.slice(0, int(found.rows["length"][:2].sum())))
     end = log.end
     with pytest.raises(ValueError, match="starts at entry 0"):

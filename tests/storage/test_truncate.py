@@ -24,9 +24,8 @@ from spark_stream.storage.disk import HOST_DISK
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.stored import digest
 from spark_stream.testing.simulation.disk import SimulatedDisk
-from spark_stream.testing.simulation.list_log import ListLog
 from tests.storage.disks import FailingDisk, SmallDisk
-from tests.storage.logs import EPOCH, NOW, append_next, everything, format_of, ids, records
+from tests.storage.logs import EPOCH, NOW, append_next, everything, ids, records
 from tests.storage.replicas import HERE, fetch, fill, new_log, seen
 
 
@@ -37,11 +36,11 @@ def cut(log: PartitionLog, to: int) -> Boundary:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_cut_at_any_entry_a_log_is_as_if_it_had_ended_there(seed):
-    whole = ListLog(format_of())
+    whole = new_log()
     fill(whole, seed, 30)
     for to in range(31):
         disk = SimulatedDisk()
-        log, model = new_log(disk, segment_entries=5), ListLog(format_of())
+        log, model = new_log(disk, segment_entries=5), new_log()
         fetch(log, whole, 1 << 20)
         fetch(model, whole, 1 << 20, upto=to)
         assert cut(log, to) == model.end == log.end
@@ -68,7 +67,7 @@ def test_a_follower_that_is_cut_back_again_and_again_holds_what_its_leader_holds
     rounds, segment_entries, seed
 ):
     disk = SimulatedDisk()
-    leader, follower = ListLog(format_of()), new_log(disk, segment_entries=segment_entries)
+    leader, follower = new_log(), new_log(disk, segment_entries=segment_entries)
     for epoch, (entries, back, reopened) in enumerate(rounds):
         fill(leader, seed + epoch, entries, epoch)
         fetch(follower, leader, 900)
@@ -286,7 +285,7 @@ def test_readers_in_other_threads_see_true_records_through_many_truncations(tmp_
                     wrong.append(numbers)
 
     def fetch_entries() -> None:
-        copier = ListLog(format_of())
+        copier = new_log()
         at = 0
         while not over.is_set():
             try:

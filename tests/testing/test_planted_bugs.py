@@ -40,6 +40,6 @@ FOUND = {
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch):
     BUGS[name](monkeypatch)
     seeds = chain([FOUND[name]] if name in FOUND else [], range(2 * RUNS))
-    _, finding = find(seeds, files_only=name in IN_FILES)
+    _, finding = find(seeds, disk_only=name in IN_FILES)
     assert finding is not None, f"{2 * RUNS} runs do not notice that {name.replace('_', ' ')}"
     assert not isinstance(finding.error, TypeError), "the plant itself is broken: its signature"

@@ -83,7 +83,7 @@ def test_a_seed_is_one_run_whatever_python_hashes_to():
 def test_seeds_draw_every_kind_of_run():
     forms = [draw(seed) for seed in range(300)]
     assert {form.brokers for form in forms} == {1, 2, 3}
-    assert {form.files for form in forms} == {True, False}
+    assert {form.hurts_disk for form in forms} == {True, False}
     kinds = {name.rpartition("-")[0] for form in forms for name in form.actors}
     assert kinds == {*CLIENTS, *FAULTS} == set(ACTORS) - set(NAMED_FAULTS)
 

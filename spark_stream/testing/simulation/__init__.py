@@ -15,5 +15,5 @@
 ``history``     what happened, as nobody in the run sees it
 
 Below those lies what stands for a host: ``clock`` (time and names), ``schedule`` (who goes on),
-``network``, ``store`` and ``leases``, ``disk`` and ``list_log`` with ``logs`` over both.
+``network``, ``store`` and ``leases``, ``disk`` with ``logs`` over it.
 """

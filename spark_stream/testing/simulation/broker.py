@@ -41,7 +41,7 @@ from spark_stream.storage.directory import LogDirectory
 from spark_stream.testing.simulation.clock import SeededIds, VirtualClock
 from spark_stream.testing.simulation.driving import SimulatedDriver
 from spark_stream.testing.simulation.leases import LEASE_S, MemoryBoard, WatchedLeases
-from spark_stream.testing.simulation.logs import DiskLogs, ListLogs, MachineLogs
+from spark_stream.testing.simulation.logs import DiskLogs
 from spark_stream.testing.simulation.network import Call, Network, NoAnswer
 from spark_stream.testing.simulation.replication import SimulatedLinks, Stream
 from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal
@@ -106,14 +106,12 @@ class Surroundings:
 class SimulatedBroker:
     """One broker and its machine, through all its lives."""
 
-    def __init__(self, broker_id: str, around: Surroundings, *, files: bool) -> None:
+    def __init__(self, broker_id: str, around: Surroundings) -> None:
         self.broker_id = broker_id
         self.calls: dict[Call, None] = {}  # in their order: the same run makes them in the same
         self.streams: dict[Stream, None] = {}
         self._directory = LogDirectory(Path("/") / broker_id, "cluster", broker_id)
-        self.logs: MachineLogs = (
-            DiskLogs(self._directory.path, self._count_down) if files else ListLogs()
-        )
+        self.logs = DiskLogs(self._directory.path, self._count_down)
         self.lives = 0
         self.runs = False
         self.serves = False

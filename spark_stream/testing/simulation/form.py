@@ -52,10 +52,14 @@ class Form:
 
     seed: int
     brokers: int
-    files: bool
     topics: int
     actors: tuple[str, ...]
     order: int = 0
+
+    @property
+    def hurts_disk(self) -> bool:
+        """Whether something happens to a broker's disk."""
+        return any(each.rpartition("-")[0] in DISK_FAULTS for each in self.actors)
 
     def chance(self, purpose: str) -> Random:
         """A source of chance for one purpose of this run."""
@@ -80,13 +84,13 @@ def draw(seed: int) -> Form:
     """The form that a seed stands for."""
     chance = Random(f"{seed} form")
     brokers = chance.choices((1, 2, 3), (2, 3, 5))[0]
-    files = chance.random() < 1 / 8
+    hurts_disk = chance.random() < 1 / 8
     topics = chance.choice((1, 1, 2))
     clients = chance.choices(list(CLIENTS), list(CLIENTS.values()), k=chance.randint(2, 4))
     if "transactions" not in clients and "sink" not in clients:
         clients.append("transactions")
     faults = chance.choices(list(FAULTS), list(FAULTS.values()), k=chance.randint(0, 3))
-    if files:  # so that something happens to them
+    if hurts_disk:
         faults.append(chance.choice(DISK_FAULTS))
     actors = tuple(f"{kind}-{number}" for number, kind in enumerate([*clients, *faults]))
-    return Form(seed, brokers, files, topics, actors)
+    return Form(seed, brokers, topics, actors)

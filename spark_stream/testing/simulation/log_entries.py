@@ -1,4 +1,4 @@
-"""The entries of a log, of whatever kind it is, from an index on."""
+"""The entries of a log, from an index on."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from dataclasses import fields
 
 from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.storage.replica_log import ReplicaLog
-from spark_stream.testing.simulation.list_log import ListLog
 
 _COLUMNS = tuple(field.name for field in fields(Entry))
 
 
 def entries_from(log: ReplicaLog, index: int) -> list[Entry]:
     """The log's entries from this index on, oldest first."""
-    if isinstance(log, ListLog):
-        return log.entries_from(index)
     found: list[Entry] = []
     for table in log.tables():
         if len(table) and int(table["entry_index"][-1]) >= index:

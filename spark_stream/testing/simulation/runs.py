@@ -77,14 +77,14 @@ def _found_again(form: Form, broken: str) -> Finding | None:
     return None
 
 
-def find(seeds: Iterable[int], *, files_only: bool = False) -> tuple[int, Finding | None]:
+def find(seeds: Iterable[int], *, disk_only: bool = False) -> tuple[int, Finding | None]:
     """Runs one seed after the other until one fails: the events of all, and the finding.
 
-    ``files_only``: leaves out runs whose logs are lists.
+    ``disk_only``: leave out runs in which nothing happens to a disk.
     """
     events = 0
     for form in map(draw, seeds):
-        if files_only and not form.files:
+        if disk_only and not form.hurts_disk:
             continue
         ran = run(form)
         events += ran.events

@@ -78,10 +78,7 @@ class World:
             news,
             sees_ends=form.chance("ends").random() < 0.5,
         )
-        self.brokers = [
-            SimulatedBroker(f"broker-{name}", around, files=form.files)
-            for name in "abc"[: form.brokers]
-        ]
+        self.brokers = [SimulatedBroker(f"broker-{name}", around) for name in "abc"[: form.brokers]]
         self._view = View(self.history, self.clock, self.brokers, self.notice)
         self._onlooker = Onlooker(self._view, self.records, news, self.tell, tells=tells)
         self._notices: dict[str, list[Notice]] = {}

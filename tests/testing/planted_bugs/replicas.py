@@ -26,8 +26,7 @@ from spark_stream.scripts import (
     finishing,
 )
 from spark_stream.storage import log, retention
-from spark_stream.testing.simulation import list_log
-from spark_stream.testing.simulation.list_log import ListLog
+from spark_stream.storage.log import PartitionLog
 from tests.testing.planted_bugs.planting import Patch, bug, no_steps
 
 
@@ -201,7 +200,8 @@ def a_lease_is_shown_as_before(patch: Patch) -> None:
 @bug
 def a_force_that_failed_changes_nothing(patch: Patch) -> None:
     patch.setattr(Standing, "looking", no_steps)
-    patch.setattr(ListLog, "intact", property(lambda self: True))
+    # Whatever an open finds, the log claims to be intact.
+    patch.setattr(PartitionLog, "intact", property(lambda self: True, lambda self, found: None))
 
 
 # -- retention ------------------------------------------------------------------------------------
@@ -213,19 +213,18 @@ def retention_takes_what_is_young(patch: Patch) -> None:
         return original(closed, active, settings, now + 3_000_000, limit)
 
     original = retention.removable
-    for module in (list_log, log):
-        patch.setattr(module, "removable", removable)
+    patch.setattr(log, "removable", removable)
 
 
 @bug
 def retention_takes_what_is_undecided(patch: Patch) -> None:
     """As it is where the leader's rules do not hold it back."""
-    original = ListLog.housekeep
+    original = PartitionLog.housekeep
 
-    def housekeep(self: ListLog, now: int, _: Any) -> int:
+    def housekeep(self: PartitionLog, now: int, _: Any) -> int:
         return original(self, now, self.end.offset)
 
-    patch.setattr(ListLog, "housekeep", housekeep)
+    patch.setattr(PartitionLog, "housekeep", housekeep)
     patch.setattr(
         leader, "evicted", lambda state, log_start: leader.replace(state, log_start=log_start)
     )
