@@ -17,8 +17,8 @@ SEEDS = range(12)
 
 
 def form(seed: int) -> Form:
-    """Three brokers whose logs are files, two of whose bytes may change."""
-    return Form(seed, 3, True, 1, (*CLIENTS, "changed-byte-5", "changed-byte-6"))
+    """Three brokers; two bytes of their logs may change."""
+    return Form(seed, 3, 1, (*CLIENTS, "changed-byte-5", "changed-byte-6"))
 
 
 def test_whatever_byte_changes_all_that_holds_goes_on_to_hold():
@@ -33,7 +33,7 @@ def test_whatever_byte_changes_all_that_holds_goes_on_to_hold():
 
 def changed_bytes(seed: int) -> Form:
     """Three brokers, each of whose copies of one partition is damaged in another entry."""
-    return Form(seed, 3, True, 1, (*CLIENTS, "changed-bytes-5"))
+    return Form(seed, 3, 1, (*CLIENTS, "changed-bytes-5"))
 
 
 def test_nothing_is_lost_if_bytes_change_on_all_disks_each_in_another_entry():
@@ -60,7 +60,7 @@ def test_a_read_that_checks_nothing_is_found(monkeypatch: pytest.MonkeyPatch):
 
 def dead_disk(seed: int) -> Form:
     """Three brokers, one of whose disks takes no writes after a while."""
-    return Form(seed, 3, False, 1, ("transactions-0", "plain-1", "plain-2", "dead-disk-3"))
+    return Form(seed, 3, 1, ("transactions-0", "plain-1", "plain-2", "dead-disk-3"))
 
 
 def test_a_leader_whose_disk_takes_no_writes_hands_over():

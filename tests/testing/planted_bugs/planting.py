@@ -10,7 +10,7 @@ import pytest
 Patch = pytest.MonkeyPatch
 BUGS: dict[str, Callable[[Patch], None]] = {}
 IN_FILES: set[str] = set()
-"""Those that no run can meet whose logs are lists."""
+"""Those that only runs can meet in which something happens to a disk."""
 
 
 def bug(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:

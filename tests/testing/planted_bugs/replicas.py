@@ -201,7 +201,8 @@ def a_lease_is_shown_as_before(patch: Patch) -> None:
 def a_force_that_failed_changes_nothing(patch: Patch) -> None:
     patch.setattr(Standing, "looking", no_steps)
     # Whatever an open finds, the log claims to be intact.
-    patch.setattr(PartitionLog, "intact", property(lambda self: True, lambda self, found: None))
+    believed = property(lambda self: True, lambda self, found: None)
+    patch.setattr(PartitionLog, "intact", believed, raising=False)
 
 
 # -- retention ------------------------------------------------------------------------------------
