@@ -30,7 +30,7 @@ RIDDLES = (
 SHARED_BY_TWO = """
     Agreed AppendStream Asked Closing Connection Descriptor DropBranch Kind
     Leaders Links Looked MappedFile Measure Message News Order Part Piece Place Range Recent
-    Record Refused Room RowFilter Seen State Stream Surroundings Trouble Turns
+    Record Refused Room RowFilter Seen State Surroundings Trouble Turns
     View Written _Text _Topic
 """
 SHARED_BY_THREE = "Bound Cut Found Identity Session Wanted"

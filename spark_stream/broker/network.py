@@ -12,10 +12,14 @@ from spark_stream.broker.core import BrokerCore
 from spark_stream.broker.identity import Identity
 from spark_stream.broker.links import LedPartitions, StreamLinks
 from spark_stream.broker.peers import ConnectedPeers
+from spark_stream.broker.pool import Pool
+from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leading import Leading
+from spark_stream.broker.replication.lines import Lines
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.environment import Clock
+from spark_stream.transport.client import client_loop
 
 
 class ConnectedNetwork:
@@ -33,6 +37,9 @@ class ConnectedNetwork:
         self._clock = clock
         self._settings = settings
         self._addresses = addresses
+        loop = client_loop()
+        self._pool = Pool(loop)
+        self._background = Background(self._pool.submit, loop.call_later)
         self._fetchers: Fetchers | None = None
         self.leading: Leading | None = None
         """The streams of followers; None before the broker's core is made."""
@@ -40,8 +47,11 @@ class ConnectedNetwork:
     def peers(self, core: BrokerCore) -> ConnectedPeers:
         me, clock, settings = self._me, self._clock, self._settings
         peers = ConnectedPeers(me, core.members, clock, core.host.refresh, self._addresses)
-        self.leading = Leading(me, LedPartitions(core.host), settings, clock)
-        self._fetchers = Fetchers(me, peers.endpoint_of, settings, clock)
+        self.leading = Leading(me, LedPartitions(core.host), settings, clock, self._background)
+        lines = Lines(settings, self._background)
+        self._fetchers = Fetchers(
+            me, peers.endpoint_of, settings, clock, self._background, lines.call
+        )
         return peers
 
     def links(self, core: BrokerCore) -> StreamLinks:
@@ -58,3 +68,4 @@ class ConnectedNetwork:
         self.stop_following()
         if self.leading is not None:
             self.leading.stop()
+        self._pool.stop()

@@ -52,7 +52,7 @@ class Pool:
             if self._stopped:
                 return False
             self._work.append((time.monotonic(), work))
-            if self._idle:
+            if len(self._work) <= self._idle:  # those that are about to take work count as idle
                 self._changed.notify()
             elif self._threads < self._usual:
                 self._start()

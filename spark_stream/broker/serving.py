@@ -12,8 +12,9 @@ method           OPEN (header; body)         then
 ``replicate``    ; request                   what the leader says, and what the follower says
 ===============  ==========================  ======================================================
 
-Actions and fetches run on a pool of threads; streams of appends, and of followers, have a thread
-each. A stream ends by an answer or a typed error; an unforeseen error is logged with its trace.
+Actions and fetches run on a pool of threads; streams of appends have a thread each, and those of
+followers have none (``replication``). A stream ends by an answer or a typed error; an unforeseen
+error is logged with its trace.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -83,12 +85,13 @@ class Serving:
             RUN_STEPS: self._run_steps,
             APPEND: self._append,
             FETCH: self._fetch,
-            REPLICATE: self._replicate,
         }
 
     def serve(self, opened: StreamOpened, stream: Stream) -> None:
         """Serve a new stream; on the loop's thread, for a server's door."""
-        if opened.method in (APPEND, REPLICATE):
+        if opened.method == REPLICATE:
+            self._replicate(opened, stream)
+        elif opened.method == APPEND:
             work = partial(self._run, opened, BlockingStream(stream))
             threading.Thread(target=work, name=f"isolog-{opened.method}", daemon=True).start()
         elif not self._pool.submit(partial(self._run, opened, stream)):
@@ -163,7 +166,14 @@ class Serving:
         call = self._activity.call()
         FetchTask(self._fetches, stream, asked.schema, asked.answers(), call).begin()
 
-    def _replicate(self, opened: StreamOpened, stream: BlockingStream) -> None:
-        if self._leading is None:
-            raise InvalidRequest("this broker has no followers")
-        self._leading.serve(OpenReplication.from_bytes(bytes(opened.body)), stream)
+    def _replicate(self, opened: StreamOpened, stream: Stream) -> None:
+        """Serve a follower; its stream has no thread."""
+        with ExitStack() as use:
+            use.enter_context(self._activity.call())
+            try:
+                if self._leading is None:
+                    raise InvalidRequest("this broker has no followers")
+                asked = OpenReplication.from_bytes(bytes(opened.body))
+                self._leading.serve(asked, stream, use.pop_all().close)
+            except IsologError as error:
+                stream.fail(error_bytes(error))

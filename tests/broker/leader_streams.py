@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 from spark_stream.broker.links import LedPartitions
+from spark_stream.broker.pool import Pool
+from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.leader_stream import LeaderStream
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.environment import Clock, SystemClock
-from spark_stream.protocol import Received
+from spark_stream.protocol import Bytes, Received, StreamOver
+from spark_stream.transport.loop import Loop
+from spark_stream.transport.streams import Handle, Stream, ignore
 from spark_stream.wire.replication_messages import (
     Agreed,
     Follow,
@@ -25,27 +28,30 @@ from tests.support import eventually
 
 
 class Follower:
-    """The other end of a leader's stream: says what it is told to, and notes what it hears."""
+    """The stream of a leader, and its other end: notes what it hears, and says what it is told."""
 
-    def __init__(self, stream: LeaderStream) -> None:
-        self._stream = stream
-        self._said: queue.Queue[Said | None] = queue.Queue()
+    def __init__(self) -> None:
+        self.handle: Handle = ignore
         self.heard: list[Said] = []
+        self._is_over = False
 
-    def say(self, message: Said | None) -> None:
-        self._said.put(message)
-
-    def receive(self) -> Received | None:
-        message = self._said.get()
-        if message is None:
-            return None
+    def say(self, message: Said) -> None:
         packed = message.pack()
         assert isinstance(packed, bytes)
-        return Received(1, packed, b"", end=False)
+        self.handle(Received(1, packed, b"", end=False))
 
-    def listen(self) -> None:
-        for header, body in self._stream.messages():
+    def send(self, header: Bytes, body: Bytes = b"", *, end: bool = False) -> bool:
+        if self._is_over:
+            raise StreamOver("it is over")
+        if not end:
             self.heard.append(unpack(header, body))
+        return True
+
+    def consumed(self, size: int) -> None:
+        """There is credit without end."""
+
+    def fail(self, error: bytes) -> None:
+        self._is_over = True
 
     def has_heard(self, kind: type[Said], number: int) -> bool:
         return any(isinstance(each, kind) and each.slot == number for each in self.heard)  # type: ignore[union-attr]
@@ -62,16 +68,19 @@ def followed(
         proof="",
         window_bytes=16 << 20,
     )
-    welcome = Welcome(1, "")
-    led = LedPartitions(leader.host)
-    stream = LeaderStream(opened, welcome, led, ReplicationSettings(), clock or SystemClock())
-    found = Follower(stream)
-    threads = [
-        threading.Thread(target=found.listen),
-        threading.Thread(target=stream.take_all, args=(found,)),
-    ]
-    for each in threads:
-        each.start()
+    found, loop = Follower(), Loop("a leader's stream")
+    pool = Pool(loop)
+    stream = LeaderStream(
+        opened,
+        Welcome(1, ""),
+        cast(Stream, found),
+        LedPartitions(leader.host),
+        ReplicationSettings(),
+        clock or SystemClock(),
+        Background(pool.submit, loop.call_later),
+        lambda _: None,
+    )
+    stream.begin()
     try:
         for number in range(partitions):
             copy = follower.replica("t", number)
@@ -80,6 +89,6 @@ def followed(
             eventually(lambda number=number: found.has_heard(Agreed, number))
         yield found
     finally:
-        found.say(None)
-        for each in threads:
-            each.join(60)
+        stream.end()
+        pool.stop()
+        loop.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.testing.planted_bugs import deciding, epochs, files, partitions, replicas
+from tests.testing.planted_bugs import deciding, epochs, files, partitions, replicas, streams
 from tests.testing.planted_bugs.planting import BUGS, IN_FILES
 
-__all__ = ["BUGS", "IN_FILES", "deciding", "epochs", "files", "partitions", "replicas"]
+__all__ = ["BUGS", "IN_FILES", "deciding", "epochs", "files", "partitions", "replicas", "streams"]

@@ -6,7 +6,10 @@ travels on it: ``wire.replication_messages``.
 ``partitions``     what the stream needs of a partition, at its leader and at its follower
 ``settings``       how much may be under way, and when a silent peer counts as dead
 ``turns``          whose entries the leader sends next
-``leader_stream``  the leader's end of a stream; ``leading``: all of them in a broker
-``following``      one partition at its follower: sessions, and appends that take long
-``fetcher``        the follower's end of a stream; ``fetchers``: all of them in a broker
+``leader_core``    the rules of the leader's end of a stream
+``leader_stream``  its shell; ``leading``: all of them in a broker
+``follower_core``  the rules by which a broker follows one leader
+``fetcher``        their shell; ``fetchers``: all of them in a broker
+``lines``          a follower's connection to its leader
+``background``     where the shells do what takes time: they have no threads
 """

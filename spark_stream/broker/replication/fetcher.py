@@ -1,27 +1,38 @@
-"""Follows the partitions that one broker leads, over one stream after the other.
+"""The shell of the follower of one leader (``follower_core`` has the rules).
 
-One thread connects, asks for sessions, and connects anew after a pause when a stream has ended.
-What is to be followed may change at any time, from any thread.
+It has no thread: what the leader says is taken on the loop's thread, and the work on partitions is
+done by a pool, whose threads bring their results back. What is to be followed may change at any
+time, from any thread.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import uuid
+from collections import deque
 from collections.abc import Callable
-from typing import Final
+from functools import partial
+from typing import assert_never
 
 from spark_stream.broker.identity import Endpoint, Identity
-from spark_stream.broker.replication.follower_stream import FollowerStream
-from spark_stream.broker.replication.following import Following, Workers
+from spark_stream.broker.replication.background import Background
+from spark_stream.broker.replication.follower_core import (
+    Connect,
+    FollowerStreamCore,
+    HangUp,
+    Job,
+)
+from spark_stream.broker.replication.lines import Call, ReplicationLine
 from spark_stream.broker.replication.partitions import FollowedPartition, PartitionKey
 from spark_stream.broker.replication.settings import ENDING_S, ReplicationSettings
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import Clock
-from spark_stream.errors import BrokerUnavailable, IsologError
-
-_PAUSE_FIRST_S: Final = 0.05
-_PAUSE_MAX_S: Final = 1.0
+from spark_stream.errors import BrokerUnavailable, InternalError, IsologError
+from spark_stream.protocol import Cancelled, Credited, Failed, Lost, Received, StreamOver
+from spark_stream.transport.failures import failure_of
+from spark_stream.transport.streams import StreamEvent, error_of
+from spark_stream.wire.replication_messages import OpenReplication, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +47,8 @@ class Fetcher:
         endpoint: Callable[[], Endpoint | None],
         settings: ReplicationSettings,
         clock: Clock,
+        background: Background,
+        call: Call,
         window_bytes: int,
     ) -> None:
         self._me = me
@@ -43,175 +56,171 @@ class Fetcher:
         self._endpoint = endpoint
         self._settings = settings
         self._clock = clock
-        self._changed = threading.Condition()  # guards what follows
-        self._workers = Workers(self._changed, clock)
-        self._window_bytes = window_bytes
-        self._followings: dict[PartitionKey, Following] = {}
-        self._waiting: dict[PartitionKey, Following] = {}  # those without a session
-        self._dropped: list[Following] = []
-        self.failures = 0  # sessions that were refused, or ended by an error of one partition
-        self._stream: FollowerStream | None = None
-        self._stopping = False
-        self._said = ""
-        self._thread = threading.Thread(
-            target=self._run, name=f"isolog-fetcher-{leader}", daemon=True
-        )
-        self._thread.start()
-
-    def follow(self, partition: FollowedPartition) -> None:
-        """Follows a partition from now on; what was followed of that key ends."""
-        with self._changed:
-            earlier = self._drop(partition.key)
-            following = Following(partition, earlier)
-            self._followings[partition.key] = following
-            self._waiting[partition.key] = following
-            self._changed.notify_all()
-
-    def unfollow(self, key: PartitionKey) -> bool:
-        """Follows it no more; whether others are left. A call of it may still be under way."""
-        with self._changed:
-            self._drop(key)
-            self._changed.notify_all()
-            return bool(self._followings)
-
-    def set_window(self, window_bytes: int) -> None:
-        """How much may be on its way, or not yet appended."""
-        with self._changed:
-            self._window_bytes = window_bytes
-            self._changed.notify_all()
-
-    def begin_stop(self) -> None:
-        """Lets it end; waits for nothing."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-
-    def stop(self) -> None:
-        """Ends the stream and the threads."""
-        self.begin_stop()
-        self._thread.join(ENDING_S)
-        with self._changed:
-            stream = self._stream
-        if stream is not None:
-            stream.close()
-            # It may still be connecting: that ends by itself, and touches nothing of others.
-            self._thread.join(ENDING_S)
+        self._background = background
+        self._call = call
+        self._changed = threading.Condition(threading.RLock())  # guards what follows
+        self._core = FollowerStreamCore(leader, window_bytes, settings, clock.monotonic())
+        self._line: ReplicationLine | None = None
+        self._stream_id = ""
+        self._address = ""
+        self._unsent: deque[bytes] = deque()
+        self._wakes_at: float | None = None
+        self._stopped = False
 
     @property
-    def is_alive(self) -> bool:
-        """Whether its thread is there."""
-        return self._thread.is_alive()
+    def failures(self) -> int:
+        """Sessions that were refused, or ended by an error of one partition."""
+        return self._core.failures
 
-    def _drop(self, key: PartitionKey) -> Following | None:
-        found = self._followings.pop(key, None)
-        self._waiting.pop(key, None)
-        if found is not None:
-            self._dropped.append(found)
-        return found
+    @property
+    def is_at_work(self) -> bool:
+        """Whether work on a partition is under way."""
+        return self._core.at_work > 0
 
-    def _run(self) -> None:
-        pause = _PAUSE_FIRST_S
-        while True:
-            was_welcome = False
+    def follow(self, partition: FollowedPartition) -> None:
+        """Follow a partition from now on; what was followed of that key ends."""
+        with self._changed:
+            self._core.follow(partition, self._clock.monotonic())
+            self._carry_out()
+
+    def unfollow(self, key: PartitionKey) -> bool:
+        """Follow it no more, and return whether others are left. Work may still be under way."""
+        with self._changed:
+            others = self._core.unfollow(key)
+            self._carry_out()
+            return others
+
+    def set_window(self, window_bytes: int) -> None:
+        """Let so much be on its way, or not yet appended."""
+        with self._changed:
+            self._core.set_window(window_bytes)
+            self._carry_out()
+
+    def begin_stop(self) -> None:
+        """End the stream; wait for nothing."""
+        with self._changed:
+            self._stopped = True
+            self._core.stop()
+            self._carry_out()
+
+    def stop(self) -> None:
+        """End the stream, and wait a while for the work that is under way."""
+        self.begin_stop()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._core.at_work, ENDING_S)
+
+    # -- on the loop's thread --------------------------------------------------------------------
+
+    def _happened(self, line: ReplicationLine, event: StreamEvent | IsologError) -> None:
+        if isinstance(event, Received) and not event.end:
+            line.consumed(event.size)
+        with self._changed:
+            if line is not self._line:
+                return  # of an earlier stream
+            now = self._clock.monotonic()
             try:
-                was_welcome = self._serve()
+                self._take(event, now)
             except IsologError as error:
-                self._tell(str(error))
-            except Exception:
-                logger.exception("following broker %s", self._leader)
-            pause = _PAUSE_FIRST_S if was_welcome else min(_PAUSE_MAX_S, 2 * pause)
-            with self._changed:
-                if self._changed.wait_for(lambda: self._stopping, pause):
-                    break
-        self._workers.stop()
+                self._core.lost(error, now)
+            self._carry_out()
 
-    def _serve(self) -> bool:
-        """One stream, from its connection to its end; whether the leader had welcomed it.
+    def _take(self, event: StreamEvent | IsologError, now: float) -> None:
+        match event:
+            case IsologError():
+                raise event
+            case Received(end=False):
+                check = partial(self._me.check_answer, self._leader, self._stream_id)
+                self._core.received(unpack(event.header, event.body), check, now)
+            case Credited():
+                pass
+            case Received():
+                raise BrokerUnavailable(f"broker {self._leader} ended the stream")
+            case Failed() | Cancelled() | Lost():
+                if isinstance(event, Lost) and event.code == "SILENT":
+                    limit = self._settings.death_s
+                    logger.warning("leader %s gave no sign of life for %g s", self._leader, limit)
+                raise failure_of(error_of(event, self._address), self._address)
+            case _:
+                assert_never(event)
 
-        Raises:
-            IsologError: there was none.
-        """
+    def _wake(self) -> None:
+        with self._changed:
+            self._wakes_at = None
+            self._core.tick(self._clock.monotonic())
+            self._carry_out()
+
+    # -- with the lock ---------------------------------------------------------------------------
+
+    def _carry_out(self) -> None:
+        while effects := self._core.effects():
+            for effect in effects:
+                match effect:
+                    case bytes():
+                        self._unsent.append(effect)
+                    case Job():
+                        self._flush()  # what is sent before does not wait for it
+                        self._background.submit(partial(self._do, effect))
+                    case Connect():
+                        self._connect(effect.window_bytes)
+                    case HangUp():
+                        self._flush()
+                        self._hang_up()
+                    case _:
+                        assert_never(effect)
+        self._flush()
+        wake_at = self._core.wake_at()
+        if wake_at is not None and (self._wakes_at is None or wake_at < self._wakes_at):
+            self._wakes_at = wake_at
+            pause_s = max(0.0, wake_at - self._clock.monotonic())
+            self._background.call_later(pause_s, self._wake)
+
+    def _flush(self) -> None:
+        line = self._line
+        if line is None:
+            return
+        try:
+            while self._unsent and line.send(self._unsent[0]):
+                self._unsent.popleft()
+        except StreamOver:
+            self._unsent.clear()  # its end is about to be told
+
+    def _connect(self, window_bytes: int) -> None:
         endpoint = self._endpoint()
         if endpoint is None:
-            raise BrokerUnavailable(f"broker {self._leader} is not registered")
-        window = self._window_bytes
-        stream = FollowerStream(
-            self._me,
-            self._leader,
-            endpoint,
-            window,
-            self._settings,
-            self._clock,
-            self._changed,
-            self._workers,
-            self._wait_for_session,
+            error = BrokerUnavailable(f"broker {self._leader} is not registered")
+            self._core.lost(error, self._clock.monotonic())
+            return
+        self._stream_id, self._address = uuid.uuid4().hex, endpoint.address
+        opened = OpenReplication(
+            stream=self._stream_id,
+            follower=self._me.broker_id,
+            proof=self._me.call_proof(self._leader, endpoint.incarnation),
+            window_bytes=window_bytes,
         )
-        with self._changed:
-            self._stream = stream
+        self._line = self._call(endpoint.address, opened.to_bytes(), self._happened)
+
+    def _hang_up(self) -> None:
+        self._unsent.clear()
+        if self._line is not None:
+            self._line.end()
+            self._line = None
+
+    # -- on the pool's threads -------------------------------------------------------------------
+
+    def _do(self, job: Job) -> None:
+        result, error = None, None
         try:
-            stream.connect()
-            self._keep(stream, window)
-        finally:
-            stream.close()
-            with self._changed:
-                self._stream = None
-                self._waiting = dict(self._followings)
-                self._dropped.clear()
-        if stream.ended is not None:
-            self._tell(str(stream.ended))
-        return stream.is_welcome
-
-    def _keep(self, stream: FollowerStream, window: int) -> None:
-        """Says what is to be followed, until the stream ends."""
-        while True:
-            with self._changed:
-                while True:
-                    if stream.ended is not None or self._stopping:
-                        return
-                    now = self._clock.monotonic()
-                    dropped, self._dropped = self._dropped, []
-                    ready, next_at = self._ready(now) if stream.is_welcome else ([], None)
-                    if dropped or ready or window != self._window_bytes:
-                        break
-                    look_s = self._settings.beat_s / 2
-                    wait_s = look_s if next_at is None else min(look_s, max(0.0, next_at - now))
-                    self._changed.wait(wait_s)
-                    stream.look(self._clock.monotonic())
-                given = self._window_bytes
-            if given != window:
-                window = given
-                stream.set_window(window)
-            for following in dropped:
-                stream.unfollow(following)
-            for following in ready:
-                stream.follow(following)
-
-    def _wait_for_session(self, following: Following) -> None:
-        """Its session has ended; it gets another, unless it is dropped. Under the lock."""
-        self.failures += 1
-        if self._followings.get(following.partition.key) is following:
-            self._waiting[following.partition.key] = following
-        self._changed.notify_all()
-
-    def _ready(self, now: float) -> tuple[list[Following], float | None]:
-        """Those that are to get a session now; and when to look again, if time alone decides."""
-        ready: list[Following] = []
-        next_at: float | None = None
-        for key, following in list(self._waiting.items()):
-            if following.is_busy:
-                continue  # there is word when it is not
-            if following.retry_at <= now:
-                ready.append(following)
-                del self._waiting[key]
-            elif next_at is None or following.retry_at < next_at:
-                next_at = following.retry_at
-        return ready, next_at
-
-    def _tell(self, what: str) -> None:
-        """Logs why a stream ended; once, while it goes on for the same reason.
-
-        That it ended because there is nothing to follow any more is no news.
-        """
-        if what != self._said and not self._stopping:
-            self._said = what
-            logger.info("following broker %s: %s", self._leader, what)
+            result = job.run()
+        except IsologError as failure:
+            error = failure
+        except Exception as failure:
+            logger.exception("a replica of broker %s", self._leader)
+            error = InternalError(f"{type(failure).__name__}: {failure}")
+        with self._changed:
+            now = self._clock.monotonic()
+            if error is None:
+                self._core.done(job, result, now)
+            else:
+                self._core.failed(job, error, now)
+            self._carry_out()
+            self._changed.notify_all()

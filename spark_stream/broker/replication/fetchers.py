@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable
 
 from spark_stream.broker.identity import Endpoint, Identity
+from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.fetcher import Fetcher
+from spark_stream.broker.replication.lines import Call
 from spark_stream.broker.replication.partitions import FollowedPartition, PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.consistency.ids import BrokerId
@@ -25,11 +27,15 @@ class Fetchers:
         endpoint_of: Callable[[BrokerId], Endpoint | None],
         settings: ReplicationSettings,
         clock: Clock,
+        background: Background,
+        call: Call,
     ) -> None:
         self._me = me
         self._endpoint_of = endpoint_of
         self._settings = settings
         self._clock = clock
+        self._background = background
+        self._call = call
         self._lock = threading.Lock()
         self._fetchers: dict[BrokerId, Fetcher] = {}
         self._leaders: dict[PartitionKey, BrokerId] = {}
@@ -74,6 +80,8 @@ class Fetchers:
             lambda: self._endpoint_of(leader),
             self._settings,
             self._clock,
+            self._background,
+            self._call,
             window,
         )
         return fetcher
@@ -84,7 +92,7 @@ class Fetchers:
             return
         idle = self._fetchers.pop(leader)  # it follows nothing any more
         idle.begin_stop()
-        self._ending = [each for each in self._ending if each.is_alive]
+        self._ending = [each for each in self._ending if each.is_at_work]
         self._ending.append(idle)
         self._share(len(self._fetchers))
 

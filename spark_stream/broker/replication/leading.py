@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Final
+from collections.abc import Callable
+from functools import partial
 
 from spark_stream.broker.identity import Identity
+from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.leader_stream import LeaderStream
 from spark_stream.broker.replication.partitions import LeadPartitions
 from spark_stream.broker.replication.settings import ENDING_S, ReplicationSettings
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import Clock
-from spark_stream.errors import BrokerStopping, InvalidRequest, IsologError, Unsupported
-from spark_stream.protocol import StreamOver
-from spark_stream.transport.failures import TRANSPORT_ERRORS, error_bytes
-from spark_stream.transport.streams import BlockingStream
+from spark_stream.errors import BrokerStopping, InvalidRequest, Unsupported
+from spark_stream.transport.streams import Stream
 from spark_stream.wire.replication_messages import REPLICATION_VERSION, OpenReplication, Welcome
-
-_PREDECESSOR_S: Final = 0.1  # what a stream has to end by itself once its follower has another
 
 logger = logging.getLogger(__name__)
 
@@ -32,75 +30,64 @@ class Leading:
         partitions: LeadPartitions,
         settings: ReplicationSettings,
         clock: Clock,
+        background: Background,
     ) -> None:
         self._me = me
         self._partitions = partitions
         self._settings = settings
         self._clock = clock
-        self._lock = threading.RLock()
-        self._streams: dict[BrokerId, tuple[LeaderStream, BlockingStream]] = {}
+        self._background = background
+        self._changed = threading.Condition()  # guards what follows
+        self._streams: dict[BrokerId, LeaderStream] = {}
         self._stopped = False
 
-    def serve(self, opened: OpenReplication, wire: BlockingStream) -> None:
-        """Serve a follower, until its stream ends.
+    def serve(
+        self, opened: OpenReplication, stream: Stream, over: Callable[[], None] = lambda: None
+    ) -> None:
+        """Serve a follower from now on; ``over`` is called at the end. On the loop's thread.
 
         Raises:
             Unauthenticated, Unsupported, InvalidRequest, BrokerStopping: nothing has begun.
-            BrokerUnavailable: the follower is dead.
         """
         self._check(opened)
         welcome = Welcome(REPLICATION_VERSION, self._me.answer_proof(opened.stream))
-        stream = LeaderStream(opened, welcome, self._partitions, self._settings, self._clock)
-        with self._lock:
+        served = LeaderStream(
+            opened,
+            welcome,
+            stream,
+            self._partitions,
+            self._settings,
+            self._clock,
+            self._background,
+            partial(self._forget, over),
+        )
+        with self._changed:
             if self._stopped:
                 raise BrokerStopping("the broker is about to stop")
-            earlier = self._streams.get(stream.follower)
-            self._streams[stream.follower] = stream, wire
+            earlier = self._streams.get(served.follower)
+            self._streams[served.follower] = served
         if earlier is not None:
-            earlier[0].stop()
-            if not earlier[0].wait(_PREDECESSOR_S):
-                earlier[1].fail(error_bytes(BrokerStopping("the follower has another stream")))
-        listener = threading.Thread(
-            target=self._listen, args=(stream, wire), name="isolog-follower-says", daemon=True
-        )
-        listener.start()
-        try:
-            for header, body in stream.messages():
-                wire.send(header, body, timeout_s=stream.silence_s)
-            wire.send(b"", end=True)
-        finally:
-            stream.stop()
-            if not stream.wait(_PREDECESSOR_S):
-                wire.fail(error_bytes(BrokerStopping("the stream has ended")))
-            with self._lock:
-                if self._streams.get(stream.follower) == (stream, wire):
-                    del self._streams[stream.follower]
-
-    def _listen(self, stream: LeaderStream, wire: BlockingStream) -> None:
-        try:
-            stream.take_all(wire)
-        except IsologError as error:
-            wire.fail(error_bytes(error))
-        except (*TRANSPORT_ERRORS, StreamOver):
-            pass  # the follower is gone
-        except Exception:
-            logger.exception("what follower %s says", stream.follower)
-            wire.fail(error_bytes(BrokerStopping("the stream has failed")))
+            earlier.end(BrokerStopping("the follower has another stream"))
+        served.begin()
 
     def stop(self) -> None:
-        """Ends all streams, and serves no more."""
-        with self._lock:
+        """End all streams, and serve no more."""
+        with self._changed:
             self._stopped = True
             streams = list(self._streams.values())
-        for stream, _ in streams:
+        for stream in streams:
             stream.stop()
-        deadline = self._clock.monotonic() + ENDING_S
-        for stream, wire in streams:
-            if not stream.wait(max(0.0, deadline - self._clock.monotonic())):
-                wire.fail(error_bytes(BrokerStopping("the broker is about to stop")))
-        for stream, _ in streams:
-            if not stream.wait(ENDING_S):
-                logger.warning("the stream to follower %s does not end", stream.follower)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._streams, ENDING_S)
+        for stream in streams:
+            stream.end(BrokerStopping("the broker is about to stop"))
+
+    def _forget(self, over: Callable[[], None], stream: LeaderStream) -> None:
+        with self._changed:
+            if self._streams.get(stream.follower) is stream:
+                del self._streams[stream.follower]
+            self._changed.notify_all()
+        over()
 
     def _check(self, opened: OpenReplication) -> None:
         self._me.check_caller(opened.follower, opened.proof)

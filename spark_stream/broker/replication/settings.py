@@ -13,6 +13,9 @@ BEHIND_SHARE: Final = 4
 """Partitions whose followers are far behind have this part of a stream's window, all together: what
 is on its way is in the way of live records, and four frames keep a fast line busy."""
 
+STEPS_AT_ONCE: Final = 16
+"""Steps of one stream, after which others have their turn in the pool."""
+
 HIGH_WATERMARK_LINGER_S: Final = 0.01
 """How long a high watermark waits for a frame that takes it along."""
 
@@ -32,13 +35,15 @@ class ReplicationSettings:
     ``death_s``: after so long without one the connection is ended, by either side.
     ``stream_bytes``: what may be on its way, or not yet appended, on one stream.
     ``follower_bytes``: the same for all streams on which this broker follows, together.
+    ``frame_bytes``: what a partition sends in its turn.
     """
 
     beat_s: float = 1.0
     death_s: float = 3.0
     stream_bytes: int = 16 << 20
     follower_bytes: int = 64 << 20
+    frame_bytes: int = FRAME_BYTES
 
     def window(self, streams: int) -> int:
         """Of each stream, where a broker follows on so many."""
-        return max(FRAME_BYTES, min(self.stream_bytes, self.follower_bytes // max(1, streams)))
+        return max(self.frame_bytes, min(self.stream_bytes, self.follower_bytes // max(1, streams)))

@@ -8,7 +8,7 @@
 ``looking``     who looks on, after each event
 ``broker``      a broker's own parts on a simulated machine
 ``driving``     who takes the steps of its scripts
-``replication`` streams between leaders and followers
+``connections`` connections between brokers: bytes that are split, late, or lost
 ``clients``     what is asked of brokers
 ``faults``      what goes wrong
 ``invariants``  what holds nevertheless

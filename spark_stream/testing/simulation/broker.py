@@ -21,12 +21,17 @@ from spark_stream.broker.append import Append, AppendStream
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
 from spark_stream.broker.driver import Peers
 from spark_stream.broker.host import Host
+from spark_stream.broker.identity import Endpoint, Identity
 from spark_stream.broker.leader_actions import leaders_of
-from spark_stream.broker.links import LedPartitions
+from spark_stream.broker.links import LedPartitions, StreamLinks
+from spark_stream.broker.replication.fetchers import Fetchers
+from spark_stream.broker.replication.leading import Leading
+from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.step_table import Answer
 from spark_stream.broker.steps import pack_steps, unpack_steps
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.brokers import BrokerState, RegisteredBroker
+from spark_stream.cluster.identity import ClusterSecret
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency import election
@@ -34,19 +39,27 @@ from spark_stream.consistency.election import Outcome
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.errors import IsologError, LeaderUnavailable, StorageFailure
+from spark_stream.protocol import StreamOpened
 from spark_stream.scripts import moving
 from spark_stream.scripts import topics as topic_scripts
 from spark_stream.scripts.steps import RemoteStep, Script
 from spark_stream.storage.directory import LogDirectory
 from spark_stream.testing.simulation.clock import SeededIds, VirtualClock
+from spark_stream.testing.simulation.connections import (
+    SimulatedConnection,
+    SimulatedLines,
+    Threads,
+)
 from spark_stream.testing.simulation.driving import SimulatedDriver
 from spark_stream.testing.simulation.leases import LEASE_S, MemoryBoard, WatchedLeases
 from spark_stream.testing.simulation.logs import DiskLogs
 from spark_stream.testing.simulation.network import Call, Network, NoAnswer
-from spark_stream.testing.simulation.replication import SimulatedLinks, Stream
 from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal
 from spark_stream.testing.simulation.store import MemoryRecords, MortalStore
+from spark_stream.transport.failures import error_bytes
+from spark_stream.transport.streams import Stream
 from spark_stream.wire.messages import Ack, AppendTo, Envelope, ack_from_bytes
+from spark_stream.wire.replication_messages import OpenReplication
 
 SWEEP_S: Final = 2.0
 LEFT_OVERS_S: Final = 2.5
@@ -54,6 +67,10 @@ FLUSH_S: Final = 2.0
 HOUSEKEEPING_S: Final = 1.7
 CONTROL_S: Final = 0.9
 SETTLE_S: Final = 2.0
+BEAT_S: Final = 2.0
+DEATH_S: Final = 6.0
+_FRAME_BYTES: Final = (1, 1_000, 1 << 20)
+_SECRET: Final = ClusterSecret(b"of all simulated brokers")
 _RETRY_S: Final = 1.0
 _LATE: Final = 0.1  # how often a broker sees late what has changed in the store
 _LATE_S: Final = 1.5
@@ -109,7 +126,7 @@ class SimulatedBroker:
     def __init__(self, broker_id: str, around: Surroundings) -> None:
         self.broker_id = broker_id
         self.calls: dict[Call, None] = {}  # in their order: the same run makes them in the same
-        self.streams: dict[Stream, None] = {}
+        self.connections: dict[SimulatedConnection, None] = {}
         self._directory = LogDirectory(Path("/") / broker_id, "cluster", broker_id)
         self.logs = DiskLogs(self._directory.path, self._count_down)
         self.lives = 0
@@ -126,7 +143,8 @@ class SimulatedBroker:
         self.desk: TransactionDesk
         self.driver: SimulatedDriver
         self.leases: WatchedLeases
-        self.led: LedPartitions
+        self._leading: Leading
+        self._me: Identity
         self._store: MortalStore
         self._proposed: Signal
         self.ended_in_order = False
@@ -168,9 +186,9 @@ class SimulatedBroker:
         calls, self.calls = self.calls, {}
         for call in calls:
             call.fail(NoAnswer(f"the connection to {self.broker_id} broke"))
-        streams, self.streams = self.streams, {}
-        for stream in streams:
-            stream.break_off()
+        connections, self.connections = self.connections, {}
+        for connection in connections:
+            connection.break_off()
 
     def pause(self) -> None:
         """The process stands still."""
@@ -196,6 +214,8 @@ class SimulatedBroker:
         self._store = MortalStore(around.records, self._count_down)
         self.leases = WatchedLeases(around.board, around.clock, around.found_over)
         self._proposed = Signal(around.schedule)
+        incarnation = around.ids.new_id()
+        self._me = Identity("cluster", BrokerId(self.broker_id), incarnation, _SECRET)
         while True:
             try:
                 core = self.core = self._opened()
@@ -207,13 +227,18 @@ class SimulatedBroker:
             except IsologError:
                 yield _RETRY_S
         yield NOW
-        incarnation = around.ids.new_id()
         core.table.pass_over_used_numbers()
         self.driver = SimulatedDriver(
             core.table, around.schedule, self._ask_peer, around.chance, self._carried_out
         )
         self._changing = set()
-        self.led = LedPartitions(core.host)
+        self._leading = Leading(
+            self._me,
+            LedPartitions(core.host),
+            self._replication(),
+            around.clock,
+            self._threads().background,
+        )
         core.standing.register(RegisteredBroker(self.broker_id, self.broker_id, incarnation, "1"))
         self.registered_in = self.lives
         yield NOW
@@ -250,17 +275,39 @@ class SimulatedBroker:
         """No thread asks a peer: ``driver`` does, by the schedule."""
         return _NoPeers()
 
-    def links(self, core: BrokerCore) -> SimulatedLinks:
+    def links(self, core: BrokerCore) -> StreamLinks:
         """Streams over the simulated network."""
-        around = self._around
-        return SimulatedLinks(
-            BrokerId(self.broker_id),
-            self.owner,
-            around.brokers,
-            around.schedule,
-            around.network,
-            around.chance,
+        around, threads, settings = self._around, self._threads(), self._replication()
+        lines = SimulatedLines(self, threads, settings, around.brokers, around.network)
+        fetchers = Fetchers(
+            self._me,
+            self._endpoint_of,
+            settings,
+            around.clock,
+            threads.background,
+            lines.call,
         )
+        return StreamLinks(fetchers, core.host.refresh)
+
+    def serve(self, opened: StreamOpened, stream: Stream) -> None:
+        """Serve a follower's stream."""
+        try:
+            self._leading.serve(OpenReplication.from_bytes(bytes(opened.body)), stream)
+        except IsologError as error:
+            stream.fail(error_bytes(error))
+
+    def _endpoint_of(self, broker_id: BrokerId) -> Endpoint | None:
+        found = self._around.brokers.get(broker_id)
+        registered = found is not None and found.registered_in > 0
+        return Endpoint(broker_id, found._me.incarnation) if found and registered else None
+
+    def _threads(self) -> Threads:
+        return Threads(self._around.schedule, self._around.chance, self.owner)
+
+    def _replication(self) -> ReplicationSettings:
+        """Return settings with which little is under way, or much."""
+        frame_bytes = self._around.chance.choice(_FRAME_BYTES)
+        return ReplicationSettings(BEAT_S, DEATH_S, 4 * frame_bytes, 8 * frame_bytes, frame_bytes)
 
     def boot_id(self) -> str:
         """Tells the starts of its machine apart."""

@@ -1,6 +1,7 @@
 """Messages between clients and brokers: lost, late, answered after they happened, delivered twice.
 
-Between two that a split keeps apart no message arrives, and what lasts (``streams``) breaks.
+Between two that a split keeps apart no message arrives, and what lasts (``connections``) breaks or
+is held up.
 
 A call is a task of the broker that is asked, and dies with it; then its caller learns that the
 connection broke, and not whether the call was carried out.
@@ -20,6 +21,7 @@ CALL_S: Final = 10.0
 CLIENTS: Final = "clients"
 """All clients are in one place."""
 _SLOW_S: Final = 1.5
+_HELD: Final = 0.3  # how often a split only holds up what lasts
 _LATE_S: Final = 15.0  # so some of what comes late comes after its caller has given up
 
 
@@ -47,6 +49,9 @@ class Asked(Protocol):
 
 class Breakable(Protocol):
     """Something that lasts between two brokers."""
+
+    is_held: bool
+    """Whether nothing arrives, and neither end is told."""
 
     def break_off(self) -> None:
         """What is on its way is lost."""
@@ -92,8 +97,8 @@ class Network:
         self.trouble = Trouble()
         self.slow: set[str] = set()
         """Brokers to which what lasts is slow."""
-        self.streams: dict[Any, tuple[str, str]] = {}
-        """What lasts between two brokers: (who receives, who sends)."""
+        self.connections: dict[Breakable, tuple[str, str]] = {}
+        """What lasts between two brokers."""
         self._splits: list[frozenset[str]] = []
         self._schedule = schedule
         self._chance = chance
@@ -104,30 +109,38 @@ class Network:
         """These two cannot reach each other from now on; for :meth:`heal`."""
         pair = frozenset((one, other))
         self._splits.append(pair)
-        for stream, ends in list(self.streams.items()):
+        for each, ends in list(self.connections.items()):
             if pair == frozenset(ends):
-                stream.break_off()
+                if self._chance.random() < _HELD:
+                    each.is_held = True
+                else:
+                    each.break_off()
         return pair
 
     def heal(self, pair: frozenset[str]) -> None:
         """They can reach each other again, as far as this split is concerned."""
         if pair in self._splits:
             self._splits.remove(pair)
+        self._let_go()
 
     def heal_all(self) -> None:
         """Everybody can reach everybody, and at once."""
         self._splits.clear()
         self.slow.clear()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for each, (one, other) in self.connections.items():
+            each.is_held = each.is_held and not self.connects(one, other)
 
     def connects(self, one: str, other: str) -> bool:
         """Whether the two can reach each other."""
         return not self._splits or frozenset((one, other)) not in self._splits
 
-    def carry(self, stream: Breakable) -> Body:
-        """A message is on its way on something that lasts: it comes late, or is lost with it."""
-        receiver, _ = self.streams.get(stream, ("", ""))
-        if self._happens(self.trouble.lost / 2):
-            stream.break_off()
+    def carry(self, on: Breakable, receiver: str) -> Body:
+        """Bytes are on their way on something that lasts: they come late, or are lost with it."""
+        if self._happens(self.trouble.lost / 4):
+            on.break_off()
         elif receiver in self.slow or self._happens(self.trouble.late):
             yield self._chance.random() * _SLOW_S
 

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Self
 
 from spark_stream.broker.identity import Endpoint, Identity
 from spark_stream.broker.listening import listening_socket, port_of
+from spark_stream.broker.pool import Pool
+from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leading import Leading
+from spark_stream.broker.replication.lines import Lines
 from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.cluster.identity import ClusterSecret
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import SystemClock
 from spark_stream.errors import IsologError
-from spark_stream.protocol import StreamOpened, StreamOver
-from spark_stream.transport.failures import TRANSPORT_ERRORS, error_bytes
+from spark_stream.protocol import StreamOpened
+from spark_stream.transport.failures import error_bytes
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import Door, Serve, Server
-from spark_stream.transport.streams import BlockingStream, Stream
+from spark_stream.transport.streams import Stream
 from spark_stream.wire.replication_messages import OpenReplication
 from tests.broker.replication.partitions import LeadPartition, LeadPartitions
 
@@ -52,11 +54,14 @@ class Node:
         self.addresses: dict[str, str] = {}
         me = identity(name, cluster_id)
         self.lead = LeadPartitions(self.partitions)
-        self.leading = Leading(me, self.lead, settings, clock)
-        self.fetchers = Fetchers(me, self._endpoint_of, settings, clock)
+        self._loop = Loop(f"node-{name}")
+        self._pool = Pool(self._loop)
+        background = Background(self._pool.submit, self._loop.call_later)
+        self.leading = Leading(me, self.lead, settings, clock, background)
+        call = Lines(settings, background).call
+        self.fetchers = Fetchers(me, self._endpoint_of, settings, clock, background, call)
         bound = listening_socket(listen)
         self.address = listen.replace(":0", f":{port_of(bound)}")
-        self._loop = Loop(f"node-{name}")
         self._server = Server(self._loop)
         self._server.open(Door(bound, _served(self.leading)))
 
@@ -67,6 +72,7 @@ class Node:
     def stop(self) -> None:
         self.fetchers.stop()
         self.leading.stop()
+        self._pool.stop()
         self._server.stop("the test is over", 0.1)
         self._loop.close()
 
@@ -78,17 +84,10 @@ class Node:
 
 
 def _served(leading: Leading) -> Serve:
-    """Serve replication, each stream on a thread of its own."""
-
-    def run(opened: StreamOpened, stream: BlockingStream) -> None:
+    def serve(opened: StreamOpened, stream: Stream) -> None:
         try:
             leading.serve(OpenReplication.from_bytes(bytes(opened.body)), stream)
         except IsologError as error:
             stream.fail(error_bytes(error))
-        except (*TRANSPORT_ERRORS, StreamOver):
-            pass
-
-    def serve(opened: StreamOpened, stream: Stream) -> None:
-        threading.Thread(target=run, args=(opened, BlockingStream(stream)), daemon=True).start()
 
     return serve

@@ -300,6 +300,7 @@ class Copy:
                 self.log.reset(agreement.reset)
             else:
                 self.log.truncate(agreement.entry)
+            self.high_watermark = min(agreement.high_watermark, self.log.end)
             return self.log.end
 
     def append_frame(self, first, rows, data, high_watermark):

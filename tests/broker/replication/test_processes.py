@@ -109,14 +109,14 @@ def test_a_process_that_was_stopped_itself_does_not_end_its_streams(tmp_path):
     ):
         follower.ask("peer", "1", leader.address, 1)
         partition.wait_for(partition.append(b"x"))
-        ((stream, _),) = leader.leading._streams.values()
+        (stream,) = leader.leading._streams.values()
         follower.pause()
         partition.append(b"y")
         time.sleep(3 * settings.death_s)
         follower.signal(signal.SIGCONT)
         partition.wait_for(2)
         time.sleep(settings.death_s)
-        assert leader.leading._streams["2"][0] is stream
+        assert leader.leading._streams["2"] is stream
 
 
 @pytest.mark.chaos

@@ -8,7 +8,6 @@ from tempfile import TemporaryDirectory
 
 from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.errors import BrokerStopping
-from spark_stream.transport.failures import error_bytes
 from tests.broker.replication.nodes import Node
 from tests.broker.replication.partitions import Copy, LeadPartition
 from tests.support import eventually
@@ -45,8 +44,8 @@ def test_brokers_on_unix_sockets_replicate_as_well():
         with Node("1", {KEY: partition}, listen=bind) as leader, Node("2") as follower:
             follow(follower, leader, copy)
             partition.wait_for(partition.append(b"x", 10))
-            ((_, wire),) = leader.leading._streams.values()
-            wire.fail(error_bytes(BrokerStopping("a test")))
+            (stream,) = leader.leading._streams.values()
+            stream.end(BrokerStopping("a test"))
             eventually(lambda: len(copy.agreements) == 2)
             partition.wait_for(partition.append(b"y"))
             assert equal(copy, partition)

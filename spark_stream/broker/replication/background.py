@@ -1,0 +1,19 @@
+"""Where the streams of replication do what takes time, and what calls them when it is time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Work = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Background:
+    """``submit`` does work on another thread, and returns False once it does no more.
+
+    ``call_later`` calls something after so many seconds, on the loop's thread; it must not block.
+    """
+
+    submit: Callable[[Work], bool]
+    call_later: Callable[[float, Work], object]

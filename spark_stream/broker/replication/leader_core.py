@@ -1,0 +1,308 @@
+"""The rules of the leader's end of a stream of replication: no thread, lock, clock or socket.
+
+The shell (``leader_stream``) hands in what the follower says (:meth:`LeaderStreamCore.take`), news
+of partitions, and the time, and carries out one step after the other while there is any. What a
+session is to be told comes back as calls, to be made in their order and not under the shell's lock.
+
+=============  ==================================================  ===========================
+state          what may happen                                     next state
+=============  ==================================================  ===========================
+open           Follow, Acked, Unfollow, Room, Beat; frames; news   open
+open           ``end``                                             ending: Bye, then LAST
+open, ending   ``close``: the stream is lost or has failed         over: nothing is sent
+=============  ==================================================  ===========================
+
+A slot is *asked for* (Follow), then *starting* (its session is being made), then *sending*, and
+over by Unfollow, by a refusal, or with the stream. Its number is never used again.
+
+Invariants:
+
+* The welcome is sent before everything else.
+* ``Agreed`` of a slot is sent before its first frame, and after ``Refused`` there is none. A frame
+  begins where the one before it ended, the first one where the two logs were found to be equal.
+* An acknowledgement counts only for a slot that is sending, and for entries that were sent.
+* What is under way keeps within the bounds of ``turns``.
+* Every session that was started is closed, once its slot or the stream is over.
+* A high watermark that no frame has taken along is told ``HIGH_WATERMARK_LINGER_S`` later.
+
+Order of the steps: messages, the end, sessions to start, high watermarks that are due, frames.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import Final, assert_never
+
+from spark_stream.broker.replication.partitions import LeaderSession
+from spark_stream.broker.replication.settings import (
+    HIGH_WATERMARK_LINGER_S,
+    SLOWEST_LINE,
+    ReplicationSettings,
+)
+from spark_stream.broker.replication.turns import Slot, Turns
+from spark_stream.consistency.ids import EntryIndex
+from spark_stream.errors import BrokerUnavailable, InvalidRequest, IsologError
+from spark_stream.protocol import Bytes
+from spark_stream.storage.stored import StoredEntries
+from spark_stream.wire.replication_messages import (
+    Acked,
+    Agreed,
+    Beat,
+    Bye,
+    Follow,
+    Frame,
+    HighWatermarks,
+    Refused,
+    Room,
+    Said,
+    Unfollow,
+    Welcome,
+)
+
+Call = Callable[[], None]
+"""Tells a session something."""
+Sent = tuple[bytes, Bytes]
+"""A message as it is sent: the header and the body of a frame."""
+
+
+class Last(Enum):
+    """The step after which nothing is sent."""
+
+    LAST = "last"
+
+
+LAST: Final = Last.LAST
+Step = bytes | Follow | tuple[Slot, ...] | Slot | Last
+"""Send a message, start a session, tell high watermarks, read and send a frame, or end."""
+
+
+class LeaderStreamCore:
+    """What one follower is sent, for all partitions that it follows here."""
+
+    def __init__(
+        self, window_bytes: int, welcome: Welcome, settings: ReplicationSettings, now: float
+    ) -> None:
+        self._settings = settings
+        self._turns = Turns(window_bytes)
+        self._outbox: deque[bytes] = deque((welcome.pack(),))
+        self._asked: deque[Follow] = deque()
+        self._starting: set[int] = set()
+        self._moved: dict[int, Slot] = {}  # whose high watermark no frame has told yet
+        self._moved_since = now  # while there are any
+        self._tell_at: float | None = None  # when to look whether they are to be told
+        self._heard_at = self._ticked_at = self._beat_at = now
+        self._ending = False
+        self._over = False
+
+    # -- what happens ----------------------------------------------------------------------------
+
+    def take(self, message: Said, now: float) -> list[Call]:
+        """Take what the follower says; return what sessions are to be told.
+
+        Raises:
+            InvalidRequest: it makes no sense.
+        """
+        self._heard_at = now
+        match message:
+            case Acked():
+                return self._take_acks(message)
+            case Follow():
+                self._ask(message)
+            case Unfollow():
+                return self._take_unfollow(message)
+            case Room():
+                self._turns.window_bytes = message.window_bytes
+            case Beat():
+                pass
+            case Welcome() | Agreed() | Frame() | HighWatermarks() | Refused() | Bye():
+                raise InvalidRequest(f"a follower does not say {type(message).__name__}")
+            case _:
+                assert_never(message)
+        return []
+
+    def take_news(self, number: int, now: float, *, is_urgent: bool) -> None:
+        """Note that a slot's log has more entries, or else that its high watermark has moved."""
+        slot = self._turns.get(number)
+        if slot is None or slot.has_news:
+            return
+        if is_urgent:
+            self._turns.take_news(slot)
+            return
+        if not self._moved:
+            self._moved_since = now
+        self._moved[number] = slot
+        if self._tell_at is None:
+            self._tell_at = now + HIGH_WATERMARK_LINGER_S
+
+    def tick(self, now: float) -> None:
+        """Note the time, every :attr:`tick_s`. A call that is late judges nothing.
+
+        Then this process stood still, and what the follower has said is yet to be received.
+
+        Raises:
+            BrokerUnavailable: the follower is dead.
+        """
+        is_late, self._ticked_at = now - self._ticked_at > 3 * self.tick_s, now
+        silent_s = now - self._heard_at
+        if is_late:
+            return
+        if silent_s > self.silence_s:
+            raise BrokerUnavailable(f"gave no sign of life for {silent_s:.1f} s")
+        if silent_s >= self.tick_s and now - self._beat_at >= self._settings.beat_s:
+            self._beat_at = now
+            self._outbox.append(Beat().pack())
+
+    def end(self) -> None:
+        """Send no more frames, and tell the follower so."""
+        if not self._ending:
+            self._ending = True
+            self._outbox.append(Bye().pack())
+
+    def close(self) -> list[Call]:
+        """Note that the stream is over; return the calls that close its sessions."""
+        self._ending = self._over = True
+        self._outbox.clear()
+        self._asked.clear()
+        self._starting.clear()
+        return [call for slot in list(self._turns) for call in self._end_slot(slot.number)]
+
+    # -- what to do ------------------------------------------------------------------------------
+
+    @property
+    def silence_s(self) -> float:
+        """How long the follower may say nothing: what is under way to it takes a while."""
+        return self._settings.death_s + self._turns.unacked_bytes / SLOWEST_LINE
+
+    @property
+    def tick_s(self) -> float:
+        """The seconds between two calls of :meth:`tick`."""
+        return self._settings.beat_s / 2
+
+    @property
+    def unacked_bytes(self) -> int:
+        """What is under way, or not yet appended."""
+        return self._turns.unacked_bytes
+
+    @property
+    def tell_at(self) -> float | None:
+        """When there is a step although nothing happens."""
+        return self._tell_at
+
+    def has_step(self, now: float) -> bool:
+        """Return whether there is a step to do."""
+        if self._over:
+            return False
+        is_due = self._tell_at is not None and now >= self._tell_at
+        return bool(self._outbox or self._ending or self._asked or is_due or self._turns.can_send())
+
+    def next_step(self, now: float) -> Step | None:
+        """Return what to do next; None if there is nothing to do now."""
+        if self._over:
+            return None
+        if self._outbox:
+            return self._outbox.popleft()
+        if self._ending:
+            self._over = True
+            return LAST
+        if self._asked:
+            return self._asked.popleft()
+        if self._tell_at is not None and now >= self._tell_at:
+            due_at = self._moved_since + HIGH_WATERMARK_LINGER_S
+            self._tell_at = due_at if self._moved and due_at > now else None
+            if self._moved and self._tell_at is None:
+                moved, self._moved = tuple(self._moved.values()), {}
+                return moved
+        return self._turns.next_slot()
+
+    # -- what came of it -------------------------------------------------------------------------
+
+    def session_started(self, number: int, epoch: int, session: LeaderSession) -> bool:
+        """Begin to send on a slot; return False if it is over, and its session to be closed."""
+        if number not in self._starting or self._ending:
+            return False
+        self._starting.discard(number)
+        agreement = session.agreement
+        reset = None if agreement.reset is None else int(agreement.reset.offset)
+        agreed = Agreed(number, agreement.entry, reset, agreement.high_watermark)
+        self._outbox.append(agreed.pack())
+        is_behind = session.end > agreement.entry
+        self._turns.add(Slot(number, epoch, session, is_behind=is_behind))
+        return True
+
+    def refuse(self, number: int, error: IsologError) -> list[Call]:
+        """End a slot whose session could not start, or cannot go on."""
+        self._starting.discard(number)
+        if not self._over:
+            self._outbox.append(Refused(number, error).pack())
+        return self._end_slot(number)
+
+    def frame(
+        self,
+        slot: Slot,
+        found: StoredEntries | None,
+        high_watermark: EntryIndex,
+        end: EntryIndex,
+        now: float,
+    ) -> Sent | None:
+        """Return the frame to send of a turn; None if there is nothing, or the slot is over.
+
+        ``end`` is that of the log.
+        """
+        if self._turns.get(slot.number) is not slot:
+            return None
+        if found is None:
+            self.take_news(slot.number, now, is_urgent=False)  # that may have moved
+            return None
+        frame = Frame(slot.number, slot.epoch, slot.next, high_watermark, found.rows, found.data)
+        slot.high_watermark_told = high_watermark
+        self._moved.pop(slot.number, None)
+        self._turns.sent(slot, EntryIndex(frame.end), frame.size, is_behind=end > frame.end)
+        return frame.pack()
+
+    def high_watermarks(self, found: list[tuple[Slot, EntryIndex]]) -> bytes | None:
+        """Return the message that tells them; None if frames have done so meanwhile."""
+        told = []
+        for slot, high_watermark in found:
+            if high_watermark > slot.high_watermark_told:
+                slot.high_watermark_told = high_watermark
+                told.append((slot.number, int(high_watermark)))
+        return HighWatermarks(tuple(told)).pack() if told else None
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _ask(self, asked: Follow) -> None:
+        if asked.slot in self._starting or self._turns.get(asked.slot) is not None:
+            raise InvalidRequest(f"slot {asked.slot} was given twice")
+        if not self._ending:
+            self._starting.add(asked.slot)
+            self._asked.append(asked)
+
+    def _take_acks(self, message: Acked) -> list[Call]:
+        calls: list[Call] = []
+        for number, entry in message.entries:
+            slot = self._turns.get(number)
+            if slot is None:
+                continue  # it is over, and this was on its way
+            if entry > slot.next:
+                raise InvalidRequest(f"entry {entry} was acknowledged before it was sent")
+            self._turns.acked(slot, EntryIndex(entry))
+            calls.append(partial(slot.session.acked, EntryIndex(entry)))
+        return calls
+
+    def _take_unfollow(self, message: Unfollow) -> list[Call]:
+        self._starting.discard(message.slot)
+        slot = self._turns.get(message.slot)
+        calls: list[Call] = []
+        if slot is not None and message.damaged is not None:
+            calls.append(partial(slot.session.came_damaged, EntryIndex(message.damaged)))
+        if slot is not None and message.refuses_writes:
+            calls.append(slot.session.refuses_writes)
+        return calls + self._end_slot(message.slot)
+
+    def _end_slot(self, number: int) -> list[Call]:
+        slot = self._turns.remove(number)
+        self._moved.pop(number, None)
+        return [] if slot is None else [slot.session.close]

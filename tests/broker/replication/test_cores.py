@@ -1,0 +1,353 @@
+"""The cores of a leader and of a follower with nothing between them but chance."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+
+from spark_stream.broker.replication.follower_core import (
+    Begin,
+    Connect,
+    FollowerStreamCore,
+    HangUp,
+    Job,
+)
+from spark_stream.broker.replication.leader_core import LAST, LeaderStreamCore
+from spark_stream.broker.replication.partitions import Agreement, PartitionKey
+from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.broker.replication.turns import Slot
+from spark_stream.consistency.epochs import EpochHistory
+from spark_stream.errors import (
+    BrokerStopping,
+    BrokerUnavailable,
+    InvalidRequest,
+    IsologError,
+    Unauthenticated,
+)
+from spark_stream.protocol import Bytes
+from spark_stream.wire.replication_messages import (
+    Acked,
+    Agreed,
+    Beat,
+    Bye,
+    Follow,
+    Frame,
+    Room,
+    Said,
+    Unfollow,
+    Welcome,
+    unpack,
+)
+from tests.broker.replication.partitions import Copy, LeadPartition, LeadPartitions
+
+SETTINGS = ReplicationSettings(beat_s=1.0, death_s=3.0, stream_bytes=4_000, frame_bytes=300)
+KEYS = [PartitionKey("t", number) for number in range(3)]
+
+
+class Pair:
+    """A leader and a follower; chance decides what happens next."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.now = 0.0
+        self.parts = {key: LeadPartition() for key in KEYS}
+        self.led = LeadPartitions(self.parts)
+        self.copies = {key: Copy(key) for key in KEYS}
+        self.follower = FollowerStreamCore("1", SETTINGS.stream_bytes, SETTINGS, self.now)
+        self.leader: LeaderStreamCore | None = None
+        self.to_follower: deque[tuple[Bytes, Bytes]] = deque()
+        self.to_leader: deque[bytes] = deque()
+        self.jobs: list[Job] = []
+        self.agreed: dict[int, PartitionKey] = {}
+        self.most_unacked = 0
+
+    def carry_out(self) -> None:
+        for effect in self.follower.effects():
+            match effect:
+                case Job():
+                    assert all(each.following is not effect.following for each in self.jobs)
+                    self.jobs.append(effect)
+                case Connect():
+                    welcome = Welcome(1, "proof")
+                    self.leader = LeaderStreamCore(effect.window_bytes, welcome, SETTINGS, self.now)
+                case HangUp():
+                    self.break_off()
+                case bytes():
+                    self.check_said(unpack(effect, b""))
+                    self.to_leader.append(effect)
+
+    def check_said(self, message: Said) -> None:
+        if isinstance(message, Follow):
+            assert message.slot not in self.agreed
+            self.agreed[message.slot] = PartitionKey(message.topic_id, message.partition)
+        elif isinstance(message, Acked):
+            ((number, entry),) = message.entries
+            assert entry <= self.copies[self.agreed[number]].log.end
+
+    def break_off(self) -> None:
+        self.to_follower.clear()
+        self.to_leader.clear()
+        leader, self.leader = self.leader, None
+        for call in leader.close() if leader else ():
+            call()
+
+    def step(self) -> bool:
+        assert self.leader is not None
+        leader, step = self.leader, self.leader.next_step(self.now)
+        match step:
+            case None:
+                return False
+            case bytes():
+                self.to_follower.append((step, b""))
+            case Follow():
+                key = PartitionKey(step.topic_id, step.partition)
+
+                def news(is_urgent: bool, number: int = step.slot) -> None:
+                    leader.take_news(number, self.now, is_urgent=is_urgent)
+
+                try:
+                    session = self.led.start_session(
+                        "2", step.generation, key, step.leader_epoch, step.history, news
+                    )
+                except IsologError as error:
+                    leader.refuse(step.slot, error)
+                else:
+                    if not leader.session_started(step.slot, step.leader_epoch, session):
+                        session.close()
+            case Slot():
+                found = step.session.read_entries(step.next, SETTINGS.frame_bytes)
+                high, end = step.session.high_watermark, step.session.end
+                sent = leader.frame(step, found, high, end, self.now)
+                assert (sent is None) == (found is None)
+                if sent is not None:
+                    self.to_follower.append(sent)
+                    self.most_unacked = max(self.most_unacked, leader.unacked_bytes)
+            case tuple():
+                message = leader.high_watermarks([(s, s.session.high_watermark) for s in step])
+                if message is not None:
+                    self.to_follower.append((message, b""))
+            case _:
+                raise AssertionError(f"nobody ended the stream: {step}")
+        return True
+
+    def hear(self) -> None:
+        if self.to_follower:
+            header, body = self.to_follower.popleft()
+            self.follower.received(unpack(header, body), lambda proof: None, self.now)
+        elif self.to_leader and self.leader is not None:
+            for call in self.leader.take(unpack(self.to_leader.popleft(), b""), self.now):
+                call()
+
+    def work(self, *, well: bool) -> None:
+        if self.jobs:
+            job = self.jobs.pop(self.chance.randrange(len(self.jobs)))
+            copy = job.following.partition
+            if isinstance(job.what, Frame) and not well and self.chance.random() < 0.2:
+                copy.damage = 1
+            try:
+                result = job.run()
+            except IsologError as error:
+                self.follower.failed(job, error, self.now)
+            else:
+                self.follower.done(job, result, self.now)
+
+    def happen(self) -> None:
+        """Something does, mostly progress."""
+        chance = self.chance.random()
+        key = self.chance.choice(KEYS)
+        if chance < 0.1:
+            self.parts[key].append(bytes(self.chance.choice((1, 100, 1000))))
+        elif chance < 0.12:
+            self.follower.lost(BrokerUnavailable("a cut"), self.now)
+        elif chance < 0.14:
+            self.follower.unfollow(key)
+        elif chance < 0.18:
+            self.follower.follow(self.copies[key], self.now)
+        elif chance < 0.25:
+            self.now += self.chance.random()
+            self.follower.tick(self.now)
+        else:
+            self.go_on(well=False)
+        self.carry_out()
+
+    def go_on(self, *, well: bool) -> None:
+        (self.hear, lambda: self.work(well=well), lambda: self.leader and self.step())[
+            self.chance.randrange(3)
+        ]()
+
+    def settle(self) -> None:
+        """All is followed and nothing goes wrong, until nothing is left to do."""
+        for copy in self.copies.values():
+            copy.damage = 0
+            self.follower.follow(copy, self.now)
+        for _ in range(60):
+            self.now += 0.1
+            self.follower.tick(self.now)
+            for _ in range(60):
+                self.carry_out()
+                self.go_on(well=True)
+
+
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_whatever_happens_copies_become_equal_and_nothing_counts_before_it_is_appended(first):
+    for seed in range(first, first + 100):
+        pair = Pair(seed)
+        for _ in range(300):
+            pair.happen()
+        pair.settle()
+        for key, part in pair.parts.items():
+            copy = pair.copies[key]
+            assert copy.log.digest() == part.log.digest(), seed
+            assert copy.most_entered <= 1
+            assert part.high_watermark == part.log.end == copy.high_watermark, seed
+        assert pair.most_unacked <= SETTINGS.stream_bytes + 1_000 + SETTINGS.frame_bytes
+        pair.follower.stop()
+        pair.carry_out()
+        assert not any(part.sessions for part in pair.parts.values()), seed
+
+
+def follower(now: float = 0.0) -> FollowerStreamCore:
+    core = FollowerStreamCore("1", 1_000, SETTINGS, now)
+    core.follow(Copy(KEYS[0]), now)
+    assert core.effects() == [Connect(1_000)]
+    return core
+
+
+def refuse(proof: str) -> None:
+    raise Unauthenticated(proof)
+
+
+def welcome(core: FollowerStreamCore) -> Job:
+    """The work of the partition's new session."""
+    core.received(Welcome(1, ""), lambda proof: None, 0.0)
+    (job,) = core.effects()
+    assert isinstance(job, Job)
+    return job
+
+
+@pytest.mark.parametrize("message", [Beat(), Agreed(0, 0, None, 0)])
+def test_a_leader_that_has_not_proved_who_it_is_is_told_nothing_and_nothing_is_taken(message):
+    core = follower()
+    with pytest.raises(InvalidRequest):
+        core.received(message, refuse, 0.0)
+    with pytest.raises(Unauthenticated):
+        core.received(Welcome(1, "another's"), refuse, 0.0)
+    assert core.effects() == []
+
+
+@pytest.mark.parametrize("message", [Room(1), Unfollow(0), Acked(())])
+def test_a_leader_says_no_words_of_followers(message):
+    core = follower()
+    welcome(core)
+    with pytest.raises(InvalidRequest, match="does not say"):
+        core.received(message, refuse, 0.0)
+
+
+def test_what_comes_of_work_for_an_earlier_stream_counts_for_nothing():
+    core = follower()
+    job = welcome(core)
+    core.lost(BrokerUnavailable("a cut"), 0.0)
+    core.tick(10.0)
+    assert core.effects() == [HangUp(), Connect(1_000)]
+    core.received(Welcome(1, ""), lambda proof: None, 10.0)
+    assert core.effects() == []  # not while the earlier work goes on
+    core.done(job, EpochHistory(0, 0, ()), 10.0)
+    (again,) = core.effects()
+    assert isinstance(again, Job)
+    assert (again.what, again.slot) == (Begin(), job.slot + 1)
+
+
+def test_entries_of_another_epoch_end_their_session():
+    core = follower()
+    job = welcome(core)
+    core.done(job, EpochHistory(0, 0, ()), 0.0)
+    core.effects()
+    part = LeadPartition()
+    part.append(b"x")
+    found = part.log.read(0, 1)
+    core.received(Frame(job.slot, 2, 0, 0, found.rows, found.data), refuse, 0.0)
+    assert core.effects() == [Unfollow(job.slot).pack()]
+    assert core.failures == 1
+
+
+def test_the_pause_before_a_session_and_before_a_stream_is_longer_each_time():
+    core, now, pauses = follower(), 0.0, []
+    for _ in range(7):
+        core.lost(BrokerUnavailable("no"), now)
+        pauses.append(round(core.wake_at() - now, 2))
+        now = core.wake_at()
+        core.tick(now)
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+
+
+class Session:
+    """Of a log of nothing."""
+
+    agreement = Agreement(0, None, 0)
+    end = high_watermark = 0
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def leader(now: float = 0.0) -> LeaderStreamCore:
+    core = LeaderStreamCore(1_000, Welcome(1, ""), SETTINGS, now)
+    assert unpack(core.next_step(now), b"") == Welcome(1, "")
+    return core
+
+
+def test_a_follower_that_says_nothing_is_asked_and_then_dead_but_a_late_tick_judges_nothing():
+    core = leader()
+    for tenth in range(5, 30, 5):
+        core.tick(tenth / 10)
+    assert unpack(core.next_step(2.5), b"") == Beat()
+    core.tick(60.0)  # this process stood still
+    core.take(Beat(), 60.1)
+    core.tick(60.5)
+    for tenth in range(610, 635, 5):
+        core.tick(tenth / 10)
+    with pytest.raises(BrokerUnavailable, match="no sign of life"):
+        core.tick(63.5)
+
+
+def test_an_end_is_told_and_nothing_comes_after_it():
+    core = leader()
+    core.take(Follow(0, "t", 0, 1, "g", EpochHistory(0, 0, ())), 0.0)
+    core.end()
+    assert core.next_step(0.0) is not None  # Bye
+    assert core.next_step(0.0) is LAST
+    assert core.next_step(0.0) is None
+    assert not core.session_started(0, 1, Session())
+
+
+def test_a_slot_that_is_over_before_its_session_has_started_gets_none():
+    core = leader()
+    core.take(Follow(0, "t", 0, 1, "g", EpochHistory(0, 0, ())), 0.0)
+    core.take(Unfollow(0), 0.0)
+    assert not core.session_started(0, 1, Session())
+
+
+def test_a_slot_number_is_given_once_and_what_was_not_sent_is_not_acknowledged():
+    core, session = leader(), Session()
+    asked = Follow(0, "t", 0, 1, "g", EpochHistory(0, 0, ()))
+    core.take(asked, 0.0)
+    with pytest.raises(InvalidRequest, match="twice"):
+        core.take(asked, 0.0)
+    assert core.session_started(0, 1, session)
+    with pytest.raises(InvalidRequest, match="before it was sent"):
+        core.take(Acked(((0, 1),)), 0.0)
+    for call in core.close():
+        call()
+    assert session.closed == 1
+
+
+def test_a_stream_that_ends_orderly_is_followed_by_another_one_at_once():
+    core = follower()
+    welcome(core)
+    with pytest.raises(BrokerStopping):
+        core.received(Bye(), refuse, 1.0)
+    core.lost(BrokerStopping("it stops"), 1.0)
+    assert core.wake_at() == pytest.approx(1.05)

@@ -1,0 +1,238 @@
+"""Streams of replication, and the connections under them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+
+from spark_stream.broker.replication.follower_core import (
+    Begin,
+    FollowerState,
+    FollowerStreamCore,
+    Following,
+    HangUp,
+    Job,
+)
+from spark_stream.broker.replication.leader_core import LeaderStreamCore
+from spark_stream.broker.replication.turns import Slot, Turns
+from spark_stream.consistency.ids import EntryIndex
+from spark_stream.protocol import Connection
+from spark_stream.protocol.frames import FrameKind, FrameReader
+from spark_stream.wire.replication_messages import Acked, Frame
+from tests.testing.planted_bugs.planting import Patch, bug
+
+# -- followers ------------------------------------------------------------------------------------
+
+
+@bug
+def a_frame_is_acknowledged_before_it_is_appended(patch: Patch) -> None:
+    original = FollowerStreamCore._take
+
+    def take(self: Any, number: int, what: Any, now: float) -> None:
+        original(self, number, what, now)
+        if isinstance(what, Frame) and number in self._slots:
+            self._say(Acked(((number, what.end),)))
+
+    patch.setattr(FollowerStreamCore, "_take", take)
+
+
+@bug
+def slot_numbers_begin_anew_with_each_stream(patch: Patch) -> None:
+    """So what comes of work for an earlier stream counts on a later one."""
+    original = FollowerStreamCore._end_sessions
+
+    def end_sessions(self: Any) -> None:
+        original(self)
+        self._numbers = itertools.count()
+
+    patch.setattr(FollowerStreamCore, "_end_sessions", end_sessions)
+    patch.setattr(Following, "is_busy", property(lambda self: False))
+
+
+@bug
+def a_failed_append_is_acknowledged(patch: Patch) -> None:
+    original = FollowerStreamCore.failed
+
+    def failed(self: Any, job: Job, error: Any, now: float) -> None:
+        if isinstance(job.what, Frame):
+            self.done(job, EntryIndex(job.what.end), now)
+        else:
+            original(self, job, error, now)
+
+    patch.setattr(FollowerStreamCore, "failed", failed)
+
+
+@bug
+def work_of_a_partition_is_done_in_any_order(patch: Patch) -> None:
+    def do(self: Any, job: Job) -> None:
+        job.following.is_at_work = True
+        self.at_work += 1
+        self._effects.append(job)
+
+    patch.setattr(FollowerStreamCore, "_do", do)
+
+
+@bug
+def a_session_that_failed_is_not_begun_again(patch: Patch) -> None:
+    original = FollowerStreamCore._pause
+
+    def pause(self: Any, following: Following, now: float) -> None:
+        original(self, following, now)
+        self._waiting.clear()
+
+    patch.setattr(FollowerStreamCore, "_pause", pause)
+
+
+@bug
+def sessions_outlive_their_stream(patch: Patch) -> None:
+    def lost(self: Any, error: Any, now: float) -> None:
+        if self.is_connected:
+            self._state, self._retry_at = FollowerState.RESTING, now + self._pause_s
+            self._effects.append(HangUp())
+
+    patch.setattr(FollowerStreamCore, "lost", lost)
+
+
+@bug
+def a_follower_tells_nothing_of_what_it_holds(patch: Patch) -> None:
+    """Its leader believes that it has all of the leader's own."""
+    original = FollowerStreamCore.done
+
+    def done(self: Any, job: Job, result: Any, now: float) -> None:
+        if isinstance(job.what, Begin):
+            result = msgspec.structs.replace(
+                result, epochs=((int(job.following.partition.epoch), 0),)
+            )
+        original(self, job, result, now)
+
+    patch.setattr(FollowerStreamCore, "done", done)
+
+
+# -- leaders --------------------------------------------------------------------------------------
+
+
+@bug
+def what_is_sent_counts_as_acknowledged(patch: Patch) -> None:
+    original = Turns.sent
+
+    def sent(self: Any, slot: Slot, end: EntryIndex, size: int, **rest: Any) -> None:
+        original(self, slot, end, size, **rest)
+        slot.session.acked(end)
+
+    patch.setattr(Turns, "sent", sent)
+
+
+@bug
+def an_acknowledgement_counts_for_one_entry_more(patch: Patch) -> None:
+    original = LeaderStreamCore._take_acks
+
+    def take(self: Any, message: Acked) -> Any:
+        more = []
+        for number, entry in message.entries:
+            slot = self._turns.get(number)
+            more.append((number, entry if slot is None else min(entry + 1, int(slot.next))))
+        return original(self, Acked(tuple(more)))
+
+    patch.setattr(LeaderStreamCore, "_take_acks", take)
+
+
+@bug
+def an_acknowledgement_counts_for_every_slot(patch: Patch) -> None:
+    original = LeaderStreamCore._take_acks
+
+    def take(self: Any, message: Acked) -> Any:
+        (_, entry), *_ = message.entries
+        told = tuple((each.number, min(entry, int(each.next))) for each in self._turns)
+        return original(self, Acked(told))
+
+    patch.setattr(LeaderStreamCore, "_take_acks", take)
+
+
+@bug
+def what_is_under_way_of_a_slot_that_ended_counts_on(patch: Patch) -> None:
+    def remove(self: Any, number: int) -> Any:
+        return self._slots.pop(number, None)
+
+    patch.setattr(Turns, "remove", remove)
+
+
+@bug
+def news_that_comes_while_a_slot_waits_is_forgotten(patch: Patch) -> None:
+    def acked(self: Any, slot: Slot, entry: EntryIndex) -> None:
+        while slot.unacked and slot.unacked[0][0] <= entry:
+            _, size, was_behind = slot.unacked.popleft()
+            slot.unacked_bytes -= size
+            self._count(-size, was_behind)
+
+    patch.setattr(Turns, "acked", acked)
+
+
+# -- connections ----------------------------------------------------------------------------------
+
+
+@bug
+def credit_is_not_given_back(patch: Patch) -> None:
+    patch.setattr(Connection, "consumed", lambda self, stream, size: None)
+
+
+@bug
+def credit_is_taken_for_bodies_only(patch: Patch) -> None:
+    original = Connection.send
+
+    def send(self: Any, stream: int, header: Any, body: Any = b"", *, end: bool = False) -> None:
+        original(self, stream, header, body, end=end)
+        if stream in self._streams:
+            self._streams[stream].credit += memoryview(header).nbytes
+
+    patch.setattr(Connection, "send", send)
+
+
+@bug
+def what_is_left_of_a_part_is_taken_for_the_next_frame(patch: Patch) -> None:
+    """Bytes that were received before a large part's buffer was there are not put into it."""
+    original = FrameReader._prepare_large
+
+    def prepare(self: Any, begun: memoryview) -> bool:
+        found = original(self, begun)
+        if found and begun.nbytes:
+            self._view = memoryview(self._large)
+        return found
+
+    patch.setattr(FrameReader, "_prepare_large", prepare)
+
+
+@bug
+def half_a_prefix_is_forgotten(patch: Patch) -> None:
+    original = FrameReader.receive
+
+    def receive(self: Any, data: Any) -> Any:
+        yield from original(self, data)
+        if self._prefix is None:
+            self._kept = b""
+
+    patch.setattr(FrameReader, "receive", receive)
+
+
+@bug
+def a_silent_peer_is_never_lost(patch: Patch) -> None:
+    patch.setattr(Connection, "tick", lambda self, now: [])
+    patch.setattr(LeaderStreamCore, "tick", lambda self, now: None)
+
+
+@bug
+def a_ping_is_not_answered(patch: Patch) -> None:
+    original = Connection._put
+
+    def put(self: Any, kind: FrameKind, *rest: Any, **more: Any) -> None:
+        if kind is not FrameKind.PONG:
+            original(self, kind, *rest, **more)
+
+    patch.setattr(Connection, "_put", put)
+
+
+@bug
+def a_stream_that_was_given_up_goes_on(patch: Patch) -> None:
+    patch.setattr(Connection, "cancel", lambda self, stream: None)
+    patch.setattr(Connection, "closed_by_peer", lambda self, message="": [])
