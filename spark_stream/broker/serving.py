@@ -168,12 +168,13 @@ class Serving:
 
     def _replicate(self, opened: StreamOpened, stream: Stream) -> None:
         """Serve a follower; its stream has no thread."""
-        with ExitStack() as use:
-            use.enter_context(self._activity.call())
-            try:
-                if self._leading is None:
-                    raise InvalidRequest("this broker has no followers")
-                asked = OpenReplication.from_bytes(bytes(opened.body))
-                self._leading.serve(asked, stream, use.pop_all().close)
-            except IsologError as error:
-                stream.fail(error_bytes(error))
+        use = ExitStack()
+        use.enter_context(self._activity.call())
+        try:
+            if self._leading is None:
+                raise InvalidRequest("this broker has no followers")
+            asked = OpenReplication.from_bytes(bytes(opened.body))
+            self._leading.serve(asked, stream, use.close)
+        except IsologError as error:
+            stream.fail(error_bytes(error))
+            use.close()
