@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from spark_stream.broker.replication.leader_core import LeaderStreamCore
 from spark_stream.broker.replication.turns import Slot, Turns
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.protocol import Connection
+from spark_stream.protocol.connection import data_bytes
 from spark_stream.protocol.frames import FrameKind, FrameReader
 from spark_stream.wire.replication_messages import Acked, Frame
 from tests.testing.planted_bugs.planting import Patch, bug
@@ -36,19 +36,6 @@ def a_frame_is_acknowledged_before_it_is_appended(patch: Patch) -> None:
             self._say(Acked(((number, what.end),)))
 
     patch.setattr(FollowerStreamCore, "_take", take)
-
-
-@bug
-def slot_numbers_begin_anew_with_each_stream(patch: Patch) -> None:
-    """So what comes of work for an earlier stream counts on a later one."""
-    original = FollowerStreamCore._end_sessions
-
-    def end_sessions(self: Any) -> None:
-        original(self)
-        self._numbers = itertools.count()
-
-    patch.setattr(FollowerStreamCore, "_end_sessions", end_sessions)
-    patch.setattr(Following, "is_busy", property(lambda self: False))
 
 
 @bug
@@ -151,14 +138,6 @@ def an_acknowledgement_counts_for_every_slot(patch: Patch) -> None:
 
 
 @bug
-def what_is_under_way_of_a_slot_that_ended_counts_on(patch: Patch) -> None:
-    def remove(self: Any, number: int) -> Any:
-        return self._slots.pop(number, None)
-
-    patch.setattr(Turns, "remove", remove)
-
-
-@bug
 def news_that_comes_while_a_slot_waits_is_forgotten(patch: Patch) -> None:
     def acked(self: Any, slot: Slot, entry: EntryIndex) -> None:
         while slot.unacked and slot.unacked[0][0] <= entry:
@@ -175,32 +154,6 @@ def news_that_comes_while_a_slot_waits_is_forgotten(patch: Patch) -> None:
 @bug
 def credit_is_not_given_back(patch: Patch) -> None:
     patch.setattr(Connection, "consumed", lambda self, stream, size: None)
-
-
-@bug
-def credit_is_taken_for_bodies_only(patch: Patch) -> None:
-    original = Connection.send
-
-    def send(self: Any, stream: int, header: Any, body: Any = b"", *, end: bool = False) -> None:
-        original(self, stream, header, body, end=end)
-        if stream in self._streams:
-            self._streams[stream].credit += memoryview(header).nbytes
-
-    patch.setattr(Connection, "send", send)
-
-
-@bug
-def what_is_left_of_a_part_is_taken_for_the_next_frame(patch: Patch) -> None:
-    """Bytes that were received before a large part's buffer was there are not put into it."""
-    original = FrameReader._prepare_large
-
-    def prepare(self: Any, begun: memoryview) -> bool:
-        found = original(self, begun)
-        if found and begun.nbytes:
-            self._view = memoryview(self._large)
-        return found
-
-    patch.setattr(FrameReader, "_prepare_large", prepare)
 
 
 @bug
@@ -236,3 +189,41 @@ def a_ping_is_not_answered(patch: Patch) -> None:
 def a_stream_that_was_given_up_goes_on(patch: Patch) -> None:
     patch.setattr(Connection, "cancel", lambda self, stream: None)
     patch.setattr(Connection, "closed_by_peer", lambda self, message="": [])
+
+
+@bug
+def credit_that_comes_wakes_nobody(patch: Patch) -> None:
+    original = Connection._credited
+
+    def credited(self: Any, frame: Any) -> None:
+        original(self, frame)
+
+    patch.setattr(Connection, "_credited", credited)
+
+
+@bug
+def frames_leave_in_another_order(patch: Patch) -> None:
+    original = Connection.output
+    patch.setattr(Connection, "output", lambda self: original(self)[::-1])
+
+
+@bug
+def a_frame_is_delivered_after_its_streams_end(patch: Patch) -> None:
+    """Of a stream that was given up: what is still on its way is taken for another one's."""
+
+    def known(self: Any, frame: Any) -> Any:
+        return self._streams.get(frame.stream) or next(iter(self._streams.values()), None)
+
+    patch.setattr(Connection, "_known", known)
+
+
+@bug
+def credit_is_counted_twice(patch: Patch) -> None:
+    original = Connection.send
+
+    def send(self: Any, stream: int, header: Any, body: Any = b"", *, end: bool = False) -> None:
+        original(self, stream, header, body, end=end)
+        if stream in self._streams:
+            self._streams[stream].credit -= data_bytes(header, body)
+
+    patch.setattr(Connection, "send", send)
