@@ -169,12 +169,6 @@ def half_a_prefix_is_forgotten(patch: Patch) -> None:
 
 
 @bug
-def a_silent_peer_is_never_lost(patch: Patch) -> None:
-    patch.setattr(Connection, "tick", lambda self, now: [])
-    patch.setattr(LeaderStreamCore, "tick", lambda self, now: None)
-
-
-@bug
 def a_ping_is_not_answered(patch: Patch) -> None:
     original = Connection._put
 
@@ -189,16 +183,6 @@ def a_ping_is_not_answered(patch: Patch) -> None:
 def a_stream_that_was_given_up_goes_on(patch: Patch) -> None:
     patch.setattr(Connection, "cancel", lambda self, stream: None)
     patch.setattr(Connection, "closed_by_peer", lambda self, message="": [])
-
-
-@bug
-def credit_that_comes_wakes_nobody(patch: Patch) -> None:
-    original = Connection._credited
-
-    def credited(self: Any, frame: Any) -> None:
-        original(self, frame)
-
-    patch.setattr(Connection, "_credited", credited)
 
 
 @bug
