@@ -37,9 +37,14 @@ class CallPool:
                 self._waiting.append((key, call))
                 return
             self._busy.add(key)
-        threading.Thread(
-            target=self._run, args=(key, call), name="isolog-calls", daemon=True
-        ).start()
+        try:
+            threading.Thread(
+                target=self._run, args=(key, call), name="isolog-calls", daemon=True
+            ).start()
+        except RuntimeError:  # no more threads, or the interpreter ends
+            with self._lock:
+                self._busy.remove(key)
+            raise
 
     def _run(self, key: Hashable, call: Call) -> None:
         while True:

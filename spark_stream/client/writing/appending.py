@@ -27,6 +27,7 @@ from spark_stream.wire.methods import APPEND
 # offsets, is there in time. At most a part of the time that there is.
 _ANSWER_MS: Final = 1000
 _ANSWER_PART: Final = 5
+_CREDIT_BYTES: Final = 8 << 10  # much less than a stream may have under way
 
 
 class AppendStream:
@@ -49,6 +50,7 @@ class AppendStream:
         self._unsent: deque[tuple[bytes, Outgoing]] = deque()  # for want of credit
         self._first: memoryview | None = None  # what the first of them is as bytes
         self._is_over = False
+        self._taken = 0  # bytes of answers that the broker has no credit back for
         self._stream: Stream | None = None
 
     def start(self, topic: TopicDescription, request: AppendTo) -> None:
@@ -103,8 +105,11 @@ class AppendStream:
         match event:
             case Received():
                 if event.header:
-                    self._stream.consumed(event.size)
                     self._take(event.header)
+                    self._taken += event.size
+                    if self._taken >= _CREDIT_BYTES:
+                        self._stream.consumed(self._taken)
+                        self._taken = 0
                 if event.end:
                     self._stream.cancel()  # unless this side has ended it
                     self._over(BrokerUnavailable("the broker ended the stream"))

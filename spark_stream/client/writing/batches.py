@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, Final
@@ -96,6 +97,10 @@ def as_columns(key: str | Sequence[str] | None) -> tuple[str, ...]:
 
 def checked_size(batch: pa.RecordBatch) -> int:
     """The bytes of the batch; BatchTooLarge for one that no message can carry."""
+    if batch.num_rows <= ROWS_MAX:
+        size = int(pa.ipc.get_record_batch_size(batch))  # quicker than nbytes, and no less
+        if size <= BATCH_BYTES_MAX:
+            return size
     size = int(batch.nbytes)
     if size > BATCH_BYTES_MAX or batch.num_rows > ROWS_MAX:
         raise BatchTooLarge(
@@ -111,7 +116,7 @@ def joining_bytes(batch: pa.RecordBatch, known: TopicDescription) -> int:
 
     It may go with others as one batch: none of them is refused for another's sake.
     """
-    size = int(pa.ipc.get_record_batch_size(batch))  # quicker than nbytes, and no less
+    size = int(pa.ipc.get_record_batch_size(batch))
     if size > _JOINING_BYTES_MAX:
         return 0
     # Not even if all of it were one record, whose flags count eight times what they take.
@@ -186,18 +191,28 @@ def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
     if not set(names) <= set(DEFAULT_SCHEMA.names) or len(set(names)) < len(names):
         return batch  # the fitting names the column that is too many
     rows = batch.num_rows
-    columns = {}
+    columns = []
     for field in DEFAULT_SCHEMA:
         if field.name in names:
-            columns[field.name] = _as_binary(batch.column(field.name))
+            column = _as_binary(batch.column(field.name))
+            if field.name == TIMESTAMP_COLUMN and column.null_count and column.type == field.type:
+                column = pc.coalesce(column, _now(rows))
         elif field.name == TIMESTAMP_COLUMN:
-            columns[field.name] = _now(rows)
+            column = _now(rows)
         elif field.name != "value":
-            columns[field.name] = pa.nulls(rows, field.type)
-    moments = columns[TIMESTAMP_COLUMN]
-    if moments.null_count and moments.type.equals(TIMESTAMP_TYPE):
-        columns[TIMESTAMP_COLUMN] = pc.coalesce(moments, _now(rows))
-    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+            column = _ONE_NULL[field.name] if rows == 1 else pa.nulls(rows, field.type)
+        else:
+            continue
+        columns.append(column)
+    if len(columns) == len(DEFAULT_SCHEMA) and [each.type for each in columns] == _TYPES:
+        return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
+    given = [name for name in DEFAULT_SCHEMA.names if name in names or name != "value"]
+    return pa.RecordBatch.from_arrays(columns, names=given)
+
+
+_TYPES: Final = DEFAULT_SCHEMA.types
+_LONG: Final = struct.Struct("<q")
+_ONE_NULL: Final = {field.name: pa.nulls(1, field.type) for field in DEFAULT_SCHEMA}
 
 
 def _as_binary(column: pa.Array) -> pa.Array:
@@ -208,5 +223,6 @@ def _as_binary(column: pa.Array) -> pa.Array:
 
 
 def _now(rows: int) -> pa.Array:
-    moments = np.full(rows, timestamp_us(None), np.int64)
+    moment = timestamp_us(None)
+    moments = _LONG.pack(moment) if rows == 1 else np.full(rows, moment, np.int64)
     return pa.Array.from_buffers(TIMESTAMP_TYPE, rows, [None, pa.py_buffer(moments)])

@@ -103,6 +103,8 @@ class Outgoing:
     @property
     def rows(self) -> int:
         """How many records are sent."""
+        if not self.others:
+            return int(self.batch.num_rows)
         return sum(each.num_rows for each in self._batches())
 
     def whole(self) -> pa.RecordBatch:

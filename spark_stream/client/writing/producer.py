@@ -119,6 +119,7 @@ class Producer:
         self._sender = Sender(connection, topics, settings, identified)
         if branch is not None:
             self._sender.write_as(*author_of(branch))
+        self._join = self._sender.join  # bound once: records come here in a flood
         self._dropped = weakref.finalize(self, self._sender.drop)
         self._dropped.atexit = False
         self._closed = False
@@ -157,7 +158,7 @@ class Producer:
             size += len(key)
         plain = partition is None or type(partition) is int
         if plain and headers is None and timestamp is None:
-            promise = self._sender.join(topic, key, value, partition, size)
+            promise = self._join(topic, key, value, partition, size)
             if promise is not None:
                 return promise
         try:
@@ -197,8 +198,10 @@ class Producer:
         asked = as_columns(key)
         try:
             known, rows = self._fitted(topic, batch)
-            with of_topic(topic):
-                columns = key_columns(known.schema, known.partition_by, asked)
+            columns: Sequence[str] = ()
+            if partition is None or asked:
+                with of_topic(topic):
+                    columns = key_columns(known.schema, known.partition_by, asked)
             size = checked_size(rows)
             if partition is not None:
                 known = self._having(known, partition)

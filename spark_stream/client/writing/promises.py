@@ -165,12 +165,16 @@ class Gathering:
 
     def __init__(self, parts: int, failures: Failures) -> None:
         self.promise = Promise(failures)
+        self._parts = parts
         self._lock = threading.Lock()
         self._left = parts
         self._settlements: list[tuple[int, Settlement]] = []
 
     def settle(self, first: int, settlement: Settlement) -> None:
         """Settle a part; ``first`` is the row of the batch that its first record was."""
+        if self._parts == 1:
+            self.promise.settle(settlement if isinstance(settlement, Written) else settlement.error)
+            return
         with self._lock:
             self._settlements.append((first, settlement))
             self._left -= 1
@@ -184,12 +188,9 @@ class Gathering:
         failed = [each for each in settlements if isinstance(each, Unacknowledged)]
         count = sum(each.count for each in parts)
         if not failed:
-            first = parts[0]
-            return first if len(parts) == 1 else replace(first, count=count, parts=parts)
+            return replace(parts[0], count=count, parts=parts)
         errors = [each.error for each in failed]
         # Where the outcome of a part is unknown, so is that of the whole.
         error = next((each for each in errors if isinstance(each, UnknownOutcome)), errors[0])
-        if len(settlements) == 1:
-            return error
         kept = count + sum(each.kept.count for each in failed if each.kept is not None)
         return type(error)(error.message, hint=error.hint, **error.details | {"kept": kept})

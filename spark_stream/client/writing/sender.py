@@ -23,6 +23,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import time_ns
 from typing import Final
 
 import pyarrow as pa
@@ -49,6 +50,7 @@ _LEAST_PART: Final = 512
 # in so many.
 _GRAB: Final = 64
 _GRAB_FIRST_BYTES: Final = 4 << 10
+_new: Final = object.__new__
 
 
 Part = tuple[int, pa.RecordBatch, int]
@@ -132,7 +134,16 @@ class Sender:
             if partition is not None and not 0 <= partition < pending.partitions:
                 return None
             pending.left -= size
-            return pending.add(key, value, partition)
+            if partition is not None:
+                return pending.add(key, value, partition)
+            # This is what `add` does, without a call: records come here in a flood.
+            values = pending.values
+            promise: RecordPromise = _new(RecordPromise)
+            promise._outcomes, promise.row = pending.outcomes, len(values)
+            pending.keys.append(key)
+            values.append(value)
+            pending.moments.append(time_ns())
+            return promise
 
     def send(
         self,

@@ -34,6 +34,7 @@ from spark_stream.client.writing.instructions import (
     Instruction,
     NoteTopic,
     OpenStream,
+    Outcome,
     SendBatch,
     SettleBatch,
     WakeAt,
@@ -100,10 +101,13 @@ class ProducerShell:
 
     def event(self, tell: Callable[[ProducerCore, float], None]) -> None:
         """Tell the core what happened, and do what it says then."""
+        core = self.core
         with self._lock:
-            tell(self.core, time.monotonic())
-            outcomes = list(self.core.outcomes)
-            self.core.outcomes.clear()
+            tell(core, time.monotonic())
+            outcomes: tuple[Outcome, ...] = ()
+            if core.outcomes:
+                outcomes = tuple(core.outcomes)
+                core.outcomes.clear()
         for outcome in outcomes:
             match outcome:
                 case SettleBatch():
@@ -114,7 +118,8 @@ class ProducerShell:
                     self._topics.outgrown(topic, count)
                 case AllSettled():
                     self._finished()
-        self.carry_out()
+        if core.out:
+            self.carry_out()
 
     def carry_out(self) -> None:
         """Carry out the core's instructions, unless another thread is doing that."""
@@ -130,9 +135,7 @@ class ProducerShell:
                     self._do(instruction)
                 except BaseException as error:
                     with self._lock:
-                        if isinstance(instruction, SendBatch):  # then it goes again, in time
-                            lost = BrokerUnavailable(f"not sent: {error!r}")
-                            core.stream_lost(instruction.stream, lost, time.monotonic())
+                        self._undo(instruction, error)
                         self._carrying_out = False
                     if isinstance(error, Exception):
                         logger.exception("an instruction could not be carried out: %r", instruction)
@@ -142,6 +145,19 @@ class ProducerShell:
                 with self._lock:
                     instruction = core.out.popleft() if core.out else None
                     self._carrying_out = instruction is not None
+
+    def _undo(self, instruction: Instruction, error: BaseException) -> None:
+        """Tell the core that an instruction failed, so that it tries again; under the lock."""
+        failure, now = InternalError(f"{type(error).__name__}: {error}"), time.monotonic()
+        match instruction:
+            case SendBatch() | OpenStream():
+                self.core.stream_lost(instruction.stream, failure, now)
+            case AskLeaders():
+                self.core.leaders_failed(instruction.topic.id, failure, now)
+            case AskIdentity():
+                self.core.identity_failed(failure, now)
+            case _:
+                pass
 
     def _do(self, instruction: Instruction) -> None:
         match instruction:

@@ -82,6 +82,22 @@ def test_calls_with_one_key_keep_one_thread_busy_and_others_go_on():
     eventually(lambda: order == list(range(10)))
 
 
+def test_where_no_thread_can_be_started_it_is_tried_again(log, topic, monkeypatch):
+    log.create_topic(topic)
+    failures = iter([RuntimeError("can't start new thread")] * 2)
+
+    def start(thread: threading.Thread) -> None:
+        for error in failures:
+            raise error
+        begin(thread)
+
+    begin = threading.Thread.start
+    with log.producer() as producer:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        assert producer.send(topic, b"v").result(20).offset == 0
+    assert next(failures, None) is None
+
+
 def test_a_producer_that_was_made_before_a_fork_begins_anew_in_the_child(broker: BrokerProcess):
     with broker.connect() as log:
         log.create_topic("t")
