@@ -17,11 +17,9 @@ from spark_stream.client.reading.fetching import (
     Cancellation,
     Fetched,
     Source,
-    check_place,
-    fetch_once,
-    moved_to,
+    read_range,
 )
-from spark_stream.client.reading.losses import GONE, where_to_go_on
+from spark_stream.client.reading.range_core import RangeCore
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InternalError, IsologError
 
@@ -29,7 +27,6 @@ POLL_MS: Final = 2_000
 FETCH_BYTES: Final = 4 << 20
 WATCH_S: Final = 2.0
 _AHEAD_BATCHES: Final = 4  # per partition; with FETCH_BYTES this bounds the memory
-_RETRY_PAUSE_S: Final = 0.1
 _TICK_S: Final = 0.25
 _STOP_S: Final = 2.0  # what is only just asked for cannot be cancelled before it is answered
 
@@ -137,44 +134,21 @@ class Feed:
             self._put((key, None, None))
 
     def _fetch(self, asked: Asked, cancellation: Cancellation) -> None:
-        key, source, position, end, lineage = asked
-        failing_since: float | None = None
-        partitions: int | None = None
-        if end is not None and position > end:  # empty, or there never was such an offset
-            try:
-                check_place(source, position, end, lineage)
-            except GONE as error:
-                position = where_to_go_on(error, fail=self._fail_on_loss)
-                lineage = NOTHING_KNOWN
-                self._put((key, moved_to(source, position), None))
-        while not self._stopped.is_set() and (end is None or position < end):
-            before = position
-            try:
-                wait = POLL_MS if end is None else 0
-                for fetched in fetch_once(
-                    source, position, end, wait, FETCH_BYTES, cancellation, lineage
-                ):
-                    failing_since = None
-                    moved = fetched.next != position
-                    position, lineage = fetched.next, fetched.lineage
-                    told = fetched.partitions not in (None, partitions)
-                    partitions = fetched.partitions or partitions
-                    worth = fetched.batch.num_rows or moved or told
-                    if worth and not self._put((key, fetched, None)):
-                        return
-                if end is not None and position == before:
-                    return  # the bound is lower now: a failover took back what nobody had read
-            except GONE as error:
-                position = where_to_go_on(error, fail=self._fail_on_loss)
-                lineage = NOTHING_KNOWN
-                self._put((key, moved_to(source, position), None))
-            except IsologError as error:
-                now = time.monotonic()
-                failing_since = failing_since or now
-                lasting = now - failing_since > source.router.timeout_s
-                if not error.retriable or lasting:
-                    raise
-                self._stopped.wait(_RETRY_PAUSE_S)
+        key, source, start, end, lineage = asked
+        core = RangeCore(
+            start,
+            end,
+            lineage,
+            patience_s=source.router.timeout_s,
+            checks=end is not None and start > end,  # maybe there never was such an offset
+            fail_on_loss=self._fail_on_loss,
+        )
+        wait_ms = POLL_MS if end is None else 0
+        for fetched in read_range(
+            source, core, wait_ms, FETCH_BYTES, cancellation, self._stopped.wait
+        ):
+            if not self._put((key, fetched, None)):
+                return
 
     def _watch(self, key: Key, watch: Callable[[], None]) -> None:
         while not self._stopped.wait(WATCH_S):

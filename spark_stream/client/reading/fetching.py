@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,9 +33,10 @@ from spark_stream.client.reading.mapping import (
     mapped_batches,
     placed,
 )
+from spark_stream.client.reading.range_core import Pause, RangeCore
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
-from spark_stream.errors import IsologError, RequestTimeout
+from spark_stream.errors import IsologError
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.transport.streams import BlockingStream
 from spark_stream.wire.fetch_messages import (
@@ -51,8 +52,6 @@ from spark_stream.wire.fetch_messages import (
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
 from spark_stream.wire.methods import FETCH
 from spark_stream.wire.schemas import OFFSET, empty_batch
-
-_RETRY_PAUSE_S: Final = 0.1
 
 CREDIT: Final = 8 << 20
 """How many bytes a broker may send on a fetch before they are read."""
@@ -304,6 +303,41 @@ def shown(source: Source, data: pa.RecordBatch, facts: ChunkFacts) -> Fetched:
     )
 
 
+def read_range(
+    source: Source,
+    core: RangeCore,
+    wait_ms: int = 0,
+    max_bytes: int = FETCH_BYTES_DEFAULT,
+    cancellation: Cancellation | None = None,
+    pause: Callable[[float], object] = time.sleep,
+) -> Iterator[Fetched]:
+    """Read what the core decides; end when its range is over, or the reading is cancelled.
+
+    What has no rows tells how far the leader looked, how many partitions there are, or where
+    records are gone.
+    """
+    while not (cancellation is not None and cancellation.asked):
+        step = core.next(time.monotonic())
+        if step is None:
+            return
+        if isinstance(step, Pause):
+            pause(step.until - time.monotonic())
+            continue
+        try:
+            for found in fetch_once(
+                source, step.start, core.end, wait_ms, max_bytes, cancellation, step.lineage
+            ):
+                now, rows = time.monotonic(), found.batch.num_rows
+                if core.received(found.next, found.lineage, rows, found.partitions, now):
+                    yield found
+        except IsologError as error:
+            left_at = core.failed(error, time.monotonic())
+            if left_at is not None:
+                yield moved_to(source, left_at)
+        else:
+            core.ended()
+
+
 def fetch_range(
     source: Source, start: int, end: int, lineage: Lineage = NOTHING_KNOWN
 ) -> Iterator[Fetched]:
@@ -313,50 +347,17 @@ def fetch_range(
     A bound below ``end`` (records that are not visible yet) ends it as well: the last ``next``
     tells.
     """
-    position = start
-    failing_since: float | None = None
-    while position < end:
-        before = position
-        try:
-            for fetched in fetch_once(source, position, end, lineage=lineage):
-                moved = fetched.next != position
-                position, lineage = fetched.next, fetched.lineage
-                if fetched.batch.num_rows or moved:
-                    yield fetched
-        except IsologError as error:
-            if not error.retriable:
-                raise
-            now = time.monotonic()
-            if position > before:
-                failing_since = None
-            elif failing_since is None:
-                failing_since = now
-            if isinstance(error, RequestTimeout) and position == before:
-                raise
-            if failing_since is not None and now - failing_since > source.router.timeout_s:
-                raise
-            time.sleep(_RETRY_PAUSE_S)
-            continue
-        failing_since = None
-        if position == before:
-            return
+    return read_range(source, RangeCore(start, end, lineage, patience_s=source.router.timeout_s))
 
 
 def check_place(source: Source, start: int, end: int, lineage: Lineage = NOTHING_KNOWN) -> None:
-    """Asks the leader whether there are, or were, these offsets; fetches nothing.
+    """Ask the leader whether there are, or were, these offsets; ``start`` is not below ``end``.
 
     Raises:
         OffsetOutOfRange, OffsetEvicted, DataLoss: as :func:`fetch_once`.
     """
-    give_up = time.monotonic() + source.router.timeout_s
-    while True:
-        try:
-            deque(fetch_once(source, start, end, lineage=lineage), maxlen=0)
-            return
-        except IsologError as error:
-            if not error.retriable or time.monotonic() > give_up:
-                raise
-            time.sleep(_RETRY_PAUSE_S)
+    core = RangeCore(start, end, lineage, patience_s=source.router.timeout_s, checks=True)
+    deque(read_range(source, core), maxlen=0)
 
 
 def moved_to(source: Source, offset: int) -> Fetched:

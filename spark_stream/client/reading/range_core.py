@@ -1,0 +1,144 @@
+"""How a range of a partition is read: the decisions, without I/O, threads or a clock.
+
+A shell does what :meth:`RangeCore.next` says, and tells what came of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from spark_stream.client.reading.losses import GONE, where_to_go_on
+from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.errors import IsologError, RequestTimeout
+
+RETRY_PAUSE_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the leader for what is visible from ``start`` on, whose lineage this is."""
+
+    start: int
+    lineage: Lineage
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Do nothing until this time."""
+
+    until: float
+
+
+class RangeCore:
+    """The reader of ``[start, end)`` of a partition, or of all from ``start`` on (None).
+
+    ``lineage``: that of ``start``. ``checks``: if the range is empty, ask whether the log has, or
+    had, such an offset. ``patience_s``: for how long to try in vain. Without ``fail_on_loss`` go on
+    with what is left where records are gone.
+
+    ===========  ===================================================  ==============
+    state        event                                                then
+    ===========  ===================================================  ==============
+    to ask       (``next`` says what)                                 asked
+    asked        received                                             asked
+    asked        ended, and there may be more                         to ask
+    asked        ended at the end, or at a bound that did not move    over
+    asked        failed, retriable, patience is left                  pausing
+    asked        failed because records are gone, which is no error   to ask
+    asked        failed otherwise: the error is raised                over
+    pausing      the time has come                                    to ask
+    ===========  ===================================================  ==============
+
+    Invariants:
+
+    * All that is given begins at ``position`` or behind it, and moves ``position`` to where it
+      ends. So no record is given twice or out of order, and none is passed over that a leader has.
+    * ``position`` moves back, or over records, only where a leader says that records are gone.
+      Then it is where the leader says, and its lineage is not known.
+    * An open range (``end`` is None) is never over by itself.
+
+    Order of effects: ``position`` and ``lineage`` move first, then the batch is given. A shell that
+    stops after any batch, or any error, can go on there with another core.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        end: int | None,
+        lineage: Lineage = NOTHING_KNOWN,
+        *,
+        patience_s: float,
+        checks: bool = False,
+        fail_on_loss: bool = True,
+    ) -> None:
+        self.position = start
+        self.lineage = lineage
+        self.end = end
+        self._patience_s = patience_s
+        self._checks = checks
+        self._fail_on_loss = fail_on_loss
+        self._asked_from = start
+        self._heard = 0.0  # when the leader was asked, or said something
+        self._failing_since: float | None = None
+        self._pause_until: float | None = None
+        self._partitions: int | None = None
+        self._is_over = False
+
+    def next(self, now: float) -> Ask | Pause | None:
+        """Return what to do next; None: nothing, the range is over."""
+        if self._is_over or (self._is_at_end and not self._checks):
+            return None
+        if self._pause_until is not None and now < self._pause_until:
+            return Pause(self._pause_until)
+        self._pause_until = None
+        self._asked_from, self._heard = self.position, now
+        return Ask(self.position, self.lineage)
+
+    def received(
+        self, following: int, lineage: Lineage, rows: int, partitions: int | None, now: float
+    ) -> bool:
+        """Take note of a batch; return whether it is worth giving: it has rows, or tells something.
+
+        ``following``: where to read on, of this lineage. ``partitions``: how many the topic has, if
+        that was told.
+        """
+        moved = following != self.position
+        told = partitions not in (None, self._partitions)
+        self.position, self.lineage = following, lineage
+        self._partitions = partitions or self._partitions
+        self._heard, self._failing_since = now, None
+        return bool(rows) or moved or told
+
+    def ended(self) -> None:
+        """Take note that all was answered that was asked for."""
+        self._failing_since = None
+        if self.end is not None:  # a failover may have lowered the bound
+            self._is_over = self._is_at_end or self.position == self._asked_from
+
+    def failed(self, error: IsologError, now: float) -> int | None:
+        """Take note that the leader was not reached, or refused.
+
+        Return where to go on if records are gone; None: where it was.
+
+        Raises:
+            IsologError: the error, where it is not to be borne.
+        """
+        if isinstance(error, GONE):
+            self.position = where_to_go_on(error, fail=self._fail_on_loss)
+            self.lineage = NOTHING_KNOWN
+            return self.position
+        if not error.retriable:
+            raise error
+        if self._failing_since is None:
+            # A bounded read that has waited for its whole time has used its patience.
+            waited = isinstance(error, RequestTimeout) and self.end is not None
+            self._failing_since = self._heard if waited else now
+        if now - self._failing_since >= self._patience_s:
+            raise error
+        self._pause_until = now + RETRY_PAUSE_S
+        return None
+
+    @property
+    def _is_at_end(self) -> bool:
+        return self.end is not None and self.position >= self.end

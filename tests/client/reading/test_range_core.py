@@ -1,0 +1,209 @@
+"""The decisions of a reader, in any order of events: no record missed, none twice, losses exact."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import pytest
+
+from spark_stream.client.reading.range_core import RETRY_PAUSE_S, Ask, Pause, RangeCore
+from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.errors import (
+    BrokerUnavailable,
+    DataLoss,
+    IsologError,
+    NotLeader,
+    OffsetEvicted,
+    RequestTimeout,
+)
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def no_warnings(caplog):
+    caplog.set_level(logging.ERROR)
+
+
+class Leader:
+    """A log whose leaders change, cut and evict. A lineage names a snapshot of what was read."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.records: list[int] = []  # the value of each offset; each value is written once
+        self.start = 0
+        self.written = 0
+        self.snapshots: list[list[int]] = []
+        self.losses: list[int] = []
+
+    def happen(self, uncut: int) -> None:
+        """Something happens to the log, but no cut below ``uncut``."""
+        what = self.chance.random()
+        if what < 0.6:
+            for _ in range(self.chance.randrange(6)):
+                self.records.append(self.written)
+                self.written += 1
+        elif what < 0.75:
+            least = max(self.start, uncut, len(self.records) - 4)
+            del self.records[self.chance.randint(least, max(least, len(self.records))) :]
+        elif what < 0.85:
+            self.start = self.chance.randint(self.start, len(self.records))
+
+    def lineage(self, offset: int) -> Lineage:
+        self.snapshots.append(self.records[:offset])
+        return ((len(self.snapshots) - 1, offset),)
+
+    def check(self, ask: Ask) -> None:
+        if ask.lineage != NOTHING_KNOWN:
+            seen = self.snapshots[ask.lineage[0][0]]
+            same = [a == b for a, b in zip(seen, self.records, strict=False)]
+            left = same.index(False) if False in same else len(same)
+            if left < ask.start:
+                self.losses.append(left)
+                raise DataLoss("cut off", left=left)
+        if ask.start < self.start:
+            self.losses.append(self.start)
+            raise OffsetEvicted("gone", log_start_offset=self.start)
+        assert ask.start <= len(self.records)
+
+
+class Reader:
+    """A shell that does what the core says, with a leader in the place of a network."""
+
+    def __init__(self, leader: Leader, core: RangeCore) -> None:
+        self.leader, self.core = leader, core
+        self.now = 0.0
+        self.kept: dict[int, int] = {}
+        self.losses: list[int] = []
+        self.answered = False
+
+    def step(self) -> bool:
+        """Do one step; return whether there is more to do."""
+        step = self.core.next(self.now)
+        if step is None:
+            return False
+        if isinstance(step, Pause):
+            assert step.until > self.now
+            self.now = step.until
+            return True
+        try:
+            self.ask(step)
+        except IsologError as error:
+            left = self.core.failed(error, self.now)
+            if left is not None:
+                self.losses.append(left)
+                self.kept = {at: value for at, value in self.kept.items() if at < left}
+        else:
+            self.core.ended()
+            self.answered = True
+        return True
+
+    def ask(self, step: Ask) -> None:
+        leader, chance = self.leader, self.leader.chance
+        assert (step.start, step.lineage) == (self.core.position, self.core.lineage)
+        if chance.random() < 0.2:
+            raise BrokerUnavailable("no broker") if chance.random() < 0.5 else NotLeader("moved")
+        leader.check(step)
+        position, known = step.start, list(leader.records)
+        bound = len(known) if self.core.end is None else min(self.core.end, len(known))
+        while position < bound:
+            upto = min(bound, position + chance.randint(1, 4))
+            for offset in range(position, upto):
+                assert offset not in self.kept
+                self.kept[offset] = known[offset]
+            snapshot = leader.lineage(upto)
+            assert self.core.received(upto, snapshot, upto - position, None, self.now)
+            position = upto
+            if chance.random() < 0.1:
+                raise BrokerUnavailable("the stream is lost")
+        self.core.received(position, leader.lineage(position), 0, 3, self.now)
+
+
+@pytest.mark.parametrize("block", range(20))
+def test_in_any_order_of_events_all_that_is_left_is_read_once_and_losses_are_told(block):
+    for seed in range(100 * block, 100 * block + 100):
+        chance = random.Random(seed)
+        leader = Leader(chance)
+        reader = Reader(leader, RangeCore(0, None, patience_s=PATIENCE_S, fail_on_loss=False))
+        for _ in range(60):
+            unknown = reader.core.lineage == NOTHING_KNOWN  # then a cut cannot be noticed
+            leader.happen(reader.core.position if unknown else 0)
+            if chance.random() < 0.7:
+                reader.step()
+        reader.answered = False
+        while not (reader.answered and reader.core.position == len(leader.records)):
+            reader.step()
+        left = range(leader.start, len(leader.records))
+        read = {at: value for at, value in reader.kept.items() if at >= leader.start}
+        assert read == {at: leader.records[at] for at in left}
+        assert reader.losses == leader.losses
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_bounded_range_is_over_at_its_end_or_at_a_bound_that_does_not_move(seed):
+    chance = random.Random(seed)
+    leader = Leader(chance)
+    leader.records = list(range(30))
+    start, end = sorted((chance.randint(0, 30), chance.randint(0, 40)))
+    reader = Reader(leader, RangeCore(start, end, patience_s=PATIENCE_S))
+    while reader.step():
+        pass
+    assert reader.kept == {at: at for at in range(start, min(end, 30))}
+
+
+def core(**options: object) -> RangeCore:
+    return RangeCore(**({"start": 5, "end": 9, "patience_s": PATIENCE_S} | options))
+
+
+def test_what_may_pass_is_tried_again_after_a_pause_until_the_patience_is_over():
+    tried = core()
+    for now in (1.0, 10.0, 1 + PATIENCE_S - 0.1):
+        assert tried.next(now) == Ask(5, NOTHING_KNOWN)
+        assert tried.failed(BrokerUnavailable("no broker"), now) is None
+        assert tried.next(now) == Pause(now + RETRY_PAUSE_S)
+    with pytest.raises(BrokerUnavailable):
+        tried.failed(BrokerUnavailable("no broker"), 1 + PATIENCE_S)
+
+
+def test_whatever_is_received_renews_the_patience():
+    tried = core(end=None)
+    for now in range(0, 300, 20):
+        tried.next(now)
+        tried.received(5, ((0, 5),), 0, None, now)
+        assert tried.failed(BrokerUnavailable("no broker"), now + 10) is None
+
+
+def test_a_bounded_read_without_an_answer_in_time_is_not_tried_again():
+    tried = core()
+    tried.next(0)
+    with pytest.raises(RequestTimeout):
+        tried.failed(RequestTimeout("silent"), PATIENCE_S)
+    following = core(end=None)
+    following.next(0)
+    assert following.failed(RequestTimeout("silent"), PATIENCE_S) is None
+
+
+def test_a_loss_is_an_error_or_where_to_go_on():
+    with pytest.raises(DataLoss):
+        core().failed(DataLoss("cut", left=3), 0)
+    tried = core(lineage=((1, 5),), fail_on_loss=False)
+    assert tried.failed(DataLoss("cut", left=3), 0) == 3
+    assert tried.next(0) == Ask(3, NOTHING_KNOWN)
+
+
+def test_an_empty_range_is_asked_about_once_if_it_is_to_be_checked():
+    assert core(start=9).next(0) is None
+    tried = core(start=9, checks=True)
+    assert tried.next(0) == Ask(9, NOTHING_KNOWN)
+    tried.ended()
+    assert tried.next(0) is None
+
+
+def test_a_batch_without_rows_is_worth_giving_if_it_tells_something():
+    tried = core(end=None)
+    tried.next(0)
+    assert not tried.received(5, ((0, 5),), 0, None, 0)
+    assert tried.received(5, ((0, 5),), 0, 3, 0)
+    assert not tried.received(5, ((0, 5),), 0, 3, 0)
+    assert tried.received(7, ((0, 7),), 0, 3, 0)
