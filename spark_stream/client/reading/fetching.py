@@ -33,7 +33,7 @@ from spark_stream.client.reading.mapping import (
     mapped_batches,
     placed,
 )
-from spark_stream.client.reading.range_core import Pause, RangeCore
+from spark_stream.client.reading.range_core import PauseUntil, RangeCore
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import IsologError
@@ -320,8 +320,8 @@ def read_range(
         step = core.next(time.monotonic())
         if step is None:
             return
-        if isinstance(step, Pause):
-            pause(step.until - time.monotonic())
+        if isinstance(step, PauseUntil):
+            pause(step.moment - time.monotonic())
             continue
         try:
             for found in fetch_once(

@@ -24,10 +24,10 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class PauseUntil:
     """Do nothing until this time."""
 
-    until: float
+    moment: float
 
 
 class RangeCore:
@@ -85,12 +85,12 @@ class RangeCore:
         self._partitions: int | None = None
         self._is_over = False
 
-    def next(self, now: float) -> Ask | Pause | None:
+    def next(self, now: float) -> Ask | PauseUntil | None:
         """Return what to do next; None: nothing, the range is over."""
         if self._is_over or (self._is_at_end and not self._checks):
             return None
         if self._pause_until is not None and now < self._pause_until:
-            return Pause(self._pause_until)
+            return PauseUntil(self._pause_until)
         self._pause_until = None
         self._asked_from, self._heard = self.position, now
         return Ask(self.position, self.lineage)

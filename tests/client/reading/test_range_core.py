@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from spark_stream.client.reading.range_core import RETRY_PAUSE_S, Ask, Pause, RangeCore
+from spark_stream.client.reading.range_core import RETRY_PAUSE_S, Ask, PauseUntil, RangeCore
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import (
     BrokerUnavailable,
@@ -83,9 +83,9 @@ class Reader:
         step = self.core.next(self.now)
         if step is None:
             return False
-        if isinstance(step, Pause):
-            assert step.until > self.now
-            self.now = step.until
+        if isinstance(step, PauseUntil):
+            assert step.moment > self.now
+            self.now = step.moment
             return True
         try:
             self.ask(step)
@@ -161,7 +161,7 @@ def test_what_may_pass_is_tried_again_after_a_pause_until_the_patience_is_over()
     for now in (1.0, 10.0, 1 + PATIENCE_S - 0.1):
         assert tried.next(now) == Ask(5, NOTHING_KNOWN)
         assert tried.failed(BrokerUnavailable("no broker"), now) is None
-        assert tried.next(now) == Pause(now + RETRY_PAUSE_S)
+        assert tried.next(now) == PauseUntil(now + RETRY_PAUSE_S)
     with pytest.raises(BrokerUnavailable):
         tried.failed(BrokerUnavailable("no broker"), 1 + PATIENCE_S)
 
