@@ -279,7 +279,7 @@ class World:
         elif self.chance.random() < 0.02:
             error = BrokerStopping("stopping")
         else:
-            refuse = self.chance.random() < 0.05
+            refuse = self.chance.random() < 0.15
             wire.answers.append(leader.take(sent, refuse=refuse))
             return
         wire.answers.append(

@@ -1,13 +1,47 @@
-"""The core of the producer: whatever happens in whatever order, each batch is settled once."""
+"""The core of the producer: whatever happens in whatever order, each batch is settled once.
+
+That the test would notice is shown by bugs which are planted.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 
+from spark_stream.client.writing import core, lanes
+from spark_stream.client.writing.core import ProducerCore
+from spark_stream.client.writing.lanes import Identity, Lane, Outgoing
 from spark_stream.consistency.producers import EPOCH_MAX
+from spark_stream.errors import IsologError
 from tests.client.writing.producer_world import World
 
 SEEDS = 1500
+
+
+def run(seed: int, epoch: int) -> World:
+    """Let anything happen, then let everything settle, and check what became of each batch."""
+    world = World(seed, epoch)
+    often = [world.submit, world.carry_out, world.answer, world.open, world.deliver, world.hear]
+    seldom = [world.lose, world.silence, world.move, world.wait]
+    seldom += [world.alter, world.restart, world.discard]
+    weights = [10] * len(often) + [world.chance.choice([0, 1, 3]) for _ in seldom]
+    try:
+        for _ in range(world.chance.randrange(150)):
+            world.chance.choices([*often, *seldom], weights)[0]()
+        world.settle_down()
+        world.check()
+    except Exception as error:
+        error.add_note(f"run({seed}, {epoch})")
+        raise
+    return world
+
+
+def run_all() -> None:
+    for seed in range(SEEDS):
+        run(seed, 0)
+        run(seed, EPOCH_MAX)
 
 
 @pytest.mark.parametrize("epoch", [0, EPOCH_MAX])
@@ -15,18 +49,103 @@ def test_whatever_happens_each_batch_is_settled_once_and_truly(epoch):
     """Order, window, sequences without gaps, one settlement each, no error that acknowledges."""
     kinds = set()
     for seed in range(SEEDS):
-        world = World(seed, epoch)
-        often = [world.submit, world.carry_out, world.answer, world.open, world.deliver, world.hear]
-        seldom = [world.lose, world.silence, world.move, world.wait]
-        seldom += [world.alter, world.restart, world.discard]
-        weights = [10] * len(often) + [world.chance.choice([0, 1, 3]) for _ in seldom]
-        try:
-            for _ in range(world.chance.randrange(150)):
-                world.chance.choices([*often, *seldom], weights)[0]()
-            world.settle_down()
-            world.check()
-        except BaseException as error:
-            error.add_note(f"World({seed}, {epoch})")
-            raise
+        world = run(seed, epoch)
         kinds |= {type(each.settlements[0][0]).__name__ for each in world.submitted}
     assert kinds == {"Written", "Unacknowledged"}
+
+
+def forget_what_was_stamped(lane: Lane) -> None:
+    lane.sent = 0
+    for each in lane._batches:
+        each.stamp = None
+
+
+def without_a_gap(method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(lane: Lane, *arguments: Any) -> Iterator[Outgoing]:
+        before = lane._gap
+        found = list(method(lane, *arguments))
+        lane._gap = before
+        return iter(found)
+
+    return call
+
+
+def settle_twice(self: ProducerCore, *arguments: Any) -> None:
+    settle(self, *arguments)
+    self.outcomes.append(self.outcomes[-1])
+
+
+def begin_anew_in_the_same_epoch(lane: Lane) -> None:
+    anew(lane)
+    lane._gap, lane._sequence = False, 0
+
+
+def every_sending_was_refused(lane: Lane, _: int) -> None:
+    for each in lane._batches:
+        each.unanswered = 0
+
+
+def forget_those_that_joined(outgoing: Outgoing, settlement: lanes.Settlement) -> None:
+    outgoing.settle(settlement)
+
+
+class NoError(IsologError):
+    """Is raised by no one."""
+
+
+settle, anew = ProducerCore._settle, Lane.anew
+
+BUGS: dict[str, tuple[Any, str, Any]] = {
+    "what a lost stream had is not sent again": (Lane, "lost", lambda _: None),
+    "what is sent again gets another stamp": (Lane, "lost", forget_what_was_stamped),
+    "more is on its way than a leader remembers": (lanes, "WINDOW", 50),
+    "a batch that was given up leaves no gap": (Lane, "expired", without_a_gap(Lane.expired)),
+    "a batch that was discarded leaves no gap": (Lane, "cleared", without_a_gap(Lane.cleared)),
+    "an answer is taken for any batch": (
+        Lane,
+        "head",
+        lambda lane, _: lane._batches[0] if lane.sent else None,
+    ),
+    "a refusal makes sure of all sendings": (Lane, "refused", every_sending_was_refused),
+    "what was sent and not answered counts as not sent": (
+        lanes.Outgoing,
+        "unanswered",
+        property(lambda _: 0, lambda *_: None),
+    ),
+    "after the last epoch comes none": (Lane, "used_up", lambda *_: False),
+    "a new beginning is in the old epoch": (Lane, "anew", begin_anew_in_the_same_epoch),
+    "only the first of those that went together is settled": (
+        Outgoing,
+        "settle_all",
+        forget_those_that_joined,
+    ),
+    "a silent stream is waited for": (core._Way, "late", lambda *_: False),
+    "a broker that stops has answered": (core, "BrokerStopping", NoError),
+    "a broker that does not lead has refused": (core, "_NOT_TAKEN", ()),
+    "a batch is settled twice": (ProducerCore, "_settle", settle_twice),
+    "nothing is looked for in time": (ProducerCore, "tick", lambda *_: None),
+    "an identity that was found is not used": (
+        ProducerCore,
+        "identified",
+        lambda self, identity, now: setattr(self, "_is_asking", False),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name, monkeypatch):
+    where, attribute, replacement = BUGS[name]
+    monkeypatch.setattr(where, attribute, replacement)
+    with pytest.raises(AssertionError):
+        run_all()
+
+
+def test_an_identity_is_asked_for_once():
+    """However many batches wait for it."""
+    world = World(0)
+    for _ in range(5):
+        world.submit()
+    asked = [each for each in world.core.out if isinstance(each, core.AskIdentity)]
+    assert len(asked) == 1
+    world.core.identified(Identity(1, 0), world.now)
+    assert world.core.identity == Identity(1, 0)
