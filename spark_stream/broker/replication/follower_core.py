@@ -32,6 +32,7 @@ Invariants:
 * The work of a partition is done one piece at a time, in the order in which the leader sent it.
 * Work of a slot that is over is dropped; what comes of work that is under way then counts for
   nothing. A slot number is never used again, on no stream of this leader.
+* Nothing is appended before the log was cut back to what it shares with the leader's.
 * Entries are acknowledged after they were appended, on the slot and stream on which they came.
 * A partition that fails ends its session and no other.
 """
@@ -98,6 +99,7 @@ class Following:
     partition: FollowedPartition
     earlier: Following | None = None  # of the same partition: it comes to its end first
     slot: int | None = None  # of its present session
+    has_agreed: bool = False  # the leader, where that begins
     retry_at: float = 0.0
     jobs: deque[Job] = field(default_factory=deque)  # that wait for the one under way
     is_at_work: bool = False
@@ -336,6 +338,11 @@ class FollowerStreamCore:
         if following is None:
             return  # it has ended, and this was on its way
         epoch = following.partition.epoch
+        if isinstance(what, Agreed):
+            following.has_agreed = True
+        elif not following.has_agreed and not isinstance(what, Refused):
+            self._fail(following, InvalidRequest("entries before the logs were compared"), now)
+            return
         if isinstance(what, Frame) and what.leader_epoch != epoch:
             text = f"entries of leader epoch {what.leader_epoch} in a session of {epoch}"
             self._fail(following, InvalidRequest(text), now)
@@ -374,7 +381,7 @@ class FollowerStreamCore:
     def _end_session(self, following: Following) -> None:
         if following.slot is not None:
             self._slots.pop(following.slot, None)
-        following.slot = None
+        following.slot, following.has_agreed = None, False
         following.jobs.clear()
 
     def _end_sessions(self) -> None:

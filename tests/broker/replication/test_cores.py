@@ -259,15 +259,20 @@ def test_what_comes_of_work_for_an_earlier_stream_counts_for_nothing():
     assert (again.what, again.slot) == (Begin(), job.slot + 1)
 
 
-def test_entries_of_another_epoch_end_their_session():
+@pytest.mark.parametrize(("epoch", "has_agreed"), [(2, True), (1, False)])
+def test_entries_of_another_epoch_or_before_the_agreement_end_their_session(epoch, has_agreed):
     core = follower()
     job = welcome(core)
     core.done(job, EpochHistory(0, 0, ()), 0.0)
     core.effects()
+    if has_agreed:
+        core.received(Agreed(job.slot, 0, None, 0), refuse, 0.0)
+        (agreeing,) = core.effects()
+        assert isinstance(agreeing, Job)
     part = LeadPartition()
     part.append(b"x")
     found = part.log.read(0, 1)
-    core.received(Frame(job.slot, 2, 0, 0, found.rows, found.data), refuse, 0.0)
+    core.received(Frame(job.slot, epoch, 0, 0, found.rows, found.data), refuse, 0.0)
     assert core.effects() == [Unfollow(job.slot).pack()]
     assert core.failures == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import msgspec
@@ -19,7 +20,6 @@ from spark_stream.broker.replication.turns import Slot, Turns
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.protocol import Connection
 from spark_stream.protocol.connection import data_bytes
-from spark_stream.protocol.frames import FrameKind, FrameReader
 from spark_stream.wire.replication_messages import Acked, Frame
 from tests.testing.planted_bugs.planting import Patch, bug
 
@@ -157,51 +157,6 @@ def credit_is_not_given_back(patch: Patch) -> None:
 
 
 @bug
-def half_a_prefix_is_forgotten(patch: Patch) -> None:
-    original = FrameReader.receive
-
-    def receive(self: Any, data: Any) -> Any:
-        yield from original(self, data)
-        if self._prefix is None:
-            self._kept = b""
-
-    patch.setattr(FrameReader, "receive", receive)
-
-
-@bug
-def a_ping_is_not_answered(patch: Patch) -> None:
-    original = Connection._put
-
-    def put(self: Any, kind: FrameKind, *rest: Any, **more: Any) -> None:
-        if kind is not FrameKind.PONG:
-            original(self, kind, *rest, **more)
-
-    patch.setattr(Connection, "_put", put)
-
-
-@bug
-def a_stream_that_was_given_up_goes_on(patch: Patch) -> None:
-    patch.setattr(Connection, "cancel", lambda self, stream: None)
-    patch.setattr(Connection, "closed_by_peer", lambda self, message="": [])
-
-
-@bug
-def frames_leave_in_another_order(patch: Patch) -> None:
-    original = Connection.output
-    patch.setattr(Connection, "output", lambda self: original(self)[::-1])
-
-
-@bug
-def a_frame_is_delivered_after_its_streams_end(patch: Patch) -> None:
-    """Of a stream that was given up: what is still on its way is taken for another one's."""
-
-    def known(self: Any, frame: Any) -> Any:
-        return self._streams.get(frame.stream) or next(iter(self._streams.values()), None)
-
-    patch.setattr(Connection, "_known", known)
-
-
-@bug
 def credit_is_counted_twice(patch: Patch) -> None:
     original = Connection.send
 
@@ -211,3 +166,33 @@ def credit_is_counted_twice(patch: Patch) -> None:
             self._streams[stream].credit -= data_bytes(header, body)
 
     patch.setattr(Connection, "send", send)
+
+
+@bug
+def a_frame_of_a_stream_is_lost(patch: Patch) -> None:
+    """Each fifth, whatever it says."""
+    original = Connection._data
+    counts = itertools.count()
+
+    def data(self: Any, frame: Any) -> Any:
+        found = original(self, frame)
+        return None if next(counts) % 5 == 4 else found
+
+    patch.setattr(Connection, "_data", data)
+
+
+@bug
+def an_error_on_a_stream_is_not_told(patch: Patch) -> None:
+    def fail(self: Any, stream: int, error: bytes) -> None:
+        self._drop(stream)
+
+    patch.setattr(Connection, "fail", fail)
+
+
+@bug
+def a_frame_that_is_larger_than_its_credit_never_passes(patch: Patch) -> None:
+    def may_send(self: Any, stream: int) -> bool:
+        found = self._streams.get(stream)
+        return found is not None and found.sends and found.credit > 256
+
+    patch.setattr(Connection, "may_send", may_send)
