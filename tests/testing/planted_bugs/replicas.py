@@ -14,7 +14,6 @@ from spark_stream.broker.followers import Followers
 from spark_stream.broker.host import Host
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.partition_appends import Appends
-from spark_stream.broker.standing import Standing
 from spark_stream.cluster import vouching
 from spark_stream.cluster.leases import Lease, Leases
 from spark_stream.consistency import election, isolation, leader, replica
@@ -195,14 +194,6 @@ def a_lease_is_shown_as_before(patch: Patch) -> None:
     patch.setattr(
         Leases, "hold", lambda self, broker, life, after=None: original(self, broker, life)
     )
-
-
-@bug
-def a_force_that_failed_changes_nothing(patch: Patch) -> None:
-    patch.setattr(Standing, "looking", no_steps)
-    # Whatever an open finds, the log claims to be intact.
-    believed = property(lambda self: True, lambda self, found: None)
-    patch.setattr(PartitionLog, "intact", believed, raising=False)
 
 
 # -- retention ------------------------------------------------------------------------------------
