@@ -96,6 +96,8 @@ class Chunk:
 
 def joined(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Runs, (start, count), of which neighbours are one; int64, shape (runs, 2)."""
+    if len(starts) == 1:
+        return np.array([[starts[0], counts[0]]])
     apart = np.flatnonzero(starts[1:] != starts[:-1] + counts[:-1]) + 1
     edges = np.concatenate((np.zeros(1, np.int64), apart))
     return np.stack((starts[edges], np.add.reduceat(counts, edges)), axis=1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -102,6 +103,9 @@ class Visible:
 
     def runs(self) -> Iterator[tuple[int, int]]:
         """Ranges of neighbours that are read in one go."""
+        if len(self.places) == 1:  # as where one record is read when it comes
+            yield 0, 1
+            return
         ends = self.starts + self.lengths
         sizes = np.cumsum(self.lengths)  # what lies between is passed over, and does not count
         large = self.lengths >= _ALONE_BYTES_MIN
@@ -255,7 +259,7 @@ def _chunk(
         encodes = skip + take == edges[high - 1] and not lead and (one or segment.codec.is_plain)
     if encodes:
         messages, taken = segment.encoded(places[at:high])
-        batch = segment.blank(None, wanted.schema)
+        batch = _blank(wanted.schema)
     elif wanted.locating:
         stored, taken = segment.locate(places[at:high]), high - at
         batch = segment.blank(columns, wanted.schema)
@@ -271,7 +275,10 @@ def _chunk(
         batch = batch.slice(lead, take)
     budget.started = True
     budget.bytes -= max(1, size * take // total)
-    kept = np.diff(np.clip(edges[at:high], skip, skip + take), prepend=skip)
+    if high == at + 1:
+        kept = np.array([take])
+    else:
+        kept = np.diff(np.clip(edges[at:high], skip, skip + take), prepend=skip)
     froms = bases[at:high].copy()
     froms[0] += lead
     end = Offset(int(froms[-1] + kept[-1]))
@@ -295,6 +302,12 @@ def _chunk(
         chunk = filtering.applied(chunk, columns, most)
     budget.records -= take if filtering is None else chunk.batch.num_rows
     return chunk
+
+
+@lru_cache(maxsize=64)
+def _blank(schema: pa.Schema) -> pa.RecordBatch:
+    """A batch without rows, made once: to make it takes as long as to read a record."""
+    return pa.RecordBatch.from_arrays([pa.nulls(0, each.type) for each in schema], schema=schema)
 
 
 def _whole(
