@@ -40,9 +40,9 @@ class TransactionsClient:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def new_producer(self) -> ProducerFacts:
-        """A producer id for writes outside transactions."""
-        return self._connection.act("new-producer", Empty(), ProducerFacts)
+    def new_producer(self, timeout_s: float | None = None) -> ProducerFacts:
+        """Return a producer id for writes outside transactions."""
+        return self._connection.act("new-producer", Empty(), ProducerFacts, timeout_s)
 
     def init(self, transactional_id: str, instance: str, timeout_ms: int) -> TransactionDescription:
         """Takes over the transactional id; see ``wire.transaction_messages.InitTransactions``."""

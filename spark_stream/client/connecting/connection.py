@@ -207,12 +207,12 @@ class Connection:
         finally:
             self._choosing.release()
 
-    def connect(self) -> None:
+    def connect(self, timeout_s: float | None = None) -> None:
         """Connect to such a broker, in one try; raises as :meth:`link`.
 
         Where that fails, the next call goes to another broker.
         """
-        deadline = time.monotonic() + self.timeout_s
+        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         link = self.link(left(deadline))
         try:
             link.connect(left(deadline))

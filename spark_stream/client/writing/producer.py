@@ -330,9 +330,9 @@ def _not_transactional(call: str) -> InvalidTransaction:
     )
 
 
-def _new_identity(transactions: TransactionsClient) -> Identity:
+def _new_identity(transactions: TransactionsClient, timeout_s: float) -> Identity:
     """Ask for a producer id, which is a producer's own: who writes outside transactions."""
-    facts = transactions.new_producer()
+    facts = transactions.new_producer(timeout_s)
     return Identity(facts.producer_id, facts.epoch)
 
 

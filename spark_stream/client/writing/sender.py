@@ -66,7 +66,7 @@ class Sender:
         connection: Connection,
         topics: TopicsClient,
         settings: Settings,
-        identified: Callable[[], Identity],
+        identified: Callable[[float], Identity],
     ) -> None:
         self._connection = connection
         self._topics = topics

@@ -65,8 +65,8 @@ class Settings:
 class ProducerShell:
     """Of one producer. ``lock`` guards the core; it is the caller's as well.
 
-    ``identified`` gets an identity, and may wait. ``finished`` is called when all is settled after
-    a :meth:`~spark_stream.client.writing.core.ProducerCore.close`.
+    ``identified`` gets an identity within the seconds given. ``finished`` is called when all is
+    settled after a :meth:`~spark_stream.client.writing.core.ProducerCore.close`.
     """
 
     def __init__(
@@ -75,10 +75,11 @@ class ProducerShell:
         topics: TopicsClient,
         settings: Settings,
         lock: threading.Lock,
-        identified: Callable[[], Identity],
+        identified: Callable[[float], Identity],
         finished: Callable[[], None],
     ) -> None:
         self._connection = connection
+        self._call_s = min(_CALL_S, connection.timeout_s)
         self._topics = topics
         self._settings = settings
         self._lock = lock
@@ -213,7 +214,7 @@ class ProducerShell:
 
     def _connect(self, asked: OpenStream, link: BrokerLink) -> None:
         try:
-            shared = link.connect(min(_CALL_S, self._connection.timeout_s))
+            shared = link.connect(self._call_s)
         except IsologError as error:
             self._lose(asked.stream, error)
         else:
@@ -272,12 +273,12 @@ class ProducerShell:
         return True
 
     def _ask_leaders(self, asked: AskLeaders) -> None:
-        topic, timeout_s = asked.topic, min(_CALL_S, self._connection.timeout_s)
+        topic = asked.topic
         try:
             if self._tell_leaders(asked):  # another producer has asked meanwhile
                 return
             self._check_wanted()
-            self._topics.router.refresh(topic.name, topic.id, timeout_s)
+            self._topics.router.refresh(topic.name, topic.id, self._call_s)
             routes = self._routes(asked)
         except Exception as error:
             failure = _failure(error)
@@ -288,8 +289,8 @@ class ProducerShell:
     def _ask_identity(self) -> None:
         try:
             self._check_wanted()
-            self._connection.connect()  # quick to fail where nobody answers
-            identity = self._identified()
+            self._connection.connect(self._call_s)  # quick to fail where nobody answers
+            identity = self._identified(self._call_s)
         except Exception as error:
             failure = _failure(error)
             self.event(lambda core, now: core.identity_failed(failure, now))
