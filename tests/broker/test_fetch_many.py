@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 import spark_stream as isolog
 from spark_stream.errors import InvalidRequest, SchemaMismatch, UnknownTopic
+from spark_stream.transport.client import ClientChannel
+from spark_stream.wire.fetch_messages import Fetch, FetchRange
 from tests.support import NUMBERS, answers, fetched, numbers, typed
 
 
@@ -133,3 +135,24 @@ def test_a_topic_may_have_the_name_of_the_field(shared):
         log.create_topic("ranges", schema=NUMBERS)
         assert log.read("ranges").num_rows == 0
     assert isinstance(log, isolog.Log)
+
+
+def test_whole_batches_travel_as_they_are_stored(shared, topics):
+    channel = ClientChannel(shared.address, timeout_s=30)
+    ranges = [
+        FetchRange(topic="many-a", partition=0, columns=["n"]),
+        FetchRange(topic="many-a", partition=1, start=3, end=6),
+    ]
+    stream = channel.open("fetch", b"", Fetch(ranges=ranges).to_bytes(), end=True, timeout_s=30)
+    frames = []
+    while (frame := stream.receive(30)) is not None:
+        frames.append((bytes(frame.header), bytes(frame.body)))
+    channel.close()
+    (_, schema), *told = frames
+    whole, end, part, *_ = told
+    assert pa.ipc.read_schema(pa.py_buffer(schema)).names == ["n"]
+    segments = [path.read_bytes() for path in shared.directory.rglob("*.arrow")]
+    assert sum(whole[1] in segment for segment in segments) >= 1
+    assert json.loads(end[0])["kind"] == "end"
+    rows = pa.ipc.read_record_batch(pa.py_buffer(part[1]), pa.schema([("n", pa.int64())]))
+    assert rows["n"].to_pylist() == [103, 104, 105]
