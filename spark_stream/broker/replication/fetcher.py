@@ -122,6 +122,9 @@ class Fetcher:
                 self._take(event, now)
             except IsologError as error:
                 self._core.lost(error, now)
+            except Exception as error:
+                logger.exception("what leader %s says", self._leader)
+                self._core.lost(InternalError(f"{type(error).__name__}: {error}"), now)
             self._carry_out()
 
     def _take(self, event: StreamEvent | IsologError, now: float) -> None:

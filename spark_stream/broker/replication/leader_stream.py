@@ -99,6 +99,9 @@ class LeaderStream:
                 self._take(event)
             except IsologError as error:
                 self.end(error)
+            except Exception as error:
+                logger.exception("what follower %s says", self.follower)
+                self.end(InternalError(f"{type(error).__name__}: {error}"))
         else:
             self.end()
 

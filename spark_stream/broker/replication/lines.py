@@ -5,17 +5,20 @@ It is lost when the leader is silent for too long.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.settings import ReplicationSettings
-from spark_stream.errors import IsologError
+from spark_stream.errors import InternalError, IsologError
 from spark_stream.protocol import Bytes, ConnectionLimits
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.transport.streams import Handle, Stream, StreamEvent
 from spark_stream.wire.methods import REPLICATE
+
+logger = logging.getLogger(__name__)
 
 _CREDIT_PER_WINDOW: Final = 2
 
@@ -83,6 +86,9 @@ class _SocketLine:
             self._channel.open_with(self._begin, REPLICATE, b"", self._opening)
         except TRANSPORT_ERRORS as error:
             self._happened(self, failure_of(error, self._address))
+        except Exception as error:
+            logger.exception("connecting to %s", self._address)
+            self._happened(self, InternalError(f"{type(error).__name__}: {error}"))
         if self._is_over:  # it was ended meanwhile
             self.end()
 

@@ -8,6 +8,9 @@ import time
 import pytest
 
 from spark_stream.broker.listening import listening_socket, port_of
+from spark_stream.broker.replication import lines
+from spark_stream.broker.replication.follower_core import FollowerStreamCore
+from spark_stream.broker.replication.leader_core import LeaderStreamCore
 from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.errors import (
@@ -147,6 +150,28 @@ def test_a_copy_that_cannot_tell_its_history_holds_no_other_up():
         del bad.history
         partitions[KEY].wait_for(partitions[KEY].append(b"x"))
         assert len(good.agreements) == 1
+
+
+def test_an_unforeseen_error_ends_a_stream_and_another_one_begins(monkeypatch, caplog):
+    partition, copy = LeadPartition(), Copy(KEY)
+    fail = iter([True, True])
+
+    def fails_at_first(real):
+        return lambda *asked, **named: 1 / 0 if next(fail, False) else real(*asked, **named)
+
+    monkeypatch.setattr(lines, "ClientChannel", fails_at_first(lines.ClientChannel))
+    with Node("1", {KEY: partition}) as leader, Node("2") as follower:
+        follow(follower, leader, copy)
+        partition.wait_for(partition.append(b"x"))
+        for core, method in ((FollowerStreamCore, "received"), (LeaderStreamCore, "take")):
+            fail = iter([True])
+            monkeypatch.setattr(core, method, fails_at_first(getattr(core, method)))
+            sessions = len(copy.agreements)
+            partition.append(b"x")
+            eventually(lambda sessions=sessions: len(copy.agreements) > sessions)
+            partition.wait_for(partition.append(b"x"))
+        assert equal(copy, partition)
+    assert caplog.text.count("ZeroDivisionError: division by zero") >= 4
 
 
 def test_a_leader_that_is_deposed_tells_its_followers_at_once():
