@@ -2,8 +2,8 @@
 
 Work beyond the usual number of threads waits its turn, since threads that all want the interpreter
 delay each other. A disk or a broker that does not answer would hold those few for ever. So while
-the first that waits has waited for ``PATIENCE_S``, one more thread is started. Threads without work
-end after a while.
+work waits and none was taken for ``PATIENCE_S``, one more thread is started. (A long queue of quick
+work gets none: it would be no sooner through.) Threads without work end after a while.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Pool:
         self._usual = usual
         self._most = most
         self._changed = threading.Condition()
-        self._work: deque[tuple[float, Work]] = deque()
+        self._work: deque[Work] = deque()
+        self._taken = 0.0  # when work was taken last, or came into the empty queue
         self._threads = 0
         self._idle = 0
         self._looks = False
@@ -51,7 +52,9 @@ class Pool:
         with self._changed:
             if self._stopped:
                 return False
-            self._work.append((time.monotonic(), work))
+            if not self._work:
+                self._taken = time.monotonic()
+            self._work.append(work)
             if len(self._work) <= self._idle:  # those that are about to take work count as idle
                 self._changed.notify()
             elif self._threads < self._usual:
@@ -69,13 +72,13 @@ class Pool:
             self._changed.notify_all()
 
     def _look(self) -> None:
-        """Start another thread if the first work has waited too long; on the loop's thread."""
+        """Start another thread if work waits and all threads are held up; on the loop's thread."""
         with self._changed:
             self._looks = bool(self._work) and not self._stopped
             if not self._looks:
                 return
-            waited_s = time.monotonic() - self._work[0][0]
-            if waited_s >= PATIENCE_S and not self._idle and self._threads < self._most:
+            is_held_up = time.monotonic() - self._taken >= PATIENCE_S
+            if is_held_up and not self._idle and self._threads < self._most:
                 self._start()
             self._loop.call_later(PATIENCE_S, self._look)
 
@@ -99,4 +102,5 @@ class Pool:
             if not found or not self._work:
                 self._threads -= 1
                 return None
-            return self._work.popleft()[1]
+            self._taken = time.monotonic()
+            return self._work.popleft()

@@ -160,19 +160,3 @@ def test_an_append_beside_the_begin_of_a_wait_is_not_missed(partition, tasks):
         assert ended.wait(30)
         assert replies == [True]
         appended.join()
-
-
-def test_a_pool_grows_only_while_its_threads_are_held_up():
-    loop = Loop("test-pool")
-    pool = Pool(loop, usual=2)
-    free = threading.Event()
-    for _ in range(10):
-        pool.submit(lambda: free.wait(30))
-    done = threading.Event()
-    pool.submit(done.set)
-    assert done.wait(30)  # although ten are held up
-    assert pool.threads >= 11
-    free.set()
-    pool.stop()
-    assert not pool.submit(done.set)
-    loop.close()

@@ -1,0 +1,49 @@
+"""A pool's threads: few for quick work, more while some of it is held up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from spark_stream.broker import pool as pool_module
+from spark_stream.broker.pool import Pool
+from spark_stream.transport.loop import Loop
+from tests.support import eventually
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop("test-pool")
+    yield loop
+    loop.close()
+
+
+def test_a_long_queue_of_quick_work_gets_no_more_threads(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "PATIENCE_S", 0.4)
+    pool, done = Pool(loop, usual=2), threading.Event()
+    for _ in range(200):
+        pool.submit(lambda: time.sleep(0.01))
+    pool.submit(done.set)
+    most = 0
+    while not done.wait(0.05):
+        most = max(most, pool.threads)
+    assert most == 2
+    pool.stop()
+
+
+def test_work_goes_on_while_some_is_held_up(loop: Loop) -> None:
+    pool, free, done = Pool(loop, usual=2), threading.Event(), threading.Event()
+    for _ in range(10):
+        pool.submit(lambda: free.wait(30) and None)
+    pool.submit(done.set)
+    assert done.wait(30)
+    assert pool.threads == 11
+    free.set()
+    pool.stop()
+    assert not pool.submit(done.set)
+    eventually(lambda: pool.threads == 0)
