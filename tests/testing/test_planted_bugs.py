@@ -32,6 +32,7 @@ FOUND = {
     "a_force_that_failed_is_believed": 585,
     "a_follower_far_behind_begins_anew_at_the_end": 249,
     "an_error_on_a_stream_is_not_told": 58,
+    "a_follower_takes_frames_of_any_epoch": 403,
 }
 
 

@@ -28,8 +28,9 @@ from spark_stream.wire.methods import REPLICATE
 
 T = TypeVar("T")
 
-_SLOW: Final = 0.05  # how often a thread is slow
-_LATE_S: Final = 3.0  # so late may it be
+_SLOW: Final = 0.05  # how often what has arrived is handled late
+_BUSY: Final = 0.1  # how often work has to wait for a thread
+_LATE_S: Final = 3.0  # so late may either be
 _SPLIT: Final = 0.3  # how often what has arrived is handed on in parts
 _DROPPED: Final = 0.3  # how often what has arrived is lost with its connection
 _REFUSED_S: Final = 0.1
@@ -77,8 +78,8 @@ class Threads:
         yield self.chance.random() * self.chance.choice((0.0, 0.0, 0.1, _LATE_S))
 
     def _do(self, work: Work) -> Body:
-        if self.chance.random() < _SLOW:
-            yield from self.dawdle()
+        if self.chance.random() < _BUSY:
+            yield self.chance.random() * self.chance.choice((0.1, _LATE_S))
         work()
 
     def _wait(self, delay_s: float, work: Work) -> Body:
