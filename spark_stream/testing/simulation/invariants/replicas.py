@@ -80,11 +80,14 @@ class CommittedRecordsStay(Invariant):
     def _is_told(self, course: Course, before: PartitionRecord, after: PartitionRecord) -> bool:
         """Whether the election was one of the last resort."""
         assert after.leader is not None
-        if before.member(after.leader) == after.member(after.leader):
+        known = self.history.generations
+        member = after.member(after.leader)
+        # Who has begun another generation meanwhile does not lead by this record.
+        is_over = member is not None and known.get(member.broker) != member.generation
+        if before.member(after.leader) == member and not is_over:
             return False
         if self.view.settings[course.place[0]].unclean_leader_election:
             return True
-        known = self.history.generations
         return all(known.get(each.broker) != each.generation for each in before.isr)
 
 
