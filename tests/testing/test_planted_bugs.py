@@ -31,7 +31,7 @@ FOUND = {
     "only_the_offset_of_a_position_is_compared": 256,
     "a_force_that_failed_is_believed": 585,
     "a_follower_far_behind_begins_anew_at_the_end": 249,
-    "an_error_on_a_stream_is_not_told": 58,
+    "an_error_on_a_stream_is_not_told": 198,
     "a_follower_takes_frames_of_any_epoch": 403,
 }
 
