@@ -42,7 +42,7 @@ def folders(broker: BrokerProcess) -> list[str]:
 def kept(folder: Path) -> tuple[list[str], set[str]]:
     """The topics that are announced as left over; the ids of those that have partition records."""
     store = SqliteStore(folder / "metadata.sqlite")
-    announced = [each.value["name"] for each in store.list(REMOVED)]
+    announced = [each.value["topic"]["name"] for each in store.list(REMOVED)]
     recorded = {each.key.split("/")[1] for each in store.list(PARTITIONS)}
     store.close()
     return announced, recorded
