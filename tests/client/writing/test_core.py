@@ -14,7 +14,6 @@ from spark_stream.client.writing import core, lanes
 from spark_stream.client.writing.core import ProducerCore
 from spark_stream.client.writing.lanes import Identity, Lane, Outgoing
 from spark_stream.consistency.producers import EPOCH_MAX
-from spark_stream.errors import IsologError
 from tests.client.writing.producer_world import World
 
 SEEDS = 1500
@@ -89,10 +88,6 @@ def forget_those_that_joined(outgoing: Outgoing, settlement: lanes.Settlement) -
     outgoing.settle(settlement)
 
 
-class NoError(IsologError):
-    """Is raised by no one."""
-
-
 settle, anew = ProducerCore._settle, Lane.anew
 
 BUGS: dict[str, tuple[Any, str, Any]] = {
@@ -120,7 +115,7 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
         forget_those_that_joined,
     ),
     "a silent stream is waited for": (core._Way, "late", lambda *_: False),
-    "a broker that stops has answered": (core, "BrokerStopping", NoError),
+    "a broker that stops has answered": (core, "BrokerStopping", ()),
     "a broker that does not lead has refused": (core, "_NOT_TAKEN", ()),
     "a batch is settled twice": (ProducerCore, "_settle", settle_twice),
     "nothing is looked for in time": (ProducerCore, "tick", lambda *_: None),
