@@ -77,14 +77,14 @@ class Projection:
             return chunk.batch
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def as_stored(self, schema: pa.Schema) -> Projection:
-        """The same in the order of the topic's schema, if that has just these columns."""
-        same = len(self.schema) == len(schema) == len({*self.schema.names} & {*schema.names})
-        return Projection(schema, None) if same else self
 
+def projection_of(
+    hosted: HostedTopic, columns: list[str] | None, *, encoded: bool = False
+) -> Projection:
+    """The projection, or SchemaMismatch naming a column that the topic lacks.
 
-def projection_of(hosted: HostedTopic, columns: list[str] | None) -> Projection:
-    """The projection, or SchemaMismatch naming a column that the topic lacks."""
+    ``encoded``: where all columns of the topic are asked for, they come in the topic's order.
+    """
     schema = hosted.topic.schema.remove_metadata()
     if columns is None:
         return Projection(schema, None)
@@ -103,6 +103,8 @@ def projection_of(hosted: HostedTopic, columns: list[str] | None) -> Projection:
     if len({field.name for field in fields}) != len(fields):
         raise InvalidRequest("a column is asked for twice")
     stored = tuple(field.name for field in fields if field.name in schema.names)
+    if encoded and len(fields) == len(stored) == len(schema):
+        return Projection(schema, None)
     return Projection(pa.schema(fields), stored)
 
 
@@ -118,7 +120,9 @@ def row_filter_of(hosted: HostedTopic, request: FetchRange) -> RowFilter | None:
     return row_filter(request.filter, topic.name, topic.schema, request.partition)
 
 
-def bound(host: Host, request: FetchRange) -> tuple[HostedTopic, Projection, RowFilter | None]:
+def bound(
+    host: Host, request: FetchRange, *, encoded: bool = False
+) -> tuple[HostedTopic, Projection, RowFilter | None]:
     """The topic, and what the request's columns and filter mean in its schema.
 
     Raises:
@@ -128,13 +132,15 @@ def bound(host: Host, request: FetchRange) -> tuple[HostedTopic, Projection, Row
     """
     hosted = host.topic(request.topic, request.topic_id)
     try:
-        return hosted, projection_of(hosted, request.columns), row_filter_of(hosted, request)
+        projection = projection_of(hosted, request.columns, encoded=encoded)
+        return hosted, projection, row_filter_of(hosted, request)
     except (SchemaMismatch, InvalidFilter):
         host.refresh()  # its schema may have been altered a moment ago, by another broker
         known, hosted = hosted, host.topic(request.topic, request.topic_id)
         if hosted.topic.schema.equals(known.topic.schema):
             raise
-    return hosted, projection_of(hosted, request.columns), row_filter_of(hosted, request)
+    projection = projection_of(hosted, request.columns, encoded=encoded)
+    return hosted, projection, row_filter_of(hosted, request)
 
 
 class RangeStream:
@@ -152,10 +158,7 @@ class RangeStream:
         encoded: bool = False,
     ) -> None:
         """``number``: which one it is of several ranges; None: the only one."""
-        hosted, projection, self._rows = bound(host, request)
-        if encoded:
-            projection = projection.as_stored(hosted.topic.schema.remove_metadata())
-        self._projection = projection
+        hosted, self._projection, self._rows = bound(host, request, encoded=encoded)
         self._host = host
         self._number = number
         self._encoded = encoded
@@ -419,9 +422,7 @@ class FetchStream:
             self.schema = only.schema
             self._answers = only.answers()
         else:
-            hosted, projection, _ = bound(host, first)
-            if encoded:
-                projection = projection.as_stored(hosted.topic.schema.remove_metadata())
+            _, projection, _ = bound(host, first, encoded=encoded)
             self.schema = projection.schema
             self._answers = self._of_several(request.ranges, open_range)
 
