@@ -17,6 +17,7 @@ from spark_stream.testing.simulation.faults.common import (
     come_back,
     come_back_after,
 )
+from spark_stream.testing.simulation.history import Course
 from spark_stream.testing.simulation.schedule import NOW, Body, Signal, Within
 from spark_stream.testing.simulation.world import World
 
@@ -193,7 +194,7 @@ def change_a_byte(world: World, name: str) -> Body:
         if not sound:
             return
         topic = chance.choice(sound)
-        owners = [each for each in world.brokers if each.runs and _others_have(world, topic, each)]
+        owners = [each for each in world.brokers if each.runs and _has_a_copy(world, topic, each)]
         for broker in chance.sample(owners, min(1, len(owners))):
             if _change_a_byte(world, chance, topic, broker, ()):
                 return
@@ -264,6 +265,27 @@ def _others_have(world: World, topic: Topic, broker: SimulatedBroker) -> bool:
     mine = [each for each in records if each and each.member(BrokerId(broker.broker_id))]
     others = ({member.broker for member in each.isr} - {broker.broker_id} for each in mine)
     return all(any(world.broker(each).runs for each in found) for found in others)
+
+
+def _has_a_copy(world: World, topic: Topic, broker: SimulatedBroker) -> bool:
+    """Whether a broker that runs and is in sync has each entry that this one has of a topic.
+
+    An in-sync replica may lack what was appended last: damage there has no cure.
+    """
+
+    def entries(broker_id: str, course: Course) -> int:
+        return len(world.history.line(broker_id, course.place).entries)
+
+    return all(
+        any(
+            world.broker(each.broker).runs
+            and entries(each.broker, course) >= entries(broker.broker_id, course)
+            for each in course.record.isr
+            if each.broker != broker.broker_id
+        )
+        for course in world.history.there()
+        if course.place[0] == topic.id and course.record is not None
+    )
 
 
 def black_out(world: World, name: str) -> Body:
