@@ -202,10 +202,20 @@ class Line(Fold):
         """It failed, or its broker ended within a step, while it followed: perhaps in a cut."""
         self.may_be_gone = False
         """Somebody was to remove it, since it was opened last."""
+        self.is_damaged = False
+        """A byte of it has changed."""
+        self.given_up: set[Seen] = set()
+        """Entries that were cut off since then, and may be taken back from what is kept of them."""
         self.may_be_left = False
         """Its broker was taken off the record: nobody waits until it has removed it."""
         self.state: object = None
         """The bounds of the replica when it was looked at last."""
+
+    def cut(self, entries: int) -> list[Seen]:
+        gone = super().cut(entries)
+        if self.is_damaged:
+            self.given_up.update(gone)
+        return gone
 
     @property
     def name(self) -> str:

@@ -218,7 +218,8 @@ def _fetch(world: World, broker: SimulatedBroker, asked: FetchRange, reading: _R
     if not line.deleted and partition.leader_epoch == began:
         read = Looked(line, asked.isolation, position, int(last.next), values)
         world.notice("looked", read)
-        if asked.isolation is Isolation.READ_ATOMIC:
+        # A read that meets damage ends there with what is sound before it, and the next one fails.
+        if asked.isolation is Isolation.READ_ATOMIC and not line.is_damaged:
             world.notice("cut", {place: int(last.next)})
     return last, values
 

@@ -236,7 +236,8 @@ def _change_a_byte(
     path, entry = found
     world.tell(f"a byte changes in {path}, entry {entry}")
     place = (topic.id, int(path.parent.name))
-    world.history.lines[broker.broker_id, place].may_be_gone = True
+    line = world.history.lines[broker.broker_id, place]
+    line.may_be_gone = line.is_damaged = True
     return path.parent.name, entry
 
 

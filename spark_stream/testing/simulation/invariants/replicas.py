@@ -161,7 +161,11 @@ class InSyncReplicasHaveWhatIsCommitted(Invariant):
 
 
 class FollowersTakeFromTheirLeader(Invariant):
-    """What a follower appends in the present epoch, the leader of that epoch has."""
+    """What a follower appends in the present epoch, the leader of that epoch has.
+
+    What a follower takes back that it had cut off at damage, its leader need not have: the next
+    agreement with it cuts that off again.
+    """
 
     def copied(self, line: Line, seen: Seen, entry: Entry, partition: Partition) -> None:
         if line.course.epoch != int(partition.leader_epoch):
@@ -169,6 +173,8 @@ class FollowersTakeFromTheirLeader(Invariant):
         leader, led = self.view.partition(line.place), self.history.led(line.place)
         if leader is None or led is None:
             return  # its machine is off, or it has not heard yet that it leads
+        if seen in line.given_up:
+            return
         at = entry.entry_index
         same = at < len(led.entries) and led.entries[at] is seen
         what = f"{line.name}: entry {at} of epoch {entry.leader_epoch}"
