@@ -26,7 +26,7 @@ from spark_stream.errors import BY_CODE, IsologError, from_wire
 from spark_stream.transport.client import ClientChannel
 from spark_stream.wire.addresses import location
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
-from spark_stream.wire.messages import BrokerStatus
+from spark_stream.wire.messages import BrokerStatus, PartitionOffsets
 
 READY = "isolog broker ready "
 START_S = 60.0
@@ -238,12 +238,12 @@ def act(client: fl.FlightClient, name: str, **body: Any) -> dict[str, Any]:
     return dict(json.loads(next(iter(client.do_action(action, CALL))).body.to_pybytes()))
 
 
-def listed(client: fl.FlightClient, topic: str, **asked: Any) -> dict[str, Any]:
+def listed(client: fl.FlightClient, topic: str, **asked: Any) -> PartitionOffsets:
     """What ``list-offsets`` says of one topic; raises the topic's own error."""
     found = act(client, "list-offsets", topics=[{"topic": topic, **asked}])
     for error in found["unknown"].values():
         raise from_wire(error)
-    return dict(found["topics"][topic])
+    return PartitionOffsets.from_bytes(json.dumps(found["topics"][topic]).encode())
 
 
 def ticket(topic: str, partition: int = 0, **fields: Any) -> fl.Ticket:

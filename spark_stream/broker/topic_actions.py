@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 import psutil
 from msgspec import structs
@@ -14,8 +13,7 @@ from spark_stream.broker.leader_actions import leaders_of
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.placing import lone_replica_warning
 from spark_stream.consistency.ids import Offset
-from spark_stream.consistency.isolation import Bounds, Isolation, upper_bound
-from spark_stream.consistency.lineage import Lineage
+from spark_stream.consistency.isolation import Isolation, upper_bound
 from spark_stream.consistency.measures import reached, stored_bytes
 from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.consistency.transactions import Joined
@@ -33,8 +31,9 @@ from spark_stream.wire.messages import (
     ListedOffsets,
     ListOffsets,
     NamedTopic,
-    Offsets,
     PartitionDescription,
+    PartitionOffset,
+    PartitionOffsets,
     TopicDescription,
     TopicNames,
 )
@@ -77,7 +76,7 @@ def list_topics(here: Here, asked: Empty) -> TopicNames:
 
 
 def list_offsets(here: Here, asked: ListOffsets) -> ListedOffsets:
-    found: dict[str, Offsets] = {}
+    found: dict[str, PartitionOffsets] = {}
     unknown: dict[str, IsologError] = {}
     if asked.names:
         here.host.refresh()  # another broker may have made a topic a moment ago
@@ -90,28 +89,20 @@ def list_offsets(here: Here, asked: ListOffsets) -> ListedOffsets:
     return ListedOffsets(topics=found, unknown=unknown, names=names)
 
 
-def _offsets(here: Here, asked: AskedTopic) -> Offsets:
+def _offsets(here: Here, asked: AskedTopic) -> PartitionOffsets:
     hosted = here.host.topic(asked.topic)
     numbers = range(hosted.topic.partitions) if asked.partitions is None else asked.partitions
-    found: dict[int, _Looked] = {}
+    found: dict[int, PartitionOffset] = {}
     elsewhere: list[int] = []
     for number in numbers:
         try:
-            found[number] = _looked(hosted.partition(number), asked)
+            found[number] = _offset(hosted.partition(number), asked)
         except (NotLeader, LeaderEpochFenced):
             elsewhere.append(number)
-    return Offsets(
+    return PartitionOffsets(
         topic_id=hosted.topic.id,
-        offsets={number: at.offset for number, at in found.items()},
-        epochs={number: at.epoch for number, at in found.items()},
-        log_start_offsets={number: int(at.bounds.log_start_offset) for number, at in found.items()},
-        log_end_offsets={number: int(at.bounds.log_end_offset) for number, at in found.items()},
-        lineages={number: at.lineage for number, at in found.items()},
-        surviving={number: at.surviving for number, at in found.items() if at.surviving},
-        uncommitted=[number for number, at in found.items() if at.uncommitted],
+        partitions=found,
         elsewhere=leaders_of(here.host, hosted.topic, elsewhere),
-        sizes={number: at.size for number, at in found.items() if at.size is not None},
-        reached={number: at.reached for number, at in found.items() if at.reached is not None},
     )
 
 
@@ -199,22 +190,8 @@ def partition_facts(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Looked:
-    """What one partition's part of the answer is made of."""
-
-    epoch: int
-    offset: int
-    bounds: Bounds
-    lineage: Lineage
-    surviving: list[int]
-    uncommitted: bool
-    size: tuple[int, int] | None
-    reached: int | None
-
-
-def _looked(partition: Partition, asked: AskedTopic) -> _Looked:
-    """All of one leader epoch.
+def _offset(partition: Partition, asked: AskedTopic) -> PartitionOffset:
+    """Return what was asked about a partition, all of one leader epoch.
 
     Raises:
         NotLeader, LeaderEpochFenced: another one has begun meanwhile.
@@ -222,15 +199,18 @@ def _looked(partition: Partition, asked: AskedTopic) -> _Looked:
     number, epoch = partition.number, int(partition.leader_epoch)
     bounds, offset = partition.bounds(), _place(partition, asked)
     reading = asked.ranges.get(number)
-    found = _Looked(
-        epoch,
-        int(offset),
-        bounds,
-        partition.lineage(offset),
-        [int(partition.surviving(each)) for each in asked.lineages.get(number, ())],
-        reading is not None and partition.shows_uncommitted(*map(Offset, reading)),
-        _size(partition, asked.sizes.get(number)),
-        _reached(partition, asked.budgets.get(number)),
+    found = PartitionOffset(
+        offset=int(offset),
+        epoch=epoch,
+        log_start_offset=int(bounds.log_start_offset),
+        log_end_offset=int(bounds.log_end_offset),
+        lineage=partition.lineage(offset),
+        surviving=[
+            (each, int(partition.surviving(each))) for each in asked.lineages.get(number, ())
+        ],
+        uncommitted=reading is not None and partition.shows_uncommitted(*map(Offset, reading)),
+        size=_size(partition, asked.sizes.get(number)),
+        reached=_reached(partition, asked.budgets.get(number)),
     )
     partition.check_leads()
     partition.check_leader_epoch(epoch)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.topics import TopicsClient
-from spark_stream.client.values import ConsumedPartition, ConsumerDescription, PartitionOffsets
+from spark_stream.client.values import ConsumedPartition, ConsumerDescription
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions import ReadPosition
 from spark_stream.errors import UnknownConsumer
@@ -17,7 +17,7 @@ from spark_stream.wire.consumer_messages import (
     PinStart,
     RecordProgress,
 )
-from spark_stream.wire.messages import AskedTopic, Empty
+from spark_stream.wire.messages import AskedTopic, Empty, PartitionOffsets
 from spark_stream.wire.transaction_messages import NamedConsumer
 
 
@@ -95,4 +95,5 @@ def _described(reader: NamedReader, ends: Mapping[str, PartitionOffsets]) -> Con
 def _end(at: ReadPosition, topic: PartitionOffsets | None) -> int | None:
     if topic is None or topic.topic_id != at.topic_id:
         return None
-    return topic.offsets.get(at.partition)
+    found = topic.partitions.get(at.partition)
+    return None if found is None else found.offset

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
@@ -21,23 +21,19 @@ from msgspec import structs
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.connecting.link import left
 from spark_stream.client.connecting.router import Router
-from spark_stream.client.values import PartitionOffsets
 from spark_stream.errors import IsologError, LeaderUnavailable
-from spark_stream.wire.messages import AskedTopic, LeaderFacts, ListedOffsets, ListOffsets, Offsets
+from spark_stream.wire.messages import (
+    AskedTopic,
+    LeaderFacts,
+    ListedOffsets,
+    ListOffsets,
+    PartitionOffset,
+    PartitionOffsets,
+)
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 0.5
 _BROKERS_AT_ONCE: Final = 8
-_BY_PARTITION: Final = (
-    "offsets",
-    "epochs",
-    "log_start_offsets",
-    "log_end_offsets",
-    "lineages",
-    "surviving",
-    "sizes",
-    "reached",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,38 +77,28 @@ def looked_up(
 class _Topic:
     """What the answers of a round say about a topic."""
 
-    def __init__(self, router: Router, asked: AskedTopic, first: Offsets) -> None:
+    def __init__(self, router: Router, asked: AskedTopic, first: PartitionOffsets) -> None:
         self._router = router
         self.asked = asked
         self.topic_id = first.topic_id
         self.elsewhere = first.elsewhere
         self.missing = {each.partition for each in first.elsewhere}
-        self._answers: list[Offsets] = []
-        self.take(first, first.offsets)
+        self._answers: dict[int, PartitionOffset] = {}
+        self.take(first)
 
-    def take(self, answer: Offsets, numbers: Iterable[int]) -> None:
-        """Takes what the answer says, but for partitions whose leader it was once."""
-        old = {
-            number
-            for number, epoch in answer.epochs.items()
-            if not self._router.seen(self.asked.topic, self.topic_id, number, epoch)
-        }
-        self._answers.append(answer if not old else _without(answer, old))
-        self.missing.difference_update(set(numbers) & answer.offsets.keys())
-        self.missing.update(old)
+    def take(self, answer: PartitionOffsets) -> None:
+        """Take what the answer says, but of partitions whose leader it was once."""
+        for number, each in answer.partitions.items():
+            if self._router.seen(self.asked.topic, self.topic_id, number, each.epoch):
+                self._answers[number] = each
+                self.missing.discard(number)
+            else:
+                self.missing.add(number)
 
     def found(self) -> PartitionOffsets:
         """All answers as one."""
-        if len(self._answers) == 1:
-            return _of(self._answers[0], self.asked)
-        merged = [_of(each, self.asked) for each in self._answers]
         return PartitionOffsets(
-            self.topic_id,
-            **{
-                name: {n: at for each in merged for n, at in getattr(each, name).items()}
-                for name in _BY_PARTITION
-            },
-            uncommitted=tuple(sorted(n for each in merged for n in each.uncommitted)),
+            topic_id=self.topic_id, partitions=dict(sorted(self._answers.items()))
         )
 
 
@@ -172,12 +158,12 @@ class _LookUp:
                 raise
             self._failure = error
             return
-        for name, numbers in wanted.items():
+        for name in wanted:
             topic, found = self._topics[name], answer.topics.get(name)
             if found is None or found.topic_id != topic.topic_id:
                 self._failure = LeaderUnavailable(f"topic {name!r} was made anew", topic=name)
             else:
-                topic.take(found, numbers)
+                topic.take(found)
 
     def missing(self) -> dict[str, set[int]]:
         """Partitions, by topic, for which no leader has answered."""
@@ -196,31 +182,3 @@ class _LookUp:
     def found(self) -> dict[str, PartitionOffsets]:
         """By topic what all its leaders have said."""
         return {name: topic.found() for name, topic in self._topics.items()}
-
-
-def _without(answer: Offsets, numbers: set[int]) -> Offsets:
-    """The answer without what it says of these partitions."""
-    kept = {
-        name: {n: at for n, at in getattr(answer, name).items() if n not in numbers}
-        for name in _BY_PARTITION
-    }
-    uncommitted = [n for n in answer.uncommitted if n not in numbers]
-    return structs.replace(answer, **kept, uncommitted=uncommitted)
-
-
-def _of(answer: Offsets, asked: AskedTopic) -> PartitionOffsets:
-    return PartitionOffsets(
-        answer.topic_id,
-        answer.offsets,
-        answer.epochs,
-        answer.log_start_offsets,
-        answer.log_end_offsets,
-        answer.lineages,
-        {
-            number: dict(zip(asked.lineages[number], held, strict=True))
-            for number, held in answer.surviving.items()
-        },
-        tuple(answer.uncommitted),
-        answer.sizes,
-        answer.reached,
-    )

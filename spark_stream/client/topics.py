@@ -13,7 +13,6 @@ import pyarrow as pa
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.offsets import LookedUp, looked_up
-from spark_stream.client.values import PartitionOffsets
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
 from spark_stream.consistency.lineage import Lineage
 from spark_stream.errors import (
@@ -32,6 +31,7 @@ from spark_stream.wire.messages import (
     CreateTopic,
     Empty,
     NamedTopic,
+    PartitionOffsets,
     TopicDescription,
     TopicNames,
 )

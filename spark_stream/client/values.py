@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
-
-from spark_stream.consistency.lineage import Lineage
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,39 +50,6 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionOffsets:
-    """What a look-up of offsets found in a topic, by partition.
-
-    ``lineages`` has those of ``offsets``; ``surviving`` up to which offset the log has what each
-    lineage that was asked about tells of; ``uncommitted`` the partitions with records of aborted
-    or open transactions in the ranges that were asked about. ``sizes`` has the stored bytes of
-    the ranges that were asked about, and of the first record of each; ``reached`` how far a budget
-    of bytes goes.
-    """
-
-    topic_id: str
-    offsets: Mapping[int, int]
-    epochs: Mapping[int, int]
-    log_start_offsets: Mapping[int, int]
-    log_end_offsets: Mapping[int, int]
-    lineages: Mapping[int, Lineage] = field(default_factory=dict)
-    surviving: Mapping[int, Mapping[Lineage, int]] = field(default_factory=dict)
-    uncommitted: tuple[int, ...] = ()
-    sizes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    reached: Mapping[int, int] = field(default_factory=dict)
-
-    def of(self, partitions: Iterable[int]) -> PartitionOffsets:
-        """What was found of these partitions."""
-        wanted = set(partitions)
-        parts: dict[str, Any] = {
-            each.name: {n: at for n, at in getattr(self, each.name).items() if n in wanted}
-            for each in fields(self)
-            if each.name not in ("topic_id", "uncommitted")
-        }
-        return replace(self, **parts, uncommitted=tuple(n for n in self.uncommitted if n in wanted))
 
 
 @dataclass(frozen=True, slots=True)

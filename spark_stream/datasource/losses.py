@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Final
 
-from spark_stream.client.values import PartitionOffsets
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage, lost_above
 from spark_stream.datasource.offsets import Found, Offsets, Range, TopicOffsets
 from spark_stream.errors import DataLoss
+from spark_stream.wire.messages import PartitionOffsets
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +62,12 @@ class Losses:
     def _kept(
         self, name: str, number: int, offset: int, lineage: Lineage, latest: PartitionOffsets
     ) -> int:
-        if number not in latest.log_end_offsets:
+        now = latest.partitions.get(number)
+        if now is None:
             return offset
-        end, present = latest.log_end_offsets[number], latest.epochs[number]
+        end, present = now.log_end_offset, now.epoch
         if lineage:
-            held = latest.surviving.get(number, {}).get(lineage, end)
+            held = dict(now.surviving).get(lineage, end)
             left = lost_above(offset, lineage, held)
         else:  # the checkpoint does not tell it: what is beyond the log's end is gone for certain
             left = end if end < offset else None
@@ -167,7 +168,8 @@ class Losses:
                 now_id = None if latest is None else latest.topic_id
                 self.report(gone_with_topic(each, each.start, now_id), **details)
                 continue
-            first = latest.log_start_offsets.get(each.partition, 0)
+            now_there = latest.partitions.get(each.partition)
+            first = 0 if now_there is None else now_there.log_start_offset
             start = each.start
             if start < first and each.topic in new:
                 start = first

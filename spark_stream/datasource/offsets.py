@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spark_stream.client.values import PartitionOffsets
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InvalidRequest
 from spark_stream.structs import INT64_MAX
+from spark_stream.wire.messages import PartitionOffsets
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ import pyarrow as pa
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.reading.columns import View, shown_schema
 from spark_stream.client.topics import TopicsClient
-from spark_stream.client.values import PartitionOffsets
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lineage import Lineage
 from spark_stream.datasource.limits import Place
@@ -39,7 +38,7 @@ from spark_stream.errors import InvalidOption, SchemaMismatch, UnknownTopic, Wro
 from spark_stream.sql.filters import row_filter
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.evolution import widens
-from spark_stream.wire.messages import AskedTopic, CutTopic, TopicDescription
+from spark_stream.wire.messages import AskedTopic, CutTopic, PartitionOffsets, TopicDescription
 from spark_stream.wire.schemas import empty_batch, fitted, is_default, of_topic
 from spark_stream.wire.type_names import told_apart
 
@@ -232,8 +231,12 @@ class Planner:
         if not self.selection.assigned:
             return found
         latest = {
-            name: at.of(
-                n for n in at.offsets if self.selection.takes(name, n) or n in asked.get(name, ())
+            name: at.only(
+                {
+                    n
+                    for n in at.partitions
+                    if self.selection.takes(name, n) or n in asked.get(name, ())
+                }
             )
             for name, at in found.latest.items()
         }
@@ -337,8 +340,8 @@ class Planner:
                 cut = self._cut({name: (at.topic_id, {}, {}) for name, at in latest.items()})
             except UnknownTopic:  # one was deleted in between: look again
                 continue
-            if all(cut[name].keys() == at.offsets.keys() for name, at in latest.items()):
-                moved = {name: replace(at, offsets=cut[name]) for name, at in latest.items()}
+            if all(cut[name].keys() == at.partitions.keys() for name, at in latest.items()):
+                moved = {name: at.moved(cut[name]) for name, at in latest.items()}
                 return replace(found, latest=moved)
             # A topic has got more partitions in between: look again.
 
@@ -350,7 +353,12 @@ class Planner:
         found = self._measured(
             AskedTopic.of(topic=name, sizes=places) for name, places in _by_topic(asked).items()
         )
-        return {(name, n): size for name, at in found.items() for n, size in at.sizes.items()}
+        return {
+            (name, n): each.size
+            for name, at in found.items()
+            for n, each in at.partitions.items()
+            if each.size is not None
+        }
 
     def reached(self, asked: list[Range], budgets: Mapping[Place, int]) -> dict[Place, int]:
         """How far whole records of each range take no more than its budget of bytes."""
@@ -361,7 +369,12 @@ class Planner:
             )
             for name, places in _by_topic(asked).items()
         )
-        return {(name, n): end for name, at in found.items() for n, end in at.reached.items()}
+        return {
+            (name, n): each.reached
+            for name, at in found.items()
+            for n, each in at.partitions.items()
+            if each.reached is not None
+        }
 
     def _measured(self, asked: Iterable[AskedTopic]) -> Mapping[str, PartitionOffsets]:
         return self.topics.look_up(list(asked)).topics

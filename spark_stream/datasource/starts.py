@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spark_stream.client.values import PartitionOffsets
 from spark_stream.consistency.lineage import Lineage
 from spark_stream.datasource.offsets import Offsets, TopicOffsets, known_offsets
 from spark_stream.datasource.options.places import (
@@ -21,7 +20,7 @@ from spark_stream.datasource.options.places import (
 from spark_stream.datasource.options.source import Bound, SourceOptions
 from spark_stream.datasource.planning import Planner
 from spark_stream.errors import InvalidOption, OffsetOutOfRange, UnknownTopic
-from spark_stream.wire.messages import EARLIEST, LATEST
+from spark_stream.wire.messages import EARLIEST, LATEST, PartitionOffsets
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +53,7 @@ def resolved(planner: Planner, bound: Bound, unnamed: int) -> Resolved:
     found: dict[str, TopicOffsets] = {}
     moving = place == LATEST
     for name, now in present.items():
+        bounds = now.offsets
         known: Named = place
         seen: Mapping[int, Lineage] = {}
         if isinstance(place, FromProgress):
@@ -63,12 +63,12 @@ def resolved(planner: Planner, bound: Bound, unnamed: int) -> Resolved:
         reached = {
             n: each
             for n, each in now.lineages.items()
-            if each and (offsets[n] == now.offsets[n] or offsets[n] >= each[-1][1])
+            if each and (offsets[n] == bounds[n] or offsets[n] >= each[-1][1])
         }
         found[name] = TopicOffsets(now.topic_id, offsets, {**reached, **seen})
         if not isinstance(place, FromProgress):
             moving = moving or any(
-                _moves(at, offsets[number], now.offsets[number]) for number, at in wanted.items()
+                _moves(at, offsets[number], bounds[number]) for number, at in wanted.items()
             )
     return Resolved(found, moving)
 
@@ -120,14 +120,14 @@ def _wanted(
     """What the place says of each partition of the topic."""
     if isinstance(place, Mapping):
         for number in place.get(name, ()):
-            if number not in now.offsets:
+            if number not in now.partitions:
                 raise InvalidOption(
-                    f"{option}: topic {name!r} has partitions 0 to {len(now.offsets) - 1}, not"
+                    f"{option}: topic {name!r} has partitions 0 to {len(now.partitions) - 1}, not"
                     f" {number}",
                     option=option,
                 )
     wanted = {}
-    for number in now.offsets:
+    for number in now.partitions:
         said = said_at(place, name, number)
         wanted[number] = unnamed if said is None else said
     return wanted
@@ -149,9 +149,9 @@ def _offsets(
         if isinstance(at, Moment):
             by_moment[at].append(number)
         elif at == EARLIEST:
-            found[number] = now.log_start_offsets[number]
+            found[number] = now.partitions[number].log_start_offset
         elif at == LATEST:
-            found[number] = now.offsets[number]
+            found[number] = now.partitions[number].offset
         else:
             found[number] = at if lineages else _within(planner, option, name, number, at, now)
     for moment, numbers in by_moment.items():
@@ -162,7 +162,7 @@ def _offsets(
             partitions=numbers,
         )
         # What has come since the bounds were looked up comes later, and a cut stays a cut.
-        found |= {n: min(at, now.offsets[n]) for n, at in at_moment.offsets.items()}
+        found |= {n: min(at, now.partitions[n].offset) for n, at in at_moment.offsets.items()}
     return dict(sorted(found.items()))
 
 
@@ -182,14 +182,15 @@ def _of_progress(
 def _within(
     planner: Planner, option: str, name: str, number: int, offset: int, now: PartitionOffsets
 ) -> int:
-    end = now.log_end_offsets[number]
+    present = now.partitions[number]
+    end = present.log_end_offset
     if offset <= end:
         return offset
     message = f"{option}: {name}/{number}: offset {offset} is above the log's end, which is {end}"
     if planner.options.fail_on_data_loss:
         raise OffsetOutOfRange(
             message,
-            hint=f"Give an offset from {now.log_start_offsets[number]} to {end}, or set"
+            hint=f"Give an offset from {present.log_start_offset} to {end}, or set"
             " failOnDataLoss to false to go on from the log's end.",
             topic=name,
             partition=number,

@@ -73,7 +73,7 @@ class _Planned:
             return False
         return all(
             not at.uncommitted
-            and known_offsets(begin, name, at.topic_id).keys() >= at.offsets.keys()
+            and known_offsets(begin, name, at.topic_id).keys() >= at.partitions.keys()
             for name, at in self.now.latest.items()
         )
 

@@ -23,11 +23,12 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Final, Self
 
 import msgspec
 import pyarrow as pa
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.producers import Stamp
@@ -413,35 +414,74 @@ class ListOffsets(Message):
     names: bool = False
 
 
-class Offsets(Message):
-    """What was asked about a topic, with what a streaming offset is made of.
+class PartitionOffset(Message):
+    """What was asked about a partition, by its leader of ``epoch``.
 
-    ``epochs``: the leader epoch of each partition. ``lineages``: those of ``offsets``.
-    ``surviving``: for each lineage that was asked about, up to which offset the log still has what
-    it tells of. ``uncommitted``: partitions with records of aborted or open transactions in their
-    ranges. ``elsewhere``: partitions that were asked for and are led by other brokers, which are to
-    be asked for them.
-    ``sizes``: the stored bytes of a range that was asked about, and those of its first record.
-    ``reached``: up to which offset whole records take no more than their budget.
+    ``lineage``: that of ``offset``. ``surviving``: up to which offset the log still has what each
+    lineage tells of that was asked about, in their order. ``uncommitted``: records of aborted or
+    open transactions are in the range that was asked about. ``size``: the stored bytes of a range,
+    and those of its first record. ``reached``: up to which offset whole records take no more than
+    a budget of bytes.
+    """
+
+    offset: int
+    epoch: int
+    log_start_offset: int
+    log_end_offset: int
+    lineage: LineageField = ()
+    surviving: list[tuple[LineageField, int]] = []
+    uncommitted: bool = False
+    size: tuple[int, int] | None = None
+    reached: int | None = None
+
+
+class PartitionOffsets(Message):
+    """What was asked about a topic, by partition.
+
+    ``elsewhere``: partitions that were asked for and are led by other brokers, which are to be
+    asked for them.
     """
 
     topic_id: str
-    offsets: dict[int, int]
-    epochs: dict[int, int]
-    log_start_offsets: dict[int, int]
-    log_end_offsets: dict[int, int]
-    lineages: dict[int, LineageField]
-    surviving: dict[int, list[int]]
-    uncommitted: list[int]
-    elsewhere: list[LeaderFacts]
-    sizes: dict[int, tuple[int, int]]
-    reached: dict[int, int]
+    partitions: dict[int, PartitionOffset]
+    elsewhere: list[LeaderFacts] = []
+
+    @property
+    def offsets(self) -> dict[int, int]:
+        return {number: each.offset for number, each in self.partitions.items()}
+
+    @property
+    def lineages(self) -> dict[int, LineageField]:
+        """Those of the offsets."""
+        return {number: each.lineage for number, each in self.partitions.items()}
+
+    @property
+    def log_start_offsets(self) -> dict[int, int]:
+        return {number: each.log_start_offset for number, each in self.partitions.items()}
+
+    @property
+    def uncommitted(self) -> bool:
+        """Whether a range that was asked about has records of aborted or open transactions."""
+        return any(each.uncommitted for each in self.partitions.values())
+
+    def moved(self, offsets: Mapping[int, int]) -> Self:
+        """The same partitions at other offsets."""
+        moved = {
+            number: structs.replace(each, offset=offsets[number])
+            for number, each in self.partitions.items()
+        }
+        return structs.replace(self, partitions=moved)
+
+    def only(self, numbers: Collection[int]) -> Self:
+        """What was found of these partitions."""
+        kept = {number: each for number, each in self.partitions.items() if number in numbers}
+        return structs.replace(self, partitions=kept)
 
 
 class ListedOffsets(Message):
     """What ListOffsets found, by topic; ``unknown``: the errors of topics that there are not."""
 
-    topics: dict[str, Offsets]
+    topics: dict[str, PartitionOffsets]
     unknown: dict[str, IsologError]
     names: list[str] | None = None
 

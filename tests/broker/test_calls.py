@@ -107,12 +107,12 @@ def test_offsets_of_a_place_that_is_none(flight, hundred, field, value):
 @pytest.mark.parametrize("timestamp", [2**63 - 1, -(2**63)])
 def test_the_first_and_the_last_moment_there_are(flight, hundred, timestamp):
     found = listed(flight, hundred, timestamp=timestamp, partitions=[0])
-    assert found["offsets"] == {"0": 100 if timestamp > 0 else 0}
+    assert found.offsets == {0: 100 if timestamp > 0 else 0}
 
 
 def test_offsets_of_some_partitions(flight, hundred):
-    assert listed(flight, hundred, partitions=[])["offsets"] == {}
-    assert listed(flight, hundred, partitions=[1, 1])["offsets"] == {"1": 0}
+    assert listed(flight, hundred, partitions=[]).offsets == {}
+    assert listed(flight, hundred, partitions=[1, 1]).offsets == {1: 0}
     code = code_of(lambda: listed(flight, hundred, partitions=[0, 2]))
     assert code == "UNKNOWN_PARTITION"
 

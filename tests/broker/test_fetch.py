@@ -206,7 +206,7 @@ def test_latest_and_timestamps_resolve_under_every_isolation(
 
         def at(isolation: str = isolation, **asked: int) -> int:
             found = listed(flight, topic, isolation=isolation, **asked)
-            return int(found["offsets"]["0"])
+            return found.offsets[0]
 
         assert at(at=-2) == 0
         assert at(at=-1) == 4

@@ -59,8 +59,8 @@ def test_offsets_of_partitions_that_others_lead_are_left_to_those(brokers):
         for topic, leader in zip("ab", brokers, strict=True):
             found = listed(flight, topic, partitions=[1])
             here = asked is leader
-            assert list(found["offsets"]) == (["1"] if here else [])
-            elsewhere = [(each["partition"], each["address"]) for each in found["elsewhere"]]
+            assert list(found.offsets) == ([1] if here else [])
+            elsewhere = [(each.partition, each.address) for each in found.elsewhere]
             assert elsewhere == ([] if here else [(1, leader.address)])
 
 

@@ -92,14 +92,12 @@ def test_rows_with_gaps_say_their_offsets(flight, t):
 def test_latest_is_the_bound_of_the_callers_level(flight, t):
     owner = Owner(flight).begin()
     owner.put(t, 1, 5)
-    found = {level: listed(flight, t, isolation=level)["offsets"]["0"] for level in LEVELS}
+    found = {level: listed(flight, t, isolation=level).offsets[0] for level in LEVELS}
     assert found == dict(zip(LEVELS, (5, 5, 0, 0), strict=True))
-    at = {
-        level: listed(flight, t, timestamp=0, isolation=level)["offsets"]["0"] for level in LEVELS
-    }
+    at = {level: listed(flight, t, timestamp=0, isolation=level).offsets[0] for level in LEVELS}
     assert at == dict.fromkeys(LEVELS, 0)
     owner.commit()
-    assert listed(flight, t, isolation=COMMITTED)["offsets"]["0"] == 5
+    assert listed(flight, t, isolation=COMMITTED).offsets[0] == 5
 
 
 # -- over partitions and topics -------------------------------------------------------------------

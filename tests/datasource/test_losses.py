@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from spark_stream.client.values import PartitionOffsets
 from spark_stream.consistency.lineage import Lineage
 from spark_stream.datasource.losses import Losses
 from spark_stream.datasource.offsets import Found, Range, TopicOffsets
 from spark_stream.errors import DataLoss
+from spark_stream.wire.messages import PartitionOffset, PartitionOffsets
 
 HELD: Lineage = ((0, 100),)
 
@@ -30,15 +30,15 @@ def found(
     topic_id: str = "id",
 ) -> Found:
     """The log as it is now: one topic ``t`` of one partition."""
-    latest = PartitionOffsets(
-        topic_id,
-        {0: end if bound is None else bound},
-        {0: epoch},
-        {0: start},
-        {0: end},
-        {0: ((epoch, end),)},
-        {0: surviving or {}},
+    there = PartitionOffset(
+        offset=end if bound is None else bound,
+        epoch=epoch,
+        log_start_offset=start,
+        log_end_offset=end,
+        lineage=((epoch, end),),
+        surviving=list((surviving or {}).items()),
     )
+    latest = PartitionOffsets(topic_id=topic_id, partitions={0: there})
     return Found({"t": latest}, frozenset())
 
 

@@ -35,7 +35,7 @@ def seen(
     """
     if isinstance(place, str) and place in _NAMED:
         found = topics.offsets(topic, at=_NAMED[place], isolation=isolation)
-        return dict(found.offsets), dict(found.lineages)
+        return found.offsets, found.lineages
     return resolve(topics, topic, place, isolation, "earliest"), {}
 
 
@@ -48,11 +48,11 @@ def resolve(
     """
     if isinstance(place, datetime):
         moment = to_microseconds(place)
-        return dict(topics.offsets(topic, timestamp_us=moment, isolation=isolation).offsets)
+        return topics.offsets(topic, timestamp_us=moment, isolation=isolation).offsets
     if isinstance(place, str):
         if place not in _NAMED:
             raise InvalidOption(f"a place is {_TAKEN}, not {place!r}")
-        return dict(topics.offsets(topic, at=_NAMED[place], isolation=isolation).offsets)
+        return topics.offsets(topic, at=_NAMED[place], isolation=isolation).offsets
     count = len(topics.describe(topic).partitions)
     if isinstance(place, Mapping):
         asked = {number: place.get(number, _NAMED[default]) for number in range(count)}
