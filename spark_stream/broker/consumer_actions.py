@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from spark_stream.broker.here import Here
 from spark_stream.cluster.queries import Query
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.transactions import ReadPosition
+from spark_stream.consistency.transactions import PositionOf, ReadPosition
 from spark_stream.scripts import queries
 from spark_stream.wire.consumer_messages import (
-    NamedReader,
-    NamedReaders,
+    ConsumedPartition,
+    ConsumerDescription,
+    ConsumerDescriptions,
     PinnedStart,
     PinStart,
     RecordProgress,
@@ -43,39 +46,41 @@ def record_progress(here: Here, asked: RecordProgress) -> Empty:
     return Empty()
 
 
-def list_consumers(here: Here, asked: Empty) -> NamedReaders:
+def list_consumers(here: Here, asked: Empty) -> ConsumerDescriptions:
     found = here.desk.run(queries.read_named())
     clients = [
-        NamedReader(
-            consumer=name,
-            query=False,
-            positions=[
-                ReadPosition(
-                    topic=each.topic,
-                    topic_id=each.topic_id,
-                    partition=each.partition,
-                    offset=each.offset,
-                )
-                for each in positions
-            ],
-        )
+        ConsumerDescription(name=name, kind="client", partitions=_partitions(positions))
         for name, positions in found.consumers.items()
     ]
     of_queries = [
-        NamedReader(
-            consumer=name,
-            query=True,
-            positions=list(query.positions),
-            selection=query.selection,
+        ConsumerDescription(
+            name=name,
+            kind="query",
             isolation=Isolation(query.isolation),
+            selection=query.selection,
             starting=query.starting or None,
             started_ms=query.started_ms,
             recorded_ms=query.recorded_ms,
+            partitions=_partitions(query.positions),
         )
         for name, query in found.queries.items()
     ]
-    both = sorted([*clients, *of_queries], key=lambda each: (each.consumer, each.query))
-    return NamedReaders(consumers=both)
+    both = sorted([*clients, *of_queries], key=lambda each: (each.name, each.kind))
+    return ConsumerDescriptions(consumers=both)
+
+
+def _partitions(
+    positions: Iterable[ReadPosition | PositionOf],
+) -> tuple[ConsumedPartition, ...]:
+    return tuple(
+        ConsumedPartition(
+            topic=each.topic,
+            topic_id=each.topic_id,
+            partition=each.partition,
+            offset=each.offset,
+        )
+        for each in positions
+    )
 
 
 def delete_consumer(here: Here, asked: NamedConsumer) -> Empty:

@@ -25,7 +25,7 @@ from spark_stream.wire.sink_messages import (
 )
 from spark_stream.wire.transaction_messages import (
     BeginTransaction,
-    BranchFacts,
+    Branch,
     CommitTransaction,
     EndTransaction,
     InitTransactions,
@@ -63,7 +63,7 @@ def init_transactions(here: Here, asked: InitTransactions) -> TransactionDescrip
     )
 
 
-def begin_transaction(here: Here, asked: BeginTransaction) -> BranchFacts:
+def begin_transaction(here: Here, asked: BeginTransaction) -> Branch:
     desk = here.desk
     begun = desk.run(
         deciding.begin(
@@ -75,12 +75,11 @@ def begin_transaction(here: Here, asked: BeginTransaction) -> BranchFacts:
             desk.now_ms(),
         )
     )
-    return BranchFacts(
+    return Branch(
         transactional_id=begun.transactional_id,
         number=begun.number,
         producer_id=begun.producer_id,
         epoch=begun.epoch,
-        committed=False,
     )
 
 
@@ -116,7 +115,7 @@ def abort_transaction(here: Here, asked: EndTransaction) -> TransactionDescripti
 # -- sinks ----------------------------------------------------------------------------------------
 
 
-def open_branch(here: Here, asked: OpenBranch) -> BranchFacts:
+def open_branch(here: Here, asked: OpenBranch) -> Branch:
     desk = here.desk
     found, producer_id = desk.run(
         sinks.open_branch(
@@ -128,11 +127,10 @@ def open_branch(here: Here, asked: OpenBranch) -> BranchFacts:
             renamed=asked.renamed,
         )
     )
-    return BranchFacts(
+    return Branch(
         transactional_id=found.transactional_id,
         number=found.number,
         producer_id=-1 if producer_id is None else producer_id,
-        epoch=0,
         committed=producer_id is None,
     )
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
+
+from msgspec import structs
 
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.topics import TopicsClient
-from spark_stream.client.values import ConsumedPartition, ConsumerDescription
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.transactions import ReadPosition
 from spark_stream.errors import UnknownConsumer
 from spark_stream.wire.consumer_messages import (
-    NamedReader,
-    NamedReaders,
+    ConsumedPartition,
+    ConsumerDescription,
+    ConsumerDescriptions,
     PinnedStart,
     PinStart,
     RecordProgress,
@@ -38,61 +39,52 @@ class ConsumersClient:
 
     def all(self) -> list[ConsumerDescription]:
         """Every name that is known, with where it reads and how much is left, by name."""
-        found = self._connection.act("list-consumers", Empty(), NamedReaders).consumers
-        ends = self._ends(found)
-        return [_described(each, ends[_level(each)]) for each in found]
+        return self._with_ends(self._listed())
 
     def describe(self, name: str) -> list[ConsumerDescription]:
         """What is known under a name, or UnknownConsumer."""
-        found = self._connection.act("list-consumers", Empty(), NamedReaders).consumers
-        found = [each for each in found if each.consumer == name]
+        found = [each for each in self._listed() if each.name == name]
         if not found:
             raise UnknownConsumer(f"nothing is known of a consumer {name!r}", consumer=name)
-        ends = self._ends(found)
-        return [_described(each, ends[_level(each)]) for each in found]
+        return self._with_ends(found)
 
     def delete(self, name: str) -> None:
         """Forgets all that is known under a name, or UnknownConsumer."""
         asked = NamedConsumer.of(consumer=name)
         self._connection.act("delete-consumer", asked, Empty)
 
-    def _ends(
-        self, readers: Iterable[NamedReader]
-    ) -> dict[Isolation, Mapping[str, PartitionOffsets]]:
-        """Where the topics that are read end now, under each isolation level that they are read."""
+    def _listed(self) -> list[ConsumerDescription]:
+        return self._connection.act("list-consumers", Empty(), ConsumerDescriptions).consumers
+
+    def _with_ends(self, found: Sequence[ConsumerDescription]) -> list[ConsumerDescription]:
+        """Fill in where the partitions end now, each under the level that it is read under."""
         topics: dict[Isolation, set[str]] = {}
-        for each in readers:
-            topics.setdefault(_level(each), set()).update(at.topic for at in each.positions)
-        return {
+        for each in found:
+            topics.setdefault(_level(each), set()).update(at.topic for at in each.partitions)
+        ends = {
             isolation: self._topics.look_up(
                 [AskedTopic.of(topic=name, isolation=isolation) for name in sorted(names)]
             ).topics
             for isolation, names in topics.items()
         }
+        return [
+            structs.replace(
+                each,
+                partitions=tuple(
+                    structs.replace(at, end=_end(at, ends[_level(each)].get(at.topic)))
+                    for at in each.partitions
+                ),
+            )
+            for each in found
+        ]
 
 
-def _level(reader: NamedReader) -> Isolation:
-    """The level that a reader's lag is counted under; that of a client's consumer is not known."""
-    return reader.isolation or Isolation.READ_UNCOMMITTED
+def _level(consumer: ConsumerDescription) -> Isolation:
+    """The level that the lag is counted under; that of a client's consumer is not known."""
+    return consumer.isolation or Isolation.READ_UNCOMMITTED
 
 
-def _described(reader: NamedReader, ends: Mapping[str, PartitionOffsets]) -> ConsumerDescription:
-    return ConsumerDescription(
-        name=reader.consumer,
-        kind="query" if reader.query else "client",
-        isolation=None if reader.isolation is None else str(reader.isolation),
-        selection=reader.selection,
-        starting=reader.starting,
-        started_ms=reader.started_ms,
-        recorded_ms=reader.recorded_ms,
-        partitions=tuple(
-            ConsumedPartition(at.topic, at.partition, at.offset, _end(at, ends.get(at.topic)))
-            for at in reader.positions
-        ),
-    )
-
-
-def _end(at: ReadPosition, topic: PartitionOffsets | None) -> int | None:
+def _end(at: ConsumedPartition, topic: PartitionOffsets | None) -> int | None:
     if topic is None or topic.topic_id != at.topic_id:
         return None
     found = topic.partitions.get(at.partition)

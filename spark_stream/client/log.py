@@ -24,13 +24,13 @@ from spark_stream.client.reading.positions import Place, resolve
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.unknown_options import known_options, refuse_unknown
-from spark_stream.client.values import ConsumerDescription
 from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import InvalidOption, OffsetEvicted
 from spark_stream.sql.ddl import parse_schema
 from spark_stream.wire.cluster_messages import ClusterDescription
+from spark_stream.wire.consumer_messages import ConsumerDescription
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import BrokerStatus, Empty, TopicDescription
 from spark_stream.wire.sink_messages import SinkDescription

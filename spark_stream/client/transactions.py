@@ -19,7 +19,7 @@ from spark_stream.wire.sink_messages import (
 )
 from spark_stream.wire.transaction_messages import (
     BeginTransaction,
-    BranchFacts,
+    Branch,
     CommitTransaction,
     EndTransaction,
     InitTransactions,
@@ -51,23 +51,23 @@ class TransactionsClient:
         )
         return self._connection.act("init-transactions", asked, TransactionDescription)
 
-    def begin(self, transactional_id: str, instance: str, after: int) -> BranchFacts:
+    def begin(self, transactional_id: str, instance: str, after: int) -> Branch:
         """Begins the transaction that follows number ``after``.
 
         Raises:
             ProducerFenced, InvalidTransaction: another instance took over; one is open.
         """
         asked = BeginTransaction(transactional_id=transactional_id, instance=instance, after=after)
-        return self._connection.act("begin-transaction", asked, BranchFacts)
+        return self._connection.act("begin-transaction", asked, Branch)
 
-    def open_branch(self, asked: OpenBranch) -> BranchFacts:
+    def open_branch(self, asked: OpenBranch) -> Branch:
         """A branch to write a sink's batch under.
 
         Raises:
             SinkInUse, StaleBatch, ProducerFenced.
             TransactionAborted: the driver that planned the batch has given it up.
         """
-        return self._connection.act("open-branch", asked, BranchFacts)
+        return self._connection.act("open-branch", asked, Branch)
 
     def settle_batch(self, asked: OpenBranch) -> SettledBatch:
         """Tells whether the batch is committed. If it is not, aborts what the sink has open.

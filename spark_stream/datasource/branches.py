@@ -16,8 +16,9 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
+from msgspec import structs
+
 from spark_stream.client.transactions import TransactionsClient
-from spark_stream.client.values import Branch
 from spark_stream.consistency.transactions import Content
 from spark_stream.datasource.content import Measure, Replays, summed
 from spark_stream.datasource.driver import NO_PLAN, Plan
@@ -32,27 +33,16 @@ from spark_stream.errors import (
     UnknownTransaction,
 )
 from spark_stream.wire.sink_messages import OpenBranch
-from spark_stream.wire.transaction_messages import BranchFacts
+from spark_stream.wire.transaction_messages import Branch
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class TaskBranch:
-    """The branch of one task attempt. ``committed``: the batch was in the log, it wrote nothing."""
+class TaskBranch(Branch, kw_only=True):
+    """The branch of one task attempt. ``committed``: it wrote nothing."""
 
-    transactional_id: str
     instance: str
-    number: int
-    producer_id: int
-    epoch: int
     batch: int
-    committed: bool = False
-
-    @property
-    def under(self) -> Branch:
-        """As a producer takes it."""
-        return Branch(self.transactional_id, self.number, self.producer_id, self.epoch)
 
     @property
     def transaction(self) -> tuple[str, str, int]:
@@ -83,16 +73,8 @@ def opened(
         ProducerFenced: a later run of the query has taken over.
         TransactionAborted: the driver has given the batch up.
     """
-    facts: BranchFacts = transactions.open_branch(_claim(identity, plan, timeout_ms))
-    return TaskBranch(
-        identity.transactional_id,
-        identity.instance,
-        facts.number,
-        facts.producer_id,
-        facts.epoch,
-        identity.batch,
-        facts.committed,
-    )
+    branch = transactions.open_branch(_claim(identity, plan, timeout_ms))
+    return TaskBranch(**structs.asdict(branch), instance=identity.instance, batch=identity.batch)
 
 
 def _claim(identity: Identity, plan: Plan, timeout_ms: int) -> OpenBranch:

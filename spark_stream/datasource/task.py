@@ -20,7 +20,6 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_stream.client.values import Branch
 from spark_stream.client.writing.keys import has_keys
 from spark_stream.client.writing.producer import Producer
 from spark_stream.datasource.belonging import check_checkpoint
@@ -53,6 +52,7 @@ from spark_stream.errors import (
 from spark_stream.wire.allocator import keep_free_memory
 from spark_stream.wire.keys import DEFAULT_KEY, PARTITION_BY, key_columns
 from spark_stream.wire.messages import TopicDescription
+from spark_stream.wire.transaction_messages import Branch
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class TaskWriter:
         if branch.committed:  # a replay: its rows are measured and not written
             return Written(identity, self._content(rows), branch)
         try:
-            content = self._append_all(here, branch.under, rows, measuring=identity.remembered)
+            content = self._append_all(here, branch, rows, measuring=identity.remembered)
         except BaseException:  # this is also how a task ends that Spark kills
             self._drop(branch)
             raise

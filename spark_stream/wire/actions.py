@@ -17,7 +17,7 @@ from spark_stream.wire.cluster_messages import (
     NamedBroker,
 )
 from spark_stream.wire.consumer_messages import (
-    NamedReaders,
+    ConsumerDescriptions,
     PinnedStart,
     PinStart,
     RecordProgress,
@@ -50,7 +50,7 @@ from spark_stream.wire.sink_messages import (
 )
 from spark_stream.wire.transaction_messages import (
     BeginTransaction,
-    BranchFacts,
+    Branch,
     CommitTransaction,
     EndTransaction,
     InitTransactions,
@@ -96,8 +96,8 @@ ACTIONS: Final[dict[str, Action]] = {
     "status": Action(Empty, BrokerStatus),
     "new-producer": Action(Empty, ProducerFacts),
     "init-transactions": Action(InitTransactions, TransactionDescription),
-    "begin-transaction": Action(BeginTransaction, BranchFacts),
-    "open-branch": Action(OpenBranch, BranchFacts),
+    "begin-transaction": Action(BeginTransaction, Branch),
+    "open-branch": Action(OpenBranch, Branch),
     "renew-batch": Action(RenewBatch, Empty),
     "drop-branch": Action(DropBranch, Empty),
     "settle-batch": Action(OpenBranch, SettledBatch),
@@ -116,7 +116,7 @@ ACTIONS: Final[dict[str, Action]] = {
     "commit-position": Action(Positions, Empty),
     "pin-start": Action(PinStart, PinnedStart),
     "record-progress": Action(RecordProgress, Empty),
-    "list-consumers": Action(Empty, NamedReaders),
+    "list-consumers": Action(Empty, ConsumerDescriptions),
     "delete-consumer": Action(NamedConsumer, Empty),
     "atomic-cut": Action(AtomicCut, Cut),
 }

@@ -5,14 +5,14 @@ They are bodies and results of DoAction, by the action's name (``wire.actions``)
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions import ReadPosition
 from spark_stream.structs import Name
-from spark_stream.wire.messages import Message
+from spark_stream.wire.messages import Description, Message
 
 TextField = Annotated[str, Meta(max_length=1 << 20)]
 StartField = Annotated[str, Meta(max_length=1 << 24)]
@@ -58,20 +58,50 @@ class RecordProgress(Message):
     claim: bool = False
 
 
-class NamedReader(Message):
-    """What is known under a name. ``query``: of a query; otherwise of a client's consumer."""
+class ConsumedPartition(Description):
+    """Where a named consumer, or a query, reads on in a partition.
 
-    consumer: str
-    query: bool
-    positions: list[ReadPosition]
-    selection: str | None = None
+    ``end``: the bound of its isolation level now; None where the topic was deleted or made anew.
+    The broker leaves it out: it is the leaders that know.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    offset: int
+    end: int | None = None
+
+    @property
+    def lag(self) -> int | None:
+        """How many offsets are left to read."""
+        return None if self.end is None else max(0, self.end - self.offset)
+
+
+class ConsumerDescription(Description):
+    """What is known under a consumer's name; ``kind``: ``query`` (Spark's) or ``client``.
+
+    Of a query: the ``isolation`` that it reads under, the topics of its ``selection``, how its
+    first start was asked for (``starting``) and when it was, and when it last reported how far it
+    has come. Times are in ms since the epoch. A client's lag is counted up to the logs' ends.
+    """
+
+    name: str
+    kind: Literal["query", "client"]
     isolation: Isolation | None = None
+    selection: str | None = None
     starting: str | None = None
     started_ms: int | None = None
     recorded_ms: int | None = None
+    partitions: tuple[ConsumedPartition, ...] = ()
+
+    @property
+    def lag(self) -> int | None:
+        """How many offsets are left to read, as far as that is known."""
+        known = [each.lag for each in self.partitions if each.lag is not None]
+        return sum(known) if known else None
 
 
-class NamedReaders(Message):
-    """Everything that is known under consumers' names."""
+class ConsumerDescriptions(Message):
+    """All that is known under consumers' names, by name."""
 
-    consumers: list[NamedReader]
+    consumers: list[ConsumerDescription]

@@ -40,14 +40,17 @@ class BeginTransaction(Message):
     after: Annotated[int, Meta(ge=-1, le=INT64_MAX)] = -1
 
 
-class BranchFacts(Message):
-    """The identity to write under. ``committed``: the batch is in the log, write nothing."""
+class Branch(Description, kw_only=True):
+    """The identity that a producer has in transaction ``number`` of its transactional id.
+
+    ``committed``: the batch is in the log, and nothing is to be written; there is no producer id.
+    """
 
     transactional_id: str
     number: int
-    producer_id: int
-    epoch: int
-    committed: bool
+    producer_id: int = -1
+    epoch: int = 0
+    committed: bool = False
 
 
 class CommitTransaction(Message):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from spark_stream.consistency.transactions import Content
 from spark_stream.datasource.branches import (
@@ -31,9 +31,11 @@ from spark_stream.errors import (
     UnknownTransaction,
 )
 from spark_stream.wire.sink_messages import OpenBranch, SettledBatch
-from spark_stream.wire.transaction_messages import BranchFacts
+from spark_stream.wire.transaction_messages import Branch
 
-FIRST = TaskBranch("query/q", "run", number=5, producer_id=10, epoch=0, batch=3)
+FIRST = TaskBranch(
+    transactional_id="query/q", instance="run", number=5, producer_id=10, epoch=0, batch=3
+)
 SECOND = replace(FIRST, producer_id=11)
 DONE = replace(FIRST, committed=True)
 IDENTITY = Identity("query/q", "q", "run", 3)
@@ -58,12 +60,10 @@ class Calls:
         if self._errors:
             raise self._errors.pop(0)
 
-    def open_branch(self, asked: OpenBranch) -> BranchFacts:
+    def open_branch(self, asked: OpenBranch) -> Branch:
         self._note("open", asked)
         name = asked.transactional_id
-        return BranchFacts(
-            transactional_id=name, number=5, producer_id=10, epoch=0, committed=False
-        )
+        return Branch(transactional_id=name, number=5, producer_id=10, epoch=0, committed=False)
 
     def settle_batch(self, asked: OpenBranch) -> SettledBatch:
         self._note("settle", asked.transactional_id, asked.instance, asked.batch)

@@ -10,8 +10,8 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.client.consumers import ConsumersClient
-from spark_stream.client.values import ConsumerDescription
 from spark_stream.errors import BrokerUnavailable, DataLoss, InvalidOption
+from spark_stream.wire.consumer_messages import ConsumerDescription
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, numbers
 

@@ -22,7 +22,7 @@ from spark_stream.cli.options import (
     note,
 )
 from spark_stream.cli.output.show_consumers import show_consumer, show_consumers
-from spark_stream.client.values import ConsumerDescription
+from spark_stream.wire.consumer_messages import ConsumerDescription
 
 app = typer.Typer(no_args_is_help=True, help="List, describe and forget consumers' names.")
 

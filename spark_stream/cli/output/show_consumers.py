@@ -13,7 +13,7 @@ from spark_stream.cli.options import Listing
 from spark_stream.cli.output.show import console
 from spark_stream.cli.output.show_transactions import duration
 from spark_stream.cli.texts import as_json
-from spark_stream.client.values import ConsumerDescription
+from spark_stream.wire.consumer_messages import ConsumerDescription
 
 
 def show_consumers(found: Sequence[ConsumerDescription], now_ms: int, shape: Listing) -> None:

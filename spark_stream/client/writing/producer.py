@@ -22,7 +22,7 @@ from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.moments import timestamp_us
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient
-from spark_stream.client.values import Branch, Written
+from spark_stream.client.values import Written
 from spark_stream.client.writing.batches import (
     UNSENDABLE,
     AnyHeaders,
@@ -55,6 +55,7 @@ from spark_stream.wire.keys import key_columns
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.messages import TopicDescription
 from spark_stream.wire.schemas import fitted, is_default, of_topic
+from spark_stream.wire.transaction_messages import Branch
 
 __all__ = ["Branch", "Producer"]
 

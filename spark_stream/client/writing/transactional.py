@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.topics import TopicsClient
-from spark_stream.client.values import Branch, Written
+from spark_stream.client.values import Written
 from spark_stream.client.writing.batches import AnyHeaders
 from spark_stream.client.writing.frames import ArrowData
 from spark_stream.client.writing.producer import Producer, author_of, check_setting
@@ -36,7 +36,7 @@ from spark_stream.errors import (
     UnknownTransaction,
 )
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
-from spark_stream.wire.transaction_messages import BranchFacts
+from spark_stream.wire.transaction_messages import Branch
 
 logger = logging.getLogger(__name__)
 
@@ -176,9 +176,7 @@ class TransactionalProducer(Producer):
             self._positions.clear()
             self._owners.clear()
             self._aborting = False
-            self._branch = Branch(
-                self._transactional_id, begun.number, begun.producer_id, begun.epoch
-            )
+            self._branch = begun
             self._sender.write_as(*author_of(self._branch))
 
     def commit_transaction(self) -> None:
@@ -282,7 +280,7 @@ class TransactionalProducer(Producer):
         self._transactions.init(self._transactional_id, self._instance, self._timeout_ms)
         self._last = -1
 
-    def _begun(self) -> BranchFacts:
+    def _begun(self) -> Branch:
         name, instance = self._transactional_id, self._instance
         try:
             return self._transactions.begin(name, instance, self._last)

@@ -46,11 +46,12 @@ def readers(served: Served) -> str:
     return topic
 
 
-def test_list(here, readers):
+def test_list(here, served, readers):
     shown = here("consumers", "list", "--output", "json")
     assert (shown.code, shown.err) == (0, "")
     found = {each["name"]: each for each in json.loads(shown.out)}
-    place = {"topic": readers, "partition": 0, "end": 5}
+    topic_id = served.log.describe_topic(readers).id
+    place = {"topic": readers, "topic_id": topic_id, "partition": 0, "end": 5}
     assert found["the client"]["partitions"] == [{**place, "offset": 5, "lag": 0}]
     query = found["the query"]
     assert query["partitions"] == [{**place, "offset": 2, "lag": 3}]
