@@ -50,7 +50,7 @@ def test_list(here, served, readers):
     shown = here("consumers", "list", "--output", "json")
     assert (shown.code, shown.err) == (0, "")
     found = {each["name"]: each for each in json.loads(shown.out)}
-    topic_id = served.log.describe_topic(readers).id
+    topic_id = served.log.describe(readers).id
     place = {"topic": readers, "topic_id": topic_id, "partition": 0, "end": 5}
     assert found["the client"]["partitions"] == [{**place, "offset": 5, "lag": 0}]
     query = found["the query"]
