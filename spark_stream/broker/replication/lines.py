@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 from spark_stream.broker.replication.background import Background
@@ -23,17 +24,71 @@ logger = logging.getLogger(__name__)
 _CREDIT_PER_WINDOW: Final = 2
 
 
-class ReplicationLine(Protocol):
-    """A line from when it is asked for."""
+class LineChannel(Protocol):
+    """A connection to a leader."""
+
+    def open_with(
+        self, begin: Callable[[Stream], Handle], method: str, header: bytes, body: Bytes, /
+    ) -> Stream:
+        """Open a stream; raises one of ``TRANSPORT_ERRORS``."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class ReplicationLine:
+    """A line from when it is asked for. ``opening``: the bytes that open the stream."""
+
+    def __init__(self, opening: bytes, happened: Happened) -> None:
+        self._opening = opening
+        self._happened = happened
+        self._channel: LineChannel | None = None
+        self._stream: Stream | None = None
+        self._is_over = False
+
+    def open(self, channel: LineChannel) -> None:
+        """Open the stream on a connection, which is the line's own.
+
+        Raises: as :meth:`LineChannel.open_with`.
+        """
+        self._channel = channel
+        if not self._is_over:
+            channel.open_with(self._begin, REPLICATE, b"", self._opening)
+        if self._is_over:  # it was ended meanwhile
+            self.end()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has had its stream, whose events tell what becomes of it."""
+        return self._stream is not None
+
+    def _begin(self, stream: Stream) -> Handle:
+        self._stream = stream
+        return lambda event: self._happened(self, event)
+
+    def fail(self, error: IsologError) -> None:
+        """Note that there is no stream."""
+        if not self._is_over:
+            self.end()
+            self._happened(self, error)
 
     def send(self, header: Bytes) -> bool:
         """Send a message if there is credit for it; raises StreamOver."""
+        assert self._stream is not None
+        return self._stream.send(header)
 
     def consumed(self, size: int) -> None:
         """Let the leader send so many bytes more."""
+        assert self._stream is not None
+        self._stream.consumed(size)
 
     def end(self) -> None:
-        """End it, whatever its state is; it waits for nothing."""
+        """End it, whatever its state is; this waits for nothing."""
+        self._is_over = True
+        if self._stream is not None:
+            self._stream.cancel()
+        if self._channel is not None:
+            self._channel.close()
 
 
 Happened = Callable[[ReplicationLine, StreamEvent | IsologError], None]
@@ -60,53 +115,17 @@ class Lines:
 
     def call(self, address: str, opening: bytes, happened: Happened) -> ReplicationLine:
         """Open a line."""
-        line = _SocketLine(address, opening, happened, self._settings)
-        self._background.submit(line.connect)
+        line = ReplicationLine(opening, happened)
+        self._background.submit(partial(self._connect, line, address))
         return line
 
-
-class _SocketLine:
-    def __init__(
-        self, address: str, opening: bytes, happened: Happened, settings: ReplicationSettings
-    ) -> None:
-        self._address = address
-        self._opening = opening
-        self._happened = happened
-        self._settings = settings
-        self._channel: ClientChannel | None = None
-        self._stream: Stream | None = None
-        self._is_over = False
-
-    def connect(self) -> None:
+    def _connect(self, line: ReplicationLine, address: str) -> None:
         """Connect; on a thread that may wait."""
+        settings = self._settings
         try:
-            self._channel = ClientChannel(
-                self._address, timeout_s=self._settings.death_s, limits=limits(self._settings)
-            )
-            self._channel.open_with(self._begin, REPLICATE, b"", self._opening)
+            line.open(ClientChannel(address, timeout_s=settings.death_s, limits=limits(settings)))
         except TRANSPORT_ERRORS as error:
-            self._happened(self, failure_of(error, self._address))
+            line.fail(failure_of(error, address))
         except Exception as error:
-            logger.exception("connecting to %s", self._address)
-            self._happened(self, InternalError(f"{type(error).__name__}: {error}"))
-        if self._is_over:  # it was ended meanwhile
-            self.end()
-
-    def _begin(self, stream: Stream) -> Handle:
-        self._stream = stream
-        return lambda event: self._happened(self, event)
-
-    def send(self, header: Bytes) -> bool:
-        assert self._stream is not None
-        return self._stream.send(header)
-
-    def consumed(self, size: int) -> None:
-        assert self._stream is not None
-        self._stream.consumed(size)
-
-    def end(self) -> None:
-        self._is_over = True
-        if self._stream is not None:
-            self._stream.cancel()
-        if self._channel is not None:
-            self._channel.close()
+            logger.exception("connecting to %s", address)
+            line.fail(InternalError(f"{type(error).__name__}: {error}"))

@@ -1,4 +1,4 @@
-"""Connections between the brokers of a simulated run, which may break, and are slow.
+"""Connections between the processes of a simulated run, which may break, and are slow.
 
 What runs on them is what ships: ``protocol.Connection`` at both ends, the streams of
 ``transport.streams``, and the streams of replication with their shells (``broker.replication``).
@@ -12,6 +12,7 @@ arrived may still be handled, late. Where a split only holds bytes up, the ends 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
 from typing import Final, Protocol, TypeVar, cast
 
@@ -19,12 +20,22 @@ from spark_stream.broker.replication.background import Background, Work
 from spark_stream.broker.replication.lines import Happened, ReplicationLine, limits
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.errors import BrokerUnavailable
-from spark_stream.protocol import Bytes, Connection, Event, Lost, Ready, StreamOpened
+from spark_stream.protocol import (
+    Bytes,
+    Connection,
+    ConnectionLimits,
+    Ending,
+    Event,
+    Lost,
+    Ready,
+    StreamOpened,
+    StreamOver,
+)
 from spark_stream.testing.simulation.network import Network
 from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal
 from spark_stream.transport.channel import SocketChannel
-from spark_stream.transport.streams import Stream, Streams
-from spark_stream.wire.methods import REPLICATE
+from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.transport.streams import ConnectionLost, Handle, Stream, Streams
 
 T = TypeVar("T")
 
@@ -37,8 +48,8 @@ _REFUSED_S: Final = 0.1
 _LOOKS_S: Final = 0.5
 
 
-class Surface(Protocol):
-    """A broker as others reach it."""
+class Process(Protocol):
+    """A process with connections."""
 
     broker_id: str
     connections: dict[SimulatedConnection, None]
@@ -46,6 +57,10 @@ class Surface(Protocol):
     @property
     def owner(self) -> str:
         """Who owns its tasks."""
+
+
+class Surface(Process, Protocol):
+    """A broker as others reach it."""
 
     @property
     def serves(self) -> bool:
@@ -211,17 +226,17 @@ class _End:
 
 
 class SimulatedConnection:
-    """A connection of a follower to its leader."""
+    """A connection of a client or a follower to a broker."""
 
-    def __init__(self, network: Network, follower: Surface, leader: Surface) -> None:
+    def __init__(self, network: Network, client: Process, broker: Process) -> None:
         self._network = network
-        self._brokers = follower, leader
+        self._processes = client, broker
         self._ends: list[_End] = []
         self.is_held = False
         """Whether nothing arrives, and neither end is told."""
-        for each in self._brokers:
+        for each in self._processes:
             each.connections[self] = None
-        network.connections[self] = follower.broker_id, leader.broker_id
+        network.connections[self] = client.broker_id, broker.broker_id
 
     def join(self, one: _End, other: _End) -> None:
         """Let bytes go from now on."""
@@ -241,69 +256,125 @@ class SimulatedConnection:
 
     def forget(self, name: str) -> None:
         """One end has ended."""
-        for each in self._brokers:
+        for each in self._processes:
             if each.broker_id == name:
                 each.connections.pop(self, None)
         self._network.connections.pop(self, None)
 
 
-class _SimulatedLine:
-    """A line to a leader (``broker.replication.lines``)."""
+class SimulatedChannel:
+    """A client's connection: what ``ClientChannel`` is over a socket. Nothing here waits.
 
-    def __init__(self, opening: bytes, happened: Happened) -> None:
-        self._opening = opening
-        self._happened = happened
+    ``ready`` is called once it takes streams, ``ended`` with the reason when it is over, or when
+    there is none.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        ready: Callable[[SimulatedChannel], None],
+        ended: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.address = address
+        self.is_ready = False
+        self._ready = ready
+        self._ended = ended
         self._end: _End | None = None
-        self._stream: Stream | None = None
-        self._is_over = False
+        self._is_closed = False
+
+    def open_with(
+        self,
+        begin: Callable[[Stream], Handle],
+        method: str,
+        header: bytes,
+        body: Bytes = b"",
+        *,
+        end: bool = False,
+    ) -> Stream:
+        """As ``ClientChannel.open_with``."""
+        here = self._end
+        assert here is not None
+
+        def act(core: Connection) -> Stream | None:
+            number = core.open(method, header, body, end=end)
+            if number is None:
+                return None
+            stream = here.streams.add(here.channel, number)
+            stream.handle = begin(stream)
+            return stream
+
+        try:
+            stream = here.command(act)
+        except StreamOver:
+            raise ConnectionLost("CLOSED", f"the connection to {self.address} is over") from None
+        if stream is None:
+            raise TimeoutError
+        return stream
+
+    def close(self) -> None:
+        """As ``ClientChannel.close``."""
+        self._is_closed = True
+        if self._end is not None:
+            self._end.close()
 
     def joined(self, end: _End) -> None:
         """There is a connection."""
         self._end = end
-        if self._is_over:
+        if self._is_closed:
             end.close()
-
-    def handle(self, end: _End, event: Event) -> None:
-        """Take an event of the connection."""
-        if isinstance(event, Ready) and not self._is_over:
-            number = end.command(
-                lambda core: core.open(REPLICATE, b"", self._opening) if core.is_ready else None
-            )
-            if number is None:
-                return  # it was lost with the same bytes
-            self._stream = end.streams.add(end.channel, number)
-            self._stream.handle = lambda found: self._happened(self, found)
-        elif isinstance(event, Lost) and self._stream is None:
-            self.fail(event.message)
-        else:
-            end.streams.dispatch(event)
 
     def fail(self, why: str) -> None:
         """There is no connection."""
-        if not self._is_over:
-            self._happened(self, BrokerUnavailable(why))
+        self._ended(why)
 
-    def send(self, header: Bytes) -> bool:
-        assert self._stream is not None
-        return self._stream.send(header)
-
-    def consumed(self, size: int) -> None:
-        assert self._stream is not None
-        self._stream.consumed(size)
-
-    def end(self) -> None:
-        self._is_over = True
-        if self._stream is not None:
-            self._stream.cancel()
-        if self._end is not None:
-            self._end.close()
+    def handle(self, end: _End, event: Event) -> None:
+        """Take an event of the connection."""
+        if isinstance(event, Ready):
+            self.is_ready = True
+            self._ready(self)
+            return
+        end.streams.dispatch(event)
+        if isinstance(event, Ending | Lost):
+            self.is_ready = False
+        if isinstance(event, Lost):
+            self._ended(event.message)
 
 
-def _serve(leader: Surface, end: _End, event: Event) -> None:
+def _serve(broker: Surface, end: _End, event: Event) -> None:
     if isinstance(event, StreamOpened):
-        leader.serve(event, end.streams.add(end.channel, event.stream))
+        broker.serve(event, end.streams.add(end.channel, event.stream))
     else:
         end.streams.dispatch(event)
+
+
+def connect(
+    channel: SimulatedChannel,
+    me: Process,
+    broker: Surface | None,
+    network: Network,
+    threads: Threads,
+    limits_here: ConnectionLimits,
+    limits_there: ConnectionLimits,
+) -> Body:
+    """A body that connects ``channel``, a connection of ``me`` to a broker."""
+    yield NOW
+    address = channel.address
+    if broker is None or not broker.serves or not network.connects(me.broker_id, address):
+        yield _REFUSED_S
+        channel.fail(f"broker {address} does not answer")
+        return
+    whole, schedule = SimulatedConnection(network, me, broker), threads.schedule
+    there = Threads(schedule, threads.chance, broker.owner)
+    now = schedule.clock.monotonic()
+    client = Connection(is_client=True, greeting=b"", now=now, limits=limits_here)
+    server = Connection(is_client=False, greeting=b"", now=now, limits=limits_there)
+    served: Callable[[_End, Event], None] = partial(_serve, broker)
+    ends = (
+        _End(whole, threads, me.broker_id, broker.broker_id, client, channel.handle),
+        _End(whole, there, broker.broker_id, me.broker_id, server, served),
+    )
+    whole.join(*ends)
+    channel.joined(ends[0])
 
 
 class SimulatedLines:
@@ -311,7 +382,7 @@ class SimulatedLines:
 
     def __init__(
         self,
-        me: Surface,
+        me: Process,
         threads: Threads,
         settings: ReplicationSettings,
         brokers: Mapping[str, Surface],
@@ -325,37 +396,20 @@ class SimulatedLines:
 
     def call(self, address: str, opening: bytes, happened: Happened) -> ReplicationLine:
         """Open a line; the address is the broker's id."""
-        line = _SimulatedLine(opening, happened)
-        name = f"{self._me.broker_id} calls {address}"
-        self._threads.schedule.start(name, self._connect(line, address), self._threads.owner)
+        line = ReplicationLine(opening, happened)
+
+        def ready(channel: SimulatedChannel) -> None:
+            try:
+                line.open(channel)
+            except TRANSPORT_ERRORS as error:  # it was lost with the same bytes
+                line.fail(failure_of(error, address))
+
+        def ended(why: str) -> None:
+            if not line.is_open:
+                line.fail(BrokerUnavailable(why))
+
+        channel, allowed = SimulatedChannel(address, ready, ended), limits(self._settings)
+        broker, threads = self._brokers.get(address), self._threads
+        body = connect(channel, self._me, broker, self._network, threads, allowed, allowed)
+        threads.schedule.start(f"{self._me.broker_id} calls {address}", body, threads.owner)
         return line
-
-    def _connect(self, line: _SimulatedLine, address: str) -> Body:
-        yield NOW
-        leader = self._brokers.get(address)
-        reached = self._network.connects(self._me.broker_id, address)
-        if leader is None or not leader.serves or not reached:
-            yield _REFUSED_S
-            line.fail(f"broker {address} does not answer")
-            return
-        whole = SimulatedConnection(self._network, self._me, leader)
-        schedule, chance = self._threads.schedule, self._threads.chance
-        ends = []
-        for is_client, here, there, threads in (
-            (True, self._me, leader, self._threads),
-            (False, leader, self._me, Threads(schedule, chance, leader.owner)),
-        ):
-            connection = Connection(
-                is_client=is_client,
-                greeting=b"",
-                now=schedule.clock.monotonic(),
-                limits=limits(self._settings),
-            )
-            handle = line.handle if is_client else _served_by(leader)
-            ends.append(_End(whole, threads, here.broker_id, there.broker_id, connection, handle))
-        whole.join(*ends)
-        line.joined(ends[0])
-
-
-def _served_by(leader: Surface) -> Callable[[_End, Event], None]:
-    return lambda end, event: _serve(leader, end, event)
