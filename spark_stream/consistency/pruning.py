@@ -5,17 +5,18 @@ Values are *keys*: integers of 128 bits whose order is the values' own. Whole nu
 first sixteen count, so that different ones may share a key; a float's is its own, and NaN is the
 greatest, as for Spark.
 
-A rule answers two questions of every batch: can it be true for a record of it, can it be false?
-Both may be wrong in one direction only, "it can". A batch where the whole filter cannot be true is
-not read.
+Of every condition there are two questions for each batch: can it be true for a record of it, can it
+be false? Both answers may be wrong in one direction only, "it can". A batch where the whole filter
+cannot be true is not read.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -132,127 +133,55 @@ class Order(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Against:
-    """The column's values against a constant.
+class Batches:
+    """Some batches: their number, and what is known of a column in each of them."""
+
+    count: int
+    known: Callable[[str], Extremes]
+
+
+Possible = tuple[Flags, Flags]
+"""Whether a condition can be true, and whether it can be false, for a record of each batch."""
+
+
+def fixed(value: bool | None, batches: int) -> Possible:
+    """A condition that is the same for every record; None: null."""
+    yes, no = np.ones(batches, np.bool_), np.zeros(batches, np.bool_)
+    return (yes if value is True else no), (yes if value is False else no)
+
+
+def among(found: Extremes, low: int, high: int) -> Possible:
+    """A condition that is true only for values with keys from ``low`` to ``high``."""
+    inside = ~found.greatest.below(low) & ~found.least.above(high)
+    return found.some_value & inside, found.some_value
+
+
+def against(found: Extremes, order: Order, low: int, high: int, *, exact: bool) -> Possible:
+    """A column's values against a constant.
 
     Values with a key below ``low`` are less than the constant, those above ``high`` greater. Where
     ``exact``, both are one key, and a value with this key is equal to it.
     """
-
-    column: str
-    order: Order
-    low: int
-    high: int
-    exact: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Among:
-    """True only for values with keys from ``low`` to ``high``; maybe not for all of those."""
-
-    column: str
-    low: int
-    high: int
-
-
-@dataclass(frozen=True, slots=True)
-class Null:
-    """The column is null."""
-
-    column: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fixed:
-    """The same for every record; None: null."""
-
-    value: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """Nobody can tell from least and greatest values."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opposite:
-    """NOT."""
-
-    part: Rule
-
-
-@dataclass(frozen=True, slots=True)
-class NeverNull:
-    """The part is this truth value; false where the part is null."""
-
-    part: Rule
-    value: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Every:
-    """AND."""
-
-    parts: tuple[Rule, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Some:
-    """OR."""
-
-    parts: tuple[Rule, ...]
-
-
-Rule = Against | Among | Null | Fixed | Unknown | Opposite | NeverNull | Every | Some
-
-
-def can_match(rule: Rule, known: Callable[[str], Extremes], batches: int) -> Flags:
-    """Which batches may hold a record for which the rule is true, shape (batches,)."""
-    return _possible(rule, known, batches)[0]
-
-
-def _possible(rule: Rule, known: Callable[[str], Extremes], batches: int) -> tuple[Flags, Flags]:
-    """(can be true, can be false) of each batch."""
-    yes, no = np.ones(batches, np.bool_), np.zeros(batches, np.bool_)
-    if isinstance(rule, Against):
-        return _against(rule, known(rule.column))
-    if isinstance(rule, Among):
-        found = known(rule.column)
-        inside = ~found.greatest.below(rule.low) & ~found.least.above(rule.high)
-        return found.some_value & inside, found.some_value
-    if isinstance(rule, Null):
-        return known(rule.column).some_null, known(rule.column).some_value
-    if isinstance(rule, Fixed):
-        return (yes if rule.value is True else no), (yes if rule.value is False else no)
-    if isinstance(rule, Opposite):
-        true, false = _possible(rule.part, known, batches)
-        return false, true
-    if isinstance(rule, NeverNull):
-        true, false = _possible(rule.part, known, batches)
-        return (true if rule.value else false), yes
-    if isinstance(rule, Unknown):
-        return yes, yes
-    # An AND is true where all parts are, and can be false where one is; an OR the other way round.
-    every = isinstance(rule, Every)
-    both, either = yes, no
-    for part in rule.parts:
-        true, false = _possible(part, known, batches)
-        both, either = both & (true if every else false), either | (false if every else true)
-    return (both, either) if every else (either, both)
-
-
-def _against(rule: Against, found: Extremes) -> tuple[Flags, Flags]:
     some = found.some_value
-    low, high = rule.low, rule.high
     reaches_down, reaches_up = ~found.least.above(high), ~found.greatest.below(low)
-    if rule.order is Order.EQUAL:
+    if order is Order.EQUAL:
         true = reaches_down & reaches_up
-        if not rule.exact:
+        if not exact:
             return some & true, some
         alone = ~found.least.below(low) & ~found.greatest.above(high)
         return some & true, some & ~alone
-    if rule.order is Order.LESS:
-        true = found.least.below(low) if rule.exact else reaches_down
+    if order is Order.LESS:
+        true = found.least.below(low) if exact else reaches_down
         return some & true, some & reaches_up
-    false = found.greatest.above(high) if rule.exact else reaches_up
+    false = found.greatest.above(high) if exact else reaches_up
     return some & reaches_down, some & false
+
+
+def every(parts: Iterable[Possible]) -> Possible:
+    """AND: true where all parts are; it can be false where one can."""
+    return reduce(lambda one, other: (one[0] & other[0], one[1] | other[1]), parts)
+
+
+def some(parts: Iterable[Possible]) -> Possible:
+    """OR: false where all parts are; it can be true where one can."""
+    return reduce(lambda one, other: (one[0] | other[0], one[1] & other[1]), parts)

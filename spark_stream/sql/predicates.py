@@ -1,4 +1,4 @@
-"""A filter that is bound to a topic's columns: Arrow's mask of a batch, and the rule to skip it by.
+"""A filter that is bound to a topic's columns: the mask of a batch, and which batches to skip.
 
 A mask is true, false or null for each row, and only true keeps it. Logic is SQL's, of three values.
 NaN is equal to itself and greater than all other numbers.
@@ -6,30 +6,31 @@ NaN is equal to itself and greater than all other numbers.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cached_property, reduce
-from typing import Any, Final, Protocol
+from functools import reduce
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from spark_stream.consistency.pruning import (
     PREFIX_BYTES,
-    Against,
-    Among,
-    Every,
-    Fixed,
-    NeverNull,
-    Null,
-    Opposite,
+    Batches,
+    Extremes,
+    Flags,
     Order,
-    Rule,
-    Some,
-    Unknown,
+    Possible,
+    against,
+    among,
     bytes_key,
+    every,
+    fixed,
+    some,
     whole_key,
 )
 
@@ -40,13 +41,18 @@ _NULL: Final = pa.nulls(1, pa.bool_())[0]  # not pa.scalar, which imports pandas
 _PARTS_MAX: Final = 32  # of a list, as a rule: a longer one is held against its ends only
 
 
-class Bound(Protocol):
-    """A part of a bound filter. A mask may be one value for all rows."""
+class Bound(ABC):
+    """A part of a bound filter. A mask may be one value for all rows.
 
+    By default nothing is known of batches: each may have records that match.
+    """
+
+    @abstractmethod
     def mask(self, column: Lookup) -> Any: ...
 
-    @property
-    def rule(self) -> Rule: ...
+    def possible(self, batches: Batches) -> Possible:
+        yes = np.ones(batches.count, np.bool_)
+        return yes, yes
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +68,13 @@ class Field:
         values = column(self.name)
         return pc.struct_field(values, self.steps) if self.steps else values
 
-    def rule(self, make: Callable[[str], Rule]) -> Rule:
-        """The rule that is made of the column's name, where least and greatest are its own."""
-        return Unknown() if self.steps else make(self.name)
+    def extremes(self, batches: Batches) -> Extremes:
+        """What is known of it in each batch: nothing of fields within structs."""
+        return Extremes.unknown(batches.count) if self.steps else batches.known(self.name)
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(Bound):
     """The same for every row; None: null."""
 
     value: bool | None
@@ -76,13 +82,12 @@ class Constant:
     def mask(self, column: Lookup) -> Any:
         return pa.scalar(self.value, pa.bool_())
 
-    @property
-    def rule(self) -> Rule:
-        return Fixed(self.value)
+    def possible(self, batches: Batches) -> Possible:
+        return fixed(self.value, batches.count)
 
 
 @dataclass(frozen=True, slots=True)
-class Everywhere:
+class Everywhere(Bound):
     """The same for every row that has a value, and null for the others."""
 
     field: Field
@@ -92,18 +97,16 @@ class Everywhere:
         values = self.field.array(column)
         return pc.if_else(values.is_valid(), pa.scalar(self.value), _NULL)
 
-    @property
-    def rule(self) -> Rule:
-        found = self.field.rule(Null)
-        # Null is false there and the constant elsewhere: that it is not null leaves the constant.
-        return Every((Opposite(found), Fixed(True))) if self.value else Fixed(False)
+    def possible(self, batches: Batches) -> Possible:
+        there, never = self.field.extremes(batches).some_value, np.zeros(batches.count, np.bool_)
+        return (there, never) if self.value else (never, there)
 
 
 @dataclass(frozen=True, slots=True)
-class Versus:
+class Versus(Bound):
     """A field against a constant. ``value`` has the type that both are compared as.
 
-    ``low``, ``high``, ``exact``: :class:`~spark_stream.consistency.pruning.Against`.
+    ``low``, ``high``, ``exact``: :func:`~spark_stream.consistency.pruning.against`.
     """
 
     field: Field
@@ -131,11 +134,9 @@ class Versus:
             return pc.invert(pc.is_nan(values))
         return pc.if_else(values.is_valid(), pa.scalar(True), _NULL)
 
-    @property
-    def rule(self) -> Rule:
-        return self.field.rule(
-            lambda name: Against(name, self.order, self.low, self.high, self.exact)
-        )
+    def possible(self, batches: Batches) -> Possible:
+        found = self.field.extremes(batches)
+        return against(found, self.order, self.low, self.high, exact=self.exact)
 
 
 _COMPARED: Final[dict[Order, Callable[[Any, Any], Any]]] = {
@@ -146,7 +147,7 @@ _COMPARED: Final[dict[Order, Callable[[Any, Any], Any]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
+class OneOf(Bound):
     """A field is one of many constants of one type, none of them NaN or null."""
 
     parts: tuple[Versus, ...]
@@ -158,16 +159,15 @@ class OneOf:
         chosen = pa.array([part.value for part in self.parts], first.value.type)
         return pc.if_else(values.is_valid(), pc.is_in(values, value_set=chosen), _NULL)
 
-    @property
-    def rule(self) -> Rule:
+    def possible(self, batches: Batches) -> Possible:
         if len(self.parts) <= _PARTS_MAX:
-            return Some(tuple(part.rule for part in self.parts))
+            return some(part.possible(batches) for part in self.parts)
         low, high = min(part.low for part in self.parts), max(part.high for part in self.parts)
-        return self.parts[0].field.rule(lambda name: Among(name, low, high))
+        return among(self.parts[0].field.extremes(batches), low, high)
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(Bound):
     """Two fields, compared as ``type``."""
 
     order: Order
@@ -192,13 +192,9 @@ class Pair:
             return less
         return pc.or_(less, pc.or_(pc.equal(left, right), both))
 
-    @property
-    def rule(self) -> Rule:
-        return Unknown()
-
 
 @dataclass(frozen=True, slots=True)
-class Matching:
+class Matching(Bound):
     """A text (or bytes) against a pattern. ``prefix``: what all that match begin with."""
 
     field: Field
@@ -209,16 +205,15 @@ class Matching:
     def mask(self, column: Lookup) -> Any:
         return self.function(self.field.array(column), self.pattern)
 
-    @property
-    def rule(self) -> Rule:
+    def possible(self, batches: Batches) -> Possible:
         low = bytes_key(self.prefix)
         short = self.prefix[:PREFIX_BYTES]
         high = bytes_key(short + b"\xff" * (PREFIX_BYTES - len(short)))
-        return self.field.rule(lambda name: Among(name, low, high))
+        return among(self.field.extremes(batches), low, high)
 
 
 @dataclass(frozen=True, slots=True)
-class Absent:
+class Absent(Bound):
     """A field is null."""
 
     field: Field
@@ -226,13 +221,13 @@ class Absent:
     def mask(self, column: Lookup) -> Any:
         return pc.is_null(self.field.array(column))
 
-    @property
-    def rule(self) -> Rule:
-        return self.field.rule(Null)
+    def possible(self, batches: Batches) -> Possible:
+        found = self.field.extremes(batches)
+        return found.some_null, found.some_value
 
 
 @dataclass(frozen=True, slots=True)
-class NotANumber:
+class NotANumber(Bound):
     """A float is NaN; not null."""
 
     field: Field
@@ -240,13 +235,9 @@ class NotANumber:
     def mask(self, column: Lookup) -> Any:
         return pc.fill_null(pc.is_nan(self.field.array(column)), False)
 
-    @property
-    def rule(self) -> Rule:
-        return Unknown()
-
 
 @dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Bound):
     """A boolean field by itself."""
 
     field: Field
@@ -254,26 +245,25 @@ class Flag:
     def mask(self, column: Lookup) -> Any:
         return self.field.array(column)
 
-    @property
-    def rule(self) -> Rule:
+    def possible(self, batches: Batches) -> Possible:
         true = whole_key(1)
-        return self.field.rule(lambda name: Against(name, Order.EQUAL, true, true, exact=True))
+        return against(self.field.extremes(batches), Order.EQUAL, true, true, exact=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Negation:
+class Negation(Bound):
     part: Bound
 
     def mask(self, column: Lookup) -> Any:
         return pc.invert(self.part.mask(column))
 
-    @property
-    def rule(self) -> Rule:
-        return Opposite(self.part.rule)
+    def possible(self, batches: Batches) -> Possible:
+        true, false = self.part.possible(batches)
+        return false, true
 
 
 @dataclass(frozen=True, slots=True)
-class Certain:
+class Certain(Bound):
     """The part is this truth value; false where the part is null."""
 
     part: Bound
@@ -283,13 +273,13 @@ class Certain:
         mask = self.part.mask(column)
         return pc.coalesce(mask if self.value else pc.invert(mask), pa.scalar(False))
 
-    @property
-    def rule(self) -> Rule:
-        return NeverNull(self.part.rule, self.value)
+    def possible(self, batches: Batches) -> Possible:
+        true, false = self.part.possible(batches)
+        return (true if self.value else false), np.ones(batches.count, np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
-class Both:
+class Both(Bound):
     """AND of all parts."""
 
     parts: tuple[Bound, ...]
@@ -297,13 +287,12 @@ class Both:
     def mask(self, column: Lookup) -> Any:
         return reduce(pc.and_kleene, (part.mask(column) for part in self.parts))
 
-    @property
-    def rule(self) -> Rule:
-        return Every(tuple(part.rule for part in self.parts))
+    def possible(self, batches: Batches) -> Possible:
+        return every(part.possible(batches) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
-class Either:
+class Either(Bound):
     """OR of all parts."""
 
     parts: tuple[Bound, ...]
@@ -311,9 +300,8 @@ class Either:
     def mask(self, column: Lookup) -> Any:
         return reduce(pc.or_kleene, (part.mask(column) for part in self.parts))
 
-    @property
-    def rule(self) -> Rule:
-        return Some(tuple(part.rule for part in self.parts))
+    def possible(self, batches: Batches) -> Possible:
+        return some(part.possible(batches) for part in self.parts)
 
 
 def as_type(values: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -353,10 +341,9 @@ class RowFilter:
     bound: Bound
     names: tuple[str, ...]
 
-    @cached_property
-    def rule(self) -> Rule:
-        """Which batches it can keep a row of."""
-        return self.bound.rule
+    def can_match(self, batches: Batches) -> Flags:
+        """Which batches may have a row that it keeps, shape (batches,)."""
+        return self.bound.possible(batches)[0]
 
     def keeps(self, column: Lookup, rows: int) -> pa.Array:
         """True for each row that stays; no nulls."""

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from spark_stream.consistency.entries import Table
 from spark_stream.consistency.ids import Offset
-from spark_stream.consistency.pruning import Extremes, Flags, Keys, Rule, can_match
+from spark_stream.consistency.pruning import Batches, Extremes, Flags, Keys
 from spark_stream.storage.chunks import OFFSET, TIMESTAMP, Chunk
 from spark_stream.storage.extremes import have_same_keys
 from spark_stream.storage.segment import Segment
@@ -29,8 +29,7 @@ class RowFilter(Protocol):
     @property
     def names(self) -> tuple[str, ...]: ...
 
-    @property
-    def rule(self) -> Rule: ...
+    def can_match(self, batches: Batches) -> Flags: ...
 
     def keeps(self, column: Callable[[str], pa.Array], rows: int) -> pa.Array: ...
 
@@ -60,7 +59,7 @@ class Filtering:
                 return found or told or Extremes.unknown(last - first)
             return replace(found, greatest=told.greatest)  # an entry has no least timestamp
 
-        return can_match(self.filter.rule, known, last - first)
+        return self.filter.can_match(Batches(last - first, known))
 
     def _of_values(
         self, segment: Segment, table: Table, first: int, last: int, name: str

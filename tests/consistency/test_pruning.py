@@ -1,4 +1,4 @@
-"""Keys keep the order of values, and a rule never says no to a batch that holds a match."""
+"""Keys keep the order of values, and no batch that holds a match is said to have none."""
 
 from __future__ import annotations
 
@@ -6,28 +6,21 @@ import math
 from fractions import Fraction
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_stream.consistency.pruning import (
     HIGHEST,
-    Against,
-    Among,
-    Every,
     Extremes,
-    Fixed,
     Keys,
-    NeverNull,
-    Null,
-    Opposite,
     Order,
-    Some,
-    Unknown,
+    against,
+    among,
     bytes_key,
     bytes_key_above,
-    can_match,
+    every,
     float_key,
+    some,
     whole_key,
 )
 
@@ -72,63 +65,12 @@ def test_the_keys_of_an_array_are_those_of_its_numbers(numbers):
 
 
 SMALL = st.integers(-2, 2)
-RULES = st.recursive(
-    st.one_of(
-        st.builds(
-            lambda order, value: Against("n", order, whole_key(value), whole_key(value), True),
-            st.sampled_from(Order),
-            SMALL,
-        ),
-        # A constant between two values is below the one and above the other.
-        st.builds(
-            lambda order, value: Against("n", order, whole_key(value + 1), whole_key(value), False),
-            st.sampled_from(Order),
-            SMALL,
-        ),
-        st.builds(lambda a, b: Among("n", whole_key(a), whole_key(b)), SMALL, SMALL),
-        st.just(Null("n")),
-        st.builds(Fixed, st.sampled_from([True, False, None])),
-    ),
-    lambda part: st.one_of(
-        st.builds(Opposite, part),
-        st.builds(NeverNull, part, st.booleans()),
-        st.builds(lambda a, b: Every((a, b)), part, part),
-        st.builds(lambda a, b: Some((a, b)), part, part),
-    ),
-    max_leaves=6,
+CONSTANTS = st.one_of(
+    st.builds(lambda value: (whole_key(value), whole_key(value), True), SMALL),
+    # A constant between two values is below the one and above the other.
+    st.builds(lambda value: (whole_key(value + 1), whole_key(value), False), SMALL),
 )
-
-
-def verdict(rule, value):
-    """What the rule says of one value, by SQL's logic of three values."""
-    match rule:
-        case Against():
-            if value is None:
-                return None
-            key = whole_key(value)
-            below, above = key < rule.low, key > rule.high
-            equal = not below and not above
-            return {
-                Order.EQUAL: equal,
-                Order.LESS: below,
-                Order.LESS_OR_EQUAL: below or equal,
-            }[rule.order]
-        case Among():
-            return None if value is None else rule.low <= whole_key(value) <= rule.high
-        case Null():
-            return value is None
-        case Fixed():
-            return rule.value
-        case Opposite():
-            found = verdict(rule.part, value)
-            return None if found is None else not found
-        case NeverNull():
-            return verdict(rule.part, value) is rule.value
-    found = [verdict(part, value) for part in rule.parts]
-    decides = isinstance(rule, Some)
-    if decides in found:
-        return decides
-    return None if None in found else not decides
+BATCHES = st.lists(st.lists(st.none() | SMALL, min_size=1, max_size=3), min_size=1, max_size=4)
 
 
 def extremes_of(batches):
@@ -143,41 +85,35 @@ def extremes_of(batches):
     )
 
 
-@given(RULES, st.lists(st.lists(st.none() | SMALL, min_size=1, max_size=3), min_size=1, max_size=4))
-def test_a_batch_with_a_match_can_match(rule, batches):
-    known = extremes_of(batches)
-    found = can_match(rule, lambda name: known, len(batches)).tolist()
-    for may, batch in zip(found, batches, strict=True):
-        assert may or not any(verdict(rule, value) is True for value in batch)
+def check(possible, batches, verdict):
+    """Nothing is said to be impossible that is so for a value; a null is neither."""
+    for can_be, is_so in zip(possible, (True, False), strict=True):
+        for may, batch in zip(can_be.tolist(), batches, strict=True):
+            assert may or not any(verdict(whole_key(v)) is is_so for v in batch if v is not None)
 
 
-def exactly(order, value):
-    return Against("n", order, whole_key(value), whole_key(value), True)
+@given(st.sampled_from(Order), CONSTANTS, BATCHES)
+def test_values_against_a_constant(order, constant, batches):
+    low, high, exact = constant
+
+    def verdict(key):
+        below, above = key < low, key > high
+        equal = not below and not above
+        return {Order.EQUAL: equal, Order.LESS: below, Order.LESS_OR_EQUAL: below or equal}[order]
+
+    check(against(extremes_of(batches), order, low, high, exact=exact), batches, verdict)
 
 
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        (exactly(Order.EQUAL, 4), [False, True, False]),
-        (exactly(Order.LESS, 3), [True, False, False]),
-        (exactly(Order.LESS_OR_EQUAL, 3), [True, True, False]),
-        (Opposite(exactly(Order.LESS_OR_EQUAL, 2)), [False, True, False]),
-        (Opposite(exactly(Order.EQUAL, 2)), [True, True, False]),
-        (Among("n", whole_key(5), whole_key(9)), [False, True, False]),
-        (Null("n"), [False, False, True]),
-        (Opposite(Null("n")), [True, True, False]),
-        (Every((exactly(Order.EQUAL, 1), Null("n"))), [False, False, False]),
-        (Some((exactly(Order.EQUAL, 1), Null("n"))), [True, False, True]),
-        (Every((Unknown(), exactly(Order.LESS, 1))), [False, False, False]),
-        (Fixed(None), [False, False, False]),
-    ],
-)
-def test_batches_that_cannot_match_are_known(rule, expected):
-    known = extremes_of([[1, 2], [3, 5], [None]])
-    assert can_match(rule, lambda name: known, 3).tolist() == expected
+@given(SMALL, SMALL, BATCHES)
+def test_values_within_ends(low, high, batches):
+    ends = whole_key(low), whole_key(high)
+    check(among(extremes_of(batches), *ends), batches, lambda key: ends[0] <= key <= ends[1])
 
 
-def test_of_a_column_of_which_nothing_is_known_everything_may_be_true():
-    rules = [exactly(Order.EQUAL, 0), Opposite(exactly(Order.EQUAL, 0)), Null("n")]
-    for rule in rules:
-        assert can_match(rule, lambda name: Extremes.unknown(2), 2).all()
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=4))
+def test_conditions_together(parts):
+    arrays = [(np.array([true]), np.array([false])) for true, false in parts]
+    (true,), (false,) = every(arrays)
+    assert (true, false) == (all(t for t, _ in parts), any(f for _, f in parts))
+    (true,), (false,) = some(arrays)
+    assert (true, false) == (any(t for t, _ in parts), all(f for _, f in parts))

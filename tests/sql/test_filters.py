@@ -8,7 +8,6 @@ import sys
 import pyarrow as pa
 import pytest
 
-from spark_stream.consistency.pruning import Among, Some, whole_key
 from spark_stream.errors import InvalidFilter
 from spark_stream.sql.filters import parsed, row_filter
 from spark_stream.wire.limits import FILTER_CHARACTERS_MAX
@@ -162,13 +161,6 @@ def test_types_that_spark_has_not_are_compared_as_what_they_are(text, expected):
         }
     )
     assert kept(text, batch) == expected
-
-
-def test_a_long_list_is_held_against_its_ends():
-    few = row_filter("id in (5, 7, 9, 11)", "t", SCHEMA).rule
-    many = row_filter(f"id in ({','.join(map(str, range(9, 60)))})", "t", SCHEMA).rule
-    assert isinstance(few, Some)
-    assert many == Among("id", whole_key(9), whole_key(59))
 
 
 def test_names_are_found_in_any_case_and_in_quotes():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.consistency.pruning import Extremes, can_match
+from spark_stream.consistency.pruning import Batches, Extremes, Keys
 from spark_stream.sql.filters import row_filter
 from spark_stream.storage.extremes import Layout
 from tests.sql.predicates import VALUES, predicates, rows_of, schema_of
@@ -31,7 +32,7 @@ def test_a_batch_with_a_match_is_never_skipped(said, batches):
         layout.described(pa.RecordBatch.from_pylist(rows, SCHEMA), layout.names) for rows in batches
     ]
     extremes = _known(layout, described, [len(rows) for rows in batches])
-    found = can_match(row_filter(said.sql, "t", SCHEMA).rule, extremes, len(batches))
+    found = row_filter(said.sql, "t", SCHEMA).can_match(Batches(len(batches), extremes))
     for may, rows in zip(found.tolist(), batches, strict=True):
         assert may or not any(said.of(row) is True for row in rows)
 
@@ -48,3 +49,49 @@ def _known(layout, described, counts):
         return layout.extremes(rows, owners, name)
 
     return of
+
+
+NUMBERS = pa.schema([pa.field("n", pa.int64()), pa.field("s", pa.struct({"n": pa.int64()}))])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("n = 4", [False, True, False]),
+        ("n < 3", [True, False, False]),
+        ("n <= 3", [True, True, False]),
+        ("n > 2", [False, True, False]),
+        ("n != 2", [True, True, False]),
+        ("n != 2.5", [True, True, False]),
+        ("n < 1e30", [True, True, False]),
+        ("n is null", [False, False, True]),
+        ("n is not null", [True, True, False]),
+        ("n = 1 and n is null", [False, False, False]),
+        ("n = 1 or n is null", [True, False, True]),
+        ("s.n = 7 and n < 1", [False, False, False]),
+        ("s.n = 7 or n < 1", [True, True, True]),
+        ("null", [False, False, False]),
+        ("n in (1, 5, 9)", [True, True, False]),
+        ("n in (4, 7, 8, 9)", [False, True, False]),
+        (f"n in (1, {', '.join(map(str, range(50, 90)))})", [True, True, False]),  # by its ends
+        (f"n in ({', '.join(map(str, range(50, 90)))})", [False, False, False]),
+    ],
+)
+def test_batches_that_cannot_match_are_known(text, expected):
+    known = Extremes(
+        Keys.of_whole(np.array([1, 3, 9])),
+        Keys.of_whole(np.array([2, 5, -9])),
+        np.array([False, False, True]),
+        np.array([True, True, False]),
+    )
+    assert (
+        row_filter(text, "t", NUMBERS).can_match(Batches(3, lambda _: known)).tolist() == expected
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["n = 0", "n != 0", "n is null", "n is not null", "n = 0.5 or n = 1"]
+)
+def test_of_a_column_of_which_nothing_is_known_everything_may_be_true(text):
+    found = row_filter(text, "t", NUMBERS).can_match(Batches(2, lambda _: Extremes.unknown(2)))
+    assert found.all()
