@@ -56,9 +56,7 @@ Calls:
 
 ``serving``        the streams of the protocol; ``pool``: the threads that serve them
 ``flight``         the facade for clients of Arrow Flight
-``appending``      a stream of appends; ``append_queues``: its batches whose partitions are held,
-                   ``ack_line``: those that wait to be replicated; ``append``: one batch up to its
-                   acknowledgement, ``joining``: one of a transaction
+``appends``        a room: streams of appends, from a frame to its acknowledgement
 ``fetching``       a fetch; ``fetch_task``: what drives one, and lets it wait without a thread
 ``actions``        an action; ``topic_actions``, ``leader_actions``, ``cluster_actions`` and
                    ``transaction_actions``, ``consumer_actions`` carry it out

@@ -46,30 +46,34 @@ class Callers:
         self._reads.pop(number, None)
 
     def carry_out(self, effects: Effects) -> tuple[WakeUp, ...]:
-        """Settles appends as the effects say; the reads to wake, for when the lock is free."""
-        woken: tuple[WakeUp, ...] = ()
+        """Settle appends as the effects say.
+
+        Return what to call when the lock is free: appends are acknowledged, then reads woken.
+        """
+        settled: list[WakeUp] = []
+        woken: list[WakeUp] = []
         for effect in effects:
             if isinstance(effect, Wake):
-                woken += tuple(self._reads.pop(number) for number in effect.waiters)
+                woken += [self._reads.pop(number) for number in effect.waiters]
             elif isinstance(effect, Answer):
-                for number in effect.tickets:
-                    self._appends.pop(number).settle()
+                settled += [self._appends.pop(number).settle() for number in effect.tickets]
             elif isinstance(effect, Disown):
                 for number in effect.tickets:
-                    self._appends.pop(number).settle(
-                        UnknownOutcome(f"{self._partition}: a new leader cut it off")
-                    )
+                    cut = UnknownOutcome(f"{self._partition}: a new leader cut it off")
+                    settled.append(self._appends.pop(number).settle(cut))
             elif isinstance(effect, Abandon):
                 for number in effect.tickets:
-                    self._appends.pop(number).settle(self._abandoned())
-        return woken
+                    settled.append(self._appends.pop(number).settle(self._abandoned()))
+        return (*settled, *woken)
 
-    def end_all(self, failure: IsologError) -> list[WakeUp]:
-        """All appends fail; the reads to wake. Nobody waits any more."""
+    def end_all(self, failure: IsologError) -> tuple[WakeUp, ...]:
+        """Let all appends fail and all reads end; return what to call when the lock is free."""
         others_lead = isinstance(failure, NotLeader)
-        for acknowledgement in self._appends.values():
-            acknowledgement.settle(self._abandoned() if others_lead else failure.again())
-        woken = list(self._reads.values())
+        settled = [
+            each.settle(self._abandoned() if others_lead else failure.again())
+            for each in self._appends.values()
+        ]
+        woken = (*settled, *self._reads.values())
         self._appends.clear()
         self._reads.clear()
         return woken

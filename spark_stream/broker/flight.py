@@ -7,15 +7,18 @@ Any Flight client finds its way: ``ListFlights`` names the topics, ``GetFlightIn
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
 from spark_stream.broker.actions import run_action
 from spark_stream.broker.activity import Activity
-from spark_stream.broker.appending import Target, serve_appends
+from spark_stream.broker.appends.stream import AppendFrame, AppendStream, AppendStreams
 from spark_stream.broker.fetch_task import Answer, answers_in_time
 from spark_stream.broker.fetching import FetchStream, bound
 from spark_stream.broker.here import Here
@@ -30,6 +33,7 @@ from spark_stream.errors import (
     UnknownPartition,
     Unsupported,
 )
+from spark_stream.protocol import Bytes
 from spark_stream.scripts.steps import read_bounds
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.addresses import location
@@ -38,6 +42,8 @@ from spark_stream.wire.flight import to_flight
 from spark_stream.wire.messages import AppendTo
 
 logger = logging.getLogger(__name__)
+
+_ANSWERS_MAX: Final = 1024
 
 
 @contextmanager
@@ -57,9 +63,17 @@ def translated(what: str) -> Iterator[None]:
 class FlightFacade(fl.FlightServerBase):
     """A broker for Flight clients in any language. It serves from its construction on."""
 
-    def __init__(self, bind: str, here: Here, activity: Activity, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        bind: str,
+        here: Here,
+        activity: Activity,
+        appends: AppendStreams,
+        memory_bytes: int,
+    ) -> None:
         self._here = here
         self._activity = activity
+        self._appends = appends
         self._memory_bytes = memory_bytes
         super().__init__(bind)
 
@@ -70,17 +84,29 @@ class FlightFacade(fl.FlightServerBase):
         reader: fl.MetadataRecordBatchReader,
         writer: fl.FlightMetadataWriter,
     ) -> None:
-        here = self._here
         with self._activity.call(), translated("append"):
-            target = target_of(descriptor)
-            batches = self._batches(reader)
-            serve_appends(
-                here.host, here.desk, target, reader.schema, batches, writer.write, here.clock
+            request, partition = target_of(descriptor)
+            put = _Put(writer.write)
+            opening = (request, reader.schema)
+            stream = AppendStream(
+                self._appends, put, lambda: opening, put.over.set, partition, put.go.set
             )
+            with put.answering(stream):
+                stream.work()  # opens it
+                try:
+                    frames = self._frames(reader)
+                    while put.failure is None and (frame := next(frames, None)) is not None:
+                        stream.take(frame)
+                        put.go.wait()
+                        put.go.clear()
+                        stream.work()
+                finally:
+                    stream.end()
+                    put.over.wait()
+            if put.failure is not None:
+                raise put.failure
 
-    def _batches(
-        self, reader: fl.MetadataRecordBatchReader
-    ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+    def _frames(self, reader: fl.MetadataRecordBatchReader) -> Iterator[AppendFrame]:
         while True:
             try:
                 chunk = reader.read_chunk()
@@ -95,7 +121,7 @@ class FlightFacade(fl.FlightServerBase):
             if chunk.data is None:
                 raise InvalidRequest("a message without a batch")
             envelope = chunk.app_metadata
-            yield chunk.data, b"" if envelope is None else envelope.to_pybytes()
+            yield AppendFrame(b"" if envelope is None else envelope.to_pybytes(), chunk.data)
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         with self._activity.call(), translated("fetch"):
@@ -142,8 +168,8 @@ class FlightFacade(fl.FlightServerBase):
         with self._activity.call(), translated("info"):
             if descriptor.descriptor_type == fl.DescriptorType.CMD:
                 return self._info(ReadTopic.from_bytes(descriptor.command))
-            target = target_of(descriptor)
-            return self._info(ReadTopic(topic=target.request.topic, partition=target.partition))
+            request, partition = target_of(descriptor)
+            return self._info(ReadTopic(topic=request.topic, partition=partition))
 
     def get_schema(
         self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
@@ -183,15 +209,66 @@ class FlightFacade(fl.FlightServerBase):
         return [location(known.flight)] if known is not None and known.flight else []
 
 
-def target_of(descriptor: fl.FlightDescriptor) -> Target:
-    """From a descriptor: an AppendTo message as its command, or the path [topic(, partition)]."""
+class _Put:
+    """The client of a DoPut. A thread of its own writes the answers, for each may wait for it."""
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write = write
+        self._answers: SimpleQueue[bytes | None] = SimpleQueue()
+        self._is_full = False
+        self.go = Event()
+        """There is work to do for the thread that reads."""
+        self.over = Event()
+        self.failure: IsologError | None = None
+
+    def send(self, header: Bytes, /, *, end: bool = False) -> bool:
+        self._is_full = not end  # before the look: the other thread looks after each answer
+        if not end and self._answers.qsize() < _ANSWERS_MAX:
+            self._is_full = False
+            self._answers.put(bytes(header))
+        return not self._is_full
+
+    def consumed(self, size: int, /) -> None:
+        """Do nothing: gRPC gives credit by itself."""
+
+    def fail(self, error: IsologError, /) -> None:
+        self.failure = error
+        self.go.set()
+
+    @contextmanager
+    def answering(self, stream: AppendStream) -> Iterator[None]:
+        """Write answers meanwhile, and those that are left at the end."""
+        thread = Thread(target=self._run, args=(stream,), name="isolog-answers", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._answers.put(None)
+            thread.join()
+
+    def _run(self, stream: AppendStream) -> None:
+        while (answer := self._answers.get()) is not None:
+            try:
+                self._write(answer)
+            except Exception:  # the client is gone
+                stream.leave()
+                self._write = lambda _: None
+            if self._is_full:
+                stream.take_credit()
+
+
+def target_of(descriptor: fl.FlightDescriptor) -> tuple[AppendTo, int | None]:
+    """Return what a descriptor names, and the partition if it names one.
+
+    It is an AppendTo message as its command, or the path [topic(, partition)].
+    """
     if descriptor.descriptor_type == fl.DescriptorType.PATH:
         path = [part.decode("utf-8", "replace") for part in descriptor.path]
         if not 1 <= len(path) <= 2 or not path[0]:
             raise InvalidRequest(f"a path is [topic] or [topic, partition], not {path}")
         number = _partition_of(path[1]) if len(path) == 2 else None
-        return Target(AppendTo(topic=path[0][:255]), number)
-    return Target(AppendTo.from_bytes(descriptor.command))
+        return AppendTo(topic=path[0][:255]), number
+    return AppendTo.from_bytes(descriptor.command), None
 
 
 def _partition_of(text: str) -> int:

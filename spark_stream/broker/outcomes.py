@@ -15,7 +15,7 @@ WakeUp = Callable[[], None]
 
 
 def wake_all(woken: Iterable[WakeUp]) -> None:
-    """Wakes who waits; without the partition's lock."""
+    """Wake those who wait, without the partition's lock."""
     for wake in woken:
         wake()
 
@@ -69,14 +69,14 @@ class Acknowledgement:
         self._failure: IsologError | None = None
         self._heard: WakeUp = lambda: None
 
-    def settle(self, failure: IsologError | None = None) -> None:
-        """It is safe, or will never be."""
+    def settle(self, failure: IsologError | None = None) -> WakeUp:
+        """Note that it is safe, or will never be; return what to call without any lock."""
         self._failure = failure
         self._settled.set()
-        self._heard()
+        return self._heard
 
     def when_settled(self, heard: WakeUp) -> None:
-        """Calls ``heard`` when it is settled, under the partition's lock; at once if it is."""
+        """Call ``heard`` when it is settled, perhaps twice; at once if it is."""
         self._heard = heard
         if self._settled.is_set():
             heard()

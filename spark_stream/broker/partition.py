@@ -11,8 +11,8 @@ woken, while it is held. Work that must not wait for it is left to its holder
 notes something.
 
 **Order of effects.** The core judges, the log is written, the core applies the entries and
-publishes the new bounds, its effects are carried out (proposals noted, followers notified, appends
-acknowledged), the lock is released, and then the reads are woken.
+publishes the new bounds, its effects are carried out (proposals noted, followers notified), the
+lock is released, and then appends are acknowledged and reads woken.
 
 Parts, over one :class:`~spark_stream.broker.partition_state.PartitionState`:
 
@@ -479,7 +479,7 @@ class Partition:
                 if state.closed is not None:
                     return
                 state.closed = self._refusal_after(closing)
-                woken = tuple(state.callers.end_all(state.closed))
+                woken = state.callers.end_all(state.closed)
                 state.sessions.end_all()
                 state.moved()
                 self.log.close(forced=not closing.removes_files)

@@ -11,6 +11,7 @@ the wall clock's.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -20,6 +21,7 @@ from spark_stream.broker.outcomes import (
     Appended,
     Candidate,
     Taken,
+    WakeUp,
     unknown_outcome,
 )
 from spark_stream.broker.partition_state import PartitionState
@@ -112,10 +114,17 @@ class Appends:
         state, pending, done = self._state, taken.pending, taken.appended
         if pending is None or pending.wait(timeout_s):
             return
-        with state.lock:
-            state.core.give_up(pending.ticket)
-            state.callers.remove(pending.ticket)
+        state.lock.do_soon(partial(self._give_up, pending.ticket))  # others may hold it for long
         raise unknown_outcome(done, state.topic, state.number, "were not replicated in time")
+
+    def _give_up(self, ticket: int) -> tuple[WakeUp, ...]:
+        self._state.core.give_up(ticket)
+        self._state.callers.remove(ticket)
+        return ()
+
+    def call_when_free(self, wake: WakeUp) -> None:
+        """Call this once no other thread holds the partition; wait for nothing."""
+        self._state.lock.do_soon(lambda: (wake,))
 
     def _judge_and_append(
         self, prepared: Prepared | None, stamp: Stamp | None

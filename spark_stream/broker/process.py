@@ -178,7 +178,11 @@ class Broker:
         self._flight: FlightFacade | None = None
         if flight_listen:
             self._flight = FlightFacade(
-                location(flight_listen), here, self.activity, config.memory_bytes
+                location(flight_listen),
+                here,
+                self.activity,
+                self._serving.appends,
+                config.memory_bytes,
             )
             undo.callback(self._flight.shutdown)
 

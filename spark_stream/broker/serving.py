@@ -12,16 +12,15 @@ method           OPEN (header; body)         then
 ``replicate``    ; request                   what the leader says, and what the follower says
 ===============  ==========================  ======================================================
 
-Actions and fetches run on a pool of threads; streams of appends have a thread each, and those of
-followers have none (``replication``). A stream ends by an answer or a typed error; an unforeseen
-error is logged with its trace.
+All of it runs on one pool of threads; streams of appends, fetches and followers use one while they
+have something to do (``appends``, ``fetch_task``, ``replication``). A stream ends by an answer or a
+typed error; an unforeseen error is logged with its trace.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -30,22 +29,21 @@ import pyarrow as pa
 
 from spark_stream.broker.actions import run_action
 from spark_stream.broker.activity import Activity
-from spark_stream.broker.appending import Target, serve_appends
+from spark_stream.broker.appends.stream import AppendFrame, AppendStream, AppendStreams
 from spark_stream.broker.fetch_task import FetchTask, FetchTasks
 from spark_stream.broker.fetching import FetchStream
 from spark_stream.broker.here import Here
 from spark_stream.broker.identity import Identity
-from spark_stream.broker.memory import memory_error
 from spark_stream.broker.pool import Pool
 from spark_stream.broker.replication.leading import Leading
 from spark_stream.broker.step_table import StepTable
 from spark_stream.broker.steps import run_steps
 from spark_stream.environment import Clock
 from spark_stream.errors import BrokerStopping, InternalError, InvalidRequest, IsologError
-from spark_stream.protocol import StreamOpened, StreamOver
+from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver
 from spark_stream.transport.failures import TRANSPORT_ERRORS, error_bytes
 from spark_stream.transport.loop import Loop
-from spark_stream.transport.streams import BlockingStream, Stream
+from spark_stream.transport.streams import BlockingStream, Stream, StreamEvent
 from spark_stream.wire.fetch_messages import Fetch
 from spark_stream.wire.messages import AppendTo
 from spark_stream.wire.methods import ACT, APPEND, FETCH, REPLICATE, RUN_STEPS
@@ -75,15 +73,14 @@ class Serving:
         self._me = me
         self._activity = activity
         self._clock = clock
-        self._memory_bytes = memory_bytes
         self._leading = leading
         self._boot_id = boot_id
         self._pool = Pool(loop)
+        self._appends = AppendStreams(here.host, here.desk, self._pool, loop, clock, memory_bytes)
         self._fetches = FetchTasks(self._pool, loop, clock, memory_bytes)
         self._methods: dict[str, Callable[[StreamOpened, Any], None]] = {
             ACT: self._act,
             RUN_STEPS: self._run_steps,
-            APPEND: self._append,
             FETCH: self._fetch,
         }
 
@@ -92,10 +89,14 @@ class Serving:
         if opened.method == REPLICATE:
             self._replicate(opened, stream)
         elif opened.method == APPEND:
-            work = partial(self._run, opened, BlockingStream(stream))
-            threading.Thread(target=work, name=f"isolog-{opened.method}", daemon=True).start()
+            self._append(opened, stream)
         elif not self._pool.submit(partial(self._run, opened, stream)):
             stream.fail(error_bytes(BrokerStopping("the broker is about to stop")))
+
+    @property
+    def appends(self) -> AppendStreams:
+        """What streams of appends share."""
+        return self._appends
 
     def stop(self) -> None:
         """Serve no more short requests; streams that are served end by themselves."""
@@ -110,8 +111,7 @@ class Serving:
                 method(opened, stream)  # it goes on when this returns
                 return
             with self._activity.call():
-                wire = stream if isinstance(stream, BlockingStream) else BlockingStream(stream)
-                method(opened, wire)
+                method(opened, BlockingStream(stream))
         except IsologError as error:
             stream.fail(error_bytes(error))
         except (*TRANSPORT_ERRORS, StreamOver):
@@ -129,30 +129,30 @@ class Serving:
     def _run_steps(self, opened: StreamOpened, stream: BlockingStream) -> None:
         stream.send(b"", run_steps(self._table, self._me, bytes(opened.body)), end=True)
 
-    def _append(self, opened: StreamOpened, stream: BlockingStream) -> None:
-        request = AppendTo.from_bytes(bytes(opened.header))
-        try:
-            schema = pa.ipc.read_schema(pa.py_buffer(opened.body))
-        except (pa.ArrowException, OSError) as error:
-            raise InvalidRequest(f"the stream's schema is not valid Arrow: {error}") from None
-        batches = self._batches(stream, schema)
-        here = self._here
-        serve_appends(
-            here.host, here.desk, Target(request), schema, batches, stream.send, self._clock
-        )
-        stream.send(b"", end=True)
+    def _append(self, opened: StreamOpened, stream: Stream) -> None:
+        """Serve a stream of appends; on the loop's thread."""
+        use = ExitStack()
+        use.enter_context(self._activity.call())
+        appends = AppendStream(self._appends, _Appender(stream), partial(_asked, opened), use.close)
 
-    def _batches(
-        self, stream: BlockingStream, schema: pa.Schema
-    ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
-        while (received := stream.receive()) is not None:
-            try:
-                batch = pa.ipc.read_record_batch(pa.py_buffer(received.body), schema)
-            except pa.ArrowMemoryError:
-                raise memory_error(self._memory_bytes) from None
-            except (pa.ArrowException, OSError) as error:
-                raise InvalidRequest(f"the stream is not valid Arrow IPC: {error}") from None
-            yield batch, bytes(received.header)
+        def handle(event: StreamEvent) -> None:
+            match event:
+                case Received():
+                    if event.header or event.body or not event.end:
+                        appends.take(AppendFrame(event.header, event.body, event.size))
+                    if event.end:
+                        appends.end()
+                case Credited():
+                    appends.take_credit()
+                case _:
+                    appends.leave()
+
+        stream.handle = handle
+        if opened.end:
+            appends.end()
+        if not self._pool.submit(appends.work):
+            stream.fail(error_bytes(BrokerStopping("the broker is about to stop")))
+            use.close()
 
     def _fetch(self, opened: StreamOpened, stream: Stream) -> None:
         asked = FetchStream(
@@ -178,3 +178,24 @@ class Serving:
         except IsologError as error:
             stream.fail(error_bytes(error))
             use.close()
+
+
+class _Appender:
+    """The client of a stream of appends."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.send = stream.send
+        self.consumed = stream.consumed
+
+    def fail(self, error: IsologError) -> None:
+        self._stream.fail(error_bytes(error))
+
+
+def _asked(opened: StreamOpened) -> tuple[AppendTo, pa.Schema]:
+    """Return what a stream of appends is for, and its schema."""
+    request = AppendTo.from_bytes(bytes(opened.header))
+    try:
+        return request, pa.ipc.read_schema(pa.py_buffer(opened.body))
+    except (pa.ArrowException, OSError) as error:
+        raise InvalidRequest(f"the stream's schema is not valid Arrow: {error}") from None

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from spark_stream.broker.appends.joining import AwaitAcknowledgement, TakeBatch
 from spark_stream.broker.host import Host
-from spark_stream.broker.joining import AwaitAcknowledgement, TakeBatch
 from spark_stream.broker.partition import Partition
 from spark_stream.cluster.numbers import NUMBERS, Numbers
 from spark_stream.cluster.partitions import PartitionId

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ from typing import Any
 import pytest
 
 import spark_stream as isolog
-from spark_stream.broker.append_queues import QUEUED_BYTES_MAX, AppendQueues
+from spark_stream.broker.appends.joining import join_together
 from spark_stream.broker.config import BrokerConfig
-from spark_stream.broker.joining import join_together
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.process import Broker
 from spark_stream.consistency.epochs import EpochHistory
@@ -201,84 +199,6 @@ def test_a_batch_that_fails_for_no_reason_that_is_known_is_answered_and_so_are_t
     assert isinstance(from_wire(acks[0]["error"]), InternalError)
     assert [(each["number"], each.get("offset")) for each in acks] == [(0, None), (1, 0)]
     stream.close()
-
-
-class Waiting:
-    """A queued batch that is through when the test says so."""
-
-    has_to_join = False
-
-    def __init__(self, partition: int, size: int) -> None:
-        self.partition, self.size = partition, size
-        self.may_finish = threading.Event()
-        self.finished = False
-
-    def finish(self) -> None:
-        self.may_finish.wait(60)
-        self.finished = True
-
-
-def test_what_waits_for_held_partitions_is_bounded_in_bytes():
-    queues = AppendQueues(lambda _: None)
-    batches = [Waiting(number % 2, QUEUED_BYTES_MAX // 2) for number in range(3)]
-    queues.put(batches[0])
-    queues.put(batches[1])
-    assert 0 in queues
-    assert 1 in queues
-    third = threading.Thread(target=lambda: queues.put(batches[2]))
-    third.start()
-    third.join(0.1)
-    assert third.is_alive()
-    batches[0].may_finish.set()
-    third.join(10)
-    assert not third.is_alive()
-    assert not batches[1].finished
-    for batch in batches:
-        batch.may_finish.set()
-    queues.finish()
-    assert all(batch.finished for batch in batches)
-
-
-class First(Waiting):
-    """The first batch of a partition in a transaction; ``free``: the partition is not held."""
-
-    has_to_join = True
-
-    def __init__(self, partition: int, *, free: bool = True) -> None:
-        super().__init__(partition, 1)
-        self.free = free
-
-    def finish_at_once(self) -> bool:
-        self.finished |= self.free
-        return self.free
-
-
-def test_first_batches_of_a_transaction_join_in_groups_that_gather_while_others_join():
-    groups: list[list[int]] = []
-    begun, may_go_on = threading.Event(), threading.Event()
-
-    def join(batches: Sequence[First]) -> None:
-        groups.append([each.partition for each in batches])
-        begun.set()
-        may_go_on.wait(60)
-
-    queues = AppendQueues(join)
-    batches = [First(0), First(1), First(2, free=False), First(3)]
-    queues.put(batches[0])
-    assert begun.wait(10)
-    later = Waiting(1, 1)
-    for batch in (*batches[1:], later):
-        queues.put(batch)
-    may_go_on.set()
-    eventually(lambda: batches[3].finished)
-    assert groups == [[0], [1, 2, 3]]
-    assert [batch.finished for batch in batches] == [True, True, False, True]
-    assert not later.finished
-    batches[2].may_finish.set()
-    later.may_finish.set()
-    queues.finish()
-    assert batches[2].finished
-    assert later.finished
 
 
 # -- with followers -------------------------------------------------------------------------------

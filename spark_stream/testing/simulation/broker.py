@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from spark_stream.broker.append import Append, AppendStream
+from spark_stream.broker.appends.batch import Append, StreamFacts
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
 from spark_stream.broker.driver import Peers
 from spark_stream.broker.host import Host
@@ -409,7 +409,7 @@ class SimulatedBroker:
             heard(acks[-1])
 
         hosted = self.host.topic(asked.topic, asked.topic_id)
-        stream = AppendStream(asked, self._around.clock, self.desk.finished)
+        stream = StreamFacts(asked, self._around.clock, self.desk.finished)
         append = Append(stream, hosted, envelope, batch, acknowledge)
         yield from self.run(append.finish())
         return acks[0]

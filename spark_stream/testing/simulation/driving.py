@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final
 
+from spark_stream.broker.appends.joining import AwaitAcknowledgement
 from spark_stream.broker.driver import elsewhere
-from spark_stream.broker.joining import AwaitAcknowledgement
 from spark_stream.broker.step_table import Answer, StepTable
 from spark_stream.errors import IsologError, NotLeader
 from spark_stream.scripts.steps import (

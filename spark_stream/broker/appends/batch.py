@@ -13,8 +13,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from spark_stream.broker.appends.joining import AwaitAcknowledgement, TakeBatch, take_in_transaction
 from spark_stream.broker.hosted import HostedTopic
-from spark_stream.broker.joining import AwaitAcknowledgement, TakeBatch, take_in_transaction
 from spark_stream.broker.outcomes import (
     Acknowledgement,
     Appended,
@@ -49,8 +49,12 @@ logger = logging.getLogger(__name__)
 _PATIENCE_S: Final = 0.005
 
 
+def _ignore(_: bytes) -> None:
+    """Take an answer that nothing waits for."""
+
+
 @dataclass(frozen=True)
-class AppendStream:
+class StreamFacts:
     """What all appends of a stream share."""
 
     request: AppendTo
@@ -59,18 +63,18 @@ class AppendStream:
 
 
 class Append:
-    """One batch that a client has sent; ``answer`` is called once, with what the client is told."""
+    """One batch that a client has sent; ``answer_with`` is called once, with its answer."""
 
     def __init__(
         self,
-        stream: AppendStream,
+        stream: StreamFacts,
         hosted: HostedTopic,
         envelope: Envelope,
         batch: pa.RecordBatch,
-        answer: Callable[[bytes], None],
+        answer_with: Callable[[bytes], None] = _ignore,
     ) -> None:
         self._stream = stream
-        self._answer_with = answer
+        self.answer_with = answer_with
         self._hosted = hosted
         self._envelope = envelope
         self._batch: pa.RecordBatch | None = batch
@@ -79,6 +83,8 @@ class Append:
         self._candidate: Candidate | None = None
         self._taken: Taken | None = None
         self._target: Partition | None = None
+        self.held: Partition | None = None
+        """The partition, if others held it."""
         self.partition = envelope.partition
 
     @property
@@ -93,10 +99,7 @@ class Append:
 
     @property
     def is_cold(self) -> bool:
-        """Whether its partition has to make files before it.
-
-        Both wait for the disk, so the queues of several partitions do them at the same time.
-        """
+        """Whether its partition has to make files before it; several do that at the same time."""
         found = self._hosted.replicas.get(self.partition)
         return isinstance(found, Partition) and found.is_empty
 
@@ -115,30 +118,21 @@ class Append:
             else (found, stamp)
         )
 
-    def finish_at_once(self) -> Script[bool]:
-        """Appends and acknowledges, or acknowledges why not, if nothing has to be waited for.
+    def try_once(self) -> Script[bool]:
+        """Append and acknowledge it, or acknowledge why not; never raise.
 
-        False: others hold the partition, or it is in the log and :attr:`pending`. Appends of others
-        take so little that a moment of patience is better than a thread.
+        Return False if it is in the log and :attr:`pending`, or if others hold the partition: then
+        :attr:`held` is that. Appends of others take so little that a moment of patience is better
+        than another try.
         """
         left = self._left()
-        if left <= 0:  # it has waited for others to join
+        if left <= 0:  # it has waited for its turn
             self._answer(self._late())
             return True
         return (yield from self._advance(min(_PATIENCE_S, left), wait=False))
 
-    def take(self) -> Script[None]:
-        """Appends, however long others hold the partition, or acknowledges why not; never raises.
-
-        What is :attr:`pending` then is acknowledged by :meth:`finish`.
-        """
-        left = self._left()
-        done = left > 0 and (yield from self._advance(left, wait=False))
-        if not done and self.pending is None:
-            self._answer(self._late())
-
     def finish(self) -> Script[None]:
-        """Appends and acknowledges, or acknowledges why not; never raises."""
+        """As :meth:`try_once`, with all the time that it has. What is pending is settled then."""
         left = self._left()
         late = self._taken is None and left <= 0
         if late or not (yield from self._advance(max(0.0, left), wait=True)):
@@ -160,6 +154,7 @@ class Append:
                     self._taken = yield from self._take_inside(batch, stamp)
             taken = self._taken
             if taken is None:
+                self.held = target
                 return False
             self._target = target  # also if it does not lead any more: it knows what became of it
             if taken.pending is not None:
@@ -217,11 +212,17 @@ class Append:
             partition=self.partition,
         )
 
+    def _tell(self, message: bytes) -> None:
+        """Give the answer; keep nothing that is large, or refers to this batch."""
+        answer_with, self.answer_with = self.answer_with, _ignore
+        self._batch = self._candidate = None
+        answer_with(message)
+
     def _answer(self, error: IsologError) -> None:
         refused = BatchRefused(
             number=self._envelope.number, partition=self.partition, error=error, count=0
         )
-        self._answer_with(refused.to_bytes())
+        self._tell(refused.to_bytes())
 
     def _acknowledge(self, done: Appended, leader_epoch: int) -> None:
         answer: Ack
@@ -246,4 +247,4 @@ class Append:
                 partitions=self._hosted.topic.partitions,
                 leader_epoch=leader_epoch,
             )
-        self._answer_with(answer.to_bytes())
+        self._tell(answer.to_bytes())
