@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from spark_stream.transport.loop import Loop
@@ -34,9 +34,10 @@ class Pool:
         self._loop = loop
         self._usual = usual
         self._most = most
-        self._changed = threading.Condition()
-        self._work: deque[Work] = deque()
-        self._taken = 0.0  # when work was taken last, or came into the empty queue
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._lock = threading.Lock()  # guards what follows
+        self._waiting = 0  # how much work was submitted and not taken
+        self._taken = 0.0  # when work was taken last, or came while none waited
         self._threads = 0
         self._idle = 0
         self._looks = False
@@ -49,32 +50,32 @@ class Pool:
 
     def submit(self, work: Work) -> bool:
         """Run this on one of the threads; return False if the pool has stopped."""
-        with self._changed:
+        with self._lock:
             if self._stopped:
                 return False
-            if not self._work:
+            if not self._waiting:
                 self._taken = time.monotonic()
-            self._work.append(work)
-            if len(self._work) <= self._idle:  # those that are about to take work count as idle
-                self._changed.notify()
-            elif self._threads < self._usual:
-                self._start()
-            if not self._looks and len(self._work) > self._idle:
-                self._looks = True
-                self._loop.call_later(PATIENCE_S, self._look)
+            self._waiting += 1
+            if self._waiting > self._idle:  # those that are about to take work count as idle
+                if self._threads < self._usual:
+                    self._start()
+                if not self._looks:
+                    self._looks = True
+                    self._loop.call_later(PATIENCE_S, self._look)
+            self._queue.put(work)
         return True
 
     def stop(self) -> None:
         """Run nothing more; what runs ends by itself."""
-        with self._changed:
+        with self._lock:
             self._stopped = True
-            self._work.clear()
-            self._changed.notify_all()
+            for _ in range(self._threads):
+                self._queue.put(None)
 
     def _look(self) -> None:
         """Start another thread if work waits and all threads are held up; on the loop's thread."""
-        with self._changed:
-            self._looks = bool(self._work) and not self._stopped
+        with self._lock:
+            self._looks = bool(self._waiting) and not self._stopped
             if not self._looks:
                 return
             is_held_up = time.monotonic() - self._taken >= PATIENCE_S
@@ -95,12 +96,19 @@ class Pool:
             del work
 
     def _next(self) -> Work | None:
-        with self._changed:
-            self._idle += 1
-            found = self._changed.wait_for(lambda: self._work or self._stopped, IDLE_S)
-            self._idle -= 1
-            if not found or not self._work:
-                self._threads -= 1
-                return None
-            self._taken = time.monotonic()
-            return self._work.popleft()
+        while True:
+            with self._lock:
+                self._idle += 1
+            try:
+                work = self._queue.get(timeout=IDLE_S)
+            except Empty:
+                work = None
+            with self._lock:
+                self._idle -= 1
+                if work is not None and not self._stopped:
+                    self._waiting -= 1
+                    self._taken = time.monotonic()
+                    return work
+                if self._stopped or not self._waiting:
+                    self._threads -= 1
+                    return None

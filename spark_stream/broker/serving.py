@@ -12,9 +12,10 @@ method           OPEN (header; body)         then
 ``replicate``    ; request                   what the leader says, and what the follower says
 ===============  ==========================  ======================================================
 
-All of it runs on one pool of threads; streams of appends, fetches and followers use one while they
-have something to do (``appends``, ``fetch_task``, ``replication``). A stream ends by an answer or a
-typed error; an unforeseen error is logged with its trace.
+All of it runs on two pools of threads, one of them for appends. Streams of appends, fetches and
+followers use a thread while they have something to do (``appends``, ``fetch_task``,
+``replication``). A stream ends by an answer or a typed error; an unforeseen error is logged with
+its trace.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ class Serving:
         self._leading = leading
         self._boot_id = boot_id
         self._pool = Pool(loop)
-        self._appends = AppendStreams(here.host, here.desk, self._pool, loop, clock, memory_bytes)
+        self._append_pool = Pool(loop)  # appends do not wait for hundreds of fetches to be answered
+        self._appends = AppendStreams(
+            here.host, here.desk, self._append_pool, loop, clock, memory_bytes
+        )
         self._fetches = FetchTasks(self._pool, loop, clock, memory_bytes)
         self._methods: dict[str, Callable[[StreamOpened, Any], None]] = {
             ACT: self._act,
@@ -100,6 +104,7 @@ class Serving:
 
     def stop(self) -> None:
         """Serve no more short requests; streams that are served end by themselves."""
+        self._append_pool.stop()
         self._pool.stop()
 
     def _run(self, opened: StreamOpened, stream: Any) -> None:
@@ -150,7 +155,7 @@ class Serving:
         stream.handle = handle
         if opened.end:
             appends.end()
-        if not self._pool.submit(appends.work):
+        if not self._append_pool.submit(appends.work):
             stream.fail(error_bytes(BrokerStopping("the broker is about to stop")))
             use.close()
 

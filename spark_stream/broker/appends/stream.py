@@ -1,9 +1,9 @@
 """A stream of batches to one topic, each acknowledged by itself (``core`` has the rules).
 
-It has no thread. Its frames come on the loop's thread. A pool takes one after the other: it decodes
-a frame, appends its batch if nothing has to be waited for, and sends the acknowledgement. A batch
-that waits to be replicated is acknowledged by the thread on which the follower's report arrives:
-no send waits for a client.
+It has no thread. Its frames come on the loop's thread. A pool for appends takes one after the
+other: it decodes a frame, appends its batch if nothing has to be waited for, and sends the
+acknowledgement. A batch that waits to be replicated is acknowledged by the thread on which the
+follower's report arrives: no send waits for a client.
 """
 
 from __future__ import annotations
