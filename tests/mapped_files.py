@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from spark_stream.client.reading import fetching
+from spark_stream.client.reading import feed
 from spark_stream.client.reading.mapping import Leaders, MappedFile
 
 
@@ -21,15 +21,15 @@ def watch_mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return pieces(self, *asked)  # type: ignore[arg-type]
 
     monkeypatch.setattr(MappedFile, "pieces", noted)
-    monkeypatch.setattr(fetching, "LEADERS", Leaders())
+    monkeypatch.setattr(feed, "LEADERS", Leaders())
     return found
 
 
 def by_flight(read: Callable[[], pa.Table]) -> pa.Table:
     """What a read gives where nothing is mapped."""
-    leaders, fetching.LEADERS = fetching.LEADERS, Leaders()
-    fetching.LEADERS.machine = lambda address: None  # type: ignore[method-assign]
+    leaders, feed.LEADERS = feed.LEADERS, Leaders()
+    feed.LEADERS.machine = lambda address: None  # type: ignore[method-assign]
     try:
         return read()
     finally:
-        fetching.LEADERS = leaders
+        feed.LEADERS = leaders

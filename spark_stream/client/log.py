@@ -19,8 +19,9 @@ from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.consumer import Consumer
 from spark_stream.client.reading.cuts import Key, cut_of
-from spark_stream.client.reading.fetching import Source, check_place, fetch_range
+from spark_stream.client.reading.fetching import Source
 from spark_stream.client.reading.positions import Place, resolve
+from spark_stream.client.reading.ranges import check_place, read_range
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.unknown_options import known_options, refuse_unknown
@@ -442,7 +443,7 @@ class Log(Closing):
                 check_place(source, first, last)
             while True:
                 try:
-                    found = (each.batch for each in fetch_range(source, first, last))
+                    found = (each.batch for each in read_range(source, first, last))
                     return [batch for batch in found if batch.num_rows]
                 except OffsetEvicted as error:
                     left = error.details.get("log_start_offset")

@@ -13,8 +13,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from spark_stream.client.reading.columns import View
-from spark_stream.client.reading.fetching import Fetched, Source, fetch_once, fetch_range
-from spark_stream.client.reading.fetching_many import Wanted, fetch_many
+from spark_stream.client.reading.fetching import Fetched, Source
+from spark_stream.client.reading.ranges import Wanted, read_range, read_together
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.datasource.losses import gone_with_topic, removed_by_retention
 from spark_stream.datasource.naming import NamedQuery
@@ -44,7 +44,6 @@ from spark_stream.wire.schemas import fitted
 
 logger = logging.getLogger(__name__)
 
-_RETRY_PAUSE_S: Final = 0.1
 _WAIT_MS: Final = 2_000
 _ROWS_AT_ONCE: Final = 10_000
 
@@ -84,7 +83,7 @@ class RangeReader:
                 logger.debug("%s/%d is read by itself", asked.topic, asked.partition)
         numbers = list(sources)
         wanted = [Wanted(sources[n], task[n].start, task[n].end) for n in numbers]
-        for place, fetched in fetch_many(wanted):
+        for place, fetched in read_together(wanted):
             number = numbers[place]
             left[number] = replace(left[number], start=fetched.next)
             if fetched.batch.num_rows:
@@ -179,31 +178,19 @@ def _visible(source: Source, start: int, end: int) -> Iterator[Fetched]:
         NotVisibleYet: the bound did not move for the time that the source waits for a broker.
         DataLoss: the log ends below the end of the range; ``left`` is where it ends.
     """
-    position = start
-    for fetched in fetch_range(source, position, end):
-        position = fetched.next
-        yield fetched
+    position, wait_ms = start, 0
     give_up = time.monotonic() + source.router.timeout_s
-    wait_ms = 0
     while position < end:
         before, bounds = position, None
-        try:
-            for fetched in fetch_once(source, position, end, wait_ms):
-                position, bounds = fetched.next, fetched.bounds or bounds
-                yield fetched
-        except IsologError as error:
-            if not error.retriable or time.monotonic() > give_up:
-                raise
-            time.sleep(_RETRY_PAUSE_S)
-            continue
+        for fetched in read_range(source, position, end, wait_ms=wait_ms):
+            position, bounds = fetched.next, fetched.bounds or bounds
+            yield fetched
         if position > before:
             give_up = time.monotonic() + source.router.timeout_s
         elif bounds is not None:
             _check_there(source, position, end, bounds)
-            if time.monotonic() > give_up:
-                raise _not_visible(source, position, end, bounds)
-        elif time.monotonic() > give_up:  # the leader does not know its high watermark
-            raise _not_visible(source, position, end, bounds)
+        if position == before and time.monotonic() > give_up:
+            raise _not_visible(source, position, end, bounds)  # None: its leader does not know them
         wait_ms = max(1, min(_WAIT_MS, int(1000 * (give_up - time.monotonic()))))
 
 

@@ -19,7 +19,7 @@ from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.place import Place
 from spark_stream.datasource.reader import RangeReader
 from spark_stream.datasource.selection import Selection
-from spark_stream.errors import BrokerUnavailable, DataLoss
+from spark_stream.errors import DataLoss
 
 NUMBERS = pa.schema([("n", pa.int64())])
 SCHEMA = StructType([StructField("n", LongType())])
@@ -33,27 +33,22 @@ def fetched(first: int, count: int, next_: int) -> Fetched:
 class Leader:
     """Rows 0 to 9 of a partition; what is behind them was aborted, up to the log's ``end``."""
 
-    def __init__(self, end: int, failures: int = 0) -> None:
+    def __init__(self, end: int) -> None:
         self._end = end
-        self._failures = failures
         self.isolation: Isolation | None = None
 
-    def fetch_range(self, source: Any, start: int, end: int) -> Iterator[Fetched]:
+    def read_range(self, source: Any, start: int, end: int, *, wait_ms: int) -> Iterator[Fetched]:
         self.isolation = source.isolation
-        if start < 10:
-            yield fetched(start, 10 - start, 10)
-
-    def fetch_once(self, source: Any, start: int, end: int, wait_ms: int) -> Iterator[Fetched]:
-        if self._failures:
-            self._failures -= 1
-            raise BrokerUnavailable("for a moment")
         bounds = Bounds(
             log_start_offset=0,
             last_stable_offset=self._end,
             high_watermark=self._end,
             log_end_offset=self._end,
         )
-        yield replace(fetched(start, 0, max(start, min(self._end, end))), bounds=bounds)
+        if start < 10:
+            yield fetched(start, 10 - start, 10)
+        else:
+            yield replace(fetched(start, 0, max(start, min(self._end, end))), bounds=bounds)
 
 
 def read(
@@ -63,8 +58,7 @@ def read(
     router = SimpleNamespace(timeout_s=30.0)
     here = SimpleNamespace(topics=SimpleNamespace(known=lambda name: topic, router=router))
     monkeypatch.setattr(reader, "session", lambda place: here)
-    monkeypatch.setattr(reader, "fetch_range", leader.fetch_range)
-    monkeypatch.setattr(reader, "fetch_once", leader.fetch_once)
+    monkeypatch.setattr(reader, "read_range", leader.read_range)
     chosen = SourceOptions(Place(path="x"), Selection(("t",)), **options)
     found = RangeReader(chosen, SCHEMA).read((asked,))
     return [number for batch in found for number in batch.column("n").to_pylist()]
@@ -76,10 +70,6 @@ def test_a_range_that_ends_in_aborted_records_is_whole(monkeypatch: pytest.Monke
 
 def test_a_range_of_nothing_but_aborted_records_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read(monkeypatch, Leader(20), Range("t", "id", 0, 10, 20)) == []
-
-
-def test_a_broker_that_is_gone_at_the_end_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read(monkeypatch, Leader(20, failures=2), Range("t", "id", 0, 0, 20)) == list(range(10))
 
 
 def test_what_is_not_there_is_lost_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

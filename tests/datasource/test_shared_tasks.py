@@ -31,10 +31,10 @@ def of(partitions) -> list[int]:
 
 
 def test_one_call_and_one_batch(query, monkeypatch):
-    def never(*asked):
+    def never(*asked, **options):
         raise AssertionError(f"a range was read by itself: {asked}")
 
-    monkeypatch.setattr(reading, "fetch_range", never)
+    monkeypatch.setattr(reading, "read_range", never)
     end = query.planned()
     (task,) = query.reader.partitions(query.at, end)
     assert len(task.value) == PARTITIONS
@@ -43,20 +43,20 @@ def test_one_call_and_one_batch(query, monkeypatch):
 
 
 def test_a_call_that_cannot_be_made_is_made_for_each_range(query, monkeypatch):
-    monkeypatch.setattr(reading, "fetch_many", lambda wanted: iter(()))
+    monkeypatch.setattr(reading, "read_together", lambda wanted: iter(()))
     assert query.batch() == of(range(PARTITIONS))
 
 
 def test_a_call_that_breaks_off_is_gone_on_with_for_each_range(query, monkeypatch):
-    fetch_many = reading.fetch_many
+    read_together = reading.read_together
 
     def broken(wanted):
-        for count, each in enumerate(fetch_many(wanted)):
+        for count, each in enumerate(read_together(wanted)):
             if count == 5:
                 return
             yield each
 
-    monkeypatch.setattr(reading, "fetch_many", broken)
+    monkeypatch.setattr(reading, "read_together", broken)
     assert query.batch() == of(range(PARTITIONS))
 
 

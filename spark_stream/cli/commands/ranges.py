@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.feed import Asked, Feed
-from spark_stream.client.reading.fetching import Source, check_place, fetch_range
+from spark_stream.client.reading.fetching import Source
 from spark_stream.client.reading.positions import Place, resolve
+from spark_stream.client.reading.ranges import check_place, read_range
 from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import InvalidOption, UnknownPartition
@@ -134,7 +135,7 @@ def bounded(spans: list[Span]) -> Iterator[pa.RecordBatch]:
             span.start > span.end
         ):  # nothing, unless there never was such an offset: the leader knows
             check_place(span.source, span.start, span.end)
-        for fetched in fetch_range(span.source, span.start, span.end):
+        for fetched in read_range(span.source, span.start, span.end):
             if fetched.batch.num_rows:
                 yield fetched.batch
 

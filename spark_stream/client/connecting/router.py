@@ -93,13 +93,16 @@ class Router:
             place.asking.release()
         known = self.known(topic, topic_id, partition)
         if known is None:
-            raise LeaderUnavailable(
-                f"{topic}/{partition} has no leader now, as far as {self._connection.address}"
-                " knows",
-                topic=topic,
-                partition=partition,
-            )
+            raise self.no_leader(topic, partition)
         return known
+
+    def no_leader(self, topic: str, partition: int) -> LeaderUnavailable:
+        """Return the error of a partition of which no leader is known."""
+        return LeaderUnavailable(
+            f"{topic}/{partition} has no leader now, as far as {self._connection.address} knows",
+            topic=topic,
+            partition=partition,
+        )
 
     def known(self, topic: str, topic_id: str, partition: int) -> Route | None:
         """The way to the leader as far as it is known; asks nobody."""

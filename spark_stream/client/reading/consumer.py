@@ -1,8 +1,8 @@
 """Reads the records of topics as they come, under an isolation level.
 
-One thread a partition fetches ahead (long polls, so an idle log costs nothing); a bounded queue
-joins them. Within a partition records come in the order of their offsets; between partitions in
-any.
+What is fetched ahead (by long polls, so an idle log costs nothing) waits in one queue
+(:mod:`spark_stream.client.reading.feed`). Within a partition records come in the order of their
+offsets; between partitions in any.
 
 Under ``read_atomic`` a consumer goes from cut to cut: it asks for offsets that no transaction lies
 on both sides of, reads all partitions up to them, and asks for the next. So between
@@ -27,10 +27,11 @@ from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.cuts import Key, cut_of
 from spark_stream.client.reading.feed import WATCH_S, Asked, Feed
-from spark_stream.client.reading.fetching import Fetched, Source, check_place
+from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.losses import FAIL, GONE, fails_on, where_to_go_on
 from spark_stream.client.reading.polling import Patience, Polling
 from spark_stream.client.reading.positions import Place, resolve, seen
+from spark_stream.client.reading.ranges import check_place
 from spark_stream.client.reading.records import records_of
 from spark_stream.client.reading.subscription import Asked as Topics
 from spark_stream.client.reading.subscription import Subscription

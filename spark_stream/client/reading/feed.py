@@ -1,94 +1,185 @@
-"""The fetching threads behind a consumer: one a partition, ahead of whoever iterates.
+"""How ranges are read: a core decides, the loop of the process receives, the consumer decodes.
 
-A stop ends their fetches at once, long polls included, and waits for them: so when a
-consumer is closed none of its threads is left.
+A reader has no thread. What a broker sends is taken by the loop's thread, which asks for more as
+the core says, and is decoded by whoever iterates. What may wait for a broker (to connect, to find
+leaders) is done elsewhere (``ways``).
+
+Each fetch has a size limit, so that it is decided anew, and a time for which its broker may say
+nothing, so that one that is stopped is noticed.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import pyarrow as pa
+from msgspec import structs
+
+from spark_stream.client.connecting.calls import call_elsewhere
+from spark_stream.client.connecting.routes import Route
+from spark_stream.client.connecting.shared import SharedChannel
 from spark_stream.client.reading.cuts import Key
+from spark_stream.client.reading.fetch_core import AskRange, FetchCore, RangeMoved, RangeOver
 from spark_stream.client.reading.fetching import (
-    Cancellation,
+    CREDIT,
     Fetched,
     Source,
-    read_range,
+    decoded_rows,
+    ended_at,
+    mapped_rows,
+    moved_to,
+    shown,
 )
+from spark_stream.client.reading.mapping import LEADERS, CannotMap
 from spark_stream.client.reading.range_core import RangeCore
+from spark_stream.client.reading.ways import Sending, Ways, weakly
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
-from spark_stream.errors import InternalError, IsologError
+from spark_stream.errors import InternalError, InvalidRequest, IsologError
+from spark_stream.protocol import Bytes, Credited, Received
+from spark_stream.transport.client import client_loop
+from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.transport.loop import Timer
+from spark_stream.transport.streams import Handle, Stream, StreamEvent, error_of
+from spark_stream.wire.fetch_messages import (
+    ChunkFacts,
+    EndFacts,
+    FailureFacts,
+    Fetch,
+    FetchRange,
+    PlacesFacts,
+    fetch_answer,
+)
+from spark_stream.wire.methods import FETCH
+
+logger = logging.getLogger(__name__)
 
 POLL_MS: Final = 2_000
 FETCH_BYTES: Final = 4 << 20
 WATCH_S: Final = 2.0
-_AHEAD_BATCHES: Final = 4  # per partition; with FETCH_BYTES this bounds the memory
 _TICK_S: Final = 0.25
-_STOP_S: Final = 2.0  # what is only just asked for cannot be cancelled before it is answered
 
 
 class Asked(NamedTuple):
-    """What one thread fetches; ``lineage``: that of ``start``."""
+    """A range to read; ``lineage``: that of ``start``; ``end`` is None: all that comes.
+
+    ``checks``: also if the range is empty, ask whether the log has, or had, such an offset.
+    """
 
     key: Key
     source: Source
     start: int
     end: int | None
     lineage: Lineage = NOTHING_KNOWN
+    checks: bool = False
 
 
-_Item = tuple[Key, Fetched | None, IsologError | None]
+@dataclass(slots=True)
+class _FetchCall:
+    """A fetch that is under way; ``shared`` is kept for as long."""
+
+    number: int
+    sendings: list[Sending]
+    ranges: list[FetchRange]
+    shared: SharedChannel
+    stream: Stream | None = None
+    schema: pa.Schema | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """A frame for the consumer. ``position`` and ``lineage``: where its range was before."""
+
+    number: int
+    key: int
+    call: _FetchCall
+    asked: FetchRange
+    facts: ChunkFacts | EndFacts | PlacesFacts
+    body: Bytes
+    size: int
+    position: int
+    lineage: Lineage
+
+
+_Item = _Arrived | RangeMoved[int] | RangeOver[int] | IsologError | None
 
 
 class Feed:
-    """The fetching threads of one iteration. What they fetched ahead is dropped when it stops.
+    """Reads ranges ahead of whoever takes. What was read ahead is dropped when it stops.
 
     ``watch`` is called every two seconds meanwhile; an error of it that lasts ends the iteration.
-    Records that are gone are an error too, unless ``fail_on_loss`` is false.
+    Records that are gone are an error too, unless ``fail_on_loss`` is false. ``wait_ms``: for how
+    long a leader waits for records where there are none; None: where a range has no end.
+    ``together``: ask a leader for all ranges in one call. ``patience_s``: for how long to try in
+    vain; None: for the time of a call.
+
+    ``_lock`` guards the core; nothing waits while it is held.
+    :meth:`stop` takes no lock: a generator that is garbage may call it, on any thread.
     """
 
     def __init__(
         self,
-        sources: list[Asked],
+        ranges: Sequence[Asked],
         watch: Callable[[], None] | None = None,
         *,
         fail_on_loss: bool = True,
+        wait_ms: int | None = None,
+        max_bytes: int = FETCH_BYTES,
+        together: bool = False,
+        patience_s: float | None = None,
     ) -> None:
-        self._fail_on_loss = fail_on_loss
-        self._stopped = threading.Event()
-        self._queue: queue.Queue[_Item] = queue.Queue(_AHEAD_BATCHES * len(sources))
-        self._running = len(sources)
-        self._cancellations = [Cancellation() for _ in sources]
-        self._threads = [
-            threading.Thread(
-                target=self._follow,
-                args=(asked, cancellation),
-                name=f"isolog-fetch-{asked.key[0]}-{asked.key[1]}",
-                daemon=True,
-            )
-            for asked, cancellation in zip(sources, self._cancellations, strict=True)
-        ]
-        if watch is not None and sources:
-            key = sources[0].key
-            self._threads.append(
-                threading.Thread(
-                    target=self._watch, args=(key, watch), name="isolog-watch", daemon=True
+        self._ranges = ranges
+        self._watch = watch
+        self._max_bytes = max_bytes
+        self._wait_ms = wait_ms
+        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._current: Iterator[Fetched] | None = None
+        self._current_key = 0
+        self._running = len(ranges)
+        self._stopped = False
+        self._lock = threading.Lock()
+        self._calls: dict[int, _FetchCall] = {}
+        self._unmapped: set[int] = set()  # the next fetch of these asks for the records
+        self._timer: Timer | None = None
+        self._timer_due = 0.0
+        if not ranges:
+            return
+        self._router = router = ranges[0].source.router
+        sources = [asked.source for asked in ranges]
+        self._ways = Ways(self, router, sources, together=together)
+        self._core = FetchCore(
+            {
+                number: RangeCore(
+                    asked.start,
+                    asked.end,
+                    asked.lineage,
+                    patience_s=router.timeout_s if patience_s is None else patience_s,
+                    checks=asked.checks or (asked.end is not None and asked.start > asked.end),
+                    fail_on_loss=fail_on_loss,
                 )
-            )
-        for thread in self._threads:
-            thread.start()
+                for number, asked in enumerate(ranges)
+            },
+            silence_s=router.timeout_s + max(map(self._wait_of, range(len(ranges)))) / 1000,
+            ahead_bytes=FETCH_BYTES,
+        )
+        self._advance()
+        if watch is not None:
+            self._watch_later()
+
+    # -- for whoever iterates -------------------------------------------------------------------
 
     @property
     def running(self) -> bool:
         """Whether more may come."""
-        return self._running > 0 and not self._stopped.is_set()
+        return self._running > 0 and not self._stopped
 
     def fetched(self, idle_s: Callable[[], float]) -> Iterator[tuple[Key, Fetched]]:
-        """Yield what the threads fetch, until all have ended, one fails, or the feed is stopped.
+        """Yield what is fetched, until all ranges are over, one fails, or the feed is stopped.
 
         Also end once nothing came for as many seconds as ``idle_s`` has left.
         """
@@ -100,70 +191,300 @@ class Feed:
                 return
 
     def take(self, wait_s: float = _TICK_S) -> tuple[Key, Fetched] | None:
-        """The next of it; None if nothing came for a moment, or a thread has ended."""
-        try:
-            key, fetched, error = self._queue.get(timeout=wait_s)
-        except queue.Empty:
-            return None
-        if error is not None:
-            raise error
-        if fetched is None:
-            self._running -= 1
-            return None
-        return key, fetched
+        """Return the next of it; None if nothing came for a moment, or a range is over.
+
+        Raises:
+            IsologError: a range cannot be read on.
+        """
+        found = self.take_range(wait_s)
+        return None if found is None else (self._ranges[found[0]].key, found[1])
+
+    def take_range(self, wait_s: float = _TICK_S) -> tuple[int, Fetched] | None:
+        """Return as :meth:`take`, with the place of the range among those asked for."""
+        while not self._stopped:
+            if self._current is not None:
+                fetched = next(self._current, None)
+                if fetched is not None:
+                    return self._current_key, fetched
+                self._current = None
+            try:
+                item = self._queue.get(timeout=wait_s)
+            except queue.Empty:
+                return None
+            if isinstance(item, IsologError):
+                raise item
+            if item is None or not self._is_current(item):
+                continue
+            if isinstance(item, RangeOver):
+                self._running -= 1
+                if item.error is not None:
+                    raise item.error
+                return None
+            self._current, self._current_key = self._opened(item), item.key
+        return None
 
     def stop(self) -> None:
-        """Ends the fetches and their threads; from any thread, any number of times."""
-        self._stopped.set()
-        for cancellation in self._cancellations:
-            cancellation.cancel()
-        deadline = time.monotonic() + _STOP_S
-        for thread in self._threads:
-            if thread is not threading.current_thread():  # a garbage collection is on any thread
-                thread.join(max(0.0, deadline - time.monotonic()))
+        """End the fetches; from any thread, any number of times."""
+        self._stopped = True
+        for call in list(self._calls.values()):
+            if call.stream is not None:
+                call.stream.cancel()
+        self._queue.put(None)
 
-    def _follow(self, asked: Asked, cancellation: Cancellation) -> None:
-        key = asked.key
+    def _is_current(self, item: _Arrived | RangeMoved[int] | RangeOver[int]) -> bool:
+        if isinstance(item, RangeOver):
+            with self._lock:
+                return self._core.is_current(item.key, item.number)
+        size = item.size if isinstance(item, _Arrived) else 0
+        with self._lock:
+            is_current = self._core.is_current(item.key, item.number)
+            self._core.taken(item.key, item.number, size)
+        if isinstance(item, _Arrived) and item.call.stream is not None:
+            item.call.stream.consumed(size)
+        self._advance()
+        return is_current
+
+    def _opened(self, item: _Arrived | RangeMoved[int]) -> Iterator[Fetched]:
+        """Yield what an item has for the consumer."""
+        source = self._ranges[item.key].source
+        if isinstance(item, RangeMoved):
+            yield moved_to(source, item.left)
+            return
+        route = item.call.sendings[0].route
+        position, lineage = item.position, item.lineage
         try:
-            self._fetch(asked, cancellation)
-        except IsologError as error:
-            self._put((key, None, error))
-        except Exception as error:  # a defect: whoever iterates must see it, not wait for ever
-            self._put((key, None, InternalError(f"{key[0]}/{key[1]}: {error!r}")))
-        else:
-            self._put((key, None, None))
+            match item.facts:
+                case EndFacts():
+                    yield ended_at(source, item.facts)
+                case ChunkFacts():
+                    assert item.call.schema is not None
+                    rows = decoded_rows(item.call.schema, item.body, item.facts)
+                    yield shown(source, rows, item.facts)
+                case PlacesFacts():
+                    for fetched in mapped_rows(
+                        source, item.asked, item.facts, self._router.timeout_s
+                    ):
+                        position, lineage = fetched.next, fetched.lineage
+                        yield fetched
+        except CannotMap as error:
+            LEADERS.failed(route.address, error)
+            self._read_unmapped(item.key, position, lineage)
+        except (pa.ArrowException, OSError) as error:
+            raise failure_of(error, route.address) from error
 
-    def _fetch(self, asked: Asked, cancellation: Cancellation) -> None:
-        key, source, start, end, lineage = asked
-        core = RangeCore(
-            start,
-            end,
-            lineage,
-            patience_s=source.router.timeout_s,
-            checks=end is not None and start > end,  # maybe there never was such an offset
-            fail_on_loss=self._fail_on_loss,
+    def _read_unmapped(self, key: int, position: int, lineage: Lineage) -> None:
+        with self._lock:
+            self._unmapped.add(key)
+            given_up = self._core.go_back(key, position, lineage)
+            call = None if given_up is None else self._calls.pop(given_up, None)
+        if call is not None and call.stream is not None:
+            call.stream.cancel()
+        self._advance()
+
+    # -- on any thread --------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Do what the core says."""
+        if self._stopped:
+            return
+        with self._lock:
+            asks = self._core.next(time.monotonic())
+            self._pass_on()
+            self._set_timer()
+        if asks:
+            try:
+                self._ways.send(asks)
+            except Exception as error:
+                self.fail(error)
+
+    def _pass_on(self) -> None:
+        """Queue what the core has for the consumer; with the lock."""
+        for each in self._core.out:
+            self._queue.put(each)
+        self._core.out.clear()
+
+    def _set_timer(self) -> None:
+        """See that the core is asked in time; with the lock."""
+        due = self._core.wake_at()
+        if due is None or (self._timer is not None and self._timer_due <= due):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due = due
+        self._timer = client_loop().call_later(max(0.0, due - time.monotonic()), weakly(self._tick))
+
+    def _tick(self) -> None:
+        if self._stopped:
+            return
+        with self._lock:
+            self._timer = None
+            silent = self._core.overdue(time.monotonic())
+        for number in silent:
+            call = self._calls.get(number)
+            if call is not None:
+                if call.stream is not None:
+                    call.stream.cancel()
+                self._lose(call, failure_of(TimeoutError(), call.shared.channel.address))
+        self._advance()
+
+    def _wait_of(self, key: int) -> int:
+        if self._wait_ms is None:
+            return POLL_MS if self._ranges[key].end is None else 0
+        return self._wait_ms
+
+    def refuse(self, asks: Sequence[AskRange[int]], error: IsologError) -> None:
+        """Take note that these asks do not get to their leaders."""
+        with self._lock:
+            for ask in asks:
+                self._core.failed(ask.number, error, time.monotonic())
+            self._pass_on()
+        self._advance()
+
+    def fail(self, error: Exception) -> None:
+        """Let the consumer see a defect, rather than wait for ever."""
+        logger.debug("a fetch failed in an unforeseen way", exc_info=error)
+        if not isinstance(error, IsologError):
+            error = InternalError(f"a fetch failed: {error!r}")
+        self._queue.put(error)
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    def open(self, group: list[Sending], shared: SharedChannel) -> None:
+        """Send these asks in one call."""
+        if self._stopped:
+            return
+        with self._lock:
+            number = self._core.begin([ask.number for ask, _ in group], time.monotonic())
+        if number is None:
+            return
+        ranges = [self._range_of(*sending, is_alone=len(group) == 1) for sending in group]
+        call = _FetchCall(number, group, ranges, shared)
+        self._calls[number] = call
+
+        def begin(stream: Stream) -> Handle:
+            call.stream = stream
+            return weakly(self._handle, call)
+
+        try:
+            shared.channel.open_with(
+                begin, FETCH, b"", Fetch(ranges=ranges).to_bytes(), end=True, credit=CREDIT
+            )
+        except TRANSPORT_ERRORS as error:
+            self._lose(call, failure_of(error, shared.channel.address))
+            self._advance()
+        if self._stopped and call.stream is not None:
+            call.stream.cancel()
+
+    def _range_of(self, ask: AskRange[int], route: Route, *, is_alone: bool) -> FetchRange:
+        source, _, end = self._ranges[ask.key][1:4]
+        asked = source.fetch(ask.start, end, self._wait_of(ask.key), self._max_bytes)
+        maps = is_alone and source.maps and ask.key not in self._unmapped
+        self._unmapped.discard(ask.key)
+        return structs.replace(
+            asked,
+            start_lineage=ask.lineage,
+            leader_epoch=route.epoch,
+            machine=LEADERS.machine(route.address) if maps else None,
         )
-        wait_ms = POLL_MS if end is None else 0
-        for fetched in read_range(
-            source, core, wait_ms, FETCH_BYTES, cancellation, self._stopped.wait
-        ):
-            if not self._put((key, fetched, None)):
-                return
 
-    def _watch(self, key: Key, watch: Callable[[], None]) -> None:
-        while not self._stopped.wait(WATCH_S):
-            try:
-                watch()
-            except IsologError as error:
-                if not error.retriable:
-                    self._put((key, None, error))
+    def _lose(self, call: _FetchCall, error: IsologError) -> None:
+        self._calls.pop(call.number, None)
+        for _, route in call.sendings:
+            self._router.failed(route, error)
+        with self._lock:
+            self._core.lost(call.number, error, time.monotonic())
+            self._pass_on()
+
+    def _handle(self, call: _FetchCall, event: StreamEvent) -> None:
+        """Take an event of a call; on the loop's thread."""
+        if isinstance(event, Credited) or self._stopped:
+            return
+        try:
+            if isinstance(event, Received):
+                if event.header or event.body:
+                    self._receive(call, event)
+                if not event.end:
                     return
+                self._calls.pop(call.number, None)
+                with self._lock:
+                    self._core.ended(call.number)
+            else:
+                peer = call.shared.channel.address
+                self._lose(call, failure_of(error_of(event, peer), peer))
+            self._advance()
+        except Exception as error:
+            self.fail(error)
 
-    def _put(self, item: _Item) -> bool:
-        while not self._stopped.is_set():
-            try:
-                self._queue.put(item, timeout=_TICK_S)
-            except queue.Full:
-                continue
-            return True
-        return False
+    def _receive(self, call: _FetchCall, frame: Received) -> None:
+        if call.schema is None:
+            call.schema = pa.ipc.read_schema(pa.py_buffer(frame.body))
+            self._consume(call, frame)
+            return
+        facts = fetch_answer(bytes(frame.header))
+        if isinstance(facts, PlacesFacts):
+            place = 0
+            if call.ranges[0].machine is None:
+                raise InvalidRequest("an answer tells places that were not asked for")
+        else:
+            place = facts.range
+        ask, route = call.sendings[place]
+        if isinstance(facts, FailureFacts):
+            self._consume(call, frame)
+            self._router.failed(route, facts.error)
+            self.refuse([ask], facts.error)
+            return
+        partitions = None
+        if isinstance(facts, EndFacts):
+            self._router.answered(route, facts.leader_epoch)
+            partitions = facts.partitions
+        has_rows = isinstance(facts, PlacesFacts) or bool(frame.body)
+        with self._lock:
+            before = self._core.position(ask.number)
+            is_worth_giving = before is not None and self._core.received(
+                ask.number,
+                facts.next,
+                facts.lineage,
+                has_rows,
+                partitions,
+                frame.size,
+                time.monotonic(),
+            )
+            if before is not None and is_worth_giving:
+                asked = call.ranges[place]
+                self._queue.put(
+                    _Arrived(
+                        ask.number, ask.key, call, asked, facts, frame.body, frame.size, *before
+                    )
+                )
+        if not is_worth_giving:
+            self._consume(call, frame)
+
+    @staticmethod
+    def _consume(call: _FetchCall, frame: Received) -> None:
+        if call.stream is not None and not frame.end:
+            call.stream.consumed(frame.size)
+
+    # -- watching -------------------------------------------------------------------------------
+
+    def _watch_later(self) -> None:
+        if not self._stopped:
+            client_loop().call_later(WATCH_S, weakly(self._begin_watch))
+
+    def _begin_watch(self) -> None:
+        if not self._stopped:
+            call_elsewhere(("watch", id(self._router)), weakly(self._run_watch))
+
+    def _run_watch(self) -> None:
+        assert self._watch is not None
+        if self._stopped:
+            return
+        try:
+            self._watch()
+        except IsologError as error:
+            if not error.retriable:
+                self._queue.put(error)
+                return
+        except Exception as error:
+            self.fail(error)
+            return
+        self._watch_later()

@@ -1,17 +1,12 @@
-"""Bounded reads of one partition: fetch after fetch, from the next offset that the last one named.
+"""What is read, what comes of it, and how an answer of a leader is decoded.
 
-Each fetch goes to the leader that the partition has then. A reader's place is an offset and its
-lineage (:mod:`spark_stream.consistency.lineage`): a leader that lacks records below it says so.
-
-Each fetch has a size limit and a deadline, so a stopped broker is noticed; a reader that is itself
-slow between two batches may outlive the deadline, and then simply asks again from where it was.
+A reader's place is an offset and its lineage (:mod:`spark_stream.consistency.lineage`): a leader
+that lacks records below it says so.
 """
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,36 +16,25 @@ import pyarrow as pa
 from msgspec import structs
 
 from spark_stream.batches import decode_one, decode_run
-from spark_stream.client.connecting.link import left
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.reading.columns import Spans, View, offsets_of
 from spark_stream.client.reading.mapping import (
-    LEADERS,
-    CannotMap,
     MappedFile,
     OtherBytes,
     mapped_batches,
     placed,
 )
-from spark_stream.client.reading.range_core import PauseUntil, RangeCore
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
-from spark_stream.errors import IsologError
-from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
-from spark_stream.transport.streams import BlockingStream
+from spark_stream.protocol import Bytes
+from spark_stream.transport.failures import TRANSPORT_ERRORS
 from spark_stream.wire.fetch_messages import (
     ChunkFacts,
     EndFacts,
-    FailureFacts,
-    Fetch,
-    FetchAnswer,
     FetchRange,
     PlacesFacts,
-    fetch_answer,
 )
-from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
-from spark_stream.wire.methods import FETCH
 from spark_stream.wire.schemas import OFFSET, empty_batch
 
 CREDIT: Final = 8 << 20
@@ -124,170 +108,33 @@ class Source:
         )
 
 
-class Cancellation:
-    """Ends the fetches of one reader, from any thread. It takes no lock: garbage may call it."""
-
-    def __init__(self) -> None:
-        self._stream: BlockingStream | None = None
-        self.asked = False
-
-    def cancel(self) -> None:
-        """Ends the fetch that is under way, and every later one."""
-        self.asked = True
-        self.end()
-
-    def begin(self, stream: BlockingStream) -> None:
-        """A fetch begins; it is cancelled at once if that was asked for."""
-        self._stream = stream
-        if self.asked:
-            stream.cancel()
-
-    def end(self) -> None:
-        """The fetch is over, read to its end or not: the broker need not go on."""
-        stream = self._stream
-        if stream is not None:
-            stream.cancel()
+def decoded_rows(schema: pa.Schema, body: Bytes, facts: ChunkFacts) -> pa.RecordBatch:
+    """Return the rows of a chunk, which lie where they were received."""
+    if facts.messages > 1:
+        return decode_run([memoryview(body)], schema, None)
+    return decode_one(pa.py_buffer(body), schema, None)
 
 
-def received(
-    stream: BlockingStream, deadline: float
-) -> Iterator[tuple[pa.RecordBatch | None, FetchAnswer]]:
-    """Yield what a broker sends on a fetch: the rows, None if there are none, and their facts.
-
-    The rows lie where they were received. Ends early if the stream is cancelled.
-
-    Raises:
-        FETCH_ERRORS
-    """
-    schema: pa.Schema | None = None
-    while (frame := stream.receive(left(deadline))) is not None:
-        if schema is None:
-            schema = pa.ipc.read_schema(pa.py_buffer(frame.body))
-            continue
-        facts = fetch_answer(bytes(frame.header))
-        rows = None
-        if isinstance(facts, ChunkFacts) and facts.messages > 1:
-            rows = decode_run([memoryview(frame.body)], schema, None)
-        elif frame.body:
-            rows = decode_one(pa.py_buffer(frame.body), schema, None)
-        yield rows, facts
-
-
-def fetch_once(
-    source: Source,
-    start: int,
-    end: int | None,
-    wait_ms: int = 0,
-    max_bytes: int = FETCH_BYTES_DEFAULT,
-    cancellation: Cancellation | None = None,
-    lineage: Lineage = NOTHING_KNOWN,
+def mapped_rows(
+    source: Source, asked: FetchRange, facts: PlacesFacts, timeout_s: float
 ) -> Iterator[Fetched]:
-    """One fetch. The last item has no rows; its ``next`` is where to read on.
-
-    ``lineage``: that of ``start``. A fetch that is cancelled just ends.
+    """Yield the rows that lie at these places.
 
     Raises:
-        OffsetOutOfRange, OffsetEvicted, DamagedSegment, UnknownTopic: as the leader says.
-        DataLoss: records below ``start``, or ``end``, were cut off; ``left`` is where to go on.
-        BrokerUnavailable, RequestTimeout, NotLeader, LeaderUnavailable, …: retriable, from the
-            last ``next``.
+        CannotMap: they cannot be read there; those up to the last ``next`` were given.
     """
-    position, maps = start, source.maps
-    while True:
+    router, file = source.router, None
+    columns = pa.schema([source.view.field(name) for name in source.view.asked])
+    for run in placed(router, asked, facts, timeout_s):
+        if file is None or not file.covers(run.file):
+            file = MappedFile(run.file, source.topic_id, source.partition)
         try:
-            for fetched in _fetch(
-                source, position, end, wait_ms, max_bytes, cancellation, lineage, maps=maps
-            ):
-                position, lineage = fetched.next, fetched.lineage
-                yield fetched
-        except CannotMap:  # never without mapping
-            maps = False
-        else:
-            return
-
-
-def _fetch(
-    source: Source,
-    start: int,
-    end: int | None,
-    wait_ms: int,
-    max_bytes: int,
-    cancellation: Cancellation | None,
-    lineage: Lineage,
-    *,
-    maps: bool,
-) -> Iterator[Fetched]:
-    """As :func:`fetch_once`; with ``maps`` the leader may say where records lie, which are mapped.
-
-    Raises:
-        CannotMap: they cannot; those up to the last ``next`` were given.
-    """
-    router = source.router
-    deadline = time.monotonic() + router.timeout_s
-    asked = source.fetch(start, end, wait_ms, max_bytes)
-    route = source.route()
-    try:
-        shared = router.link(route).connect(left(deadline))
-    except IsologError as error:
-        router.failed(route, error)
-        raise
-    machine = LEADERS.machine(route.address) if maps else None
-    asked = structs.replace(asked, start_lineage=lineage, leader_epoch=route.epoch, machine=machine)
-    until = time.monotonic() + router.timeout_s + wait_ms / 1000
-    under_way = cancellation or Cancellation()
-    file: MappedFile | None = None
-    try:
-        stream = shared.channel.open(
-            FETCH,
-            b"",
-            Fetch(ranges=[asked]).to_bytes(),
-            end=True,
-            credit=CREDIT,
-            timeout_s=left(until),
-        )
-        under_way.begin(stream)
-        for rows, facts in received(stream, until):
-            match facts:
-                case EndFacts():
-                    router.answered(route, facts.leader_epoch)
-                    yield Fetched(
-                        source.partition,
-                        facts.next,
-                        facts.next,
-                        _empty(source.view),
-                        partitions=facts.partitions,
-                        lineage=facts.lineage,
-                        bounds=facts.bounds,
-                    )
-                    continue
-                case ChunkFacts():
-                    if rows is not None:
-                        yield shown(source, rows, facts)
-                case PlacesFacts():
-                    columns = pa.schema([source.view.field(name) for name in source.view.asked])
-                    for run in placed(router, asked, facts, left(deadline)):
-                        if file is None or not file.covers(run.file):
-                            file = MappedFile(run.file, source.topic_id, source.partition)
-                        try:
-                            for batch, told in mapped_batches(run, file, columns):
-                                yield shown(source, batch, told)
-                        except OtherBytes:
-                            doubt = structs.replace(facts, stored=[run.facts])
-                            placed(router, asked, doubt, left(deadline), doubted=True)
-                            raise
-                case FailureFacts():
-                    raise facts.error
-    except CannotMap as error:
-        LEADERS.failed(route.address, error)
-        raise
-    except FETCH_ERRORS as error:
-        if under_way.asked:
-            return
-        mine = failure_of(error, route.address)
-        router.failed(route, mine)
-        raise mine from error
-    finally:
-        under_way.end()
+            for batch, told in mapped_batches(run, file, columns):
+                yield shown(source, batch, told)
+        except OtherBytes:
+            doubt = structs.replace(facts, stored=[run.facts])
+            placed(router, asked, doubt, timeout_s, doubted=True)
+            raise
 
 
 def shown(source: Source, data: pa.RecordBatch, facts: ChunkFacts) -> Fetched:
@@ -303,66 +150,22 @@ def shown(source: Source, data: pa.RecordBatch, facts: ChunkFacts) -> Fetched:
     )
 
 
-def read_range(
-    source: Source,
-    core: RangeCore,
-    wait_ms: int = 0,
-    max_bytes: int = FETCH_BYTES_DEFAULT,
-    cancellation: Cancellation | None = None,
-    pause: Callable[[float], object] = time.sleep,
-) -> Iterator[Fetched]:
-    """Read what the core decides; end when its range is over, or the reading is cancelled.
-
-    What has no rows tells how far the leader looked, how many partitions there are, or where
-    records are gone.
-    """
-    while not (cancellation is not None and cancellation.asked):
-        step = core.next(time.monotonic())
-        if step is None:
-            return
-        if isinstance(step, PauseUntil):
-            pause(step.moment - time.monotonic())
-            continue
-        try:
-            for found in fetch_once(
-                source, step.start, core.end, wait_ms, max_bytes, cancellation, step.lineage
-            ):
-                now, rows = time.monotonic(), found.batch.num_rows
-                if core.received(found.next, found.lineage, rows, found.partitions, now):
-                    yield found
-        except IsologError as error:
-            left_at = core.failed(error, time.monotonic())
-            if left_at is not None:
-                yield moved_to(source, left_at)
-        else:
-            core.ended()
-
-
-def fetch_range(
-    source: Source, start: int, end: int, lineage: Lineage = NOTHING_KNOWN
-) -> Iterator[Fetched]:
-    """All that is visible of ``[start, end)``; returns when the range is done.
-
-    What has no rows tells how far the leader looked: nothing there is visible, or matches a filter.
-    A bound below ``end`` (records that are not visible yet) ends it as well: the last ``next``
-    tells.
-    """
-    return read_range(source, RangeCore(start, end, lineage, patience_s=source.router.timeout_s))
-
-
-def check_place(source: Source, start: int, end: int, lineage: Lineage = NOTHING_KNOWN) -> None:
-    """Ask the leader whether there are, or were, these offsets; ``start`` is not below ``end``.
-
-    Raises:
-        OffsetOutOfRange, OffsetEvicted, DataLoss: as :func:`fetch_once`.
-    """
-    core = RangeCore(start, end, lineage, patience_s=source.router.timeout_s, checks=True)
-    deque(read_range(source, core), maxlen=0)
+def ended_at(source: Source, facts: EndFacts) -> Fetched:
+    """No rows: what the end of a fetch tells."""
+    return Fetched(
+        source.partition,
+        facts.next,
+        facts.next,
+        empty_batch(source.view.schema),
+        partitions=facts.partitions,
+        lineage=facts.lineage,
+        bounds=facts.bounds,
+    )
 
 
 def moved_to(source: Source, offset: int) -> Fetched:
     """No rows: the next ones begin at the offset."""
-    return Fetched(source.partition, offset, offset, _empty(source.view))
+    return Fetched(source.partition, offset, offset, empty_batch(source.view.schema))
 
 
 def _offsets_sent(batch: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
@@ -372,7 +175,3 @@ def _offsets_sent(batch: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
     column = batch.column(OFFSET.name)
     # Not to_numpy: that imports pandas.
     return np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)
-
-
-def _empty(view: View) -> pa.RecordBatch:
-    return empty_batch(view.schema)

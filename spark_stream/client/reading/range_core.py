@@ -139,6 +139,11 @@ class RangeCore:
         self._pause_until = now + RETRY_PAUSE_S
         return None
 
+    def return_to(self, offset: int, lineage: Lineage) -> None:
+        """Read on from here: what was received behind could not be given."""
+        self.position, self.lineage = offset, lineage
+        self._is_over = False
+
     @property
     def _is_at_end(self) -> bool:
         return self.end is not None and self.position >= self.end

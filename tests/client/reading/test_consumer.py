@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from datetime import datetime
 
 import pyarrow as pa
@@ -254,7 +257,7 @@ def test_close_ends_a_waiting_iteration_promptly(log, topic):
 
 @pytest.mark.parametrize("act", ["close", "seek"])
 def test_what_another_thread_asks_while_the_fetches_begin_is_not_lost(log, topic, monkeypatch, act):
-    """It comes when the threads run already and the consumer does not know of them yet."""
+    """It comes when the fetches run already and the consumer does not know of them yet."""
     fill(log, topic, 5)
     consumer = log.consumer(topic)
     begun: list[Feed] = []
@@ -337,14 +340,41 @@ def test_a_script_that_forgets_to_close_still_ends_at_once(shared, log, topic):
     assert time.monotonic() - begun < 20
 
 
-def test_an_iteration_that_is_dropped_leaves_no_thread_behind(log, topic):
-    fill(log, topic, 3, partitions=3)
-    before = set(threading.enumerate())
+def test_a_consumer_of_many_partitions_has_no_thread(log, topic):
+    fill(log, topic, 3, partitions=20)
+    before = {thread for thread in threading.enumerate() if thread.name != "isolog-calls"}
     with log.consumer(topic) as consumer:
-        for _ in consumer.records():
-            break
-    # Threads in a long poll notice within it.
-    eventually(lambda: not [t for t in threading.enumerate() if t not in before], 10)
+        assert len(list(itertools.islice(consumer.records(), 60))) == 60
+        found = eventually(lambda: consumer.poll() == [] and set(threading.enumerate()))
+        assert {each.name for each in found - before} <= {"isolog-calls"}
+
+
+def test_a_consumer_that_is_dropped_while_it_waits_ends_its_fetches(log, topic):
+    fill(log, topic, 3, partitions=3)
+    consumer = log.consumer(topic)
+    assert sum(len(consumer.poll(60)) for _ in range(3)) == 9
+    assert consumer.poll() == []
+    feed = weakref.ref(consumer._feed)
+    calls = consumer._feed._calls
+    streams = eventually(lambda: [call.stream for call in calls.values()])
+    del consumer
+    gc.collect()
+    assert feed() is None
+    assert all(stream.has_ended for stream in streams)
+
+
+def test_a_consumer_reads_ahead_between_two_polls_but_not_without_bounds(log, topic):
+    """Of 40 MB, what two fetches ask for is there before it is polled."""
+    log.create_topic(topic)
+    with log.producer() as producer:
+        for _ in range(10):
+            producer.append(topic, values(*[bytes(100_000)] * 40))
+    with log.consumer(topic) as consumer:
+        assert len(consumer.poll(60, 1)) == 1
+        feed = consumer._feed
+        eventually(lambda: not feed._calls)  # the answer has come, and no more is asked for
+        assert 0 < feed._queue.qsize() <= 8
+        assert len(list(consumer.batches(until="latest"))) > 0
 
 
 def test_a_consumer_keeps_up_with_a_producer(log, topic):

@@ -55,7 +55,7 @@ def test_a_poll_waits_for_its_time_and_not_longer(log, topic, isolation):
 
 
 def test_polls_without_a_time_get_what_was_fetched_between_them(log, topic):
-    """One set of fetching threads lasts over all of them."""
+    """One feed lasts over all of them."""
     fill(log, topic, 3)
     with log.consumer(topic) as consumer:
         assert [record.offset for record in eventually(consumer.poll)] == [0, 1, 2]

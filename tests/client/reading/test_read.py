@@ -154,10 +154,10 @@ def test_what_retention_removes_after_a_read_began_was_never_asked_for_by_its_of
         if log.describe(topic).partitions[0].log_start_offset == 0:
             log.alter_topic(topic, config={"retention.bytes": 1})
             eventually(lambda: log.describe(topic).partitions[0].log_start_offset)
-        return fetch_range(source, first, last, *more)
+        return read_range(source, first, last, *more)
 
-    fetch_range = log_module.fetch_range
-    monkeypatch.setattr(log_module, "fetch_range", evict_first)
+    read_range = log_module.read_range
+    monkeypatch.setattr(log_module, "read_range", evict_first)
     if start == 0:
         with pytest.raises(OffsetEvicted):
             log.read(topic, start=start)

@@ -1,0 +1,286 @@
+"""Which ranges are asked for, and when: what a reader of many decides, without I/O or a clock.
+
+What happens to one range is decided by ``range_core``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from spark_stream.client.reading.range_core import PauseUntil, RangeCore
+from spark_stream.consistency.lineage import Lineage
+from spark_stream.errors import IsologError
+
+K = TypeVar("K", bound=Hashable)
+
+AHEAD_ITEMS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AskRange(Generic[K]):
+    """Ask the leader of this range for what is visible from ``start`` on."""
+
+    number: int
+    key: K
+    start: int
+    lineage: Lineage
+
+
+@dataclass(frozen=True, slots=True)
+class RangeMoved(Generic[K]):
+    """Give the consumer this: records are gone, and the next ones begin at ``left``."""
+
+    number: int
+    key: K
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class RangeOver(Generic[K]):
+    """Tell the consumer that a range is over, or failed."""
+
+    number: int
+    key: K
+    error: IsologError | None
+
+
+@dataclass(slots=True)
+class _Range(Generic[K]):
+    core: RangeCore
+    asked: int | None = None  # the number of the ask that is under way
+    first: int = 0  # what belongs to earlier asks is not to be given
+    last: int = 0
+    items: int = 0  # what was received and not taken
+    size: int = 0
+
+
+@dataclass(slots=True)
+class _Ask(Generic[K]):
+    key: K
+    call: int | None = None
+
+
+@dataclass(slots=True)
+class _Call:
+    heard: float
+    numbers: set[int] = field(default_factory=set)
+
+
+class FetchCore(Generic[K]):
+    """The reader of many ranges, each with a key.
+
+    An *ask* is one question about one range, and has a number. A *call* carries one or several asks
+    to a leader. The shell looks for the leader of each ask, and groups asks into calls as it likes.
+
+    ``silence_s``: for how long a call may say nothing. ``ahead_bytes``: of a range of which so much
+    was received and not taken, or ``AHEAD_ITEMS`` items, no more is asked for.
+
+    ===========  ==========================================  ============================
+    range        event                                       then
+    ===========  ==========================================  ============================
+    ready        ``next``: there is room                     asked (or pausing, or over)
+    ready        ``next``: there is no room                  full
+    full         taken, and there is room                    ready
+    asked        its call ends, is lost, or it fails         ready, or over by an error
+    pausing      the time has come                           ready
+    any          ``go_back``                                 ready
+    ===========  ==========================================  ============================
+
+    Invariants:
+
+    * There is one ask of a range at most. Events of another one change nothing.
+    * What is given of a range is what its RangeCore allows, in that order. After ``go_back`` what
+      was received before is not current, and is not to be given.
+    * A range that is over or failed says so once, as the last thing, unless ``go_back`` follows.
+
+    Order of effects: what ``received`` finds worth giving, and then ``out``, are queued in the
+    order of the events; so a range's end is behind all of its records. Calls are begun before they
+    are sent.
+    """
+
+    def __init__(
+        self, ranges: Mapping[K, RangeCore], *, silence_s: float, ahead_bytes: int
+    ) -> None:
+        self._ranges = {key: _Range[K](core) for key, core in ranges.items()}
+        self._silence_s = silence_s
+        self._ahead_bytes = ahead_bytes
+        self._ready = dict.fromkeys(ranges)
+        self._pausing: dict[K, float] = {}  # in the order of the times
+        self._asks: dict[int, _Ask[K]] = {}
+        self._calls: dict[int, _Call] = {}  # the one that was silent for longest is the first
+        self._numbers = 0
+        self.out: list[RangeMoved[K] | RangeOver[K]] = []
+        """What to queue now, behind what was received; the shell takes it away."""
+
+    def next(self, now: float) -> list[AskRange[K]]:
+        """Return what to ask now."""
+        for key in [key for key, moment in self._pausing.items() if moment <= now]:
+            del self._pausing[key]
+            self._ready[key] = None
+        asks = []
+        for key in [key for key in self._ready if self._has_room(self._ranges[key])]:
+            del self._ready[key]
+            found = self._ranges[key]
+            step = found.core.next(now)
+            if step is None:
+                self.out.append(RangeOver(found.last, key, None))
+            elif isinstance(step, PauseUntil):
+                self._pausing[key] = step.moment
+            else:
+                self._numbers += 1
+                found.asked = found.last = self._numbers
+                self._asks[self._numbers] = _Ask(key)
+                asks.append(AskRange(self._numbers, key, step.start, step.lineage))
+        return asks
+
+    def wake_at(self) -> float | None:
+        """Return when ``next`` or ``overdue`` has something to do, if nothing happens before."""
+        moments = list(self._pausing.values())[:1]
+        for call in self._calls.values():
+            moments.append(call.heard + self._silence_s)
+            break
+        return min(moments, default=None)
+
+    def begin(self, numbers: list[int], now: float) -> int | None:
+        """Return the number of a call that carries these asks; None if all of them are over."""
+        asks = {number for number in numbers if number in self._asks}
+        if not asks:
+            return None
+        self._numbers += 1
+        self._calls[self._numbers] = _Call(now, asks)
+        for number in asks:
+            self._asks[number].call = self._numbers
+        return self._numbers
+
+    def position(self, number: int) -> tuple[int, Lineage] | None:
+        """Return where the range of this ask is, and its lineage; None if the ask is over."""
+        ask = self._asks.get(number)
+        if ask is None:
+            return None
+        core = self._ranges[ask.key].core
+        return core.position, core.lineage
+
+    def received(
+        self,
+        number: int,
+        following: int,
+        lineage: Lineage,
+        rows: int,
+        partitions: int | None,
+        size: int,
+        now: float,
+    ) -> bool:
+        """Take note of what came of ``size`` bytes; return whether to queue it for the consumer."""
+        ask = self._asks.get(number)
+        if ask is None:
+            return False
+        found = self._ranges[ask.key]
+        self._hear(ask.call, now)
+        if not found.core.received(following, lineage, rows, partitions, now):
+            return False
+        found.items += 1
+        found.size += size
+        return True
+
+    def is_current(self, key: K, number: int) -> bool:
+        """Return whether what was queued of an ask is still to be given."""
+        return number >= self._ranges[key].first
+
+    def taken(self, key: K, number: int, size: int) -> None:
+        """Take note that the consumer has taken what was queued."""
+        found = self._ranges[key]
+        if number >= found.first:
+            found.items -= 1
+            found.size -= size
+
+    def ended(self, call: int) -> None:
+        """Take note that all was answered that a call asks."""
+        for number in self._over(call):
+            found = self._settle(number)
+            if found is not None:
+                found.core.ended()
+
+    def lost(self, call: int, error: IsologError, now: float) -> None:
+        """Take note that a call was lost, or refused."""
+        for number in self._over(call):
+            self.failed(number, error, now)
+
+    def failed(self, number: int, error: IsologError, now: float) -> None:
+        """Take note that an ask was refused, or did not get to a leader."""
+        ask = self._asks.get(number)
+        if ask is None:
+            return
+        found = self._settle(number)
+        assert found is not None
+        try:
+            left = found.core.failed(error, now)
+        except IsologError as lasting:
+            self._ready.pop(ask.key)
+            self.out.append(RangeOver(number, ask.key, lasting))
+            return
+        if left is not None:
+            found.items += 1
+            self.out.append(RangeMoved(number, ask.key, left))
+
+    def overdue(self, now: float) -> list[int]:
+        """Return the calls that said nothing for too long; they are to be lost.
+
+        A call has reason to be silent while what it said was not taken.
+        """
+        found = []
+        for number, call in list(self._calls.items()):
+            if call.heard + self._silence_s > now:
+                break
+            if any(self._ranges[self._asks[each].key].items for each in call.numbers):
+                self._hear(number, now)
+            else:
+                found.append(number)
+        return found
+
+    def go_back(self, key: K, offset: int, lineage: Lineage) -> int | None:
+        """Read a range again from here: what was received behind cannot be given.
+
+        Return the call to give up, if there is one.
+        """
+        found = self._ranges[key]
+        given_up = None
+        if found.asked is not None:
+            call = self._asks[found.asked].call
+            self._settle(found.asked)
+            if call is not None and not self._calls[call].numbers:
+                del self._calls[call]
+                given_up = call
+        self._pausing.pop(key, None)
+        found.core.return_to(offset, lineage)
+        found.first = self._numbers + 1
+        found.last = found.first
+        found.items = found.size = 0
+        self._ready[key] = None
+        return given_up
+
+    def _has_room(self, found: _Range[K]) -> bool:
+        return found.items < AHEAD_ITEMS and found.size < self._ahead_bytes
+
+    def _hear(self, call: int | None, now: float) -> None:
+        if call is not None:
+            known = self._calls.pop(call)
+            known.heard = now
+            self._calls[call] = known
+
+    def _over(self, call: int) -> list[int]:
+        known = self._calls.pop(call, None)
+        return [] if known is None else sorted(known.numbers)
+
+    def _settle(self, number: int) -> _Range[K] | None:
+        """End an ask; its range is ready for another one."""
+        ask = self._asks.pop(number, None)
+        if ask is None:
+            return None
+        if ask.call is not None and ask.call in self._calls:
+            self._calls[ask.call].numbers.discard(number)
+        found = self._ranges[ask.key]
+        found.asked = None
+        self._ready[ask.key] = None
+        return found

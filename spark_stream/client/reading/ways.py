@@ -1,0 +1,178 @@
+"""The way from asks to their leaders: what is known is used at once, the rest is looked for.
+
+Nothing here waits, except on the few threads of ``connecting.calls``: one for the leaders of a
+topic, and one for a broker to connect to, however many asks wait for them.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from spark_stream.client.connecting.calls import call_elsewhere
+from spark_stream.client.connecting.link import BrokerLink
+from spark_stream.client.connecting.router import Router
+from spark_stream.client.connecting.routes import Route
+from spark_stream.client.connecting.shared import SharedChannel
+from spark_stream.client.reading.fetch_core import AskRange
+from spark_stream.client.reading.fetching import Source
+from spark_stream.errors import IsologError
+
+_CALL_S: Final = 5.0  # then the next one gets its turn; the core tries again
+
+
+class Sending(NamedTuple):
+    """An ask on its way to a leader."""
+
+    ask: AskRange[int]
+    route: Route
+
+
+class Reader(Protocol):
+    """Whose asks they are."""
+
+    def open(self, group: list[Sending], shared: SharedChannel) -> None:
+        """Send these asks in one call."""
+
+    def refuse(self, asks: Sequence[AskRange[int]], error: IsologError) -> None:
+        """Take note that these asks do not get to their leaders."""
+
+    def fail(self, error: Exception) -> None:
+        """Take note of a defect."""
+
+
+def weakly(method: Callable[..., None], *arguments: object) -> Callable[..., None]:
+    """Return a call of a bound method that does nothing once its object was dropped."""
+    known = weakref.WeakMethod(method)
+
+    def call(*more: object) -> None:
+        found = known()
+        if found is not None:
+            found(*arguments, *more)
+
+    return call
+
+
+class Ways:
+    """For the asks of one reader. ``together``: asks of one leader go in one call.
+
+    The lock guards what waits.
+    """
+
+    def __init__(
+        self, reader: Reader, router: Router, sources: Sequence[Source], *, together: bool
+    ) -> None:
+        self._reader: weakref.ref[Reader] = weakref.ref(reader)
+        self._router = router
+        self._sources = sources
+        self._together = together
+        self._timeout_s = min(_CALL_S, router.timeout_s)
+        self._lock = threading.Lock()
+        self._finding: dict[tuple[str, str], list[AskRange[int]]] = {}
+        self._connecting: dict[str, list[Sending]] = {}
+
+    def send(self, asks: Sequence[AskRange[int]]) -> None:
+        """Send asks to their leaders, or have the way looked for."""
+        sendings = []
+        for ask in asks:
+            source = self._sources[ask.key]
+            topic = source.view.topic, source.topic_id
+            route = self._router.known(*topic, source.partition)
+            if route is not None:
+                sendings.append(Sending(ask, route))
+                continue
+            with self._lock:
+                waiting = self._finding.setdefault(topic, [])
+                waiting.append(ask)
+                is_first = len(waiting) == 1
+            if is_first:
+                call_elsewhere(("ask", id(self._router)), weakly(self._find, topic))
+        by_broker: dict[tuple[str, str], list[Sending]] = defaultdict(list)
+        for each in sendings:
+            by_broker[each.route.leader, each.route.address].append(each)
+        for group in by_broker.values():
+            self._send(group)
+
+    def _send(self, sendings: list[Sending]) -> None:
+        """Send asks that go to one broker."""
+        route = sendings[0].route
+        try:
+            link = self._router.link(route)
+            shared = link.present()
+        except IsologError as error:
+            self._refuse(sendings, error)
+            return
+        if shared is not None:
+            self._open(sendings, shared)
+            return
+        with self._lock:
+            is_first = route.address not in self._connecting
+            self._connecting.setdefault(route.address, []).extend(sendings)
+        if is_first:
+            call_elsewhere(("connect", route.address), weakly(self._connect, link))
+
+    def _open(self, sendings: list[Sending], shared: SharedChannel) -> None:
+        groups: dict[object, list[Sending]] = defaultdict(list)
+        for each in sendings:
+            view = self._sources[each.ask.key].view
+            columns = str([view.field(name) for name in view.asked])
+            groups[columns if self._together else each.ask.number].append(each)
+        reader = self._reader()
+        if reader is not None:
+            for group in groups.values():
+                reader.open(group, shared)
+
+    def _refuse(self, sendings: list[Sending], error: IsologError) -> None:
+        for each in sendings:
+            self._router.failed(each.route, error)
+        reader = self._reader()
+        if reader is not None:
+            reader.refuse([each.ask for each in sendings], error)
+
+    # -- on a thread that may wait --------------------------------------------------------------
+
+    def _find(self, topic: tuple[str, str]) -> None:
+        reader = self._reader()
+        if reader is None:
+            return
+        try:
+            failure: IsologError | None = None
+            first = self._sources[self._finding[topic][0].key].partition
+            try:
+                self._router.route(*topic, first, self._timeout_s)
+            except IsologError as error:
+                failure = error
+            with self._lock:
+                waiting = self._finding.pop(topic)
+            found = []
+            for ask in waiting:
+                number = self._sources[ask.key].partition
+                if self._router.known(*topic, number) is not None:
+                    found.append(ask)
+                else:
+                    reader.refuse([ask], failure or self._router.no_leader(topic[0], number))
+            self.send(found)
+        except Exception as error:
+            reader.fail(error)
+
+    def _connect(self, link: BrokerLink) -> None:
+        reader = self._reader()
+        if reader is None:
+            return
+        try:
+            failure: IsologError | None = None
+            try:
+                shared = link.connect(self._timeout_s)
+            except IsologError as error:
+                failure = error
+            with self._lock:
+                waiting = self._connecting.pop(link.address)
+            if failure is not None:
+                self._refuse(waiting, failure)
+            else:
+                self._open(waiting, shared)
+        except Exception as error:
+            reader.fail(error)

@@ -1,0 +1,357 @@
+"""The decisions of a reader of many ranges, in any order of events; each range has its own log."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+
+from spark_stream.client.reading.fetch_core import (
+    AHEAD_ITEMS,
+    AskRange,
+    FetchCore,
+    RangeMoved,
+    RangeOver,
+)
+from spark_stream.client.reading.range_core import RETRY_PAUSE_S, Ask, RangeCore
+from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.errors import BrokerUnavailable, IsologError, NotLeader, UnknownTopic
+from tests.client.reading.test_range_core import PATIENCE_S, Leader
+
+SILENCE_S = 5.0
+AHEAD_BYTES = 30
+ITEM_BYTES = 10
+
+
+@pytest.fixture(autouse=True)
+def no_warnings(caplog):
+    caplog.set_level(logging.ERROR)
+
+
+@dataclass
+class Given:
+    """What was queued for the consumer: rows of a range, which end at ``following``."""
+
+    number: int
+    key: int
+    rows: list[int]
+    before: tuple[int, Lineage]
+    following: int
+    lineage: Lineage
+
+
+@dataclass
+class Call:
+    """A call whose answer comes step by step; it may be silent, and may come after it was lost."""
+
+    number: int
+    asks: list[AskRange]
+    answer: deque = field(default_factory=deque)
+    is_silent: bool = False
+
+
+class Shell:
+    """A shell with leaders in the place of a network, and a consumer that takes when it likes."""
+
+    def __init__(self, seed: int, ranges: int) -> None:
+        self.chance = random.Random(seed)
+        self.leaders = [Leader(self.chance) for _ in range(ranges)]
+        self.ranges = {
+            key: RangeCore(0, None, patience_s=1e9, fail_on_loss=False) for key in range(ranges)
+        }
+        self.core = FetchCore(
+            self.ranges,
+            silence_s=SILENCE_S,
+            ahead_bytes=AHEAD_BYTES,
+        )
+        self.now = 0.0
+        self.on_the_way: list[AskRange] = []
+        self.calls: list[Call] = []
+        self.queue: deque = deque()
+        self.kept: list[dict[int, int]] = [{} for _ in range(ranges)]
+        self.positions = [0] * ranges
+        self.losses: list[list[int]] = [[] for _ in range(ranges)]
+        self.went_back: set[int] = set()
+        self.ended = [False] * ranges  # a call of it has ended
+
+    def advance(self) -> None:
+        asks = self.core.next(self.now)
+        self.pass_on()
+        known = [*self.on_the_way, *(ask for call in self.calls for ask in call.asks)]
+        under_way = [ask.key for ask in known if self.is_asked(ask)]
+        for ask in asks:
+            assert ask.key not in under_way, "a range is asked for twice at once"
+            queued = [each for each in self.queue if self.is_given(each, ask.key)]
+            assert len(queued) < AHEAD_ITEMS
+            assert ITEM_BYTES * len(queued) < AHEAD_BYTES + ITEM_BYTES
+        self.on_the_way += asks
+
+    def is_asked(self, ask: AskRange) -> bool:
+        return self.core.position(ask.number) is not None
+
+    def is_given(self, item, key: int) -> bool:
+        return item.key == key and self.core.is_current(key, item.number)
+
+    def pass_on(self) -> None:
+        self.queue += self.core.out
+        self.core.out.clear()
+
+    def uncut(self, key: int) -> int:
+        """Return below which offset the log must not be cut, as its reader could not notice it."""
+        places = [(self.ranges[key].position, self.ranges[key].lineage)]
+        queued = [each for each in self.queue if isinstance(each, Given) and each.key == key]
+        places += [each.before for each in queued]
+        unknown = [at for at, lineage in places if lineage == NOTHING_KNOWN]
+        for call in self.calls:
+            for act, *arguments in call.answer:
+                if act in (self.core.failed, self.core.lost) and arguments[2].key == key:
+                    unknown += arguments[3]  # it has been cut there, and the reader is told so
+        return max(unknown, default=0)
+
+    # -- what may happen ------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Asks get to their leader, in calls of one or several; or they do not."""
+        chance = self.chance
+        if not self.on_the_way:
+            return
+        chance.shuffle(self.on_the_way)
+        group = [self.on_the_way.pop() for _ in range(chance.randint(1, len(self.on_the_way)))]
+        if chance.random() < 0.1:
+            for ask in group:
+                self.core.failed(ask.number, BrokerUnavailable("no broker"), self.now)
+            self.pass_on()
+            return
+        number = self.core.begin([ask.number for ask in group], self.now)
+        if number is None:
+            assert not any(map(self.is_asked, group))
+            return
+        call = Call(number, group, is_silent=chance.random() < 0.05)
+        for ask in group:
+            self.answer(call, ask)
+        call.answer.append((self.core.ended, call.number))
+        self.calls.append(call)
+
+    def answer(self, call: Call, ask: AskRange) -> None:
+        leader, several = self.leaders[ask.key], len(call.asks) > 1
+        losses = len(leader.losses)
+        try:
+            if self.chance.random() < 0.1:
+                raise NotLeader("moved")
+            leader.check(Ask(ask.start, ask.lineage))
+        except IsologError as error:
+            new = leader.losses[losses:]
+            del leader.losses[losses:]  # it counts once the reader knows
+            act = self.core.failed if several else self.core.lost
+            call.answer.append((act, ask.number if several else call.number, error, ask, new))
+            return
+        position, known = ask.start, list(leader.records)
+        while position < len(known) and self.chance.random() < 0.9:
+            upto = min(len(known), position + self.chance.randint(1, 4))
+            rows = known[position:upto]
+            call.answer.append((self.receive, ask, rows, upto, leader.lineage(upto)))
+            position = upto
+        call.answer.append((self.receive, ask, [], position, leader.lineage(position)))
+
+    def receive(self, ask: AskRange, rows: list[int], upto: int, lineage: Lineage) -> None:
+        before = self.core.position(ask.number)
+        partitions = None if rows else 3
+        worth = self.core.received(
+            ask.number, upto, lineage, bool(rows), partitions, ITEM_BYTES, self.now
+        )
+        if before is None:
+            assert not worth, "what comes of an ask that is over is given"
+        if worth:
+            self.queue.append(Given(ask.number, ask.key, rows, before, upto, lineage))
+
+    def hear(self) -> None:
+        """The next part of an answer comes, or the call is lost."""
+        speaking = [call for call in self.calls if not call.is_silent]
+        if not speaking:
+            return
+        call = self.chance.choice(speaking)
+        if self.chance.random() < 0.05:
+            self.core.lost(call.number, BrokerUnavailable("the stream is lost"), self.now)
+            if self.chance.random() < 0.5:
+                self.calls.remove(call)  # else its answer comes all the same
+            self.pass_on()
+            return
+        act, *arguments = call.answer.popleft()
+        if act == self.core.ended:
+            for ask in call.asks:
+                self.ended[ask.key] |= self.is_asked(ask)
+            self.core.ended(*arguments)
+        elif act == self.receive:
+            self.receive(*arguments)
+        else:
+            number, error, ask, losses = arguments
+            if self.is_asked(ask):
+                self.leaders[ask.key].losses += losses
+            act(number, error, self.now)
+        self.pass_on()
+        if not call.answer:
+            self.calls.remove(call)
+
+    def take(self) -> None:
+        """The consumer takes what is queued first; now and then it cannot be read."""
+        if not self.queue:
+            return
+        item = self.queue.popleft()
+        key = item.key
+        is_current = self.core.is_current(key, item.number)
+        self.core.taken(key, item.number, ITEM_BYTES if isinstance(item, Given) else 0)
+        if not is_current:
+            return
+        kept = self.kept[key]
+        assert not isinstance(item, RangeOver)
+        if isinstance(item, RangeMoved):
+            self.losses[key].append(item.left)
+            self.kept[key] = {at: value for at, value in kept.items() if at < item.left}
+            self.positions[key] = item.left
+            return
+        assert item.before[0] == self.positions[key]
+        rows, upto, lineage = item.rows, item.following, item.lineage
+        cannot = bool(rows) and self.chance.random() < 0.05
+        if cannot:  # some of them could, and were given
+            start, known = item.before
+            if self.chance.random() < 0.5:
+                rows = []
+                upto, lineage = start, known
+            self.went_back.add(key)
+        for offset, value in enumerate(rows, item.before[0]):
+            assert offset not in kept, "a record is given twice"
+            kept[offset] = value
+        self.positions[key] = upto
+        if cannot:
+            given_up = self.core.go_back(key, upto, lineage)
+            if given_up is not None and self.chance.random() < 0.5:
+                self.calls = [call for call in self.calls if call.number != given_up]
+
+    def wait(self) -> None:
+        """Time passes, until the core has something to do."""
+        due = self.core.wake_at()
+        if due is None:
+            return
+        self.now = max(self.now, due)
+        for number in self.core.overdue(self.now):
+            self.core.lost(number, BrokerUnavailable("silent"), self.now)
+            self.pass_on()
+            self.calls = [call for call in self.calls if call.number != number]
+
+    def step(self) -> None:
+        self.chance.choice([self.open, self.hear, self.hear, self.hear, self.take, self.take])()
+        if self.chance.random() < 0.03:
+            self.wait()
+        self.advance()
+
+    def settle(self) -> None:
+        """Let all that is under way happen, and all that there is be read."""
+        for key, leader in enumerate(self.leaders):
+            self.ended[key] = False
+            while not (self.ended[key] and self.positions[key] == len(leader.records)):
+                self.step()
+                if (
+                    not self.queue
+                    and not self.on_the_way
+                    and not any(not call.is_silent for call in self.calls)
+                ):
+                    self.wait()
+                    self.advance()
+
+
+@pytest.mark.parametrize("block", range(20))
+def test_in_any_order_of_events_each_range_is_read_once_and_its_losses_are_told(block):
+    for seed in range(100 * block, 100 * block + 100):
+        shell = Shell(seed, ranges=1 + seed % 4)
+        shell.advance()
+        for _ in range(80):
+            key = shell.chance.randrange(len(shell.leaders))
+            shell.leaders[key].happen(shell.uncut(key))
+            for _ in range(3):
+                shell.step()
+        shell.settle()
+        for key, leader in enumerate(shell.leaders):
+            left = range(leader.start, len(leader.records))
+            read = {at: v for at, v in shell.kept[key].items() if at >= leader.start}
+            assert read == {at: leader.records[at] for at in left}, seed
+            if key not in shell.went_back:  # else some losses are found twice
+                assert shell.losses[key] == leader.losses, seed
+
+
+def two(**options) -> FetchCore:
+    return FetchCore(
+        {
+            key: RangeCore(0, 10, patience_s=PATIENCE_S, checks=key == "b", **options)
+            for key in ("a", "b")
+        },
+        silence_s=SILENCE_S,
+        ahead_bytes=AHEAD_BYTES,
+    )
+
+
+def test_a_failure_of_one_range_leaves_the_others_alone():
+    core = two()
+    first, second = core.next(0.0)
+    call = core.begin([first.number, second.number], 0.0)
+    core.failed(first.number, UnknownTopic("gone"), 0.0)
+    (over,) = core.out
+    assert (over.key, over.error.code) == ("a", UnknownTopic("gone").code)
+    assert core.received(second.number, 10, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+    core.out.clear()
+    core.ended(call)
+    assert core.next(0.0) == []
+    assert [(each.key, each.error) for each in core.out] == [("b", None)]
+
+
+def test_a_range_that_failed_for_a_moment_is_asked_for_again_after_a_pause():
+    core = two()
+    first, second = core.next(0.0)
+    core.failed(first.number, NotLeader("moved"), 0.0)
+    assert core.next(0.0) == []
+    assert core.wake_at() == RETRY_PAUSE_S
+    (again,) = core.next(RETRY_PAUSE_S)
+    assert (again.key, again.start) == ("a", 0)
+    assert again.number > second.number
+
+
+def test_a_call_is_overdue_only_if_nothing_of_it_waits_to_be_taken():
+    core = two()
+    first, second = core.next(0.0)
+    calls = [core.begin([ask.number], 0.0) for ask in (first, second)]
+    assert core.received(second.number, 4, NOTHING_KNOWN, 1, None, ITEM_BYTES, 1.0)
+    assert core.wake_at() == SILENCE_S
+    assert core.overdue(SILENCE_S) == [calls[0]]
+    core.lost(calls[0], BrokerUnavailable("silent"), SILENCE_S)
+    assert core.overdue(SILENCE_S + 1.0) == []  # its consumer is slow
+    core.taken("b", second.number, ITEM_BYTES)
+    assert core.overdue(2 * SILENCE_S + 1.0) == [calls[1]]
+
+
+def test_of_a_range_of_which_enough_waits_no_more_is_asked_for():
+    core = two()
+    first, _ = core.next(0.0)
+    call = core.begin([first.number], 0.0)
+    for upto in (1, 2, 3):
+        assert core.received(first.number, upto, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+    core.ended(call)
+    assert core.next(0.0) == []
+    core.taken("a", first.number, ITEM_BYTES)
+    assert [(ask.key, ask.start) for ask in core.next(0.0)] == [("a", 3)]
+
+
+def test_a_range_that_was_over_is_read_again_where_its_records_could_not_be_given():
+    core = two()
+    first, _ = core.next(0.0)
+    call = core.begin([first.number], 0.0)
+    assert core.received(first.number, 10, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+    core.ended(call)
+    assert core.next(0.0) == []
+    (over,) = core.out
+    assert core.go_back("a", 4, NOTHING_KNOWN) is None
+    assert not core.is_current("a", over.number)
+    (again,) = core.next(0.0)
+    assert (again.key, again.start) == ("a", 4)
+    assert core.is_current("a", again.number)
