@@ -94,17 +94,17 @@ class Taken:
     """A message that the partition has judged and appended.
 
     It is acknowledged at once if there is no ``pending`` acknowledgement to wait for. ``woken`` are
-    the reads that it satisfies: whoever appended calls them, after it has acknowledged.
+    the reads that it satisfies, to be woken after it has been acknowledged.
     """
 
     appended: Appended
     pending: Acknowledgement | None = None
     woken: tuple[WakeUp, ...] = ()
 
-    def wake(self) -> None:
-        """Wakes the reads that the append satisfies; once more does nothing."""
+    def take_woken(self) -> tuple[WakeUp, ...]:
+        """Return the reads to wake; once more returns none."""
         woken, self.woken = self.woken, ()
-        wake_all(woken)
+        return woken
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,7 +290,7 @@ class Partition:
         """
         taken = self.appends.take(self.appends.prepare(batch, stamp), stamp, isolation)
         assert taken is not None  # without patience_s it waits for the lock
-        taken.wake()
+        wake_all(taken.take_woken())
         if taken.pending is not None:
             self.appends.await_acknowledgement(taken, None)
         return taken.appended

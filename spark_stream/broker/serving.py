@@ -12,10 +12,10 @@ method           OPEN (header; body)         then
 ``replicate``    ; request                   what the leader says, and what the follower says
 ===============  ==========================  ======================================================
 
-All of it runs on two pools of threads, one of them for appends. Streams of appends, fetches and
-followers use a thread while they have something to do (``appends``, ``fetch_task``,
-``replication``). A stream ends by an answer or a typed error; an unforeseen error is logged with
-its trace.
+All of it runs on pools of threads: one for appends, one for fetches that go on after a wait, and
+one for the rest. Streams of appends, fetches and followers use a thread while they have something
+to do (``appends``, ``fetch_task``, ``replication``). A stream ends by an answer or a typed error;
+an unforeseen error is logged with its trace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -35,6 +35,7 @@ from spark_stream.broker.fetch_task import FetchTask, FetchTasks
 from spark_stream.broker.fetching import FetchStream
 from spark_stream.broker.here import Here
 from spark_stream.broker.identity import Identity
+from spark_stream.broker.outcomes import WakeUp, wake_all
 from spark_stream.broker.pool import Pool
 from spark_stream.broker.replication.leading import Leading
 from spark_stream.broker.step_table import StepTable
@@ -51,6 +52,11 @@ from spark_stream.wire.methods import ACT, APPEND, FETCH, REPLICATE, RUN_STEPS
 from spark_stream.wire.replication_messages import OpenReplication
 
 logger = logging.getLogger(__name__)
+
+_FEW: Final = 4
+"""Reads that an append wakes itself."""
+_FETCH_THREADS: Final = 2
+"""What answers woken fetches: each more delays appends, which want the same interpreter."""
 
 
 class Serving:
@@ -79,9 +85,10 @@ class Serving:
         self._pool = Pool(loop)
         self._append_pool = Pool(loop)  # appends do not wait for hundreds of fetches to be answered
         self._appends = AppendStreams(
-            here.host, here.desk, self._append_pool, loop, clock, memory_bytes
+            here.host, here.desk, self._append_pool, self._wake, loop, clock, memory_bytes
         )
-        self._fetches = FetchTasks(self._pool, loop, clock, memory_bytes)
+        self._fetch_pool = Pool(loop, _FETCH_THREADS)
+        self._fetches = FetchTasks(self._fetch_pool, loop, clock, memory_bytes)
         self._methods: dict[str, Callable[[StreamOpened, Any], None]] = {
             ACT: self._act,
             RUN_STEPS: self._run_steps,
@@ -105,7 +112,13 @@ class Serving:
     def stop(self) -> None:
         """Serve no more short requests; streams that are served end by themselves."""
         self._append_pool.stop()
+        self._fetch_pool.stop()
         self._pool.stop()
+
+    def _wake(self, woken: tuple[WakeUp, ...]) -> None:
+        """Wake reads; many of them on another thread than that of the append."""
+        if len(woken) <= _FEW or not self._fetch_pool.submit(partial(wake_all, woken)):
+            wake_all(woken)
 
     def _run(self, opened: StreamOpened, stream: Any) -> None:
         try:

@@ -20,7 +20,9 @@ from spark_stream.broker.outcomes import (
     Appended,
     Candidate,
     Taken,
+    WakeUp,
     unknown_outcome,
+    wake_all,
 )
 from spark_stream.broker.partition import Partition
 from spark_stream.consistency.ids import NO_TRANSACTION
@@ -60,6 +62,7 @@ class StreamFacts:
     request: AppendTo
     clock: Clock
     finished: Finished
+    wake: Callable[[tuple[WakeUp, ...]], None] = wake_all
 
 
 class Append:
@@ -159,7 +162,7 @@ class Append:
             self._target = target  # also if it does not lead any more: it knows what became of it
             if taken.pending is not None:
                 self._batch = self._candidate = None  # all that is left to do is to wait
-                taken.wake()  # who reads what is not replicated need not wait for that
+                self._stream.wake(taken.take_woken())  # they read what is not replicated
                 if not wait:
                     return False
                 yield AwaitAcknowledgement(target, taken, max(0.0, self._left()))
@@ -173,7 +176,7 @@ class Append:
             self._answer(InternalError(f"the append to {where} failed; it may be in the log"))
         else:
             self._acknowledge(taken.appended, int(target.leader_epoch))
-            taken.wake()
+            self._stream.wake(taken.take_woken())
         return True
 
     def _outcome(self, error: IsologError) -> IsologError:

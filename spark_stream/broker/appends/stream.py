@@ -23,6 +23,7 @@ from spark_stream.broker.appends.joining import join_together
 from spark_stream.broker.host import Host
 from spark_stream.broker.hosted import HostedTopic
 from spark_stream.broker.memory import memory_errors
+from spark_stream.broker.outcomes import WakeUp
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.pool import Pool
 from spark_stream.broker.transactions import TransactionDesk
@@ -76,6 +77,7 @@ class AppendStreams:
     host: Host
     desk: TransactionDesk
     pool: Pool
+    wake: Callable[[tuple[WakeUp, ...]], None]
     loop: Loop
     clock: Clock
     memory_bytes: int
@@ -234,7 +236,7 @@ class AppendStream:
             )
         self._hosted = streams.host.topic(request.topic, request.topic_id)
         _check_fits(streams.host, self._hosted, self._schema)
-        self._facts = StreamFacts(request, streams.clock, streams.desk.finished)
+        self._facts = StreamFacts(request, streams.clock, streams.desk.finished, streams.wake)
 
     def _begin(self, frame: AppendFrame) -> BatchPlace[Append]:
         """Decode a frame; return its batch, in its place.
