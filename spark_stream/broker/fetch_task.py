@@ -153,7 +153,8 @@ class FetchTask:
         self._is_woken = False
         self._has_credit = False
         self._reply: bool | None = None  # to the generator, when it goes on
-        self._records: tuple[AwaitRecords, int, Timer] | None = None
+        self._records: tuple[AwaitRecords, int] | None = None
+        self._timer: tuple[float, Timer] | None = None  # of the deadline of the present wait
         self._unsent: tuple[bytes, Body] | None = (
             b"",
             memoryview(schema.serialize()),
@@ -190,6 +191,16 @@ class FetchTask:
             self._is_waiting = False
         self._tasks.pool.submit(self._run)
 
+    def _expire(self) -> None:
+        """End the present wait: its time is over; on the loop's thread."""
+        self._timer = None
+        self._wake(self._wait)
+
+    def _cancel_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer[1].cancel()
+
     # -- on a thread of the pool ----------------------------------------------------------------
 
     def _run(self) -> None:
@@ -209,6 +220,7 @@ class FetchTask:
         self._end()
 
     def _end(self) -> None:
+        self._cancel_timer()
         self._answers.close()
         self._call.__exit__(None, None, None)
 
@@ -273,9 +285,11 @@ class FetchTask:
                 self._tasks.leave()
                 self._reply = True
                 return True
-            timer = self._tasks.loop.call_later(left, wake)
+            if self._timer is None or self._timer[0] != wait.deadline:
+                self._cancel_timer()
+                self._timer = wait.deadline, self._tasks.loop.call_later(left, self._expire)
             with self._lock:
-                self._records = wait, place, timer
+                self._records = wait, place
                 # Its end may have come before the task waited for it.
                 self._is_waiting = not self._is_woken and self._stream.over is None
                 if self._is_waiting:
@@ -286,8 +300,7 @@ class FetchTask:
     def _is_satisfied(self) -> bool:
         """End the present wait and set the reply; return False if it has to be begun anew."""
         assert self._records is not None
-        (wait, place, timer), self._records = self._records, None
-        timer.cancel()
+        (wait, place), self._records = self._records, None
         wait.partition.stop_waiting(place)
         self._tasks.leave()
         is_over = self._stream.over is not None

@@ -168,7 +168,8 @@ class RangeStream:
         self._request = request
         self._cancelled = cancelled
         self._clock = clock
-        self._wait_s = FOLLOW_S if request.follow else request.wait_ms / 1000
+        self._wait_s = request.wait_ms / 1000 or FOLLOW_S
+        self._until = clock.monotonic() + self._wait_s
         self._partition.check_leader_epoch(request.leader_epoch)
         self._epoch = int(self._partition.leader_epoch)  # of all that the stream tells
         self._position = self._start()
@@ -271,6 +272,9 @@ class RangeStream:
                 told = self._position
             more = more and request.follow and not self._at_end() and left > 0
             more = more and not self._cancelled()
+            if request.wait_ms:  # its reader asks again, and is told more then
+                more = more and self._position == told and self._position >= found.end
+                more = more and self._clock.monotonic() < self._until
         if self._position == begin:
             self._check_not_short()
         whole = begin < told and request.end is not None and told >= request.end
@@ -295,8 +299,9 @@ class RangeStream:
         found = self._visible()
         if found.count or self._at_end() or not (request.wait_ms or request.follow):
             return found, True
-        deadline = self._clock.monotonic() + self._wait_s
-        more = yield AwaitRecords(self._partition, self._position, request.isolation, deadline)
+        if not request.wait_ms:
+            self._until = self._clock.monotonic() + self._wait_s
+        more = yield AwaitRecords(self._partition, self._position, request.isolation, self._until)
         return (self._visible() if more else found), more
 
     def _at_end(self) -> bool:

@@ -39,6 +39,10 @@ class _Read(Message):
     ``filter``: a predicate in Spark's SQL over the columns that the topic shows; only records for
     which it is true are sent. ``max_records`` counts those, ``max_bytes`` what is read for them.
     The offsets of the rows are told only where the column ``_offset`` is asked for.
+
+    ``wait_ms``: for how long the leader waits where there are no records. ``follow``: the fetch
+    goes on, until nothing came for a minute. With both it goes on for ``wait_ms`` in all, and ends
+    sooner where more than ``max_bytes`` are left, or what was read is not visible or not meant.
     """
 
     topic: Name

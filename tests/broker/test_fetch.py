@@ -173,6 +173,41 @@ def test_a_follower_of_the_tail_gets_record_after_record(
     reader.cancel()
 
 
+def test_a_fetch_that_follows_for_a_time_ends_then_whatever_comes(
+    flight: fl.FlightClient, log: isolog.Log, topic: str
+) -> None:
+    log.create_topic(topic, schema=NUMBERS)
+    found: list[Any] = []
+    began = time.monotonic()
+    tail = threading.Thread(
+        target=lambda: found.append(fetched(flight, topic, start=0, follow=True, wait_ms=1_500))
+    )
+    tail.start()
+    count = 0
+    with log.producer() as producer:
+        while tail.is_alive() and count < 100_000:
+            producer.append(topic, numbers(5 * count, 5), partition=0).result()
+            count += 1
+    tail.join(20)
+    assert not tail.is_alive()
+    assert time.monotonic() - began >= 1.5
+    batches, end = found[0]
+    assert len(batches) > 1
+    assert column(batches) == [*range(end["next"])]
+
+
+def test_a_fetch_that_follows_for_a_time_ends_once_it_is_behind_or_shows_nothing(
+    flight: fl.FlightClient, thousand: str
+) -> None:
+    """Then its reader is told how far it is, and asks for more when it has room."""
+    asked = {"start": 0, "follow": True, "wait_ms": 60_000}
+    batches, end = fetched(flight, thousand, max_bytes=1, **asked)
+    assert 0 < end["next"] < 1000
+    assert column(batches) == [*range(end["next"])]
+    batches, end = fetched(flight, thousand, filter="n < 0", **asked)
+    assert (batches, end["next"]) == ([], 1000)
+
+
 def test_a_tail_ends_when_the_broker_stops(broker: BrokerProcess) -> None:
     with broker.connect() as log, broker.flight() as flight:
         log.create_topic("t", schema=NUMBERS)

@@ -383,6 +383,7 @@ class Feed:
         return structs.replace(
             asked,
             start_lineage=ask.lineage,
+            follow=end is None and is_alone,
             leader_epoch=route.epoch,
             machine=LEADERS.machine(route.address) if maps else None,
         )

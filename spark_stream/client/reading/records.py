@@ -57,7 +57,11 @@ def _moments(column: pa.Array) -> Iterable[datetime]:
     """Records that were appended together mostly have one moment, and share its object."""
     # timedelta + datetime keeps the zone and costs a third of what Arrow's own conversion does.
     # Arrow reaches further than Python: moments beyond its first and last year become those.
-    values = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    if not len(column):
+        return ()
+    whole = column.cast(pa.int64())
+    # Not to_numpy: that imports pandas.
+    values = np.frombuffer(whole.buffers()[1], np.int64, len(whole), 8 * whole.offset)
     spans = np.clip(values, _FIRST_US, _LAST_US).astype("timedelta64[us]")
     edges = np.flatnonzero(values[1:] != values[:-1]) + 1
     if 4 * len(edges) > len(values):
