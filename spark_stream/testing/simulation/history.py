@@ -202,8 +202,10 @@ class Line(Fold):
         """It failed, or its broker ended within a step, while it followed: perhaps in a cut."""
         self.may_be_gone = False
         """Somebody was to remove it, since it was opened last."""
-        self.is_damaged = False
-        """A byte of it has changed."""
+        self.damaged: set[int] = set()
+        """Entries of which a byte has changed."""
+        self.was_damaged = False
+        """A byte of it has changed at some time."""
         self.given_up: set[Seen] = set()
         """Entries that were cut off since then, and may be taken back from what is kept of them."""
         self.may_be_left = False
@@ -213,9 +215,14 @@ class Line(Fold):
 
     def cut(self, entries: int) -> list[Seen]:
         gone = super().cut(entries)
-        if self.is_damaged:
+        if self.was_damaged:
             self.given_up.update(gone)
+        self.damaged = {each for each in self.damaged if each < entries}
         return gone
+
+    def is_sound(self, entry: int) -> bool:
+        """Whether it has this entry, as it was written."""
+        return self.start <= entry < len(self.entries) and entry not in self.damaged
 
     @property
     def name(self) -> str:

@@ -219,7 +219,7 @@ def _fetch(world: World, broker: SimulatedBroker, asked: FetchRange, reading: _R
         read = Looked(line, asked.isolation, position, int(last.next), values)
         world.notice("looked", read)
         # A read that meets damage ends there with what is sound before it, and the next one fails.
-        if asked.isolation is Isolation.READ_ATOMIC and not line.is_damaged:
+        if asked.isolation is Isolation.READ_ATOMIC and not line.was_damaged:
             world.notice("cut", {place: int(last.next)})
     return last, values
 

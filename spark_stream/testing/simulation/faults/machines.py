@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from random import Random
 from typing import Final
 
@@ -17,7 +16,6 @@ from spark_stream.testing.simulation.faults.common import (
     come_back,
     come_back_after,
 )
-from spark_stream.testing.simulation.history import Course
 from spark_stream.testing.simulation.schedule import NOW, Body, Signal, Within
 from spark_stream.testing.simulation.world import World
 
@@ -181,7 +179,7 @@ def wipe(world: World, name: str) -> Body:
 
 
 def change_a_byte(world: World, name: str) -> Body:
-    """A bit of a stored batch changes on a disk, where another replica that runs has all of it.
+    """A bit of a stored batch changes on a disk; an in-sync replica that runs has it as it was.
 
     For runs whose logs are files; ``form`` draws none by chance.
     """
@@ -194,10 +192,9 @@ def change_a_byte(world: World, name: str) -> Body:
         if not sound:
             return
         topic = chance.choice(sound)
-        owners = [each for each in world.brokers if each.runs and _has_a_copy(world, topic, each)]
-        for broker in chance.sample(owners, min(1, len(owners))):
-            if _change_a_byte(world, chance, topic, broker, ()):
-                return
+        broker = chance.choice([each for each in world.brokers if each.runs] or world.brokers)
+        if broker.runs and _change_a_byte(world, chance, topic, broker, copies=1):
+            return
 
 
 def change_a_byte_on_each(world: World, name: str) -> Body:
@@ -207,14 +204,16 @@ def change_a_byte_on_each(world: World, name: str) -> Body:
     """
     chance, _ = begin(world, name)
     yield chance.random() * SOON_S
-    whole = [each for each in world.topics() if _is_in_sync_everywhere(world, each)]
-    if world.calm or not whole or _is_damaged(world):
-        return
-    topic, changed = chance.choice(whole), set[tuple[str, int]]()
-    for broker in chance.sample(world.brokers, len(world.brokers)):
-        found = _change_a_byte(world, chance, topic, broker, changed)
-        if found is not None:
-            changed.add(found)
+    changed = False
+    while not changed:
+        yield 0.2
+        whole = [each for each in world.topics() if _is_in_sync_everywhere(world, each)]
+        if world.calm or _is_damaged(world):
+            return
+        for topic in chance.sample(whole, min(1, len(whole))):
+            for broker in chance.sample(world.brokers, len(world.brokers)):
+                copies = len(world.brokers) - 1
+                changed |= _change_a_byte(world, chance, topic, broker, copies)
     for broker in world.brokers:  # at once: what an open finds first ends the log there
         for replica in broker.host.open_replicas():
             for piece in replica.log.check_stored():
@@ -223,22 +222,22 @@ def change_a_byte_on_each(world: World, name: str) -> Body:
 
 
 def _change_a_byte(
-    world: World,
-    chance: Random,
-    topic: Topic,
-    broker: SimulatedBroker,
-    spared: Container[tuple[str, int]],
-) -> tuple[str, int] | None:
-    """Change a bit of a batch; return the name of its partition's folder, and its entry."""
+    world: World, chance: Random, topic: Topic, broker: SimulatedBroker, copies: int
+) -> bool:
+    """Change a bit of a batch of which there are sound copies elsewhere, at least so many.
+
+    Return whether there was such a batch.
+    """
+    spared = _with_fewer_copies(world, topic, broker, copies)
     found = broker.logs.change_a_byte(chance, topic.id, spared)
     if found is None:
-        return None
+        return False
     path, entry = found
     world.tell(f"a byte changes in {path}, entry {entry}")
-    place = (topic.id, int(path.parent.name))
-    line = world.history.lines[broker.broker_id, place]
-    line.may_be_gone = line.is_damaged = True
-    return path.parent.name, entry
+    line = world.history.lines[broker.broker_id, (topic.id, int(path.parent.name))]
+    line.may_be_gone = line.was_damaged = True
+    line.damaged.add(entry)
+    return True
 
 
 def _is_in_sync_everywhere(world: World, topic: Topic) -> bool:
@@ -268,25 +267,31 @@ def _others_have(world: World, topic: Topic, broker: SimulatedBroker) -> bool:
     return all(any(world.broker(each).runs for each in found) for found in others)
 
 
-def _has_a_copy(world: World, topic: Topic, broker: SimulatedBroker) -> bool:
-    """Whether a broker that runs and is in sync has each entry that this one has of a topic.
+def _with_fewer_copies(
+    world: World, topic: Topic, broker: SimulatedBroker, copies: int
+) -> set[tuple[str, int]]:
+    """Return the entries of which fewer in-sync replicas elsewhere have a sound copy, and run.
 
-    An in-sync replica may lack what was appended last: damage there has no cure.
+    Each with its partition's folder.
+    An in-sync replica may lack what was appended last, and may be damaged too: damage to the last
+    sound copy has no cure.
     """
-
-    def entries(broker_id: str, course: Course) -> int:
-        return len(world.history.line(broker_id, course.place).entries)
-
-    return all(
-        any(
-            world.broker(each.broker).runs
-            and entries(each.broker, course) >= entries(broker.broker_id, course)
+    found: set[tuple[str, int]] = set()
+    for course in world.history.there():
+        if course.place[0] != topic.id or course.record is None:
+            continue
+        others = [
+            world.history.line(each.broker, course.place)
             for each in course.record.isr
-            if each.broker != broker.broker_id
-        )
-        for course in world.history.there()
-        if course.place[0] == topic.id and course.record is not None
-    )
+            if each.broker != broker.broker_id and world.broker(each.broker).runs
+        ]
+        mine = world.history.line(broker.broker_id, course.place)
+        found |= {
+            (str(course.place[1]), entry)
+            for entry in range(len(mine.entries))
+            if sum(each.is_sound(entry) for each in others) < copies
+        }
+    return found
 
 
 def black_out(world: World, name: str) -> Body:
