@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from spark_stream.broker.identity import Endpoint, Identity
 from spark_stream.broker.members import Members
 from spark_stream.broker.step_table import Answer
-from spark_stream.broker.steps import answers_of, asked_of
+from spark_stream.broker.steps import answers_of, asked_of, pack_in_parts
 from spark_stream.environment import Clock
-from spark_stream.errors import IsologError, LeaderUnavailable, Unauthenticated
+from spark_stream.errors import InvalidRequest, IsologError, LeaderUnavailable, Unauthenticated
 from spark_stream.scripts.steps import ProbeReplica, RemoteStep
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
@@ -82,18 +84,26 @@ class ConnectedPeers:
         """What the broker answers to each step.
 
         Raises:
-            LeaderUnavailable: it does not answer, or another one does. What was asked may have
-                happened or not: every step can be repeated.
+            LeaderUnavailable: it does not answer, or another one does, or it refuses the message.
+                What was asked may have happened or not: every step can be repeated.
         """
         with self._lock:
             peer = self._peers.setdefault(broker_id, _Peer())
+        answers: list[Answer] = []
+        for part, packed in pack_in_parts(steps):
+            answers += self._run_part(peer, broker_id, part, packed)
+        return answers
+
+    def _run_part(
+        self, peer: _Peer, broker_id: str, steps: Sequence[RemoteStep], packed: msgspec.Raw
+    ) -> list[Answer]:
         endpoint = self.endpoint_of(broker_id)
         if endpoint is None:
             raise LeaderUnavailable(f"broker {broker_id} is not registered", leader=broker_id)
         while True:
             try:
                 with self._held(peer, broker_id, endpoint):
-                    return self._asked(peer, broker_id, endpoint, steps)
+                    return self._asked(peer, broker_id, endpoint, steps, packed)
             except Unauthenticated as error:
                 # It may have started again a moment ago: then the proof was for its last start.
                 self._refresh()
@@ -120,16 +130,23 @@ class ConnectedPeers:
             peer.lock.release()
 
     def _asked(
-        self, peer: _Peer, broker_id: str, endpoint: Endpoint, steps: Sequence[RemoteStep]
+        self,
+        peer: _Peer,
+        broker_id: str,
+        endpoint: Endpoint,
+        steps: Sequence[RemoteStep],
+        packed: msgspec.Raw,
     ) -> list[Answer]:
         nonce = uuid.uuid4().hex
-        asked = asked_of(self._me, broker_id, endpoint.incarnation, nonce, steps)
+        asked = asked_of(self._me, broker_id, endpoint.incarnation, nonce, packed)
         try:
             result = self._answer(peer, endpoint.address, asked, _patience_s(steps))
         except TRANSPORT_ERRORS as error:
             mine = failure_of(error, endpoint.address)
             if isinstance(mine, Unauthenticated):
                 raise mine from error
+            if isinstance(mine, InvalidRequest):  # what was asked is wrong: the peer has answered
+                raise _unavailable(broker_id, endpoint, mine) from error
             raise self._silence(peer, broker_id, endpoint, mine) from error
         return answers_of(result, self._me, broker_id, nonce, steps)
 
@@ -143,11 +160,15 @@ class ConnectedPeers:
         self, peer: _Peer, broker_id: str, endpoint: Endpoint, error: IsologError
     ) -> IsologError:
         """Ask the peer nothing for a moment; return the error that says why."""
-        where = f"broker {broker_id} at {endpoint.address}"
         peer.disconnect()
         peer.silent_until = self._clock.monotonic() + _PAUSE_S
-        peer.refusal = LeaderUnavailable(f"{where}: {error.message}", leader=broker_id)
+        peer.refusal = _unavailable(broker_id, endpoint, error)
         return peer.refusal.again()
+
+
+def _unavailable(broker_id: str, endpoint: Endpoint, error: IsologError) -> LeaderUnavailable:
+    where = f"broker {broker_id} at {endpoint.address}"
+    return LeaderUnavailable(f"{where}: {error.message}", leader=broker_id)
 
 
 def _patience_s(steps: Sequence[RemoteStep]) -> float:

@@ -6,7 +6,7 @@ answer is never taken from a process that does not prove to be the broker that w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any, Final, get_args
@@ -20,7 +20,11 @@ from spark_stream.consistency.extents import Block, SpansSnapshot
 from spark_stream.errors import InternalError, IsologError
 from spark_stream.scripts.steps import RemoteStep
 from spark_stream.structs import Struct
+from spark_stream.wire.limits import CONTROL_BYTES_MAX
 from spark_stream.wire.messages import decoded, from_plain, to_plain
+
+_PART_BYTES_MAX: Final = CONTROL_BYTES_MAX // 4
+"""Of the steps in one message, which has an envelope too. The peer is to answer each in time."""
 
 
 class RunSteps(Struct):
@@ -49,13 +53,26 @@ class StepAnswers(Struct):
     answers: list[StepAnswer]
 
 
-def asked_of(
-    me: Identity, broker: str, incarnation: str, nonce: str, steps: Sequence[RemoteStep]
-) -> bytes:
-    """Return the message that asks the broker, in this incarnation, for the steps."""
+def asked_of(me: Identity, broker: str, incarnation: str, nonce: str, steps: msgspec.Raw) -> bytes:
+    """Return the message that asks the broker, in this incarnation, for the packed steps."""
     proof = me.call_proof(broker, incarnation)
-    call = RunSteps(caller=me.broker_id, proof=proof, nonce=nonce, steps=pack_steps(steps))
-    return _ENCODER.encode(call)
+    return _ENCODER.encode(RunSteps(caller=me.broker_id, proof=proof, nonce=nonce, steps=steps))
+
+
+def pack_in_parts(
+    steps: Sequence[RemoteStep],
+) -> Iterator[tuple[Sequence[RemoteStep], msgspec.Raw]]:
+    """Yield the steps in their order, a part for each message, and as they travel.
+
+    The markers of a transaction of many producers in many partitions are more than a message takes.
+    """
+    packed = pack_steps(steps)
+    if len(bytes(packed)) <= _PART_BYTES_MAX or len(steps) == 1:
+        yield steps, packed
+        return
+    middle = len(steps) // 2
+    yield from pack_in_parts(steps[:middle])
+    yield from pack_in_parts(steps[middle:])
 
 
 def pack_steps(steps: Sequence[RemoteStep]) -> msgspec.Raw:

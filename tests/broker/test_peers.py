@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,15 @@ from spark_stream.broker import peers as peers_module
 from spark_stream.broker.identity import Identity
 from spark_stream.broker.peers import ConnectedPeers
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
-from spark_stream.cluster.identity import ClusterSecret
+from spark_stream.cluster.identity import ClusterSecret, cluster_identity
 from spark_stream.cluster.sqlite import SqliteStore
-from spark_stream.consistency.ids import BrokerId
+from spark_stream.consistency.ids import BrokerId, EntryIndex, LeaderEpoch
 from spark_stream.consistency.transactions import Joined
+from spark_stream.environment import SystemIds
 from spark_stream.errors import LeaderUnavailable
-from spark_stream.scripts.steps import ProbeReplica, Seal
+from spark_stream.scripts.steps import IsReplicated, Marked, ProbeReplica, Seal, WriteMarkers
 from tests.clocks import FakeClock
-from tests.support import BrokerProcess
+from tests.support import NUMBERS, BrokerProcess
 
 
 def test_a_broker_that_another_replaced_is_refused_in_the_same_words(
@@ -80,3 +82,35 @@ def test_a_broker_that_does_not_answer_a_probe_is_not_waited_for_long(tmp_path: 
             peers.run_steps("silent", [ProbeReplica(BrokerId("silent"), Joined("t", "id", 0))])
         assert time.monotonic() - began < peers_module._CALL_S / 2
     store.close()
+
+
+@pytest.fixture
+def of_the_cluster(shared: BrokerProcess) -> Iterator[tuple[ConnectedPeers, str]]:
+    """The peers of another broker of the shared broker's cluster, and the shared broker's id."""
+    store = SqliteStore(shared.directory / "metadata.sqlite")
+    brokers = Brokers(store)
+    cluster, secret = cluster_identity(store, SystemIds(), None)
+    me = Identity(cluster, BrokerId("another"), "start", secret)
+    (known,) = brokers.all()
+    yield ConnectedPeers(me, brokers, FakeClock(), lambda: None), known.id
+    store.close()
+
+
+def test_markers_of_more_producers_than_a_message_takes_are_all_written(of_the_cluster, log, topic):
+    peers, broker = of_the_cluster
+    log.create_topic(topic, schema=NUMBERS, partitions=4)
+    places = [Joined(topic, log.describe(topic).id, number) for number in range(4)]
+    taken = tuple(range(1 << 40, (1 << 40) + 500_000))  # nine bytes each
+    answers = peers.run_steps(broker, [WriteMarkers(at, 1 << 40, taken) for at in places])
+    assert [type(each) for each in answers] == [Marked] * 4
+
+
+def test_a_step_that_a_broker_refuses_as_wrong_does_not_keep_it_from_being_asked(
+    of_the_cluster, log, topic
+):
+    peers, broker = of_the_cluster
+    log.create_topic(topic, schema=NUMBERS)
+    at = Joined(topic, log.describe(topic).id, 0)
+    with pytest.raises(LeaderUnavailable, match="transaction: Expected `int`"):
+        peers.run_steps(broker, [Seal(at, "none")])  # type: ignore[arg-type]
+    assert peers.run_steps(broker, [IsReplicated(at, EntryIndex(0), LeaderEpoch(0))]) == [True]

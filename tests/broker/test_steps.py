@@ -110,7 +110,7 @@ def travelled(*asked_and_answered: tuple[RemoteStep, object]) -> list[object]:
 
 def asking(*steps: RemoteStep, nonce: str = "n") -> bytes:
     """What broker a asks of broker b."""
-    return asked_of(CALLER, "b", "start of b", nonce, steps)
+    return asked_of(CALLER, "b", "start of b", nonce, pack_steps(steps))
 
 
 @pytest.mark.parametrize("step", STEPS, ids=str)
