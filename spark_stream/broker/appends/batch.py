@@ -7,7 +7,7 @@ sent again; of one that is in the log, and not as safe as it asked to be, the ou
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -251,3 +251,12 @@ class Append:
                 leader_epoch=leader_epoch,
             )
         self._tell(answer.to_bytes())
+
+
+def joins_of(batches: Iterable[Append]) -> list[tuple[Stamp, list[Partition]]]:
+    """Return which partitions have to join which transactions before these batches."""
+    groups: dict[tuple[int, int, int], tuple[Stamp, list[Partition]]] = {}
+    for partition, stamp in filter(None, (each.to_join for each in batches)):
+        key = (stamp.transaction, stamp.producer_id, stamp.epoch)
+        groups.setdefault(key, (stamp, []))[1].append(partition)
+    return list(groups.values())

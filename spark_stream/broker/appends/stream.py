@@ -17,19 +17,17 @@ from typing import Final, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from spark_stream.broker.appends.batch import Append, StreamFacts
+from spark_stream.broker.appends.batch import Append, StreamFacts, joins_of
 from spark_stream.broker.appends.core import AppendStreamCore, BatchPlace
 from spark_stream.broker.appends.joining import join_together
 from spark_stream.broker.host import Host
 from spark_stream.broker.hosted import HostedTopic
 from spark_stream.broker.memory import memory_errors
 from spark_stream.broker.outcomes import WakeUp
-from spark_stream.broker.partition import Partition
 from spark_stream.broker.pool import Pool
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
-from spark_stream.consistency.producers import Stamp
 from spark_stream.environment import Clock
 from spark_stream.errors import InternalError, InvalidRequest, IsologError, SchemaMismatch
 from spark_stream.protocol import Bytes
@@ -345,11 +343,7 @@ class AppendStream:
         name, desk = self._facts.request.transactional_id, self._streams.desk
         if name is None:
             return
-        groups: dict[tuple[int, int, int], tuple[Stamp, list[Partition]]] = {}
-        for partition, stamp in filter(None, (each.to_join for each in batches)):
-            key = (stamp.transaction, stamp.producer_id, stamp.epoch)
-            groups.setdefault(key, (stamp, []))[1].append(partition)
-        for stamp, partitions in groups.values():
+        for stamp, partitions in joins_of(batches):
             try:
                 desk.run(join_together(desk.finished, partitions, stamp, name))
             except IsologError:

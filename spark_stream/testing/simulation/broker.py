@@ -18,12 +18,14 @@ from typing import Any, Final
 import pyarrow as pa
 
 from spark_stream.broker.appends.batch import Append, StreamFacts
+from spark_stream.broker.appends.joining import join_together
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
 from spark_stream.broker.driver import Peers
 from spark_stream.broker.host import Host
 from spark_stream.broker.identity import Endpoint, Identity
 from spark_stream.broker.leader_actions import leaders_of
 from spark_stream.broker.links import LedPartitions, StreamLinks
+from spark_stream.broker.partition import Partition
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leading import Leading
 from spark_stream.broker.replication.settings import ReplicationSettings
@@ -38,12 +40,14 @@ from spark_stream.consistency import election
 from spark_stream.consistency.election import Outcome
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.consistency.producers import Stamp
 from spark_stream.errors import IsologError, LeaderUnavailable, StorageFailure
 from spark_stream.protocol import StreamOpened
 from spark_stream.scripts import moving
 from spark_stream.scripts import topics as topic_scripts
 from spark_stream.scripts.steps import RemoteStep, Script
 from spark_stream.storage.directory import LogDirectory
+from spark_stream.testing.simulation.appends import SimulatedAppends
 from spark_stream.testing.simulation.clock import SeededIds, VirtualClock
 from spark_stream.testing.simulation.connections import (
     SimulatedConnection,
@@ -58,7 +62,8 @@ from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal
 from spark_stream.testing.simulation.store import MemoryRecords, MortalStore
 from spark_stream.transport.failures import error_bytes
 from spark_stream.transport.streams import Stream
-from spark_stream.wire.messages import Ack, AppendTo, Envelope, ack_from_bytes
+from spark_stream.wire.messages import Ack, AppendTo, Envelope
+from spark_stream.wire.methods import APPEND
 from spark_stream.wire.replication_messages import OpenReplication
 
 SWEEP_S: Final = 2.0
@@ -113,6 +118,7 @@ class Surroundings:
     network: Network
     chance: Random
     carried_out: Callable[[SimulatedBroker, RemoteStep, Answer], None]
+    answered: Callable[[SimulatedBroker, list[int], Ack], None]
     found_over: Callable[[str], None]
     look_at: Callable[[SimulatedBroker], None]
     news: News
@@ -290,9 +296,12 @@ class SimulatedBroker:
         return StreamLinks(fetchers, core.host.refresh)
 
     def serve(self, opened: StreamOpened, stream: Stream) -> None:
-        """Serve a follower's stream."""
+        """Serve a stream of a follower, or of a client."""
         try:
-            self._leading.serve(OpenReplication.from_bytes(bytes(opened.body)), stream)
+            if opened.method == APPEND:
+                SimulatedAppends(self, self._around.schedule, self.owner, opened, stream)
+            else:
+                self._leading.serve(OpenReplication.from_bytes(bytes(opened.body)), stream)
         except IsologError as error:
             stream.fail(error_bytes(error))
 
@@ -391,28 +400,19 @@ class SimulatedBroker:
         """A body that returns what the script returns."""
         return self.driver.run(script)
 
-    def append(
-        self,
-        asked: AppendTo,
-        envelope: Envelope,
-        batch: pa.RecordBatch,
-        heard: Callable[[Ack], None],
-    ) -> Body:
-        """A body that returns the acknowledgement of a batch.
-
-        ``heard`` is called when it leaves the broker, which may be before the body goes on.
-        """
-        acks: list[Ack] = []
-
-        def acknowledge(message: bytes) -> None:
-            acks.append(ack_from_bytes(message))
-            heard(acks[-1])
-
+    def new_append(self, asked: AppendTo, envelope: Envelope, batch: pa.RecordBatch) -> Append:
+        """Return the append of a batch that a client has sent."""
         hosted = self.host.topic(asked.topic, asked.topic_id)
-        stream = StreamFacts(asked, self._around.clock, self.desk.finished)
-        append = Append(stream, hosted, envelope, batch, acknowledge)
-        yield from self.run(append.finish())
-        return acks[0]
+        facts = StreamFacts(asked, self._around.clock, self.desk.finished)
+        return Append(facts, hosted, envelope, batch)
+
+    def join(self, partitions: Sequence[Partition], stamp: Stamp, owner: str) -> Script[None]:
+        """Let partitions join a transaction."""
+        return join_together(self.desk.finished, partitions, stamp, owner)
+
+    def answers(self, batch: pa.RecordBatch, ack: Ack) -> None:
+        """Note that a batch is answered."""
+        self._around.answered(self, batch.column(0).to_pylist(), ack)
 
     def create_topic(
         self, name: str, partitions: int, replicas: int, config: Mapping[str, str]

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.partition_record import PartitionRecord
-from spark_stream.consistency.producers import Stamp
 from spark_stream.consistency.transactions import ABORTS, COMMITS, Joined, State, Transaction
 from spark_stream.storage.settings import Flush
 
@@ -30,13 +29,10 @@ class Sent:
 
     values: range
     place: Place
-    stamp: Stamp | None
+    producer: int | None
+    """The number of its producer, which has ids and may send it again; else None."""
     committed: bool = False
     """Its client asks for an acknowledgement once it is replicated."""
-
-    @property
-    def transaction(self) -> int:
-        return NO_TRANSACTION if self.stamp is None else self.stamp.transaction
 
 
 @dataclass(eq=False, slots=True)
@@ -275,9 +271,9 @@ class History:
         line = self.line(broker, place)
         line.has_failed, line.may_be_gone = False, True
 
-    def send(self, count: int, place: Place, stamp: Stamp | None, *, committed: bool) -> Sent:
-        """A new batch of so many records."""
-        sent = Sent(range(self.values, self.values + count), place, stamp, committed)
+    def send(self, count: int, place: Place, *, producer: int | None, committed: bool) -> Sent:
+        """A new batch of so many records; a producer's numbers rise in its order."""
+        sent = Sent(range(self.values, self.values + count), place, producer, committed)
         self.sent[self.values] = sent
         self.values += count
         return sent

@@ -36,8 +36,10 @@ from spark_stream.testing.simulation.invariants.base import Broken, Invariant, V
 from spark_stream.testing.simulation.leases import LEASE_S, MemoryBoard
 from spark_stream.testing.simulation.looking import Onlooker
 from spark_stream.testing.simulation.network import Network
+from spark_stream.testing.simulation.producing import ClientProcess
 from spark_stream.testing.simulation.schedule import Body, Schedule, Signal
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from spark_stream.wire.messages import Ack, BatchRefused
 
 EVENTS_MAX: Final = 20_000  # a run that needs more hangs
 _WORK_S: Final = 60.0  # after so long the trouble ends, done or not
@@ -73,11 +75,13 @@ class World:
             self.network,
             form.chance("steps"),
             lambda *step: self._onlooker.note_step(*step),
+            self._note_answer,
             lambda holder: self.notice("found_over", self._by_owner[holder]),
             self.look_at,
             news,
             sees_ends=form.chance("ends").random() < 0.5,
         )
+        self.clients = ClientProcess(self)
         self.brokers = [SimulatedBroker(f"broker-{name}", around) for name in "abc"[: form.brokers]]
         self._view = View(self.history, self.clock, self.brokers, self.notice)
         self._onlooker = Onlooker(self._view, self.records, news, self.tell, tells=tells)
@@ -86,6 +90,15 @@ class World:
             self._register(kind(self._view))
         self._by_owner = {each.broker_id: each for each in self.brokers}
         self._clients = 0
+
+    def _note_answer(self, broker: SimulatedBroker, values: list[int], ack: Ack) -> None:
+        """An acknowledgement is about to leave the broker."""
+        self.look_at(broker)
+        if self.story is not None:
+            what = ack.error.message if isinstance(ack, BatchRefused) else f"at {ack.offset}"
+            again = " (it was there)" if ack.duplicate else ""
+            self.tell(f"{broker.broker_id} answers {values}: {what}{again}")
+        self.notice("acknowledged", self.history.sent[values[0]], ack, broker)
 
     def _register(self, invariant: Invariant) -> None:
         for name in vars(Invariant):

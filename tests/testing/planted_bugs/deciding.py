@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_stream.broker import joining, step_table
+from spark_stream.broker import step_table
+from spark_stream.broker.appends import joining
 from spark_stream.cluster.leases import Leases
 from spark_stream.cluster.numbers import Numbers
 from spark_stream.consistency import election, producers, replica

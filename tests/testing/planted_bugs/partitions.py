@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_stream.broker import append, fetching
+from spark_stream.broker import fetching
+from spark_stream.broker.appends import batch as append
 from spark_stream.broker.outcomes import Appended
 from spark_stream.broker.partition import Partition
 from spark_stream.broker.partition_state import PartitionState

@@ -7,12 +7,10 @@ from operator import methodcaller
 from random import Random
 from typing import Any
 
-import pyarrow as pa
-
 from spark_stream.client.connecting.routes import Route, Routes
+from spark_stream.client.writing.lanes import Unacknowledged
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.producers import Stamp
 from spark_stream.errors import (
     IsologError,
     LeaderEpochFenced,
@@ -22,12 +20,13 @@ from spark_stream.errors import (
     UnknownOutcome,
 )
 from spark_stream.scripts.steps import Script
-from spark_stream.testing.simulation.broker import SCHEMA, SimulatedBroker
+from spark_stream.testing.simulation.broker import SimulatedBroker
 from spark_stream.testing.simulation.history import Sent
 from spark_stream.testing.simulation.network import NoAnswer
+from spark_stream.testing.simulation.producing import BatchFate, SimulatedProducer, send_once
 from spark_stream.testing.simulation.schedule import Body
 from spark_stream.testing.simulation.world import World
-from spark_stream.wire.messages import Ack, AppendTo, BatchRefused, Envelope
+from spark_stream.wire.messages import AppendTo
 
 Ask = Callable[[SimulatedBroker], Body]
 ATTEMPTS = 8
@@ -43,7 +42,6 @@ class Session:
         self.world = world
         self.name = name
         self.chance: Random = world.form.chance(name)
-        self._sequences: dict[tuple[int, int, str, int], int] = {}
         self._routes: dict[str, Routes] = {}
 
     def any_broker(self) -> SimulatedBroker:
@@ -128,79 +126,48 @@ class Session:
                     return each, favourite[1]
         return topic, partition
 
-    def stamp(self, producer_id: int, epoch: int, number: int, topic: Topic, at: int) -> Stamp:
-        """The stamp of the producer's next batch in a partition."""
-        key = (producer_id, epoch, topic.id, at)
-        sequence = self._sequences.get(key, 0)
-        self._sequences[key] = sequence + 1
-        return Stamp(producer_id, epoch, sequence, number)
-
     def send(
         self,
+        producer: SimulatedProducer | None,
         topic: Topic,
         partition: int,
-        stamp: Stamp | None,
-        owner: str | None = None,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        *,
+        in_transaction: bool = False,
     ) -> Body:
-        """Sends one batch until it is acknowledged; returns whether it was.
+        """Send one batch and wait; return whether it was acknowledged.
 
-        Without a stamp it is sent once.
+        Without a producer it is sent once, without a stamp.
 
         Raises:
             IsologError: why the leader refuses it.
         """
-        waits = isolation is not Isolation.READ_UNCOMMITTED or owner is not None
-        count = self.chance.randint(1, 3)
-        sent = self.world.history.send(count, (topic.id, partition), stamp, committed=waits)
-        for attempt in range(ATTEMPTS if stamp else 1):
-            try:
-                yield from self._send_once(sent, topic, owner, isolation)
-                return True
-            except NoAnswer as error:
-                self.world.tell(f"{self.name}: no answer for {list(sent.values)}: {error}")
-            except IsologError as error:
-                self.world.tell(f"{self.name}: {list(sent.values)}: {error.message}")
-                if not (error.retriable or isinstance(error, UnknownOutcome)):
-                    raise
-            yield 0.3 * (attempt + 1) * self.chance.random()
+        waits = isolation is not Isolation.READ_UNCOMMITTED or in_transaction
+        count, place = self.chance.randint(1, 3), (topic.id, partition)
+        number = None if producer is None else producer.number
+        sent = self.world.history.send(count, place, producer=number, committed=waits)
+        if producer is None:
+            request = AppendTo(
+                topic=topic.name, topic_id=topic.id, isolation=isolation, timeout_ms=APPEND_MS
+            )
+            written = yield from self._send_once(sent, topic, request)
+        else:
+            written = producer.submit(topic, partition, sent.values)
+        yield written.settled
+        settlement = written.settlement
+        assert settlement is not None
+        self.world.notice("settled", sent, settlement)
+        if not isinstance(settlement, Unacknowledged):
+            return True
+        error = settlement.error
+        self.world.tell(f"{self.name}: {list(sent.values)}: {error.message}")
+        if not (error.retriable or isinstance(error, UnknownOutcome)):
+            raise error
         return False
 
-    def _send_once(self, sent: Sent, topic: Topic, owner: str | None, isolation: Isolation) -> Body:
-        route = yield from self.route(topic, sent.place[1])
-        leader = self.world.broker(route.leader)
-        asked = AppendTo(
-            topic=topic.name,
-            topic_id=topic.id,
-            transactional_id=owner,
-            isolation=isolation,
-            timeout_ms=APPEND_MS,
-        )
-        envelope = Envelope(partition=sent.place[1], stamp=sent.stamp, leader_epoch=route.epoch)
-        batch = pa.record_batch([pa.array(sent.values, pa.int64())], schema=SCHEMA)
-
-        def hear(ack: Ack) -> None:
-            self.world.look_at(leader)
-            self.world.tell(f"{leader.broker_id} answers {list(sent.values)}: {describe(ack)}")
-            self.world.notice("acknowledged", sent, ack, leader)
-
-        ack = yield from self.call_leader(
-            topic,
-            sent.place[1],
-            f"append {list(sent.values)} to {topic.name}/{sent.place[1]}",
-            lambda at: at.append(asked, envelope, batch, hear),
-            route,
-        )
-        if isinstance(ack, BatchRefused):
-            if isinstance(ack.error, _ELSEWHERE):
-                self._routes[topic.id].failed(route)
-            raise ack.error
-        self.answered(topic, route, ack.leader_epoch)
-        return ack
-
-
-def describe(ack: Ack) -> str:
-    """An acknowledgement, for people."""
-    if isinstance(ack, BatchRefused):
-        return ack.error.message
-    return f"at {ack.offset}{' (it was there)' if ack.duplicate else ''}"
+    def _send_once(self, sent: Sent, topic: Topic, request: AppendTo) -> Body:
+        partition = sent.place[1]
+        route = yield from self.route(topic, partition)
+        written = BatchFate(self)
+        send_once(self, route, request, sent.values, written)
+        return written

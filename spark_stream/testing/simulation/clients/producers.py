@@ -2,36 +2,53 @@
 
 from __future__ import annotations
 
-from spark_stream.consistency.ids import NO_TRANSACTION
-from spark_stream.consistency.isolation import PRODUCER_LEVELS
+from spark_stream.client.writing.lanes import Identity
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
 from spark_stream.errors import IsologError
 from spark_stream.scripts.steps import Numbering, TakeNumber
 from spark_stream.testing.simulation.clients.asking import Session
 from spark_stream.testing.simulation.network import NoAnswer
+from spark_stream.testing.simulation.producing import SimulatedProducer
 from spark_stream.testing.simulation.schedule import Body
 from spark_stream.testing.simulation.world import World
 
 
 def write_plainly(world: World, name: str) -> Body:
-    """Some batches to any partitions; after an error that repeating cannot mend, under a new id."""
+    """Some batches to any partitions, which may wait for each other or not."""
     session = Session(world, name)
-    producer = -1
     level = session.chance.choice(PRODUCER_LEVELS)
-    for _ in range(session.chance.randint(3, 8)):
-        yield from session.pause(2.0)
+    producer = None
+    if session.chance.random() < 0.8:
+        producer = SimulatedProducer(session, lambda: _identity(session), level)
+    for number in range(session.chance.randint(3, 8)):
+        if session.chance.random() < 0.6:
+            yield from session.pause(2.0)
         picked = session.pick_partition()
         if picked is None:
             continue
-        topic, at = picked
-        try:
-            if producer < 0 and session.chance.random() < 0.7:
-                producer = yield from session.run(
-                    "a producer id", lambda _: iter(TakeNumber(Numbering.PRODUCERS))
-                )
-            stamp = None
-            if producer >= 0:
-                stamp = session.stamp(producer, 0, NO_TRANSACTION, topic, at)
-            if not (yield from session.send(topic, at, stamp, isolation=level)):
-                producer = -1
-        except (IsologError, NoAnswer):
-            producer = -1
+        sending = _send(session, producer, *picked, level)
+        if session.chance.random() < 0.5:
+            world.start_client(f"{name} batch {number}", sending)
+        else:
+            yield from sending
+    if producer is not None:
+        producer.close()
+
+
+def _send(
+    session: Session,
+    producer: SimulatedProducer | None,
+    topic: Topic,
+    at: int,
+    level: Isolation,
+) -> Body:
+    try:
+        yield from session.send(producer, topic, at, level)
+    except (IsologError, NoAnswer):
+        return
+
+
+def _identity(session: Session) -> Body:
+    taken = yield from session.run("a producer id", lambda _: iter(TakeNumber(Numbering.PRODUCERS)))
+    return Identity(taken, 0)

@@ -13,6 +13,7 @@ from spark_stream.scripts.deciding import Commit
 from spark_stream.testing.simulation.clients.asking import Session
 from spark_stream.testing.simulation.clients.transactions import TIMEOUT_MS, commit
 from spark_stream.testing.simulation.network import NoAnswer
+from spark_stream.testing.simulation.producing import SimulatedProducer
 from spark_stream.testing.simulation.schedule import Body
 from spark_stream.testing.simulation.world import World
 
@@ -75,14 +76,22 @@ def _write_batch(session: Session, sink: str, claim: Claim) -> Body:
 
 def _write_branch(session: Session, sink: str, number: int, branch: int) -> Body:
     """A task's batches; False: it failed."""
+    producer = SimulatedProducer(session)
+    producer.write_as(branch, 0, number, sink)
+    try:
+        return (yield from _write_all(session, producer))
+    finally:
+        producer.close()
+
+
+def _write_all(session: Session, producer: SimulatedProducer) -> Body:
     for _ in range(session.chance.randint(1, 2)):
         picked = session.pick_partition()
         if picked is None or session.chance.random() < 0.1:
             return False
         topic, at = picked
-        stamp = session.stamp(branch, 0, number, topic, at)
         try:
-            if not (yield from session.send(topic, at, stamp, sink)):
+            if not (yield from session.send(producer, topic, at, in_transaction=True)):
                 return False
         except IsologError:
             return False

@@ -11,6 +11,7 @@ from spark_stream.scripts import consumers, deciding
 from spark_stream.scripts.deciding import Commit
 from spark_stream.testing.simulation.clients.asking import Session
 from spark_stream.testing.simulation.network import NoAnswer
+from spark_stream.testing.simulation.producing import SimulatedProducer
 from spark_stream.testing.simulation.schedule import Body, Signal
 from spark_stream.testing.simulation.world import World
 
@@ -44,17 +45,23 @@ def _live(session: Session, transactional_id: str, instance: str) -> Body:
     if consumer is not None:
         moved[consumer] = yield from take_name(session, consumer, instance)
     after = -1
+    producer = SimulatedProducer(session)
     for _ in range(chance.randint(1, 3)):
         begun = yield from _begin(session, transactional_id, instance, after)
         if begun is None:
             return
         after = begun.number
-        late = yield from _write(session, begun)
+        if producer.core.unsettled:  # batches that are late are another's from now on
+            producer.close()
+            producer = SimulatedProducer(session)
+        producer.write_as(begun.producer_id, begun.epoch, begun.number, transactional_id)
+        late = yield from _write(session, begun, producer)
         if chance.random() < 0.3:
             yield from session.pause(4.0)
         yield from _end(session, begun, instance, moved)
         if chance.random() < 0.5:
             yield from _wait_for(late)
+    producer.close()
     if chance.random() < 0.3:
         yield from session.pause(5.0)
 
@@ -90,7 +97,7 @@ def _begin(session: Session, transactional_id: str, instance: str, after: int) -
         return None
 
 
-def _write(session: Session, begun: Transaction) -> Body:
+def _write(session: Session, begun: Transaction, producer: SimulatedProducer) -> Body:
     """Some batches; the signals of those that are still on their way."""
     late: list[Signal] = []
     for number in range(session.chance.randint(1, 4)):
@@ -98,8 +105,7 @@ def _write(session: Session, begun: Transaction) -> Body:
         if picked is None:
             break
         topic, at = picked
-        stamp = session.stamp(begun.producer_id, begun.epoch, begun.number, topic, at)
-        sending = session.send(topic, at, stamp, begun.transactional_id)
+        sending = session.send(producer, topic, at, in_transaction=True)
         if session.chance.random() < 0.3:  # the next call does not wait for it
             name = f"{session.name} batch {begun.number}.{number}"
             late.append(session.world.start_client(name, _quietly(sending)))

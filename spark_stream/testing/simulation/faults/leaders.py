@@ -79,7 +79,7 @@ def _append_some(session: Session, topic: Topic, at: int) -> Body:
     for _ in range(session.chance.randint(1, 6)):
         yield session.chance.random() * session.chance.choice((0.0, 0.2, 2.0))
         try:
-            yield from session.send(topic, at, None)
+            yield from session.send(None, topic, at)
         except (IsologError, NoAnswer) as error:
             session.world.tell(f"{session.name}: {error}")
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from spark_stream.client.writing.lanes import Settlement, Unacknowledged
 from spark_stream.consistency.transactions import COMMITS, Transaction
-from spark_stream.errors import DamagedSegment, InternalError
+from spark_stream.errors import DamagedSegment, InternalError, IsologError, UnknownOutcome
 from spark_stream.scripts.deciding import Commit
 from spark_stream.testing.simulation.broker import SimulatedBroker
-from spark_stream.testing.simulation.history import Course, Seen, Sent
+from spark_stream.testing.simulation.history import Course, Line, Seen, Sent
 from spark_stream.testing.simulation.invariants.base import Invariant, View
 from spark_stream.wire.messages import Ack, BatchRefused
 
@@ -74,7 +76,7 @@ class ADuplicateGetsItsFirstAnswer(Invariant):
         self._first: dict[int, int] = {}
 
     def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
-        if isinstance(ack, BatchRefused) or sent.stamp is None:
+        if isinstance(ack, BatchRefused) or sent.producer is None:
             return
         if not ack.duplicate:
             self._first[sent.values[0]] = ack.offset  # anew: a new leader may lack the first
@@ -91,6 +93,44 @@ class ADuplicateGetsItsFirstAnswer(Invariant):
             return
         what = f"{sent.values} was acknowledged at {first} and then at {ack.offset}"
         self.require(ack.offset == first, what)
+
+
+class AProducerIsToldTheTruth(Invariant):
+    """A batch is where its producer is told, or is not committed if it is told why it failed."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._refused: dict[int, IsologError] = {}
+
+    def settled(self, sent: Sent, settlement: Settlement) -> None:
+        course = self.history.courses[sent.place]
+        if isinstance(settlement, Unacknowledged):
+            if not isinstance(settlement.error, UnknownOutcome):  # which says neither
+                self._refused[sent.values[0]] = settlement.error
+                self._look(course, course.committed.entries)
+            return
+        places = {
+            each.entry.base_offset
+            for each in course.written.values()
+            if each.values == tuple(sent.values)
+        }
+        what = f"{course.name}: {sent.values} was at {places}, and not at {settlement.offset}"
+        self.require(settlement.offset in places and settlement.count == len(sent.values), what)
+
+    def committed_upto(self, line: Line, first: int, upto: int) -> None:
+        if self._refused:
+            self._look(line.course, line.entries[first:upto])
+
+    def ended(self, folders: Mapping[str, set[Path]]) -> None:
+        for course in self.history.there():
+            self._look(course, course.committed.entries)
+
+    def _look(self, course: Course, entries: Sequence[Seen]) -> None:
+        for each in entries:
+            refused = each.values and each.values[0] in self._refused
+            if refused and self.history.is_committed(each.part):
+                told = self._refused[each.values[0]]
+                self.require(False, f"{course.name}: {each.values} is there; told: {told}")
 
 
 class ACommitIsAnsweredWhenItIsVisible(Invariant):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_stream.broker.partition import Partition
+from spark_stream.client.writing.lanes import Settlement
 from spark_stream.cluster.transactions import Join
 from spark_stream.consistency.entries import Entry
 from spark_stream.consistency.isolation import Bounds, Isolation
@@ -163,6 +164,9 @@ class Invariant:
 
     def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
         """A batch is acknowledged, or refused."""
+
+    def settled(self, sent: Sent, settlement: Settlement) -> None:
+        """A producer has got to know what became of a batch."""
 
     def asked(self, commit: Commit) -> None:
         """A client asks for a commit."""

@@ -216,6 +216,20 @@ class ABatchIsThereOnce(Invariant):
                 )
 
 
+class ProducersKeepTheirOrder(Invariant):
+    """The batches of a producer are in a partition in the order in which it took them."""
+
+    def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
+        sent = self.history.sent.get(seen.values[0]) if seen.values else None
+        if sent is None or sent.producer is None:
+            return
+        for each in line.entries[line.start : -1]:
+            before = self.history.sent.get(each.values[0]) if each.values else None
+            if before is not None and before.producer == sent.producer:
+                what = f"{line.name}: {seen.values} after {each.values}"
+                self.require(each.values[0] < seen.values[0], what)
+
+
 def earlier_batches(line: Line, last: Entry) -> list[Entry]:
     """The batches that are left of the producer of the last entry, before it, if it has an id."""
     if last.kind is not Kind.DATA or last.producer_id == NO_PRODUCER:

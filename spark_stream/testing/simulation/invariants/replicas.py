@@ -161,11 +161,10 @@ class InSyncReplicasHaveWhatIsCommitted(Invariant):
 
 
 class FollowersTakeFromTheirLeader(Invariant):
-    """What a follower appends in the present epoch, the leader of that epoch has.
+    """What a follower appends in the present epoch, the leader of that epoch has."""
 
-    What a follower takes back that it had cut off at damage, its leader need not have: the next
-    agreement with it cuts that off again.
-    """
+    # What a follower takes back that it had cut off at damage, its leader need not have: the next
+    # agreement with it cuts that off again.
 
     def copied(self, line: Line, seen: Seen, entry: Entry, partition: Partition) -> None:
         if line.course.epoch != int(partition.leader_epoch):
