@@ -24,6 +24,8 @@ _FIRST_US, _LAST_US = (
     for moment in (datetime.min, datetime.max)
 )
 
+_FEW: Final = 8  # rows that are sooner done one by one
+
 
 def records_of(key: tuple[str, int], fetched: Fetched) -> Iterator[Record]:
     """The records of a batch with the columns key, value, timestamp and headers."""
@@ -59,9 +61,11 @@ def _moments(column: pa.Array) -> Iterable[datetime]:
     # Arrow reaches further than Python: moments beyond its first and last year become those.
     if not len(column):
         return ()
-    whole = column.cast(pa.int64())
-    # Not to_numpy: that imports pandas.
-    values = np.frombuffer(whole.buffers()[1], np.int64, len(whole), 8 * whole.offset)
+    # Neither cast, which is slow for few rows, nor to_numpy, which imports pandas.
+    values = np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)
+    if len(values) <= _FEW:
+        known = (min(max(value, _FIRST_US), _LAST_US) for value in values.tolist())
+        return [_EPOCH + timedelta(microseconds=value) for value in known]
     spans = np.clip(values, _FIRST_US, _LAST_US).astype("timedelta64[us]")
     edges = np.flatnonzero(values[1:] != values[:-1]) + 1
     if 4 * len(edges) > len(values):
