@@ -117,13 +117,18 @@ class Ways:
     def _open(self, sendings: list[Sending], shared: SharedChannel) -> None:
         groups: dict[object, list[Sending]] = defaultdict(list)
         for each in sendings:
-            view = self._sources[each.ask.key].view
-            columns = str([view.field(name) for name in view.asked])
-            groups[columns if self._together else each.ask.number].append(each)
+            groups[self._group_of(each)].append(each)
         reader = self._reader()
         if reader is not None:
             for group in groups.values():
                 reader.open(group, shared)
+
+    def _group_of(self, sending: Sending) -> object:
+        """Return what asks of one call have in common, beside their leader."""
+        if not self._together:
+            return sending.ask.number
+        view = self._sources[sending.ask.key].view
+        return str([view.field(name) for name in view.asked])
 
     def _refuse(self, sendings: list[Sending], error: IsologError) -> None:
         for each in sendings:
