@@ -105,7 +105,16 @@ def _is_in_time(wait: AwaitRecords, clock: Clock) -> bool:
 class FetchTasks:
     """What the fetches of a broker share."""
 
-    def __init__(self, pool: Pool, loop: Loop, clock: Clock, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        loop: Loop,
+        clock: Clock,
+        memory_bytes: int,
+        turn_bytes: int = _TURN_BYTES,
+    ) -> None:
+        """``turn_bytes``: what a fetch sends before others have their turn."""
+        self.turn_bytes = turn_bytes
         self.pool = pool
         self.loop = loop
         self.clock = clock
@@ -230,7 +239,7 @@ class FetchTask:
             wait = self._records[0]
             if not self._is_satisfied() and not self._await(wait):
                 return False
-        left = _TURN_BYTES
+        left = self._tasks.turn_bytes
         while self._stream.over is None:
             if self._unsent is not None:
                 if not self._send(*self._unsent):

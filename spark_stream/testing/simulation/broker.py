@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pyarrow as pa
 
@@ -21,11 +21,14 @@ from spark_stream.broker.appends.batch import Append, StreamFacts
 from spark_stream.broker.appends.joining import join_together
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
 from spark_stream.broker.driver import Peers
+from spark_stream.broker.fetch_task import Answers, FetchTask, FetchTasks
+from spark_stream.broker.fetching import FetchStream
 from spark_stream.broker.host import Host
 from spark_stream.broker.identity import Endpoint, Identity
 from spark_stream.broker.leader_actions import leaders_of
 from spark_stream.broker.links import LedPartitions, StreamLinks
 from spark_stream.broker.partition import Partition
+from spark_stream.broker.pool import Pool
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leading import Leading
 from spark_stream.broker.replication.settings import ReplicationSettings
@@ -61,9 +64,11 @@ from spark_stream.testing.simulation.network import Call, Network, NoAnswer
 from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal
 from spark_stream.testing.simulation.store import MemoryRecords, MortalStore
 from spark_stream.transport.failures import error_bytes
+from spark_stream.transport.loop import Loop
 from spark_stream.transport.streams import Stream
+from spark_stream.wire.fetch_messages import Fetch
 from spark_stream.wire.messages import Ack, AppendTo, Envelope
-from spark_stream.wire.methods import APPEND
+from spark_stream.wire.methods import APPEND, FETCH
 from spark_stream.wire.replication_messages import OpenReplication
 
 SWEEP_S: Final = 2.0
@@ -76,6 +81,7 @@ BEAT_S: Final = 2.0
 DEATH_S: Final = 6.0
 _FRAME_BYTES: Final = (1, 1_000, 1 << 20)
 _SECRET: Final = ClusterSecret(b"of all simulated brokers")
+_MEMORY: Final = 1 << 30
 _RETRY_S: Final = 1.0
 _LATE: Final = 0.1  # how often a broker sees late what has changed in the store
 _LATE_S: Final = 1.5
@@ -119,6 +125,7 @@ class Surroundings:
     chance: Random
     carried_out: Callable[[SimulatedBroker, RemoteStep, Answer], None]
     answered: Callable[[SimulatedBroker, list[int], Ack], None]
+    watch_fetch: Callable[[SimulatedBroker, bytes, pa.Schema, Answers], Answers]
     found_over: Callable[[str], None]
     look_at: Callable[[SimulatedBroker], None]
     news: News
@@ -300,10 +307,33 @@ class SimulatedBroker:
         try:
             if opened.method == APPEND:
                 SimulatedAppends(self, self._around.schedule, self.owner, opened, stream)
+            elif opened.method == FETCH:
+                self._fetch(bytes(opened.body), stream)
             else:
                 self._leading.serve(OpenReplication.from_bytes(bytes(opened.body)), stream)
         except IsologError as error:
             stream.fail(error_bytes(error))
+
+    def _fetch(self, body: bytes, stream: Stream) -> None:
+        threads, clock = self._threads(), self._around.clock
+        # A turn is one frame: much may happen between two of them.
+        tasks = FetchTasks(cast(Pool, threads), cast(Loop, threads), clock, _MEMORY, turn_bytes=1)
+
+        def begin() -> None:
+            try:
+                asked = FetchStream(
+                    self.host,
+                    Fetch.from_bytes(body),
+                    lambda: stream.over is not None,
+                    clock,
+                    encoded=True,
+                )
+                answers = self._around.watch_fetch(self, body, asked.schema, asked.answers())
+                FetchTask(tasks, stream, asked.schema, answers, contextlib.nullcontext()).begin()
+            except IsologError as error:
+                stream.fail(error_bytes(error))
+
+        threads.submit(begin)
 
     def _endpoint_of(self, broker_id: BrokerId) -> Endpoint | None:
         found = self._around.brokers.get(broker_id)

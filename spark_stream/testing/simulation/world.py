@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, Final
 
+import pyarrow as pa
+
+from spark_stream.broker.fetch_task import Answers
 from spark_stream.broker.partition import Partition
 from spark_stream.cluster.brokers import BROKERS, RegisteredBroker
 from spark_stream.cluster.brokers import encode as encode_broker
@@ -29,6 +32,7 @@ from spark_stream.testing.simulation.broker import (
     Surroundings,
 )
 from spark_stream.testing.simulation.clock import SeededIds, VirtualClock
+from spark_stream.testing.simulation.fetching import watched
 from spark_stream.testing.simulation.form import Form
 from spark_stream.testing.simulation.history import Course, History, Place
 from spark_stream.testing.simulation.invariants import INVARIANTS
@@ -39,6 +43,7 @@ from spark_stream.testing.simulation.network import Network
 from spark_stream.testing.simulation.producing import ClientProcess
 from spark_stream.testing.simulation.schedule import Body, Schedule, Signal
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from spark_stream.wire.fetch_messages import Fetch
 from spark_stream.wire.messages import Ack, BatchRefused
 
 EVENTS_MAX: Final = 20_000  # a run that needs more hangs
@@ -76,12 +81,15 @@ class World:
             form.chance("steps"),
             lambda *step: self._onlooker.note_step(*step),
             self._note_answer,
+            self._watch_fetch,
             lambda holder: self.notice("found_over", self._by_owner[holder]),
             self.look_at,
             news,
             sees_ends=form.chance("ends").random() < 0.5,
         )
         self.clients = ClientProcess(self)
+        self.asks: dict[bytes, tuple[int, ...]] = {}
+        """What readers had got, by the fetches that they have sent."""
         self.brokers = [SimulatedBroker(f"broker-{name}", around) for name in "abc"[: form.brokers]]
         self._view = View(self.history, self.clock, self.brokers, self.notice)
         self._onlooker = Onlooker(self._view, self.records, news, self.tell, tells=tells)
@@ -99,6 +107,12 @@ class World:
             again = " (it was there)" if ack.duplicate else ""
             self.tell(f"{broker.broker_id} answers {values}: {what}{again}")
         self.notice("acknowledged", self.history.sent[values[0]], ack, broker)
+
+    def _watch_fetch(
+        self, broker: SimulatedBroker, body: bytes, schema: pa.Schema, answers: Answers
+    ) -> Answers:
+        asked = Fetch.from_bytes(body).ranges[0]
+        return watched(self, broker, asked, self.asks.get(body), schema, answers)
 
     def _register(self, invariant: Invariant) -> None:
         for name in vars(Invariant):

@@ -98,7 +98,7 @@ class Session:
             raise NoAnswer(f"nobody leads {topic.name}/{partition}")
         return known
 
-    def call_leader(self, topic: Topic, partition: int, what: str, ask: Ask, by: Route) -> Body:
+    def call_leader(self, topic: Topic, what: str, ask: Ask, by: Route) -> Body:
         """One call along a route, which is doubted when it fails; as :meth:`call`."""
         try:
             return (yield from self.call(self.world.broker(by.leader), what, ask))
@@ -106,9 +106,13 @@ class Session:
             self._routes[topic.id].failed(by)
             raise
 
-    def answered(self, topic: Topic, route: Route, epoch: int | None) -> bool:
-        """The leader has answered in this epoch; False: it is one that was replaced."""
-        return epoch is None or self._routes[topic.id].answered(route, epoch)
+    def doubt(self, route: Route) -> None:
+        """A call along a route failed."""
+        self._routes[route.topic_id].failed(route)
+
+    def answered(self, route: Route, epoch: int) -> None:
+        """A leader has answered in this epoch."""
+        self._routes[route.topic_id].answered(route, epoch)
 
     # -- appending ---------------------------------------------------------------------------------
 
