@@ -109,10 +109,10 @@ class Ways:
             self._open(sendings, shared)
             return
         with self._lock:
-            is_first = route.address not in self._connecting
-            self._connecting.setdefault(route.address, []).extend(sendings)
+            is_first = link.address not in self._connecting
+            self._connecting.setdefault(link.address, []).extend(sendings)
         if is_first:
-            call_elsewhere(("connect", route.address), weakly(self._connect, link))
+            call_elsewhere(("connect", link.address), weakly(self._connect, link))
 
     def _open(self, sendings: list[Sending], shared: SharedChannel) -> None:
         groups: dict[object, list[Sending]] = defaultdict(list)

@@ -14,6 +14,7 @@ from datetime import datetime
 import pyarrow as pa
 import pytest
 
+import spark_stream as isolog
 from spark_stream.client.reading import consumer as consumer_module
 from spark_stream.client.reading.feed import Feed
 from spark_stream.errors import (
@@ -23,6 +24,7 @@ from spark_stream.errors import (
     SchemaMismatch,
     UnknownTopic,
 )
+from tests.client.proxy import Proxy
 from tests.support import NUMBERS, eventually, numbers, values
 
 
@@ -361,6 +363,29 @@ def test_a_consumer_that_is_dropped_while_it_waits_ends_its_fetches(log, topic):
     gc.collect()
     assert feed() is None
     assert all(stream.has_ended for stream in streams)
+
+
+def test_a_consumer_whose_connection_is_cut_connects_anew(shared, log, topic):
+    """Also where its broker is reached by another address than the one that it announces."""
+    fill(log, topic, 3, partitions=3)
+    with (
+        Proxy(shared.address) as proxy,
+        isolog.connect(proxy.address) as far,
+        far.consumer(topic) as consumer,
+        log.producer() as producer,
+    ):
+        records = consumer.records()
+        assert len(list(itertools.islice(records, 9))) == 9
+        proxy.cut()  # while it waits
+        for number in range(3):
+            producer.append(topic, values(b"x", b"y", b"z"), number).result(60)
+        assert {next(records).value for _ in range(9)} == {b"x", b"y", b"z"}
+        records.close()
+        link = far._connection.link()
+        proxy.cut()  # nothing but the next poll finds out
+        eventually(lambda: link.present() is None)
+        producer.append(topic, values(b"a"), 0).result(60)
+        assert [record.value for record in consumer.poll(60)] == [b"a"]
 
 
 def test_a_consumer_reads_ahead_between_two_polls_but_not_without_bounds(log, topic):
