@@ -39,7 +39,7 @@ class ConnectedNetwork:
         self._addresses = addresses
         loop = client_loop()
         self._pool = Pool(loop)
-        self._background = Background(self._pool.submit, loop.call_later)
+        self._background = Background(self._pool.submit, self._pool.submit_after, loop.call_later)
         self._fetchers: Fetchers | None = None
         self.leading: Leading | None = None
         """The streams of followers; None before the broker's core is made."""

@@ -27,6 +27,30 @@ IDLE_S: Final = 5.0
 Work = Callable[[], None]
 
 
+class _LeftWork(threading.local):
+    work: list[Work] | None = None  # what is left to this thread; None if it takes nothing
+
+
+_left = _LeftWork()
+
+
+class TakesWork:
+    """Within this, the thread takes what :meth:`Pool.submit_after` gets from it, for the end.
+
+    It must wait for nothing that the work does.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        _left.work = []
+
+    def __exit__(self, *_: object) -> None:
+        work, _left.work = _left.work, None
+        for each in work or ():
+            _do(each)
+
+
 class Pool:
     """Runs work in the order in which it was submitted. ``loop``: for the time."""
 
@@ -65,6 +89,16 @@ class Pool:
             self._queue.put(work)
         return True
 
+    def submit_after(self, work: Work) -> bool:
+        """Run this on the caller's thread soon, if that :class:`TakesWork`; else :meth:`submit`.
+
+        A change of threads costs more than short work.
+        """
+        if _left.work is None:
+            return self.submit(work)
+        _left.work.append(work)
+        return True
+
     def stop(self) -> None:
         """Run nothing more; what runs ends by itself."""
         with self._lock:
@@ -89,10 +123,7 @@ class Pool:
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
-            try:
-                work()
-            except Exception:
-                logger.exception("work of the broker failed")
+            _do(work)
             del work
 
     def _next(self) -> Work | None:
@@ -112,3 +143,10 @@ class Pool:
                 if self._stopped or not self._waiting:
                     self._threads -= 1
                     return None
+
+
+def _do(work: Work) -> None:
+    try:
+        work()
+    except Exception:
+        logger.exception("work of the broker failed")

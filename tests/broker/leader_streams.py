@@ -77,7 +77,7 @@ def followed(
         LedPartitions(leader.host),
         ReplicationSettings(),
         clock or SystemClock(),
-        Background(pool.submit, loop.call_later),
+        Background(pool.submit, pool.submit_after, loop.call_later),
         lambda _: None,
     )
     stream.begin()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from spark_stream.broker import pool as pool_module
-from spark_stream.broker.pool import Pool
+from spark_stream.broker.pool import Pool, TakesWork
 from spark_stream.transport.loop import Loop
 from tests.support import eventually
 
@@ -47,3 +47,29 @@ def test_work_goes_on_while_some_is_held_up(loop: Loop) -> None:
     pool.stop()
     assert not pool.submit(done.set)
     eventually(lambda: pool.threads == 0)
+
+
+def test_a_thread_that_takes_work_does_it_after_its_own_and_another_leaves_it_to_the_pool(
+    loop: Loop,
+) -> None:
+    pool, done, threads = Pool(loop, usual=1), threading.Event(), []
+
+    def work() -> None:
+        threads.append(threading.current_thread())
+        done.set()
+
+    def fails() -> None:
+        raise RuntimeError("the work after it is done all the same")
+
+    with TakesWork():
+        assert pool.submit_after(fails)
+        assert pool.submit_after(work)
+        assert threads == []
+    assert threads == [threading.current_thread()]
+    done.clear()
+    assert pool.submit_after(work)
+    assert done.wait(30)
+    assert threads[1] is not threading.current_thread()
+    pool.stop()
+    eventually(lambda: pool.threads == 0)
+    assert not pool.submit_after(work)

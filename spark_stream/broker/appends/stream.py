@@ -24,7 +24,7 @@ from spark_stream.broker.host import Host
 from spark_stream.broker.hosted import HostedTopic
 from spark_stream.broker.memory import memory_errors
 from spark_stream.broker.outcomes import WakeUp
-from spark_stream.broker.pool import Pool
+from spark_stream.broker.pool import Pool, TakesWork
 from spark_stream.broker.transactions import TransactionDesk
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
@@ -38,6 +38,7 @@ from spark_stream.wire.schemas import mismatch
 
 logger = logging.getLogger(__name__)
 
+_TAKES_WORK: Final = TakesWork()
 _TURN_BATCHES: Final = 64
 """What a stream appends before others have their turn."""
 
@@ -290,7 +291,9 @@ class AppendStream:
     def _is_through(self, place: BatchPlace[Append]) -> bool:
         """Try to append a batch; return False if others hold its partition."""
         append = place.work
-        if self._streams.desk.run(append.try_once()):
+        with _TAKES_WORK:  # the frames for the followers
+            is_answered = self._streams.desk.run(append.try_once())
+        if is_answered:
             return True
         if append.pending is None:
             return False

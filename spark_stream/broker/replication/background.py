@@ -12,8 +12,10 @@ Work = Callable[[], None]
 class Background:
     """``submit`` does work on another thread, and returns False once it does no more.
 
+    ``submit_after`` does the same; a thread that has just appended may do short work itself.
     ``call_later`` calls something after so many seconds, on the loop's thread; it must not block.
     """
 
     submit: Callable[[Work], bool]
+    submit_after: Callable[[Work], bool]
     call_later: Callable[[float, Work], object]

@@ -1,7 +1,8 @@
 """The shell of a leader's end of a stream of replication (``leader_core`` has the rules).
 
 It has no thread. What the follower says is taken on the loop's thread; steps that take time (to
-start a session, to read entries) are done by a pool, one at a time and one after the other.
+start a session, to read entries) are done by a pool, one at a time and one after the other. The
+thread that has appended sends new entries itself, unless other steps are under way.
 
 A session is never called under the stream's lock: news comes under the partition's.
 """
@@ -16,7 +17,11 @@ from functools import partial
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.leader_core import LAST, Call, LeaderStreamCore, Sent, Step
 from spark_stream.broker.replication.partitions import LeadPartitions, PartitionKey
-from spark_stream.broker.replication.settings import STEPS_AT_ONCE, ReplicationSettings
+from spark_stream.broker.replication.settings import (
+    STEPS_AFTER_APPEND,
+    STEPS_AT_ONCE,
+    ReplicationSettings,
+)
 from spark_stream.broker.replication.turns import Slot
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.environment import Clock
@@ -139,15 +144,22 @@ class LeaderStream:
     def _take_news(self, number: int, is_urgent: bool) -> None:
         with self._lock:
             self._core.take_news(number, self._clock.monotonic(), is_urgent=is_urgent)
-            self._wake()
+            self._wake(after_append=is_urgent)
 
-    def _wake(self) -> None:
-        """Do the steps that there are; the caller holds the lock."""
+    def _wake(self, *, after_append: bool = False) -> None:
+        """Do the steps that there are; the caller holds the lock.
+
+        ``after_append``: the thread that has appended sends the new entries itself, if it can.
+        """
         now = self._clock.monotonic()
         if self._is_stepping or self._over:
             return
         if self._held is not None or self._core.has_step(now):
-            self._is_stepping = self._background.submit(self._do_steps)
+            if after_append:
+                few = partial(self._do_steps, STEPS_AFTER_APPEND)
+                self._is_stepping = self._background.submit_after(few)
+            else:
+                self._is_stepping = self._background.submit(self._do_steps)
             return
         tell_at = self._core.tell_at
         if tell_at is not None and not self._has_timer:
@@ -163,9 +175,9 @@ class LeaderStream:
 
     # -- on the pool's threads, one at a time ----------------------------------------------------
 
-    def _do_steps(self) -> None:
+    def _do_steps(self, at_once: int = STEPS_AT_ONCE) -> None:
         try:
-            for _ in range(STEPS_AT_ONCE):
+            for _ in range(at_once):
                 if not self._do_step():
                     return
         except StreamOver:

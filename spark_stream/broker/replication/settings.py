@@ -16,6 +16,9 @@ is on its way is in the way of live records, and four frames keep a fast line bu
 STEPS_AT_ONCE: Final = 16
 """Steps of one stream, after which others have their turn in the pool."""
 
+STEPS_AFTER_APPEND: Final = 2
+"""Steps that a thread does that has appended: a frame, and the look whether there is more."""
+
 HIGH_WATERMARK_LINGER_S: Final = 0.01
 """How long a high watermark waits for a frame that takes it along."""
 

@@ -77,7 +77,7 @@ class Threads:
         self.schedule = schedule
         self.chance = chance
         self.owner = owner
-        self.background = Background(self.submit, self.call_later)
+        self.background = Background(self.submit, self.submit, self.call_later)
 
     def submit(self, work: Work) -> bool:
         """Have a thread of the pool do it."""

@@ -56,7 +56,7 @@ class Node:
         self.lead = LeadPartitions(self.partitions)
         self._loop = Loop(f"node-{name}")
         self._pool = Pool(self._loop)
-        background = Background(self._pool.submit, self._loop.call_later)
+        background = Background(self._pool.submit, self._pool.submit_after, self._loop.call_later)
         self.leading = Leading(me, self.lead, settings, clock, background)
         call = Lines(settings, background).call
         self.fetchers = Fetchers(me, self._endpoint_of, settings, clock, background, call)
