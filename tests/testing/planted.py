@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
-from tests.testing.planted_bugs import deciding, epochs, files, partitions, replicas, streams
+from tests.testing.planted_bugs import (
+    deciding,
+    epochs,
+    fetches,
+    files,
+    partitions,
+    producers,
+    replicas,
+    streams,
+)
 from tests.testing.planted_bugs.planting import BUGS, IN_FILES
 
-__all__ = ["BUGS", "IN_FILES", "deciding", "epochs", "files", "partitions", "replicas", "streams"]
+__all__ = [
+    "BUGS",
+    "IN_FILES",
+    "deciding",
+    "epochs",
+    "fetches",
+    "files",
+    "partitions",
+    "producers",
+    "replicas",
+    "streams",
+]
