@@ -267,6 +267,8 @@ class Partition:
     def is_replicated(self, entry: EntryIndex, epoch: int) -> bool:
         """Return whether the entries below ``entry`` of the leader of this epoch are replicated.
 
+        False too while an in-sync replica may have others, which would be there if it led next.
+
         Raises:
             NotLeader: another leader's epoch has begun: they may be cut off.
         """
@@ -274,7 +276,7 @@ class Partition:
             self._state.check_leads()
             if epoch != self.leader_epoch:
                 raise self._state.not_leader()
-            return self.core.bounds_state.high_watermark.entry >= entry
+            return self.core.is_settled(entry)
 
     # -- appending ---------------------------------------------------------------------------------
 

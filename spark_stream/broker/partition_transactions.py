@@ -122,10 +122,11 @@ class PartitionTransactions:
                         state.sessions.give_news()
                     woken = state.carry_out(effects)
                 bounds = core.bounds_state
+                settled = core.is_settled(bounds.log_end.entry)
         finally:  # also of a transaction whose next marker found no room
             wake_all(woken)
         end = bounds.log_end.entry
-        return Marked(end, bounds.leader_epoch, bounds.high_watermark.entry >= end)
+        return Marked(end, bounds.leader_epoch, settled)
 
     def _mark(self, kind: Kind, producer_id: int, epoch: int, transaction: int) -> Entry:
         """Write one marker and return its entry; the caller holds the lock."""

@@ -12,8 +12,8 @@ found dead is over. A replica that is moved away loses its log: what it had repo
 with its session.
 
 **Who leaves.** A member leaves that lacks an entry which the leader appended longer than
-``lag_max_us`` ago, one that is not alive in its generation, and one that has said that its log
-refuses writes and has not reported since.
+``lag_max_us`` ago, one that has not reported for so long since the election, one that is not alive
+in its generation, and one that has said that its log refuses writes and has not reported since.
 
 **Who joins.** A follower joins that has reported in its session, would not leave at once, has
 reached the high watermark, and has all that the leader had when it was elected (its *inherited
@@ -21,6 +21,11 @@ end*: all that earlier leaders may have committed is below it). Before its first
 not have been cut to what both share: it could be elected with entries that nobody else has. A
 follower that is close behind is *admitted* first: from then on the high watermark waits for it, so
 that it can be reached while appends go on.
+
+**Who may have more.** The same holds for a member of the ISR until its first report in the leader's
+epoch: its log may go on with entries of an earlier leader. If it is elected next, they are there
+again. So a transaction is not over before all members have reported (:attr:`Progress.all_cut`): it
+would be open once more in a partition where it has its markers, or needs none.
 
 **Order.** One proposal at a time is under way. Its outcome is the record after the compare-and-set,
 or as it was found instead. While the outcome is not known, whoever was proposed counts. News of a
@@ -64,7 +69,8 @@ class IsrSettings:
 class _Follower:
     """A follower in one generation: it has the entries below ``acked``.
 
-    ``reported``: it has said so in its present session. ``refuses``: it has said that its log
+    ``reported``: it has said so in its present session. ``was_cut``: it has in any session, so its
+    log has been cut to what it shares with the leader's. ``refuses``: it has said that its log
     refuses writes, and has not reported since.
     """
 
@@ -73,6 +79,7 @@ class _Follower:
     session: int | None = None
     admitted: bool = False
     reported: bool = False
+    was_cut: bool = False
     refuses: bool = False
 
 
@@ -131,6 +138,7 @@ class Progress:
         self._followers: dict[Member, _Follower] = {}
         self._sessions: dict[int, _Follower] = {}
         self._ages = Ages(now, settings.lag_max_us)
+        self._began = now
         self._find_maximal()
 
     # -- what is known ----------------------------------------------------------------------------
@@ -150,6 +158,11 @@ class Progress:
     def alone(self) -> bool:
         """Whether what the leader appends is replicated at once."""
         return not self._awaited and self.enough
+
+    @property
+    def all_cut(self) -> bool:
+        """Whether no member of the maximal ISR can have entries that the leader lacks."""
+        return all(each.was_cut for each in self._awaited)
 
     @property
     def waits(self) -> int:
@@ -212,7 +225,7 @@ class Progress:
         found = self._sessions.get(session)
         if found is None or (found.reported and acked <= found.acked):
             return False
-        found.reported, found.refuses = True, False
+        found.reported, found.was_cut, found.refuses = True, True, False
         found.acked = max(found.acked, acked)
         return found.member not in self.record.isr
 
@@ -319,9 +332,9 @@ class Progress:
             return None
         return min(
             (
-                self._ages.time_of(each.acked) + self._patience(each) + 1
+                since + self._patience(each) + 1
                 for each in self._awaited
-                if each.acked < log_end
+                if (since := self._behind_since(each, log_end)) is not None
             ),
             default=None,
         )
@@ -345,7 +358,14 @@ class Progress:
         follower = self._followers[member]
         if follower.refuses:
             return False
-        return self._lag(follower.acked, log_end, now) <= self._patience(follower)
+        behind_since = self._behind_since(follower, log_end)
+        return behind_since is None or now - behind_since <= self._patience(follower)
+
+    def _behind_since(self, follower: _Follower, log_end: EntryIndex) -> int | None:
+        """Since when a follower has lacked an entry, or not reported; None: it has all, and has."""
+        if follower.acked < log_end:
+            return self._ages.time_of(follower.acked)
+        return None if follower.was_cut else self._began
 
     def _patience(self, follower: _Follower) -> int:
         """How long one that is waited for may lack an entry."""

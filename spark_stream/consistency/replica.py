@@ -159,6 +159,11 @@ class Replica:
             return self.bounds_state.followers == 0
         return high >= progress.inherited_end
 
+    def is_settled(self, entry: EntryIndex) -> bool:
+        """Whether in-sync replicas have all below ``entry``, and nothing that this leader lacks."""
+        high = self.bounds_state.high_watermark.entry
+        return high >= entry and (self.progress is None or self.progress.all_cut)
+
     def sessions(self) -> Collection[int]:
         """The sessions of followers that count."""
         return () if self.progress is None else self.progress.session_numbers

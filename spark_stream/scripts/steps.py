@@ -132,7 +132,7 @@ class PartitionStep(_OfAnEpoch[T_co], tag=True):
 class Marked(Positional):
     """Where a leader's log ended, in its epoch, when the markers were in it.
 
-    ``replicated``: all of that is below the high watermark.
+    ``replicated``: all of that is below the high watermark, and no in-sync replica has more.
     """
 
     end: EntryIndex
@@ -177,7 +177,7 @@ class WriteMarkers(PartitionStep[Marked]):
 
 
 class IsReplicated(PartitionStep[bool]):
-    """Whether the entries below ``entry`` are below the high watermark.
+    """Whether the entries below ``entry`` are replicated, and no in-sync replica has others.
 
     They are those of a leader of this epoch: another one may have cut them off, and refuses.
     """

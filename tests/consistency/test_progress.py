@@ -51,6 +51,27 @@ def test_a_member_that_has_never_reported_holds_the_high_watermark():
     assert progress.replicated(9) == 0
 
 
+def test_until_its_first_report_a_member_may_have_more_than_the_leader():
+    progress = leading()
+    progress.started(1, B, 0)
+    begun(progress, 2, C, 0)
+    assert not progress.all_cut
+    progress.reported(1, 0)
+    assert progress.all_cut
+    progress.started(3, B, 0)  # in another session it has no more
+    assert progress.all_cut
+
+
+def test_a_member_that_never_reports_is_proposed_out_of_an_empty_partition_too():
+    progress = leading()
+    begun(progress, 1, B, 0)
+    progress.started(2, C, 0)
+    due = progress.due(0)
+    assert due is not None
+    assert progress.propose(0, 0, due - 1) is None
+    assert progress.propose(0, 0, due) == (A, B)
+
+
 def test_alone_all_that_the_leader_has_is_replicated():
     progress = leading(isr=(A,))
     assert progress.alone
@@ -101,8 +122,8 @@ def test_a_new_session_of_a_broker_ends_its_earlier_one():
 
 def test_a_member_that_lacks_an_entry_for_too_long_is_proposed_out():
     progress = leading()
-    progress.started(1, B, 10)
-    progress.started(2, C, 9)
+    begun(progress, 1, B, 10)
+    begun(progress, 2, C, 9)
     progress.appended(9, 1_000)
     assert progress.propose(9, 10, 1_000 + LAG) is None
     assert progress.propose(9, 10, 1_000 + LAG + 2 * STEP) == (A, B)
@@ -122,7 +143,7 @@ def test_a_member_that_is_always_a_little_behind_stays():
 
 def test_an_idle_partition_keeps_its_members_and_an_append_gives_them_time():
     progress = leading(isr=(A, B))
-    progress.started(1, B, 5)
+    begun(progress, 1, B, 5)
     late = 1000 * LAG
     assert progress.due(5) is None
     assert progress.propose(5, 5, late) is None
