@@ -6,6 +6,7 @@ from typing import Any
 
 from spark_stream.client.reading.fetch_core import FetchCore
 from spark_stream.client.reading.range_core import RangeCore
+from spark_stream.consistency.lineage import NOTHING_KNOWN
 from tests.testing.planted_bugs.planting import Patch, bug
 
 
@@ -45,5 +46,15 @@ def a_reader_that_got_records_stays_where_it_was(patch: Patch) -> None:
         if rows:
             self.position = before
         return found
+
+    patch.setattr(RangeCore, "received", received)
+
+
+@bug
+def a_reader_forgets_whose_records_it_has(patch: Patch) -> None:
+    original = RangeCore.received
+
+    def received(self: Any, following: int, lineage: Any, *rest: Any) -> bool:
+        return original(self, following, NOTHING_KNOWN, *rest)
 
     patch.setattr(RangeCore, "received", received)
