@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -58,12 +59,11 @@ class Pool:
         self._loop = loop
         self._usual = usual
         self._most = most
-        self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._lock = threading.Lock()  # guards what follows
-        self._waiting = 0  # how much work was submitted and not taken
+        self._work: deque[Work] = deque()  # what no thread was free for
         self._taken = 0.0  # when work was taken last, or came while none waited
         self._threads = 0
-        self._idle = 0
+        self._idle: list[SimpleQueue[Work | None]] = []  # of each idle thread, the last one last
         self._looks = False
         self._stopped = False
 
@@ -77,16 +77,17 @@ class Pool:
         with self._lock:
             if self._stopped:
                 return False
-            if not self._waiting:
+            if self._idle:
+                self._idle.pop().put(work)  # the thread that was busy last: it is still warm
+                return True
+            if not self._work:
                 self._taken = time.monotonic()
-            self._waiting += 1
-            if self._waiting > self._idle:  # those that are about to take work count as idle
-                if self._threads < self._usual:
-                    self._start()
-                if not self._looks:
-                    self._looks = True
-                    self._loop.call_later(PATIENCE_S, self._look)
-            self._queue.put(work)
+            self._work.append(work)
+            if self._threads < self._usual:
+                self._start()
+            if not self._looks:
+                self._looks = True
+                self._loop.call_later(PATIENCE_S, self._look)
         return True
 
     def submit_after(self, work: Work) -> bool:
@@ -103,13 +104,14 @@ class Pool:
         """Run nothing more; what runs ends by itself."""
         with self._lock:
             self._stopped = True
-            for _ in range(self._threads):
-                self._queue.put(None)
+            self._work.clear()
+            while self._idle:
+                self._idle.pop().put(None)
 
     def _look(self) -> None:
         """Start another thread if work waits and all threads are held up; on the loop's thread."""
         with self._lock:
-            self._looks = bool(self._waiting) and not self._stopped
+            self._looks = bool(self._work) and not self._stopped
             if not self._looks:
                 return
             is_held_up = time.monotonic() - self._taken >= PATIENCE_S
@@ -122,27 +124,34 @@ class Pool:
         threading.Thread(target=self._run, name="isolog-work", daemon=True).start()
 
     def _run(self) -> None:
-        while (work := self._next()) is not None:
+        given: SimpleQueue[Work | None] = SimpleQueue()
+        while (work := self._next(given)) is not None:
             _do(work)
             del work
 
-    def _next(self) -> Work | None:
-        while True:
+    def _next(self, given: SimpleQueue[Work | None]) -> Work | None:
+        """Return the next work of a thread, which gets it by ``given`` while it is idle."""
+        with self._lock:
+            if self._work and not self._stopped:
+                self._taken = time.monotonic()
+                return self._work.popleft()
+            if self._stopped:
+                self._threads -= 1
+                return None
+            self._idle.append(given)
+        try:
+            work = given.get(timeout=IDLE_S)
+        except Empty:
             with self._lock:
-                self._idle += 1
-            try:
-                work = self._queue.get(timeout=IDLE_S)
-            except Empty:
-                work = None
-            with self._lock:
-                self._idle -= 1
-                if work is not None and not self._stopped:
-                    self._waiting -= 1
-                    self._taken = time.monotonic()
-                    return work
-                if self._stopped or not self._waiting:
+                if given in self._idle:
+                    self._idle.remove(given)
                     self._threads -= 1
                     return None
+            work = given.get()  # it came in the last moment
+        if work is None:
+            with self._lock:
+                self._threads -= 1
+        return work
 
 
 def _do(work: Work) -> None:
