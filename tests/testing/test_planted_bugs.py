@@ -24,6 +24,7 @@ FOUND = {
     "what_moves_is_not_forced": 142,
     "a_duplicate_is_acknowledged_at_once": 568,
     "who_is_being_added_is_not_waited_for": 1009,
+    "a_force_that_failed_is_believed": 1066,
     "a_follower_far_behind_begins_anew_at_the_end": 249,
     "a_follower_takes_frames_of_any_epoch": 84,
 }
