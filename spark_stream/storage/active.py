@@ -202,11 +202,13 @@ class ActiveSegment(Segment):
         return None
 
     def write_again(self, entry: int) -> None:
-        """Writes the entries from the index ``entry`` on, and their batches, once more as they are.
+        """Write the entries from the index ``entry`` on, and their batches, once more as they are.
 
         What the system shows of a file whose force has failed may not be on the disk, and only what
-        is written anew is forced.
+        is written anew is forced. The end of the files is to be forced in any case: what was taken
+        back when the force failed could be there again after a power cut.
         """
+        self._unforced = bool(self._data_end)
         rows = self._table[max(0, entry - self.first.entry) :]
         if not len(rows):
             return
@@ -214,7 +216,6 @@ class ActiveSegment(Segment):
         data = self._disk.map(self.name.arrow).slice(position, self._data_end - position)
         self._arrow.write(position, data.to_pybytes())
         self._entries.write((len(self._table) - len(rows)) * ENTRY_SIZE, rows.tobytes())
-        self._unforced = True
 
     def finish(self) -> None:
         """Writes Arrow's end-of-stream mark behind the last batch; an append would replace it."""

@@ -265,6 +265,20 @@ def test_after_any_crash_a_log_holds_a_prefix_and_all_that_was_forced(
     assert (run.log.end.entry, run.log.end.offset) == (end.entry + 1, end.offset + 2)
 
 
+@pytest.mark.parametrize("earlier", [0, 1, 3])
+@pytest.mark.parametrize("step", ["append", "mark"])
+@pytest.mark.parametrize("seed", range(8))
+def test_what_was_taken_back_after_a_force_that_failed_does_not_come_back(earlier, step, seed):
+    """A process ends after that and another one opens the log, before the power goes."""
+    run = Run(SimulatedDisk(), format_of(flush=Flush.BATCH))
+    for _ in range(earlier):
+        run.do("append", 1)
+    run.do("fail", 1)
+    run.do(step, 1)
+    run.do("kill", 0)
+    run.do("crash", seed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("flush", list(Flush))
 def test_a_first_append_that_is_cut_off_anywhere_leaves_a_log_that_keeps_what_it_is_given(flush):
