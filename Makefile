@@ -82,9 +82,10 @@ format: venv  ## Bring the code into shape
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 
-docs: venv  ## Write into the docs what is made from the code: the tables of Spark's options, and of the bench
+docs: venv  ## Write into the docs what is made from the code: the tables of Spark's options, of the bench, and of the rules
 	@.venv/bin/python -m spark_stream.datasource.options docs/spark.md docs/kafka.md
 	@.venv/bin/python -m bench.kafka.page
+	@.venv/bin/python -m tests.rules
 
 bench: venv java  ## Measure speed against the ceiling of this machine (BENCH_ARGS)
 	@PYTHONPATH="$(CURDIR)" $(WITH_SPARK) .venv/bin/python -m bench $(BENCH_ARGS)

@@ -50,6 +50,7 @@ def test_the_page_is_the_shared_one_unchanged() -> None:
     assert shared.read_text() == FACE
 
 
+@pytest.mark.rule('which options `format("isolog")` has', "datasource/options/table.py")
 def test_every_option_of_the_page_is_known_to_the_code_and_no_other() -> None:
     named = {name for names, *_ in option_rows() for name in names}
     named |= {"partitions", "replicationFactor"}  # in the row of createTopic

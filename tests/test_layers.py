@@ -1,9 +1,9 @@
-"""Who may import whom: the two tables of ARCHITECTURE.md, held against every import statement."""
+"""Who may import whom: layers.toml, held against every import statement."""
 
 from __future__ import annotations
 
 import ast
-import re
+import tomllib
 from collections.abc import Callable, Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -13,46 +13,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "spark_stream"
 
-ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
-
-
-def table(heading: str) -> list[list[str]]:
-    """The rows of the table of ARCHITECTURE.md whose last column has this heading, as cells."""
-    body = ARCHITECTURE.partition(f" {heading} |\n")[2].partition("\n\n")[0]
-    return [
-        [cell.strip() for cell in line.strip("| ").split(" | ")] for line in body.split("\n")[1:]
-    ]
-
-
-def names_in(cell: str) -> list[str]:
-    return re.findall(r"`([^`]+)`", cell)
-
-
-def parts_and_imports() -> dict[str, set[str]]:
-    """A part of the package → the parts that it may import. A dotted name is that module alone."""
-    return {names_in(part)[0]: set(names_in(cell)) for part, _, cell in table(PARTS)}
-
-
-def rooms_and_imports() -> dict[str, set[str]]:
-    """A room, or module, of a folder (``client/writing``) → what of that folder it may import."""
-    found: dict[str, set[str]] = {}
-    for cells in table(ROOMS):
-        rooms = names_in(cells[0])
-        folder = rooms[0].partition("/")[0]
-        above = {room.partition("/")[2] for room in found if room.startswith(f"{folder}/")}
-        beside = {room.partition("/")[2] for room in rooms}
-        allowed = set(names_in(cells[2]))
-        allowed |= above if cells[2] == "all of the above" else set()
-        allowed |= beside if "one another" in cells[2] else set()
-        found |= dict.fromkeys(rooms, allowed)
-    return found
-
-
-PARTS = "may import (of ours)"
-ROOMS = "may import (of its folder)"
 BESIDE = {"pyspark_isolog", "pytest_isolog"}  # modules that others find by their names
-MAY_IMPORT = parts_and_imports()
-ROOM_MAY_IMPORT = rooms_and_imports()
+
+_LAYERS = tomllib.loads((ROOT / "tests" / "layers.toml").read_text())
+MAY_IMPORT: dict[str, set[str]] = {part: set(names) for part, names in _LAYERS["parts"].items()}
+ROOM_MAY_IMPORT: dict[str, set[str]] = {
+    room: set(names) for room, names in _LAYERS["rooms"].items()
+}
+"""A room, or module, of a folder (``client/writing``): what of that folder it may import."""
 
 
 def modules(part: str) -> list[Path]:
@@ -113,11 +81,11 @@ def test_a_part_of_the_house_imports_only_what_is_below_it(part):
 
 
 @pytest.mark.parametrize("room", ROOM_MAY_IMPORT)
-def test_a_room_imports_only_what_the_table_lets_it(room):
+def test_a_room_imports_only_what_its_folder_lets_it(room):
     assert strays(room, allowed_in_room) == []
 
 
-def test_the_tables_name_every_part_and_every_room():
+def test_every_part_and_every_room_is_named():
     parts = {path.stem for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     parts |= {path.stem for path in PACKAGE.glob("*.py")}
     assert set(MAY_IMPORT) == parts | BESIDE

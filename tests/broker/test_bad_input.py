@@ -82,6 +82,7 @@ def test_any_ticket(steady: BrokerProcess, ticket: bytes) -> None:
     assert steady.alive
 
 
+@pytest.mark.rule("which control messages are valid", "wire/messages.py")
 @EXAMPLES
 @given(
     name=st.one_of(

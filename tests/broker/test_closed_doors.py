@@ -32,6 +32,9 @@ def refused(broker: BrokerProcess, method: str, body: bytes) -> None:
     channel.close()
 
 
+@pytest.mark.rule(
+    "whether a caller, or what answers, is a broker of this cluster", "broker/identity.py"
+)
 @pytest.mark.parametrize("kind", REMOTE_STEPS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("proof", ["", FORGED])
 def test_no_client_runs_a_step(

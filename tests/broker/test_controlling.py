@@ -91,6 +91,11 @@ def test_a_controller_that_stands_still_is_replaced_and_does_no_harm(three):
     assert b.record("t") == elected
 
 
+@pytest.mark.rule(
+    "when a dead leader is replaced, and a move ends",
+    "broker/controlling.py",
+    "scripts/electing.py",
+)
 def test_dead_leaders_are_replaced_in_one_round_and_their_partitions_served(three):
     a, b, c = three
     make(a, "t", *["cab", "cba"] * 10)
@@ -150,6 +155,11 @@ def test_what_was_lost_is_told(three, caplog):
     assert "t/0: no replica that was in sync has all its records" in caplog.text
 
 
+@pytest.mark.rule(
+    "when a dead leader is replaced, and a move ends",
+    "broker/controlling.py",
+    "scripts/electing.py",
+)
 def test_a_move_is_finished_when_the_new_replica_is_in_sync(three):
     a, b, c = three
     make(a, "t", "ab")

@@ -83,6 +83,7 @@ def begin(tasks: FetchTasks, stream: FakeStream, answers: Answers, ended: thread
     FetchTask(tasks, stream, NUMBERS, answers, call()).begin()  # type: ignore[arg-type]
 
 
+@pytest.mark.rule("what ends the wait of a fetch, which costs no thread", "broker/fetch_task.py")
 def test_five_hundred_waiting_fetches_cost_no_thread_and_one_append_ends_all(partition, tasks):
     threads = threading.active_count()
     streams, replies, ended = [], [], []

@@ -165,6 +165,9 @@ def topics(tmp_path: Path):
     made.close()
 
 
+@pytest.mark.rule(
+    "when a partition is looked after", "broker/housekeeping.py", "storage/retention.py"
+)
 def test_an_idle_broker_looks_after_no_partition(topics, monkeypatch):
     """Not even after what moved once; age alone asks for nothing within a day here."""
     topics.create("t", 50, 1, NUMBERS, {})

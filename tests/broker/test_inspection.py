@@ -353,6 +353,9 @@ def test_a_number_with_more_digits_than_its_type_has_ends_the_message():
     assert verdict(batch) == (1, Flaw(1, Reason.INVALID_TEXT, column="price"))
 
 
+@pytest.mark.rule(
+    "which records are bad: size, nulls, text that is not UTF-8", "broker/inspection.py"
+)
 def test_of_several_flaws_the_earliest_decides():
     batch = pa.RecordBatch.from_arrays(
         [

@@ -76,6 +76,9 @@ def looking(b: LocalBroker, settle_s: float = SETTLE_S) -> Callable[[float], Non
     return look
 
 
+@pytest.mark.rule(
+    "when a preferred leader leads again", "consistency/balance.py", "broker/handover.py"
+)
 def test_a_preferred_leader_that_has_come_back_leads_again_without_a_command(b):
     look = looking(b)
     look(SETTLE_S)
@@ -111,6 +114,9 @@ def test_one_whose_disk_refuses_writes_does_not_until_it_takes_them(b, disks):
     assert leader(b) == "a"
 
 
+@pytest.mark.rule(
+    "when a preferred leader leads again", "consistency/balance.py", "broker/handover.py"
+)
 def test_nothing_that_was_acknowledged_is_taken_back(b):
     """A follower that does not catch up in time is not handed the partition."""
     b.partition("t").append(numbers(4, 1))  # a does not have this one

@@ -72,6 +72,7 @@ def greatest_memory(process: BrokerProcess) -> int:
     return int(line.split()[1]) * 1024
 
 
+@pytest.mark.rule("how much memory batches may take", "broker/memory.py", "wire/allocator.py")
 def test_compressed_batches_beyond_the_bound_are_refused_before_they_take_memory(
     bounded: BrokerProcess,
 ) -> None:
@@ -86,6 +87,7 @@ def test_compressed_batches_beyond_the_bound_are_refused_before_they_take_memory
         assert log.read("t").num_rows == MIB // 8
 
 
+@pytest.mark.rule("when free memory goes back", "broker/spare_memory.py", "wire/allocator.py")
 def test_memory_goes_back_after_large_appends(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "log") as process:
         with process.connect() as log:

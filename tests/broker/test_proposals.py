@@ -113,6 +113,7 @@ def test_of_two_proposals_of_a_partition_the_last_counts(pair):
     assert len(puts.puts) == 1
 
 
+@pytest.mark.rule("how in-sync replicas get on record", "broker/proposals.py")
 @pytest.mark.parametrize("loses", ["before", "after"])
 def test_a_proposal_whose_outcome_is_not_known_counts_until_it_is(pair, loses):
     a, b = pair

@@ -115,6 +115,7 @@ def test_a_follower_gets_from_memory_what_the_file_has(led):
         check_entries(given.rows, given.data, partition.log.boundary_of(EntryIndex(end - 1)), 0, "")
 
 
+@pytest.mark.rule("which batches a leader has in memory for its followers", "broker/recent.py")
 def test_a_partition_at_rest_and_one_without_a_follower_keep_nothing(led):
     a, session = led
     partition, room = a.partition("t"), a.host._recent_room

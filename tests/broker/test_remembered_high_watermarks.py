@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from threading import Thread
 
+import pytest
+
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.storage.committed import NAME, CommittedMarks, Mark
@@ -51,6 +53,11 @@ def test_a_high_watermark_is_remembered_at_the_end_in_order(around):
     assert marks.recall(f"{topic}/0") == Mark(EntryIndex(1), LeaderEpoch(0))
 
 
+@pytest.mark.rule(
+    "which high watermark of an earlier process is believed",
+    "consistency/replica.py",
+    "storage/committed.py",
+)
 def test_a_mark_is_believed_only_by_a_log_that_has_the_entry_of_that_epoch(around):
     """It may be of a log that was cut back, and has got other entries since."""
     a = three(around)[0]

@@ -90,6 +90,7 @@ class Desk:
         return self.desk.run(deciding.describe(self.desk.finished, name)).state
 
 
+@pytest.mark.rule("how often a broker looks at all transactions", "broker/transactions.py")
 def test_a_broker_that_is_silent_lets_no_other_transaction_wait(tmp_path: Path):
     """Its ten seconds without an answer keep no other from being looked at."""
     found = Desk(tmp_path)

@@ -87,12 +87,22 @@ def brokers(tmp_path: Path) -> Iterator[TwoBrokers]:
     found.around.close()
 
 
+@pytest.mark.rule(
+    "which broker looks after a transaction, and when another takes over",
+    "broker/transactions.py",
+    "cluster/leases.py",
+)
 def test_an_open_transaction_is_expired_by_its_own_broker_while_that_lives(brokers):
     brokers.begin_at_a()
     brokers.pass_time(3 * TIMEOUT_S, a_lives=True)
     assert (brokers.state(), brokers.stable()) == (State.OPEN, 0)
 
 
+@pytest.mark.rule(
+    "which broker looks after a transaction, and when another takes over",
+    "broker/transactions.py",
+    "cluster/leases.py",
+)
 def test_an_open_transaction_of_a_dead_broker_is_expired_by_another(brokers):
     """When the lease is over, the timeout begins: as after a restart of the dead one."""
     brokers.begin_at_a()

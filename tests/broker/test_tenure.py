@@ -48,6 +48,7 @@ def test_before_others_may_find_its_lease_over_it_leads_no_more(pair):
         a.partition("t")
 
 
+@pytest.mark.rule("until when a broker may lead without a look at the records", "broker/tenure.py")
 def test_a_renewal_that_comes_late_gives_back_no_leadership_without_a_look(pair, caplog):
     """Another broker was elected meanwhile: it knows that before it leads again."""
     a, b = pair

@@ -142,6 +142,7 @@ def test_files_of_a_deleted_topic_stay_gone_after_a_power_cut(tmp_path: Path):
         assert disk.files() == {}
 
 
+@pytest.mark.rule("how a topic is made, altered and deleted", "scripts/topics.py", "broker/host.py")
 def test_a_death_while_a_topic_is_deleted_leaves_no_orphan(tmp_path: Path):
     first = LocalTopics(tmp_path)
     first.create("t", 2, 1, NUMBERS, {})

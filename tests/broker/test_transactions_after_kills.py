@@ -47,6 +47,9 @@ def test_an_open_transaction_outlives_its_broker(broker: BrokerProcess):
         assert seen(flight, "t", COMMITTED) == [1, 2, 3]
 
 
+@pytest.mark.rule(
+    "who finishes a transaction whose broker died", "scripts/sweeping.py", "broker/transactions.py"
+)
 @pytest.mark.parametrize(
     ("decision", "point"),
     [

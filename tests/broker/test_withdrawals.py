@@ -192,6 +192,11 @@ def test_two_threads_that_look_for_trouble_at_once_both_find_it(cluster, monkeyp
     assert [[each.name for each in one] for one in found] == [["t/0"]] * 2
 
 
+@pytest.mark.rule(
+    "when a replica that cannot write hands over or leaves the ISR, and when it leads again",
+    "consistency/withdrawal.py",
+    "broker/handover.py",
+)
 def test_the_heir_is_a_replica_that_takes_a_write(cluster):
     cluster.disks["b"].refusal = DiskFull
     refused(cluster, "a", StorageFailure)
@@ -233,6 +238,11 @@ def test_a_partition_without_other_replicas_stays_and_takes_writes_once_its_disk
     assert cluster.brokers["a"].host.troubled() == []
 
 
+@pytest.mark.rule(
+    "when a replica that cannot write hands over or leaves the ISR, and when it leads again",
+    "consistency/withdrawal.py",
+    "broker/handover.py",
+)
 def test_a_broker_that_handed_over_follows_only_once_a_write_has_succeeded(cluster):
     """It is in no ISR before, so nobody elects it."""
     a, b = cluster.brokers["a"], cluster.brokers["b"]
@@ -287,6 +297,11 @@ def test_a_replica_in_trouble_is_reported_again_when_its_part_changes(cluster, c
     assert "no other in-sync replica is known to take them" in caplog.text
 
 
+@pytest.mark.rule(
+    "when a replica that cannot write hands over or leaves the ISR, and when it leads again",
+    "consistency/withdrawal.py",
+    "broker/handover.py",
+)
 @pytest.mark.parametrize("error", [StorageFailure, DiskFull])
 def test_a_follower_that_refuses_a_write_leaves_the_isr_at_once_until_its_log_takes_one(
     cluster, error
@@ -349,6 +364,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.rule("how a removed file of a log is noticed", "storage/active.py")
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_removed_file_of_the_log_is_noticed_by_the_next_round_of_housekeeping(
     of_files, loss, caplog

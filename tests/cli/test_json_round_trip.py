@@ -145,6 +145,7 @@ def there_and_back(batch: pa.RecordBatch, *, utf8: bool = False) -> pa.RecordBat
     return found
 
 
+@pytest.mark.rule("how `consume` writes values", "cli/output/formats.py", "cli/texts.py")
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(columns())
 def test_json_of_every_type_is_taken_back_to_the_same_values(column):

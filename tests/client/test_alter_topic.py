@@ -34,6 +34,7 @@ def test_a_topic_gets_more_partitions_and_keeps_its_records(log, topic):
     assert log.alter_topic(topic, partitions=4).id == made.id  # as many as there are: no change
 
 
+@pytest.mark.rule("what alters a running topic", "scripts/topics.py")
 @pytest.mark.parametrize(
     ("change", "error", "named"),
     [

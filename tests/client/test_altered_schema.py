@@ -207,6 +207,7 @@ def test_a_transaction_goes_over_an_alteration(broker, topic):
         assert ids(log.read(topic)) == list(range(8))
 
 
+@pytest.mark.rule("in which schema a reader gets a batch, and when it cannot", "batches.py")
 def test_a_reader_of_the_old_schema_goes_on_until_a_value_does_not_fit(broker, topic):
     with broker.connect() as log, broker.connect() as other:
         log.create_topic(topic, schema=FIRST)
@@ -258,6 +259,11 @@ def test_who_maps_the_files_conforms_the_records_itself(log, topic, compression,
     assert {len(schema) for schema in mapped} == ({2, 3} if maps else set())
 
 
+@pytest.mark.rule(
+    "who may write to a topic whose schema was altered",
+    "broker/appends/stream.py",
+    "client/writing/batches.py",
+)
 def test_a_stream_of_any_client_goes_on_and_may_be_the_first_with_the_new_schema(broker, topic):
     with broker.connect() as log:
         log.create_topic(topic, schema=FIRST)

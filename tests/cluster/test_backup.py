@@ -28,6 +28,11 @@ def remove(path: Path) -> None:
         each.unlink()
 
 
+@pytest.mark.rule(
+    "what becomes of a store that is deleted under its brokers; of a backup that is put back",
+    "cluster/sqlite.py",
+    "cluster/backup.py",
+)
 @pytest.mark.parametrize("beside", [True, False])
 def test_a_store_that_was_deleted_refuses_changes_until_it_is_written_back(path, caplog, beside):
     one, two = SqliteStore(path), SqliteStore(path)
@@ -171,6 +176,10 @@ def records(connected_to: Path) -> list[str]:
         return [each.key for each in store.list("")]
 
 
+@pytest.mark.rule(
+    "which file brokers may open as their store, and how one that was overwritten is noticed",
+    "cluster/store_files.py",
+)
 def test_another_file_in_the_place_of_an_open_store_is_not_opened(path, tmp_path):
     """SQLite would apply the log of the open file to it, and damage both."""
     store, copy = full_store(path), tmp_path / "copy"
@@ -190,6 +199,10 @@ def test_another_file_in_the_place_of_an_open_store_is_not_opened(path, tmp_path
     assert records(path) == [CLUSTER, "later"]
 
 
+@pytest.mark.rule(
+    "which file brokers may open as their store, and how one that was overwritten is noticed",
+    "cluster/store_files.py",
+)
 @pytest.mark.parametrize("raw", [True, False])
 def test_an_overwritten_store_is_noticed_and_nothing_is_written_into_it(path, tmp_path, raw):
     """The file is the same one, with the content of a backup or of an older copy by ``cp``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,6 +57,7 @@ def test_of_two_who_try_at_once_one_is_the_controller(store, another):
     assert taken == [Controller(B2, "s", 1)]
 
 
+@pytest.mark.rule("who is the controller", "cluster/controller.py")
 @given(st.lists(st.tuples(st.sampled_from([B1, B2]), st.sampled_from("st"), st.booleans())))
 def test_a_term_has_one_controller_and_terms_rise(attempts):
     held: Controller | None = None

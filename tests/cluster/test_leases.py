@@ -281,6 +281,7 @@ def observed_run(chance: random.Random) -> tuple[int, int]:
     return concluded[True], concluded[False]
 
 
+@pytest.mark.rule("whether a broker is alive", "cluster/leases.py", "cluster/lease_files.py")
 def test_nobody_finds_a_lease_over_that_its_holder_holds():
     """Whatever the delays on both sides, and with a renewal at any point of a look."""
     runs = [observed_run(random.Random(seed)) for seed in range(1_500)]
@@ -426,6 +427,7 @@ def holder(tmp_path) -> Iterator[multiprocessing.process.BaseProcess]:
     process.join()
 
 
+@pytest.mark.rule("whether a broker is alive", "cluster/leases.py", "cluster/lease_files.py")
 def test_the_lease_of_a_process_that_was_killed_is_over_at_once(holder, tmp_path):
     observers = Leases(LeaseFiles(tmp_path / "leases"), SystemClock())
     assert observers.left_s("b1") > 900

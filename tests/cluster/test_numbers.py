@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,9 @@ from spark_stream.cluster.numbers import Numbers
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 
 
+@pytest.mark.rule(
+    "no producer id and no transaction number is given out twice", "cluster/numbers.py"
+)
 def test_no_number_is_given_out_twice(another):
     makers = [Numbers(another(), "numbers/x", block=7) for _ in range(3)]
     taken: list[int] = []

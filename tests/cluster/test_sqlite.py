@@ -345,6 +345,9 @@ def test_a_folder_that_is_not_there_says_so(tmp_path: Path):
 # -- what changed ----------------------------------------------------------------------------------
 
 
+@pytest.mark.rule(
+    "what changed in the store since a revision", "cluster/store.py", "cluster/sqlite.py"
+)
 def test_deletions_are_remembered_for_a_while_and_then_all_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(sqlite, "DELETED_KEPT", 10)
     store = SqliteStore(tmp_path / "metadata.sqlite")

@@ -168,6 +168,10 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.store.get(key) == self.records.get(key)
 
 
+@pytest.mark.rule("compare-and-set of a metadata record", "cluster/sqlite.py")
+@pytest.mark.rule(
+    "what changed in the store since a revision", "cluster/store.py", "cluster/sqlite.py"
+)
 @pytest.mark.parametrize("name", STORES)
 def test_a_store_does_what_a_dictionary_with_versions_does(name):
     machine = type("Machine", (StoreMachine,), {"kind": name})

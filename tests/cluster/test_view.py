@@ -247,6 +247,7 @@ def _differing(before, after) -> set:
     return {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
 
 
+@pytest.mark.rule("what a broker sees of the cluster", "cluster/view.py")
 def test_whatever_changes_in_whatever_order_the_view_is_what_the_store_holds():
     run_state_machine_as_test(
         ViewMachine, settings=settings(max_examples=60, stateful_step_count=30)

@@ -301,6 +301,7 @@ def check_generations(events: list[tuple[str, int]]) -> None:
         broker.name_directory()
 
 
+@pytest.mark.rule("whether a broker may vouch for its logs when it starts", "cluster/vouching.py")
 @settings(max_examples=400)
 @given(EVENTS)
 def test_a_generation_has_all_that_was_acknowledged_in_it(events):

@@ -57,6 +57,9 @@ rare = st.integers(0, 9).map(lambda number: number == 0)
 messages = st.lists(st.builds(Row, size=st.integers(0, LIMIT + 8), null=rare, broken_text=rare))
 
 
+@pytest.mark.rule(
+    "which records of a message with a bad record are kept", "consistency/admission.py"
+)
 @settings(max_examples=300)
 @given(messages)
 def test_a_message_with_a_bad_record_in_the_middle_keeps_the_prefix(rows):

@@ -73,6 +73,9 @@ def bounded(draw):
     return found, [draw(st.integers(0, len(records))) for records in found]
 
 
+@pytest.mark.rule(
+    "where a `read_atomic` reader may stop", "consistency/atomic.py", "scripts/cutting.py"
+)
 @pytest.mark.usefixtures("small_blocks", "steps_max")
 @settings(max_examples=250, deadline=None)
 @given(bounded())

@@ -247,6 +247,9 @@ class Life:
             copy.end += 1
 
 
+@pytest.mark.rule(
+    "whether a broker with a damaged log leaves the ISRs, stays or waits", "consistency/damage.py"
+)
 @pytest.mark.slow
 def test_in_thousands_of_lives_every_committed_record_has_a_sound_copy_that_may_lead() -> None:
     left = healed = 0

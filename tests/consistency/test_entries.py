@@ -114,6 +114,9 @@ CHECKED = {
 }
 
 
+@pytest.mark.rule(
+    "what an entry means, and which table of entries is valid", "consistency/entries.py"
+)
 @settings(max_examples=200)
 @given(sketches.filter(lambda sketch: sketch.rows), st.data())
 def test_one_wrong_field_ends_the_valid_prefix_where_a_walk_ends_it(sketch, data):

@@ -32,6 +32,11 @@ def agreed(entry: int, begin: int | None = None, epoch: int = EPOCH) -> Agreed:
     return Agreed(epoch, 1, entry, 0, None if begin is None else at(begin))
 
 
+@pytest.mark.rule(
+    "what a follower cuts off, and which frames it takes",
+    "consistency/follower.py",
+    "consistency/epochs.py",
+)
 @pytest.mark.parametrize(
     ("state", "answer", "plan"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -117,6 +118,11 @@ TestJoins = JoinMachine.TestCase
 TestJoins.settings = settings(max_examples=150, stateful_step_count=40)
 
 
+@pytest.mark.rule(
+    "nothing joins a transaction after its decision",
+    "consistency/transaction_events.py",
+    "consistency/joins.py",
+)
 def test_a_join_that_a_seal_met_on_its_way_is_not_confirmed():
     joins = Joins()
     pending = joins.open(10, 1)

@@ -171,6 +171,9 @@ def test_with_followers_an_append_moves_leo_and_leaves_hw():
     assert (bounds.high_watermark, bounds.log_end_offset) == (0, 10)
 
 
+@pytest.mark.rule(
+    "how log end offset, high watermark and last stable offset move", "consistency/leader.py"
+)
 def test_hw_never_moves_back_for_a_reader():
     state = leader.replicated(leader.appended(leading(followers=1), 10), at(2, 20))
     assert leader.replicated(state, at(1, 10)) == state

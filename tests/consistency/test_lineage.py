@@ -120,6 +120,9 @@ TERM = st.tuples(
 )
 
 
+@pytest.mark.rule(
+    "what a reader lost that comes back", "consistency/lineage.py", "datasource/losses.py"
+)
 @given(st.lists(TERM, max_size=9), st.data())
 def test_a_reader_learns_exactly_what_was_taken_back(terms, data):
     """Leaders come and go over three replicas, and whoever has all that is replicated may lead.

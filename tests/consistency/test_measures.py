@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,6 +55,7 @@ def test_stored_bytes_are_the_sum_of_the_records_parts(segments, first, start, l
     assert stored_bytes(tables_of(segments, first), start, end) == sum(sizes[start:end])
 
 
+@pytest.mark.rule("how many bytes records take", "consistency/measures.py")
 @given(batches, st.integers(0, 5), st.integers(0, 60), st.integers(0, 60), st.integers(0, 2_000))
 def test_a_budget_reaches_as_far_as_whole_records_fit(segments, first, start, length, budget):
     sizes = [0] * first + parts(segments)

@@ -58,6 +58,11 @@ def test_a_producers_first_batch_has_sequence_0():
     assert judge(None, Stamp(7, 0, 1), 2) == Refused(Wrong.GAP, 0)
 
 
+@pytest.mark.rule(
+    "a batch that is sent again is there once",
+    "consistency/producers.py",
+    "client/writing/lanes.py",
+)
 @pytest.mark.parametrize("back", range(WINDOW))
 def test_the_last_five_batches_are_duplicates_with_their_original_offsets(back):
     state = written(8)
@@ -109,6 +114,7 @@ def test_a_new_epoch_starts_at_0():
     assert appended(state, Stamp(7, 1, 0), 200, 2, 9).recent == (producers.Recent(0, 200, 2),)
 
 
+@pytest.mark.rule("a producer of an older epoch is fenced", "consistency/producers.py")
 def test_an_old_epoch_is_fenced():
     state = appended(written(3), Stamp(7, 4, 0), 200, 2, 9)
     assert wrong(state, Stamp(7, 3, 0)) is Wrong.FENCED

@@ -185,6 +185,9 @@ def test_a_word_of_a_session_that_is_over_does_not_take_its_follower_out():
     assert progress.propose(5, 5, 0) is None
 
 
+@pytest.mark.rule(
+    "which replicas are in sync, and whom the high watermark waits for", "consistency/progress.py"
+)
 def test_who_is_proposed_out_counts_until_the_record_says_so():
     progress = leading(isr=(A, B), alive={"a": "1"})
     progress.started(1, B, 5)
@@ -197,6 +200,9 @@ def test_who_is_proposed_out_counts_until_the_record_says_so():
 # -- who joins ------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule(
+    "which replicas are in sync, and whom the high watermark waits for", "consistency/progress.py"
+)
 def test_a_follower_joins_only_with_the_high_watermark_and_the_leaders_first_entry():
     progress = leading(isr=(A, B), inherited=10)
     begun(progress, 1, B, 12)

@@ -26,6 +26,7 @@ from tests.consistency.partition_steps import WEIGHTS, run
 RUNS = 300
 
 
+@pytest.mark.rule("who leads a partition, and who may", "consistency/election.py")
 @pytest.mark.parametrize("part", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2, 3))])
 def test_runs_with_crashes_and_lost_messages_lose_nothing_that_was_committed(part):
     """``run(seed)`` repeats a run."""

@@ -91,6 +91,9 @@ def test_alone_in_the_isr_an_append_is_replicated_at_once():
     assert leader.high == 1
 
 
+@pytest.mark.rule(
+    "which appends wait for in-sync replicas, and when those are too few", "consistency/replica.py"
+)
 def test_too_few_in_sync_replicas_refuse_what_waits_for_them_and_take_the_rest():
     leader = Partition(led(A), min_insync=2)
     replica = leader.replica
@@ -141,6 +144,7 @@ def test_a_refused_proposal_is_made_again_on_what_the_record_is_now():
     assert leader.replica.isr_refused(1, led(A, B, C), 5, 10_000) == [ProposeIsr((A,), 5)]
 
 
+@pytest.mark.rule("what a new leader knows of the high watermark", "consistency/replica.py")
 def test_a_new_leader_does_not_know_the_high_watermark_until_what_it_had_is_replicated():
     leader = Partition()
     for _ in range(3):

@@ -134,6 +134,9 @@ def test_an_owner_that_never_learned_of_its_begin_can_begin_again(cause):
 # -- fencing --------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule(
+    "a new owner of a transactional id fences the old one", "consistency/transaction_events.py"
+)
 def test_a_new_instance_fences_the_old_and_aborts_its_transaction_once():
     taken = ok(rules.init(joined(), "b", TIMEOUT, 1_000))
     assert (taken.state, taken.cause, taken.instance) == (State.ABORTING, Cause.FENCED, "b")
@@ -316,6 +319,7 @@ STATES = {
 }
 
 
+@pytest.mark.rule("which transitions a transaction has", "consistency/transactions.py")
 @pytest.mark.parametrize("event", CALLS)
 @pytest.mark.parametrize("state", STATES)
 def test_only_the_transitions_of_the_table_are_possible(state, event):

@@ -55,6 +55,9 @@ def digest(name: str, found: list[Any]) -> int:
     return measured(pa.record_batch({"c": pa.array(found, COLUMNS[name][0])})).digest
 
 
+@pytest.mark.rule(
+    "what tells a replay from another batch", "datasource/content.py", "datasource/replays.py"
+)
 @pytest.mark.parametrize("name", COLUMNS)
 def test_neither_order_nor_tasks_change_the_digest(name: str) -> None:
     rows = values(name)

@@ -25,6 +25,7 @@ def source(end, latest, topic_id="id", latest_id="id"):
     }
 
 
+@pytest.mark.rule("how far a query is behind", "datasource/lag.py")
 @given(places, places, st.booleans(), st.booleans())
 def test_the_lag_is_what_may_be_read_and_was_not(end, latest, anew, as_text):
     """A partition that the query has not come to, and a topic made anew, are read from 0 on."""

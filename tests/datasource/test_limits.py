@@ -65,6 +65,7 @@ def test_a_record_larger_than_the_limit_is_taken_alone(shared, log, topic):
 SIZES = st.lists(st.sampled_from([1, 100, 3_000, 20_000]), max_size=6)
 
 
+@pytest.mark.rule("which limits a micro-batch keeps", "datasource/limits.py")
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

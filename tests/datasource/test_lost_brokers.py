@@ -12,6 +12,9 @@ from tests.datasource.sources import Query
 from tests.support import NUMBERS, numbers
 
 
+@pytest.mark.rule(
+    "how long a query waits for brokers", "datasource/session.py", "datasource/place.py"
+)
 def test_a_query_waits_for_its_broker_as_long_as_it_may(broker):
     with broker.connect() as log:
         log.create_topic("t", schema=NUMBERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +47,7 @@ def test_every_partition_with_a_backlog_gets_something_where_the_limit_allows(
             )
 
 
+@pytest.mark.rule("how a micro-batch's limit is shared out", "datasource/pacing.py")
 @given(st.data(), st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))
 def test_no_partition_starves_where_the_limit_is_smaller_than_their_number(
     data: st.DataObject, partitions: int, limit: int, turn: int

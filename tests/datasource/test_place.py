@@ -48,6 +48,7 @@ def test_an_empty_path_is_not_the_working_directory() -> None:
         directory("")
 
 
+@pytest.mark.rule("what a relative `path` means", "datasource/place.py")
 def test_a_relative_path_is_one_of_the_drivers_jvm_whatever_the_planners_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -187,6 +187,7 @@ def test_a_partition_that_there_is_not_is_refused_with_those_there_are(shared, l
 # -- another selection over the same checkpoint ---------------------------------------------------
 
 
+@pytest.mark.rule("which topics and partitions a query reads", "datasource/selection.py")
 def test_what_is_no_longer_selected_is_dropped_and_told_once(shared, log, topic, caplog):
     for number, name in enumerate("ab"):
         made(log, f"{topic}-{name}", number * 10, 3)

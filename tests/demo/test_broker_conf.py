@@ -28,6 +28,7 @@ def test_it_says_the_defaults() -> None:
     assert said == shown_settings(LogSettings())
 
 
+@pytest.mark.rule("which settings a broker has, and which source of them wins", "broker/config.py")
 @pytest.mark.parametrize("name", [*BrokerConfig.model_fields, *SETTINGS])
 def test_every_setting_is_there(name: str) -> None:
     quoted = f'"{name}"' if "." in name else name

@@ -212,6 +212,7 @@ def ticked(side: Connection, begin: int, end: int) -> list[Event]:
     return [event for second in range(begin, end) for event in side.tick(second)]
 
 
+@pytest.mark.rule("when a silent connection is ended", "protocol/connection.py")
 def test_a_silent_peer_is_asked_once_and_then_lost() -> None:
     pair = Pair(broker=replace(LIMITS, heartbeat_s=5, silence_s=15))
     assert ticked(pair.broker, 1, 16) == []
@@ -268,6 +269,11 @@ DATA = FrameKind.DATA
 OPEN = frame(FrameKind.OPEN, 1, b"\x93\xa1m\x00\xc4\x00")
 
 
+@pytest.mark.rule(
+    "what a peer may send, and what ends a connection",
+    "protocol/connection.py",
+    "protocol/frames.py",
+)
 @pytest.mark.parametrize(
     ("code", "data"),
     [

@@ -124,6 +124,11 @@ def test_damage_that_a_reader_meets_is_healed_too_where_nobody_looks_at_closed_s
         assert cluster.leader(topic) != leader
 
 
+@pytest.mark.rule(
+    "what a leader does whose entries arrive damaged",
+    "broker/followers.py",
+    "broker/replication/leader_core.py",
+)
 @pytest.mark.parametrize("meets", ["a reader", "a refilled follower", "the slow look"])
 def test_a_leader_whose_active_segment_changed_leaves_and_heals_whoever_meets_it(topic, meets):
     conf = CONF | ({"scrub_seconds": 0.5} if meets == "the slow look" else NO_SCRUB)
@@ -156,6 +161,9 @@ def flip_entry(folder: Path, index: int) -> None:
         opened.write(bytes([byte ^ 0x10]))
 
 
+@pytest.mark.rule(
+    "what a log keeps that it cuts at damage, and when it takes it back", "storage/kept.py"
+)
 def test_nothing_is_lost_if_each_copy_is_damaged_in_another_record(topic):
     """Each broker cuts away sound copies of what another one turns out to have damaged."""
     with LocalCluster(3, conf=CONF | NO_SCRUB) as cluster, cluster.connect() as log:

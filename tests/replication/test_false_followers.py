@@ -98,6 +98,9 @@ def false_followers(
         cluster.heal()
 
 
+@pytest.mark.rule(
+    "whether a caller, or what answers, is a broker of this cluster", "broker/identity.py"
+)
 @pytest.mark.parametrize("secret", ["true", "a guess"])
 def test_a_false_follower_gets_no_record_acknowledged(cluster, log, topic, secret):
     """With the secret the attack works: so it is the secret that keeps it from working."""

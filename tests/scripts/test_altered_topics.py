@@ -93,6 +93,7 @@ def test_of_two_that_add_partitions_at_once_one_does(on, other, steps):
         assert {(str(each), topic.id) for each in found.record.replicas} <= on.folders
 
 
+@pytest.mark.rule("that nobody overwrites partitions that a topic has by then", "scripts/topics.py")
 @pytest.mark.parametrize("steps", range(20))
 def test_of_two_that_add_partitions_by_turns_one_does_at_most_and_its_records_stay(steps):
     """A partition lives once the topic has it: its record is its leader's from then on."""

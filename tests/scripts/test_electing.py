@@ -243,6 +243,7 @@ VOUCHES, CANNOT = Member(A, FIRST[A]), Member(A, SECOND[A])
 ALONE = PartitionRecord((A,), A, LeaderEpoch(5), members(A))
 
 
+@pytest.mark.rule("when a leader epoch begins", "consistency/election.py", "scripts/electing.py")
 def test_a_broker_that_vouches_leads_on_what_it_led_in_a_new_epoch(cluster):
     (change,) = resumed(cluster, LED_BY_A, VOUCHES)
     assert (change.after, change.risky) == (replace(LED_BY_A, leader_epoch=LeaderEpoch(6)), False)
@@ -268,6 +269,7 @@ def test_a_broker_that_cannot_vouch_leads_what_it_alone_had_and_that_is_told(clu
     assert change.after.leader_epoch == 8  # above every epoch in its log, too
 
 
+@pytest.mark.rule("when a leader epoch begins", "consistency/election.py", "scripts/electing.py")
 @pytest.mark.parametrize("record", [LED_BY_A, ALONE])
 def test_epochs_never_fall_along_a_log_whose_store_is_an_older_copy(cluster, record):
     (change,) = resumed(cluster, record, VOUCHES, (9, 10))

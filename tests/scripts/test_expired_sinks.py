@@ -136,6 +136,11 @@ def test_of_queries_one_of_whose_names_begins_with_the_others_each_has_its_own()
     assert settle(world, "s", NEXT_RUN) == (None, False)
 
 
+@pytest.mark.rule(
+    "when a sink's id expires, and what its query still knows then",
+    "scripts/sweeping.py",
+    "consistency/sinks.py",
+)
 @pytest.mark.parametrize("batch", [7, 8])
 @pytest.mark.parametrize("steps", range(14))
 def test_an_id_that_expires_while_its_query_starts_loses_nothing(steps, batch):

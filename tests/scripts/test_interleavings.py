@@ -81,6 +81,9 @@ ACTS = st.lists(
 )
 
 
+@pytest.mark.rule(
+    "who decides a transaction when two try", "scripts/records.py", "scripts/deciding.py"
+)
 @settings(max_examples=250, deadline=None)
 @given(acts=ACTS)
 def test_decided_once_sealed_then_marked_finished_means_everywhere(acts):
@@ -134,6 +137,7 @@ def test_a_commit_asked_of_another_broker_marks_every_partition():
     assert [world.partitions[world.at(n)].visible() for n in range(3)] == [[0], [1], [2]]
 
 
+@pytest.mark.rule("in which order a decided transaction is finished", "scripts/finishing.py")
 @pytest.mark.parametrize("steps", range(14))
 def test_a_commit_that_stops_after_any_step_is_finished_by_another_broker(steps):
     """And the answer to the repeated call is the same."""

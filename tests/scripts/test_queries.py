@@ -46,6 +46,11 @@ def test_a_start_is_pinned_once(on):
     assert on.run(pin_start("c", NEW, 2)) == structs.replace(OLD, instance="new", started_ms=1)
 
 
+@pytest.mark.rule(
+    "where a query under a consumer's name begins, and who tells of its progress",
+    "scripts/queries.py",
+    "datasource/naming.py",
+)
 def test_of_two_that_pin_at_once_the_second_gets_the_firsts_start(on):
     late = on.start(pin_start("c", OLD, 1))
     late.advance()  # it has found nothing

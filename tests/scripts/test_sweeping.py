@@ -49,6 +49,9 @@ def sweep(world: World, clock: FakeClock, broker: str = A) -> list[Swept]:
     ]
 
 
+@pytest.mark.rule(
+    "when a transaction expires", "consistency/transaction_events.py", "scripts/sweeping.py"
+)
 @pytest.mark.parametrize("jump_ms", [YEAR_MS, -YEAR_MS])
 def test_a_wall_clock_that_is_set_expires_nothing(jump_ms):
     world, clock = watched(), FakeClock()

@@ -256,6 +256,7 @@ def test_a_broker_that_was_down_while_a_topic_was_deleted_removes_its_folder_at_
     assert is_whole(on)
 
 
+@pytest.mark.rule("when a topic is deleted", "scripts/topics.py")
 @pytest.mark.parametrize("first", [B1, B2])
 @pytest.mark.parametrize("steps", STEPS)
 def test_a_deletion_that_stops_after_any_step_leaves_a_topic_or_nothing(on, steps, first):

@@ -111,6 +111,11 @@ def sweeping(broker: BrokerId, *gone: BrokerId) -> Script[None]:
         yield from remove_left_over(record, broker, gone)
 
 
+@pytest.mark.rule(
+    "how a topic is made, altered and deleted over brokers that may die",
+    "scripts/topics.py",
+    "scripts/left_overs.py",
+)
 @pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(acts=ACTS)

@@ -129,6 +129,7 @@ def queries_of_module(spark: SparkSession, shared_path: Path) -> Queries:
     return Queries(spark, shared_path)
 
 
+@pytest.mark.rule("a micro-batch is written once", "consistency/sinks.py", "datasource/branches.py")
 @pytest.mark.chaos
 @pytest.mark.parametrize("fault", AT_A_COMMIT)
 def test_a_driver_killed_before_in_or_after_its_commit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import DataFrame
 
 from spark_stream.sql.filters import row_filter
@@ -201,6 +202,7 @@ PREDICATES += [
 ]
 
 
+@pytest.mark.rule("what a filter means: types, nulls, NaN", "sql/comparing.py", "sql/predicates.py")
 def test_every_predicate_is_true_false_or_null_where_spark_says_so(utc_rows: DataFrame) -> None:
     names = [f"p{number}" for number in range(len(PREDICATES))]
     said = utc_rows.selectExpr(

@@ -61,6 +61,9 @@ def test_headers_timestamps_and_partitions_of_rows(
     assert {record.headers[0][0] for record in records} == {"h"}
 
 
+@pytest.mark.rule(
+    "which rows of a DataFrame go to which topic and partition", "datasource/routing.py"
+)
 def test_a_topic_column_routes_rows_and_the_option_wins_over_it(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
 ) -> None:

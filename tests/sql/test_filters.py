@@ -33,6 +33,7 @@ def kept(text, batch, topic="t", partition=0):
     return found.keeps(batch.column, batch.num_rows).to_pylist()
 
 
+@pytest.mark.rule("what a filter may say, and what is said of the rest", "sql/grammar.py")
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -17,6 +17,7 @@ NAMES = list(VALUES)
 SCHEMA = schema_of(tuple(NAMES))
 
 
+@pytest.mark.rule("what a filter means: types, nulls, NaN", "sql/comparing.py", "sql/predicates.py")
 @given(predicates(NAMES), rows_of(NAMES, 6))
 def test_a_mask_is_true_false_and_null_where_python_says_so(said, rows):
     batch = pa.RecordBatch.from_pylist(rows, SCHEMA)
@@ -25,6 +26,7 @@ def test_a_mask_is_true_false_and_null_where_python_says_so(said, rows):
     assert found == [said.of(row) for row in rows]
 
 
+@pytest.mark.rule("which batches a filtered read passes over", "consistency/pruning.py")
 @given(predicates(NAMES), st.lists(rows_of(NAMES, 3), min_size=1, max_size=4))
 def test_a_batch_with_a_match_is_never_skipped(said, batches):
     layout = Layout(SCHEMA)

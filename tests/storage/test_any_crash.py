@@ -332,6 +332,11 @@ SHAPES = {
 }
 
 
+@pytest.mark.rule(
+    "a log is cut back or reset, and no reader notices",
+    "storage/truncation.py",
+    "storage/mapping.py",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("step", "back"), [("truncate", 1), ("truncate", 3), ("reset", 2)])

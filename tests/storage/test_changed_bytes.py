@@ -80,6 +80,12 @@ def is_harmless(entry: int, what: str) -> bool:
     return what == "entries" and entry >= 2 * PER_SEGMENT
 
 
+@pytest.mark.rule(
+    "no reader and no follower gets bytes that have changed",
+    "storage/segment.py",
+    "storage/codec.py",
+    "client/reading/mapping.py",
+)
 @settings(max_examples=300, deadline=None)
 @given(bits, st.sampled_from(["none", "zstd"]), st.integers(0, ENTRIES * ROWS - 1))
 def test_whatever_bit_changes_after_it_was_read_no_reader_gets_another_value(hit, packed, start):
@@ -103,6 +109,12 @@ def test_whatever_bit_changes_after_it_was_read_no_reader_gets_another_value(hit
         log.close()
 
 
+@pytest.mark.rule(
+    "no reader and no follower gets bytes that have changed",
+    "storage/segment.py",
+    "storage/codec.py",
+    "client/reading/mapping.py",
+)
 @settings(max_examples=150, deadline=None)
 @given(bits, st.integers(0, ENTRIES - 1), st.sampled_from([1, 600, 1 << 20]))
 def test_no_follower_is_fed_with_another_bit(hit, first, most):

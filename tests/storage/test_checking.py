@@ -64,6 +64,9 @@ def test_a_sound_log_is_read_as_a_whole_and_nothing_is_found(log):
     assert log.hole is None
 
 
+@pytest.mark.rule(
+    "how changed bytes are found without a reader", "storage/checking.py", "broker/scrubbing.py"
+)
 @settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(

@@ -60,6 +60,7 @@ def test_what_a_broker_leaves_before_the_description_does_not_make_it_strange(tm
     open_directory(tmp_path)
 
 
+@pytest.mark.rule("whose a directory is, and of which format", "storage/directory.py")
 def test_a_directory_of_somebody_elses_files_is_refused_and_left_alone(tmp_path):
     for name in ("thesis.tex", "a.png", "b.png", "c.png"):
         (tmp_path / name).write_text("mine")
@@ -254,6 +255,9 @@ PARTS = st.one_of(
 )
 
 
+@pytest.mark.rule(
+    "that no name and no id leads out of a broker's directory", "storage/directory.py"
+)
 @settings(max_examples=500)
 @given(PARTS, PARTS, st.integers(0, 1 << 31))
 def test_no_name_and_no_id_leads_out_of_the_topics_folder(name, topic_id, number):

@@ -117,6 +117,7 @@ def test_a_real_limit_of_the_operating_system_is_a_full_disk(tmp_path):
     assert ids(read(log, 0)) == list(range(told["appended"]))
 
 
+@pytest.mark.rule("an append that fails leaves nothing", "storage/segment.py")
 @pytest.mark.parametrize("flush", [Flush.NONE, Flush.BATCH])
 def test_an_append_that_the_disk_refuses_keeps_nothing(tmp_path, flush):
     disk = FailingDisk()
@@ -190,6 +191,7 @@ def test_a_reader_that_mapped_bytes_which_were_taken_back_reads_what_came_after_
     assert everything(log).equals(pa.Table.from_batches(expected))
 
 
+@pytest.mark.rule("when appended batches are forced to the disk", "storage/log.py")
 @settings(max_examples=100)
 @given(
     st.lists(st.sampled_from(["append", "append", "roll", "restart", "tear"]), max_size=12),

@@ -97,6 +97,9 @@ def test_what_was_due_is_forced_and_what_was_not_is_not_yet():
     assert PartitionLog.open(HERE, log.format, disk).end.offset == 10
 
 
+@pytest.mark.rule(
+    "when a partition is looked after", "broker/housekeeping.py", "storage/retention.py"
+)
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.sampled_from([-1, 3, 8]), st.sampled_from([-1, 0]), st.integers(0, 40))

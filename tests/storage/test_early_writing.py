@@ -84,6 +84,10 @@ def test_a_call_that_fails_fails_no_write(tmp_path: Path, monkeypatch: pytest.Mo
     file.close()
 
 
+@pytest.mark.rule(
+    "that large amounts are on their way to the disk before a force, and hold up no append",
+    "storage/early_writing.py",
+)
 def test_what_waits_is_bounded_and_then_the_writer_itself_does_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -32,6 +32,7 @@ def ids_in(chunk: Chunk) -> list[int]:
     return [number for batch in batches for number in batch.column("id").to_pylist()]
 
 
+@pytest.mark.rule("what a fetch sends as it is stored", "storage/reading.py", "broker/fetching.py")
 @BOTH
 @pytest.mark.parametrize("seed", range(10))
 def test_any_reads_give_the_records_that_are_there(tmp_path, compression, seed):

@@ -101,6 +101,9 @@ class Reads:
             yield self
 
 
+@pytest.mark.rule(
+    "what a filtered read gives, and where to read on", "storage/filtering.py", "storage/reading.py"
+)
 @pytest.mark.slow
 @given(st.data())
 @settings(max_examples=150, deadline=None)
@@ -237,6 +240,7 @@ def test_extremes_of_aborted_records_hide_no_record_from_those_who_see_all(tmp_p
     log.close()
 
 
+@pytest.mark.rule("which least and greatest values are believed", "storage/extreme_files.py")
 @pytest.mark.parametrize("damage", ["missing", "shorter", "torn", "flipped", "of another segment"])
 def test_a_file_that_cannot_be_believed_is_not_and_the_batches_are_read(tmp_path, damage):
     log, reads = opened(tmp_path), Reads()

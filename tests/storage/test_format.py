@@ -124,6 +124,7 @@ def test_a_closed_segment_ends_with_arrows_mark_and_the_active_one_does_not(log)
     assert not segment_path(log, 104, "arrow").read_bytes().endswith(END_OF_STREAM)
 
 
+@pytest.mark.rule("the bytes of a segment's files", "storage/segment.py", "storage/codec.py")
 def test_messages_lie_where_the_entries_say_aligned_and_without_a_gap(log):
     for base in (0, 104):
         data = segment_path(log, base, "arrow").read_bytes()

@@ -68,6 +68,9 @@ def damaged(tmp_path):
     log.close()
 
 
+@pytest.mark.rule(
+    "what a log keeps that it cuts at damage, and when it takes it back", "storage/kept.py"
+)
 @pytest.mark.parametrize("reopens", [False, True])
 @pytest.mark.parametrize("broken", [3, 5, 7, 10, 11])
 def test_what_the_leader_cannot_give_comes_from_what_was_cut(tmp_path, leader, broken, reopens):

@@ -49,6 +49,7 @@ def test_the_places_are_those_that_a_read_names(tmp_path: Path) -> None:
         assert part.entries == 4
 
 
+@pytest.mark.rule("where a follower has what its leader has named", "storage/locating.py")
 def test_entries_of_another_epoch_are_others(tmp_path: Path) -> None:
     with new_log(tmp_path) as log:
         append_next(log)

@@ -146,6 +146,7 @@ TestLog = LogMachine.TestCase
 TestLog.settings = settings(max_examples=25, stateful_step_count=15)
 
 
+@pytest.mark.rule("small neighbouring batches are read as one", "storage/reading.py")
 @pytest.mark.slow
 @pytest.mark.parametrize("compression", Compression)
 @pytest.mark.parametrize("columns", COLUMNS, ids=str)

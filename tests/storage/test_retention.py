@@ -32,6 +32,7 @@ def bases(log: PartitionLog) -> list[int]:
 # -- the decision ----------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("which segments retention removes", "storage/retention.py")
 @given(
     closed=st.lists(st.tuples(st.integers(0, 100), st.integers(90, 100) | st.none()), max_size=8),
     active_size=st.integers(0, 100),
@@ -109,6 +110,7 @@ def test_a_clock_that_goes_back_closes_nothing(tmp_path):
     assert bases(log) == [0]
 
 
+@pytest.mark.rule("when a segment is closed", "storage/log.py")
 def test_a_segment_is_closed_before_it_grows_above_segment_bytes(tmp_path):
     log = PartitionLog.open(tmp_path, format_of(segment_bytes=10_000))
     for _ in range(20):
@@ -252,6 +254,7 @@ def died_in_a_roll(disk: SimulatedDisk, changes: int) -> bool:
     return False
 
 
+@pytest.mark.rule("what a log keeps until nothing else tells where it begins", "storage/log.py")
 @pytest.mark.parametrize("seed", range(20))
 def test_a_log_knows_where_it_begins_once_all_is_removed_that_was_before_a_roll(seed):
     """Nothing but its schema message tells which entry an empty segment starts with."""

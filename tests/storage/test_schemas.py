@@ -133,6 +133,11 @@ STEPS = st.sampled_from(
 )
 
 
+@pytest.mark.rule(
+    "which schema a batch in the log has, and which segment it goes to",
+    "storage/log.py",
+    "storage/log_format.py",
+)
 @pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(

@@ -32,6 +32,7 @@ SWITCHES = ("unclean.leader.election",)
 NAMES = ("partition.by",)
 
 
+@pytest.mark.rule("which settings a topic has, and their ranges", "storage/settings.py")
 def test_every_setting_is_tested_here():
     assert set(SETTINGS) == {*NUMBERS, *CHOICES, *SWITCHES, *NAMES}
 

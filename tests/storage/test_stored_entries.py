@@ -26,6 +26,9 @@ from tests.storage.logs import append_next, everything, flip, ids, segment_path
 from tests.storage.replicas import HERE, fetch, fill, new_log, seen
 
 
+@pytest.mark.rule(
+    "what makes two replicas the same, and what a follower appends", "storage/stored.py"
+)
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
@@ -135,6 +138,9 @@ def frame(entries: int = 6) -> StoredEntries:
     return found
 
 
+@pytest.mark.rule(
+    "what makes two replicas the same, and what a follower appends", "storage/stored.py"
+)
 @pytest.mark.parametrize("entries", [6, 1])
 def test_a_flipped_bit_anywhere_is_found_before_anything_is_written(entries):
     found = frame(entries)

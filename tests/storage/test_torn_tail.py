@@ -159,6 +159,7 @@ def test_a_flipped_bit_in_a_batch_ends_the_log_before_it(sample, data):
         assert holds_exactly(log, starts(10)[row])
 
 
+@pytest.mark.rule("what of a damaged log is served when it opens", "storage/recovery.py")
 @settings(max_examples=60)
 @given(data=st.data(), flips=st.integers(1, 4))
 def test_whatever_is_damaged_in_the_last_segment_what_is_served_is_right(sample, data, flips):

@@ -269,6 +269,11 @@ def test_a_read_that_is_under_way_goes_on_with_what_it_began(tmp_path):
     assert [int(each.rows[0]["entry_index"]) for each in entries if each] == list(range(30))
 
 
+@pytest.mark.rule(
+    "a log is cut back or reset, and no reader notices",
+    "storage/truncation.py",
+    "storage/mapping.py",
+)
 @pytest.mark.slow
 def test_readers_in_other_threads_see_true_records_through_many_truncations(tmp_path):
     """A record says its offset and the epoch that wrote it: nothing else may ever be read."""

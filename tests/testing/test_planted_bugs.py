@@ -30,6 +30,12 @@ FOUND = {
 }
 
 
+@pytest.mark.rule(
+    "how a batch of a transaction gets into a partition",
+    "broker/appends/joining.py",
+    "broker/appends/batch.py",
+)
+@pytest.mark.rule("what holds in every simulated run", "testing/simulation/invariants/__init__.py")
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # for one of the rarest whose seed above is not true any more
 @pytest.mark.parametrize("name", BUGS)

@@ -37,6 +37,7 @@ def story_of(seed: int) -> list[str]:
     return story
 
 
+@pytest.mark.rule("what a step of a script does", "broker/step_table.py")
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_two_thousand_runs_find_nothing():
@@ -60,6 +61,9 @@ def test_runs_do_what_brokers_are_for():
     assert committed > 0.7 * SHARE
 
 
+@pytest.mark.rule(
+    "which run a number stands for", "testing/simulation/form.py", "testing/simulation/schedule.py"
+)
 @pytest.mark.slow
 def test_a_seed_is_one_run_whatever_python_hashes_to():
     program = (

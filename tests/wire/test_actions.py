@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from typing import get_type_hints
 
+import pytest
+
 from spark_stream.broker.actions import HANDLERS
 from spark_stream.broker.here import Here
 from spark_stream.wire.actions import ACTIONS
@@ -22,6 +24,7 @@ def calls_of_the_client() -> Iterator[tuple[str, str]]:
                 yield node.args[0].value, ast.unparse(node.args[2])
 
 
+@pytest.mark.rule("which actions there are, and their messages", "wire/actions.py")
 def test_the_broker_takes_and_answers_the_messages_of_the_table() -> None:
     found = {name: list(get_type_hints(act).values()) for name, act in HANDLERS.items()}
     assert found == {
@@ -29,6 +32,7 @@ def test_the_broker_takes_and_answers_the_messages_of_the_table() -> None:
     }
 
 
+@pytest.mark.rule("which actions there are, and their messages", "wire/actions.py")
 def test_the_client_asks_and_reads_the_messages_of_the_table() -> None:
     asked = dict(calls_of_the_client())
     assert asked == {name: action.answer.__name__ for name, action in ACTIONS.items()}

@@ -28,6 +28,7 @@ def test_every_class_has_a_code_of_its_own():
     assert all(code == kind.code for code, kind in BY_CODE.items())
 
 
+@pytest.mark.rule("codes, messages and hints of errors", "errors.py")
 @pytest.mark.parametrize("kind", BY_CODE.values(), ids=lambda kind: kind.code)
 def test_every_error_says_its_code_what_is_wrong_and_what_to_do(kind):
     error = kind("the thing is wrong")

@@ -273,6 +273,7 @@ def _plain(value: object) -> str:
     return str(hash(value)) if value == value else "NaN"  # equal numbers have equal hashes
 
 
+@pytest.mark.rule("what a topic's schema may become", "wire/evolution.py")
 @given(evolved())
 def test_what_may_become_another_schema_is_read_in_it_and_back_without_a_loss(
     case: tuple[pa.RecordBatch, pa.Schema],

@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pt
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,6 +71,7 @@ def bad_paths(value: Any, field: pa.Field, path: str) -> set[str]:
     return set().union(*(bad_paths(*each) for each in inner))
 
 
+@pytest.mark.rule("which nulls within a value are refused", "wire/not_null.py")
 @settings(max_examples=300, deadline=None)
 @given(TYPES, st.booleans(), st.data())
 def test_the_first_null_is_found_as_a_walk_over_the_values_finds_it(kind, nullable, data):

@@ -99,6 +99,7 @@ def test_every_type_that_a_topic_stores_is_taken_in_any_nest(kind, nest):
     assert stored_schema(schema) is schema
 
 
+@pytest.mark.rule("which types a topic stores, and what others become", "wire/stored_types.py")
 @pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
 @pytest.mark.parametrize(("kind", "stored"), CONVERTED, ids=str)
 def test_a_type_that_spark_lacks_becomes_one_that_it_has_in_any_nest(kind, stored, nest):
@@ -397,6 +398,7 @@ kinds = st.recursive(
 )
 
 
+@pytest.mark.rule("which Arrow types a topic may have, and which batch fits", "wire/schemas.py")
 @settings(max_examples=150)
 @given(kinds, kinds, st.sampled_from([0, 1, 3]))
 @example(pa.list_(pa.list_(pa.null(), 2), 2), pa.list_(pa.list_(pa.null(), 2)), 1)

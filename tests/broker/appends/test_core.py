@@ -291,6 +291,10 @@ EVENTS = st.one_of(
 )
 
 
+@pytest.mark.rule(
+    "in which order a stream's batches are appended and answered, and what bounds it",
+    "broker/appends/core.py",
+)
 @settings(max_examples=1_000)
 @given(st.lists(EVENTS, max_size=60))
 def test_whatever_happens_each_batch_is_tried_and_answered_once_in_its_partitions_order(events):

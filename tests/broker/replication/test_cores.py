@@ -190,6 +190,11 @@ class Pair:
                 self.go_on(well=True)
 
 
+@pytest.mark.rule(
+    "when a follower's entries count, and what is left of an earlier stream",
+    "broker/replication/follower_core.py",
+    "broker/replication/leader_core.py",
+)
 @pytest.mark.parametrize("first", range(0, 400, 100))
 def test_whatever_happens_copies_become_equal_and_nothing_counts_before_it_is_appended(first):
     for seed in range(first, first + 100):

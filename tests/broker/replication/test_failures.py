@@ -80,6 +80,7 @@ def test_a_full_disk_stops_its_partition_and_no_other_and_the_leader_hears_of_it
         assert len(good.agreements) == 1
 
 
+@pytest.mark.rule("what a slow or failed replica holds up", "broker/replication/follower_core.py")
 def test_a_partition_that_hangs_holds_the_others_up_for_a_moment_and_takes_bounded_memory():
     partitions, bad, good = pair()
     settings = ReplicationSettings(beat_s=0.1, death_s=1.0, stream_bytes=4 << 20)
@@ -254,6 +255,11 @@ def test_who_has_nothing_to_follow_any_more_says_nothing_of_its_leader(caplog):
     assert "following broker 1" not in caplog.text
 
 
+@pytest.mark.rule(
+    "when a silent broker counts as dead on a stream",
+    "protocol/connection.py",
+    "broker/replication/leader_core.py",
+)
 @pytest.mark.parametrize("lost", ["answers", "all"])
 def test_a_peer_that_says_nothing_is_noticed_in_time_by_both_sides(lost, caplog):
     partition, copy = LeadPartition(), Copy(KEY)
@@ -296,6 +302,7 @@ def test_a_large_batch_on_a_slow_line_is_not_silence():
         assert len(copy.agreements) == 1
 
 
+@pytest.mark.rule("which streams of replication a leader takes", "broker/replication/leading.py")
 @pytest.mark.parametrize(
     ("asked", "error"),
     [

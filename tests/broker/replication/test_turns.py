@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -136,6 +137,10 @@ steps = st.lists(
 )
 
 
+@pytest.mark.rule(
+    "whose entries a leader sends next, and how much may be under way",
+    "broker/replication/turns.py",
+)
 @given(steps, st.integers(1, 8 * MIB))
 def test_bounds_hold_and_news_is_never_forgotten(steps, window):
     turns = Turns(window)

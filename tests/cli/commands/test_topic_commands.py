@@ -134,6 +134,7 @@ def test_a_topic_that_is_there_is_left_alone_on_request_and_what_differs_is_told
     assert (refused.code, refused.err.count("\n")) == (1, 1)
 
 
+@pytest.mark.rule("exit codes, and how the command line tells errors", "cli/app.py")
 @pytest.mark.parametrize(
     ("arguments", "code", "problem"),
     [

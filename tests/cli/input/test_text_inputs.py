@@ -229,6 +229,7 @@ def test_a_json_column_that_the_topic_lacks_is_named():
         JsonBlocks(parse_schema("id int")).parse(b'{"id":1}\n{"z":1}\n', 1)
 
 
+@pytest.mark.rule("which file formats `produce` reads", "cli/input/formats.py")
 @pytest.mark.parametrize(
     ("name", "found"),
     [

@@ -84,6 +84,7 @@ def lost(request, tmp_path_factory) -> Iterator[isolog.Log]:
         yield log
 
 
+@pytest.mark.rule("what is retried, and when a call gives up", "client/connecting/connection.py")
 @pytest.mark.parametrize("call", CALLS)
 def test_every_call_to_a_lost_broker_fails_in_time(lost, call):
     with within(TIMEOUT + 3), pytest.raises((RequestTimeout, BrokerUnavailable)) as caught:
@@ -282,6 +283,7 @@ def test_many_sends_to_a_stopped_broker_end_in_time(stopped):
     assert all(future.done() for future in futures)
 
 
+@pytest.mark.rule("when a producer makes its caller wait", "client/writing/buffer.py")
 def test_a_full_buffer_is_told_in_time(gone):
     producer = gone.producer(timeout_ms=500, buffer_bytes=1000)
     blocked = []

@@ -88,6 +88,11 @@ def test_the_same_leader_in_a_later_epoch_is_another_route():
     assert routes.replaced(before)
 
 
+@pytest.mark.rule(
+    "which broker a client takes for a partition's leader",
+    "client/connecting/routes.py",
+    "client/connecting/router.py",
+)
 @given(
     st.lists(
         st.one_of(

@@ -6,6 +6,7 @@ import os
 import threading
 
 import psutil
+import pytest
 
 import spark_stream as isolog
 from tests.support import BrokerProcess, eventually, values
@@ -43,6 +44,11 @@ def test_a_log_that_is_dropped_leaves_no_connection(broker):
     eventually(lambda: connections_to(broker) == 0)
 
 
+@pytest.mark.rule(
+    "how many connections a process has, and whose they are after a fork",
+    "client/connecting/shared.py",
+    "transport/client.py",
+)
 def test_a_forked_process_connects_anew_and_leaves_its_parent_alone(broker):
     """As Spark's workers do; the parent's connection lives on though its child had a copy."""
     with broker.connect() as log:

@@ -54,6 +54,7 @@ def test_a_bootstrap_of_two_unrelated_brokers_is_refused_when_the_second_is_met(
         assert log.read("t").num_rows == 0
 
 
+@pytest.mark.rule("a client speaks to one log", "client/connecting/link.py")
 def test_a_connection_that_expects_another_log_asks_nothing_of_this_one(two):
     first, second = two
     connection = Connection(first.address, cluster_id=cluster_id(second))

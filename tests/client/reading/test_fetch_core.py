@@ -262,6 +262,11 @@ class Shell:
                     self.advance()
 
 
+@pytest.mark.rule(
+    "which ranges of a reader are asked for at once, and what it may read ahead",
+    "client/reading/fetch_core.py",
+    "client/reading/feed.py",
+)
 @pytest.mark.parametrize("block", range(20))
 def test_in_any_order_of_events_each_range_is_read_once_and_its_losses_are_told(block):
     for seed in range(100 * block, 100 * block + 100):

@@ -46,6 +46,7 @@ parts = st.lists(
 )
 
 
+@pytest.mark.rule("which files a reader believes that it maps", "client/reading/mapping.py")
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -67,6 +67,7 @@ def settled(ack: Ack, joined: list[int], failures: Failures) -> list[Future[Writ
 JOINED = st.sampled_from([[4], [1, 3], [2, 2], [1, 1, 1, 1]])
 
 
+@pytest.mark.rule("what acknowledges a record, and that no error does", "client/writing/lanes.py")
 @given(st.sampled_from(KINDS), DETAILS, JOINED)
 def test_an_error_acknowledges_no_record(kind, details, joined):
     """Whatever it says is kept: only the refusal of a record acknowledges those before it."""

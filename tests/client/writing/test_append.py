@@ -315,6 +315,11 @@ def test_a_value_of_ten_megabytes(log, topic):
     assert found == [big, big, None]
 
 
+@pytest.mark.rule(
+    "which small batches go together, and what each is told",
+    "client/writing/lanes.py",
+    "client/writing/batches.py",
+)
 def test_many_small_batches_go_together_and_a_bad_one_harms_no_other(log, topic):
     """In their order, each with its own outcome; schemas that differ in their metadata alone."""
     schema = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("text", pa.string())])

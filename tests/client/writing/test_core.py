@@ -43,6 +43,9 @@ def run_all() -> None:
         run(seed, EPOCH_MAX)
 
 
+@pytest.mark.rule(
+    "what becomes of batches whose leader was replaced, and of all others", "client/writing/core.py"
+)
 @pytest.mark.parametrize("epoch", [0, EPOCH_MAX])
 def test_whatever_happens_each_batch_is_settled_once_and_truly(epoch):
     """Order, window, sequences without gaps, one settlement each, no error that acknowledges."""

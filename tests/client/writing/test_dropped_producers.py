@@ -35,6 +35,11 @@ def test_a_producer_that_is_dropped_sends_what_it_took_and_nothing_of_it_is_left
     eventually(lambda: gc.collect() is not None and not any(each() for each in senders))
 
 
+@pytest.mark.rule(
+    "how many threads producers have, and what a dropped one costs",
+    "client/writing/shell.py",
+    "client/connecting/calls.py",
+)
 def test_two_hundred_producers_share_a_handful_of_threads(log, topic):
     log.create_topic(topic, partitions=4)
     before = {each.ident for each in threading.enumerate() if each.name != "isolog-io"}

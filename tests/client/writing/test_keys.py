@@ -99,6 +99,7 @@ def tables(draw: st.DrawFn) -> tuple[pa.RecordBatch, list[list[Any]]]:
     return pa.RecordBatch.from_arrays(arrays, names).slice(before), rows
 
 
+@pytest.mark.rule("the bytes of a key", "client/writing/keys.py")
 @settings(max_examples=300)
 @given(tables(), st.integers(1, 9))
 def test_whole_columns_give_each_record_the_bytes_and_the_partition_of_the_model(table, count):

@@ -213,6 +213,11 @@ def test_the_last_epoch_asks_for_another_identity(transaction):
     assert sequences(sent(lane, Identity(8, 0))) == [(0, 0)]
 
 
+@pytest.mark.rule(
+    "a batch that is sent again is there once",
+    "consistency/producers.py",
+    "client/writing/lanes.py",
+)
 @settings(max_examples=300)
 @given(st.lists(st.sampled_from("awwwdlrfe"), max_size=60))
 def test_against_a_leader_nothing_is_doubled_lost_or_out_of_order(events):

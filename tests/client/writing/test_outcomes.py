@@ -39,6 +39,7 @@ def gone() -> Unacknowledged:
     return Unacknowledged(BrokerUnavailable("gone"))
 
 
+@pytest.mark.rule("when a record's future is made, and what it says", "client/writing/outcomes.py")
 @settings(max_examples=80)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=20),

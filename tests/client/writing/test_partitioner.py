@@ -51,6 +51,7 @@ keys = st.lists(st.binary(max_size=20) | st.binary(min_size=60, max_size=140), m
 KINDS = [pa.binary(), pa.large_binary()]
 
 
+@pytest.mark.rule("which partition a key goes to", "client/writing/partitioner.py")
 @settings(max_examples=100)
 @given(keys, st.integers(0, 3), st.integers(0, 3), st.sampled_from(KINDS))
 def test_every_key_has_the_hash_that_the_algorithm_gives_it(keys, before, after, kind):

@@ -1,0 +1,78 @@
+"""The page of rules: what is decided where, and which test fails without it.
+
+A test names its rule by ``@pytest.mark.rule("what is decided", "the/file.py", …)``, with files of
+``spark_stream/``. ``python -m tests.rules`` writes docs/rules.md from these marks.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PAGE: Final = ROOT / "docs" / "rules.md"
+_ABOUT: Final = """# Rules
+
+Each rule that users or developers may look for, the file that decides it (in `spark_stream/`), and
+a test that fails without it (in `tests/`). `make docs` makes this page from the marks of the tests.
+"""
+
+
+@dataclass
+class Rule:
+    """What is decided, the files that decide it, and the tests (``file::name``) that prove it."""
+
+    text: str
+    places: tuple[str, ...]
+    tests: list[str] = field(default_factory=list)
+
+
+def rules() -> list[Rule]:
+    """All rules, by the first file that decides them; tests in the order of their files.
+
+    Raises:
+        ValueError: two tests name different files for the same rule.
+    """
+    found: dict[str, Rule] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        source = path.read_text()
+        if "mark.rule(" not in source:
+            continue
+        for name, text, places in _marks(ast.parse(source)):
+            rule = found.setdefault(text, Rule(text, places))
+            if rule.places != places:
+                raise ValueError(f"{path.name}::{name}: {text!r} is decided in {rule.places}")
+            rule.tests.append(f"{path.relative_to(ROOT / 'tests')}::{name}")
+    return sorted(found.values(), key=lambda rule: (rule.places, rule.text))
+
+
+def _marks(tree: ast.Module) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """(test, rule, files) of each mark in a module."""
+    for node in ast.walk(tree):
+        for each in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+            if isinstance(each, ast.Call) and ast.unparse(each.func) == "pytest.mark.rule":
+                text, *places = (ast.literal_eval(argument) for argument in each.args)
+                yield node.name, text, tuple(places)
+
+
+def page() -> str:
+    """The text of docs/rules.md."""
+    lines, folder = [_ABOUT.rstrip()], None
+    for rule in rules():
+        here = rule.places[0].partition("/")[0].removesuffix(".py")
+        if here != folder:
+            lines += ["", f"## {here}", "", "| rule | decided in | proven by |", "|---|---|---|"]
+            folder = here
+        lines.append(f"| {rule.text} | {_quoted(rule.places)} | {_quoted(rule.tests)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
