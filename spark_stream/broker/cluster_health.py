@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from spark_stream.cluster.brokers import BrokerState
 from spark_stream.consistency import election
@@ -16,8 +17,7 @@ from spark_stream.wire.cluster_messages import BrokerDescription, Problem, Probl
 _NAMES_MAX: Final = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
+class Watched(Struct, frozen=True):
     """A partition as ``topic/number``, its record, and its topic's ``min.insync.replicas``."""
 
     name: str

@@ -20,8 +20,9 @@ what they hold is vouched for if all of that went well (``standing.end``), and t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from spark_stream.broker.controlling import Controlling
 from spark_stream.broker.driver import Driver, Peers
@@ -52,8 +53,7 @@ from spark_stream.storage.logs import Logs
 from spark_stream.storage.settings import LogSettings
 
 
-@dataclass(frozen=True, slots=True)
-class CoreSettings:
+class CoreSettings(Struct, frozen=True):
     """What a broker's configuration says to its core; ``BrokerConfig`` has the meanings."""
 
     topic_defaults: LogSettings = field(default_factory=LogSettings)
@@ -64,8 +64,7 @@ class CoreSettings:
     recent_bytes: int = BROKER_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerDisk:
+class BrokerDisk(Struct, frozen=True):
     """A broker's directory, and how the files in it are opened."""
 
     directory: LogDirectory

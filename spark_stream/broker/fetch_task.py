@@ -19,11 +19,11 @@ import logging
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.broker.memory import memory_errors
 from spark_stream.broker.partition import Partition
@@ -51,8 +51,7 @@ Answer = tuple[pa.RecordBatch | tuple[memoryview, ...], bytes]
 """Records, or the IPC messages that they are stored as, in parts; and their facts."""
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitRecords:
+class AwaitRecords(Struct, frozen=True):
     """An instruction of a fetch: wait until the isolation's bound is above ``offset``.
 
     It is answered with whether that is so; False: ``deadline`` came first, or too many wait.

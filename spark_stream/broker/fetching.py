@@ -8,11 +8,11 @@ call, whatever is in it, so one call may ask for many.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.broker.fetch_task import Answer, Answers, AwaitRecords
 from spark_stream.broker.host import Host
@@ -61,8 +61,7 @@ FOLLOW_S: Final = 60.0
 """For how long a fetch that follows waits for the next record before it ends."""
 
 
-@dataclass(frozen=True)
-class Projection:
+class Projection(Struct, frozen=True):
     """The columns of an answer: those stored, and those that the leader makes (``_offset`` …)."""
 
     schema: pa.Schema

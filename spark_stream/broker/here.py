@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from spark_stream.broker.host import Host
 from spark_stream.broker.members import Members
@@ -29,8 +30,7 @@ class StoreFile(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class BrokerFacts:
+class BrokerFacts(Struct, frozen=True):
     """What the broker says of itself. ``started``: on its monotonic clock.
 
     ``flight``: the address at which it serves Flight; empty if it does not.
@@ -43,8 +43,7 @@ class BrokerFacts:
     flight: str = ""
 
 
-@dataclass(frozen=True)
-class Here:
+class Here(Struct, frozen=True):
     """This broker, as its actions see it."""
 
     host: Host

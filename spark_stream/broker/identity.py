@@ -11,8 +11,9 @@ cluster.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from spark_stream.cluster.identity import ClusterSecret
 from spark_stream.consistency.ids import BrokerId
@@ -22,16 +23,14 @@ _CALL: Final = "call"
 _ANSWER: Final = "answer"
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """Where a broker listens, and which of its incarnations does."""
 
     address: str
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """This broker: its cluster, its id, this start of it, and the cluster's secret."""
 
     cluster_id: str

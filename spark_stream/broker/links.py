@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Self
 
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.broker.host import Host
 from spark_stream.broker.partition import Partition
@@ -88,8 +88,7 @@ class Session:
         self._partition.followers.end_session(self._number)
 
 
-@dataclass(frozen=True, slots=True)
-class Followed:
+class Followed(Struct, frozen=True):
     """A replica that follows a leader in one epoch, until it has another part or begins again."""
 
     partition: Partition

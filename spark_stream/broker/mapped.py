@@ -9,10 +9,10 @@ the entries then, and the follower says where it has them. The reader maps the f
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from spark_stream.broker.here import Here
 from spark_stream.broker.host import Host
@@ -41,8 +41,7 @@ _MAPPED_BYTES_MIN: Final = 256 << 10
 _PLACES_AT_ONCE: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(Struct, frozen=True):
     """Whose files the reader maps: those of ``replica``, a follower; None: the leader's."""
 
     replica: BrokerAddress | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from spark_stream.consistency.admission import Flaw
 from spark_stream.consistency.ids import Offset
@@ -20,8 +21,7 @@ def wake_all(woken: Iterable[WakeUp]) -> None:
         wake()
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(Struct, frozen=True):
     """What became of a message: ``count`` records from ``offset`` on are in the log.
 
     ``refused`` is the error for the first bad record, if there was one; those before it count.
@@ -49,8 +49,7 @@ def unknown_outcome(done: Appended, topic: str, partition: int, why: str) -> Unk
     )
 
 
-@dataclass(slots=True)
-class Candidate:
+class Candidate(Struct):
     """A message that is inspected and encoded, so all that is left needs the partition's lock.
 
     ``prepared`` is None where none of its records is kept.
@@ -89,8 +88,7 @@ class Acknowledgement:
         return settled
 
 
-@dataclass(slots=True)
-class Taken:
+class Taken(Struct):
     """A message that the partition has judged and appended.
 
     It is acknowledged at once if there is no ``pending`` acknowledgement to wait for. ``woken`` are
@@ -107,8 +105,7 @@ class Taken:
         return woken
 
 
-@dataclass(frozen=True, slots=True)
-class OpenTransaction:
+class OpenTransaction(Struct, frozen=True):
     """A producer's part of an open transaction in a partition."""
 
     transaction: int

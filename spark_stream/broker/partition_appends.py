@@ -10,10 +10,10 @@ the wall clock's.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from spark_stream.broker.inspection import inspected, refusal
 from spark_stream.broker.outcomes import (

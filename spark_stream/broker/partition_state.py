@@ -10,8 +10,9 @@ lock, so nothing that was asked under the role before goes on after it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import Enum
+
+from msgspec import Struct, field
 
 from spark_stream.broker.callers import Callers
 from spark_stream.broker.fitness import Fitness
@@ -46,8 +47,7 @@ class Role(Enum):
     FOLLOWER = "follower"
 
 
-@dataclass(slots=True, eq=False)
-class PartitionState:
+class PartitionState(Struct, eq=False):
     """The names, the log and the core stay; the rest changes under the lock."""
 
     topic: str

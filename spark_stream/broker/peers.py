@@ -11,10 +11,10 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
+from msgspec import Struct, field
 
 from spark_stream.broker.identity import Endpoint, Identity
 from spark_stream.broker.members import Members
@@ -33,8 +33,7 @@ _PROBE_EACH_S: Final = 0.01  # more for each replica that is probed
 _PAUSE_S: Final = 1.0
 
 
-@dataclass
-class _Peer:
+class _Peer(Struct):
     """What is known of one of them; ``lock`` is held during a call."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)

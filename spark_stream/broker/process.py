@@ -16,9 +16,10 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn
+
+from msgspec.structs import replace
 
 from spark_stream.broker.activity import Activity
 from spark_stream.broker.background import BackgroundTasks

@@ -8,7 +8,8 @@ looked at until that is known: meanwhile the leader counts everybody who may be 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from spark_stream.broker.partition import Partition
 from spark_stream.cluster.partitions import PartitionId, decode, key_of, put_of
@@ -20,8 +21,7 @@ from spark_stream.errors import IsologError
 from spark_stream.scripts.steps import Get, PutMany, Script
 
 
-@dataclass(frozen=True, slots=True)
-class _Proposed:
+class _Proposed(Struct, frozen=True):
     """What a leader proposed, for the record that it knew."""
 
     partition: Partition

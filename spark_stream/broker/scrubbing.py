@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from spark_stream.broker.host import Host
 from spark_stream.broker.partition import Partition
@@ -27,8 +28,7 @@ BEGIN_S: Final = 0.5
 _BREATH_S: Final = 0.02  # shorter waits are saved up
 
 
-@dataclass(frozen=True, slots=True)
-class Looked:
+class Looked(Struct, frozen=True):
     """What a whole look has found. ``ended_us``: by the wall clock; ``damaged`` counts batches."""
 
     ended_us: int

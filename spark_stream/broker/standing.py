@@ -11,8 +11,9 @@ in a new epoch. A batch that turns out to be damaged has the same end, where ano
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from spark_stream.broker.controlling import log_changes
 from spark_stream.broker.damaged import DamagedReplicas

@@ -6,11 +6,11 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Never, overload
 
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.client.closing import Closing
 from spark_stream.client.cluster import ClusterClient
@@ -466,8 +466,7 @@ def _schema(given: pa.Schema | str | None) -> pa.Schema | None:
     return parse_schema(given) if isinstance(given, str) else given
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
+class _Span(Struct, frozen=True):
     topic: TopicDescription
     starts: Mapping[int, int]
     ends: Mapping[int, int]

@@ -12,11 +12,10 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.connecting.link import left
@@ -36,8 +35,7 @@ _PAUSE_MAX_S: Final = 0.5
 _BROKERS_AT_ONCE: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class LookedUp:
+class LookedUp(Struct, frozen=True):
     """What was found, by topic; ``unknown``: the errors of topics that there are not.
 
     ``names``: those of all topics, if they were asked for.

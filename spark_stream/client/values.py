@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Written:
+
+class Written(Struct, frozen=True):
     """An acknowledgement: ``count`` records are in the log, the first of them at ``offset``.
 
     A batch that its keys spread over partitions has its ``parts``, one a partition; ``partition``

@@ -6,11 +6,12 @@ A record says nothing of whether its broker is alive: that is what leases are fo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.cluster.store import MetadataStore
 from spark_stream.consistency.ids import BrokerId, Generation
@@ -29,8 +30,7 @@ class BrokerState(StrEnum):
     """It was decommissioned: it gives its replicas away, and is then removed."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegisteredBroker:
+class RegisteredBroker(Struct, frozen=True):
     """A broker as the others know it.
 
     ``id`` is its directory's and stays; ``incarnation`` is made anew with every start.

@@ -26,8 +26,9 @@ what the others have put on record before it serves.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from spark_stream.environment import Clock
 
@@ -37,8 +38,7 @@ _RENEWALS: Final = 6  # in a lease's duration: it outlives five of them that com
 _MARGIN: Final = 0.1  # of a lease's duration: how much earlier its holder ceases to serve
 
 
-@dataclass(frozen=True, slots=True)
-class Renewal:
+class Renewal(Struct, frozen=True):
     """What a board shows of a lease: whose it is, how often it was renewed, how long it lasts."""
 
     incarnation: str
@@ -123,8 +123,7 @@ class Lease:
         self._place.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
+class Sighting(Struct, frozen=True):
     """What an observer saw last, and when it had first read it, on its own clock."""
 
     renewal: Renewal

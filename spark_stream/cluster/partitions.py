@@ -10,10 +10,10 @@ a topic, and whoever finds that record finds those of its partitions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from spark_stream.cluster.store import MetadataStore, Put, Record
 from spark_stream.consistency.partition_record import PartitionRecord
@@ -29,8 +29,7 @@ class PartitionId(NamedTuple):
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPartition:
+class StoredPartition(Struct, frozen=True):
     """A partition's record, with the version that a change of it must expect."""
 
     id: PartitionId

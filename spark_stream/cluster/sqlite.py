@@ -39,9 +39,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
+
+from msgspec import Struct
 
 from spark_stream.cluster.keys import end_of
 from spark_stream.cluster.store import Changes, Delete, Put, Record, check_distinct
@@ -104,8 +105,7 @@ _CLOSE_WAIT_S: Final = 1.0
 _READ_PAUSE_S: Final = 0.001
 
 
-@dataclass(slots=True)
-class _Waiting(Generic[_A]):
+class _Waiting(Struct, Generic[_A]):
     """A change that a thread waits for: what it does from a revision on, and what came of it.
 
     Each answer that is true stands for one revision.

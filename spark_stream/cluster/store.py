@@ -8,12 +8,12 @@ A record's version is the revision of its last change, so it is positive and nev
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Record:
+
+class Record(Struct, frozen=True):
     """A record as it was when it was read."""
 
     key: str
@@ -36,8 +36,7 @@ class Delete(NamedTuple):
     expected: int
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(Struct, frozen=True):
     """What became of a store's records since an earlier revision.
 
     ``changed`` has the last state of each key that changed; None: the record was deleted.

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from spark_stream.cluster.store import MetadataStore, Put, Record
 from spark_stream.consistency.transactions import (
@@ -44,8 +44,7 @@ class By(StrEnum):
 FoundBy = tuple[By, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(Struct, frozen=True):
     """A partition that has joined a transaction."""
 
     transactional_id: str

@@ -15,8 +15,10 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from spark_stream.cluster import brokers, controller, partitions, topics
 from spark_stream.cluster.brokers import BROKERS, RegisteredBroker
@@ -38,8 +40,7 @@ PAUSE_S: Final = 0.025
 """How long to pause between two refreshes. One that finds nothing new takes some 10 us."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """The cluster at one revision of the store."""
 
     revision: int = 0
@@ -62,8 +63,7 @@ class Snapshot:
         return self.partitions.get(partition.topic_id, {}).get(partition.number)
 
 
-@dataclass(frozen=True, slots=True)
-class News:
+class News(Struct, frozen=True):
     """What a refresh has found changed, made or gone."""
 
     topics: frozenset[str] = frozenset()

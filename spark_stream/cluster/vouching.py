@@ -34,11 +34,11 @@ next generation there in the same way (``consistency.damage``).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from spark_stream.cluster.store import MetadataStore
@@ -65,8 +65,7 @@ class LeftBehind(Positional, frozen=True):
     force_failed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """What a broker finds when it starts and has opened its logs.
 
     ``run``: the run that the directory names; None: none. ``intact``: no log is missing or damaged,

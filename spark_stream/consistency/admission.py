@@ -12,11 +12,11 @@ Everything here is computed for a whole batch at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 
 class Reason(StrEnum):
@@ -27,8 +27,7 @@ class Reason(StrEnum):
     INVALID_TEXT = "invalid_text"
 
 
-@dataclass(frozen=True, slots=True)
-class Flaw:
+class Flaw(Struct, frozen=True):
     """The first record of a batch that one rule refuses; ``row`` counts from the batch's start."""
 
     row: int
@@ -37,8 +36,7 @@ class Flaw:
     size: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(Struct, frozen=True):
     """The verdict on a message: the first ``kept`` of its records go into the log."""
 
     kept: int

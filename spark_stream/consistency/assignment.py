@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise, permutations
+
+from msgspec import Struct, field
 
 from spark_stream.consistency.ids import BrokerId
 
@@ -43,8 +44,7 @@ class Misfit(StrEnum):
     DIFFERENT_LENGTHS = "different lengths"
 
 
-@dataclass(frozen=True, slots=True)
-class Misassigned:
+class Misassigned(Struct, frozen=True):
     """An assignment that cannot be; ``message`` says it to a person.
 
     ``partition`` and ``broker`` are named where one is to blame.
@@ -56,8 +56,7 @@ class Misassigned:
     broker: BrokerId | None = None
 
 
-@dataclass(slots=True)
-class Load:
+class Load(Struct):
     """What each broker has: replicas, preferred leaders, partitions that it shares with another.
 
     ``heirs``: of how many partitions of one broker another is the next in line.

@@ -10,16 +10,16 @@ At most ``AT_ONCE_MAX`` partitions are handed over together, those that have wai
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
 from typing import Final, TypeVar
+
+from msgspec import Struct
 
 AT_ONCE_MAX: Final = 50
 
 _K = TypeVar("_K", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True)
-class Settling:
+class Settling(Struct, frozen=True):
     """A partition whose preferred leader can lead.
 
     Attributes:

@@ -6,9 +6,10 @@ offset, appends for their acknowledgement; each is named in one effect, once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
+
+from msgspec import Struct
 
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.isolation import Bounds, Isolation
@@ -31,29 +32,25 @@ BOUND_OF: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Wake:
+class Wake(Struct, frozen=True):
     """These reads have something to see."""
 
     waiters: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """These appends are as safe as they asked to be: acknowledge them."""
 
     tickets: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Disown:
+class Disown(Struct, frozen=True):
     """The records of these appends were cut off before they were acknowledged."""
 
     tickets: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Abandon:
+class Abandon(Struct, frozen=True):
     """These appends waited when the replica ceased to lead.
 
     Their records may stay or be cut off: the next leader knows.
@@ -62,8 +59,7 @@ class Abandon:
     tickets: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ProposeIsr:
+class ProposeIsr(Struct, frozen=True):
     """Put these members on the partition's record, by a compare-and-set on this version of it.
 
     ``isr_changed`` or ``isr_refused`` tells the outcome; where it cannot be known, neither does.
@@ -73,8 +69,7 @@ class ProposeIsr:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProposeRecord:
+class ProposeRecord(Struct, frozen=True):
     """Put this record in the place of the one of this version: the leader cannot lead by that."""
 
     me: Member
@@ -83,8 +78,7 @@ class ProposeRecord:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class HighWatermarkMoved:
+class HighWatermarkMoved(Struct, frozen=True):
     """Followers are to hear of the leader's high watermark."""
 
     entry: EntryIndex

@@ -37,9 +37,11 @@ logs for ``elect_longest``.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
 from spark_stream.consistency.partition_record import Member, PartitionRecord
@@ -70,8 +72,7 @@ class Obstacle(StrEnum):
     SAME = "nothing would change"
 
 
-@dataclass(frozen=True, slots=True)
-class Unchanged:
+class Unchanged(Struct, frozen=True):
     """The change is not allowed, or would change nothing; ``record`` is as it was."""
 
     why: Obstacle

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from spark_stream.consistency.ids import (
     NO_PRODUCER,
@@ -70,8 +70,7 @@ _MADE_UP: Final = (
 Table = npt.NDArray[np.void]
 
 
-@dataclass(slots=True)
-class Entry:
+class Entry(Struct):
     """One entry before it has a place in a file; the fields are those of ``ENTRY``.
 
     Nobody changes an entry. The class is not frozen all the same: each append makes some, and a

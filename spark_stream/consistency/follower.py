@@ -20,8 +20,9 @@ epoch comes from a leader that this replica has not heard of yet, and is asked f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.leader import Boundary, LeaderState
@@ -37,8 +38,7 @@ class Refusal(Enum):
     GAP = "it does not go on where the log ends"
 
 
-@dataclass(frozen=True, slots=True)
-class Agreed:
+class Agreed(Struct, frozen=True):
     """A leader's answer to a follower that begins: they share the entries below ``entry``.
 
     ``begin``: they share nothing that is still there; the follower begins anew at this place, which
@@ -52,13 +52,11 @@ class Agreed:
     begin: Boundary | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GoOn:
+class GoOn(Struct, frozen=True):
     """The follower's log is a prefix of its leader's already."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Struct, frozen=True):
     """Cut the log back so that it ends at ``entry``.
 
     ``lost_from``: committed entries from here on are lost; None: none are.
@@ -68,8 +66,7 @@ class Cut:
     lost_from: EntryIndex | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BeginAnew:
+class BeginAnew(Struct, frozen=True):
     """Remove all entries; the log is empty and begins at this place.
 
     ``lost_from``: as in :class:`Cut`.
@@ -108,8 +105,7 @@ def preparation(
     return Cut(agreed.entry, agreed.entry if is_lost else None)
 
 
-@dataclass(frozen=True, slots=True)
-class Take:
+class Take(Struct, frozen=True):
     """Append the frame's entries, without the first ``skip``, which are there already."""
 
     skip: int = 0

@@ -9,9 +9,10 @@ Invariant: ``log_start_offset <= last_stable_offset <= high_watermark <= log_end
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 from spark_stream.consistency.ids import Offset
 from spark_stream.structs import Positional
@@ -70,8 +71,7 @@ UPPER_BOUND: Final[Mapping[Isolation, Callable[[Bounds], Offset]]] = {
 DROPS_ABORTED: Final = frozenset({Isolation.READ_COMMITTED, Isolation.READ_ATOMIC})
 
 
-@dataclass(frozen=True, slots=True)
-class VisibleRange:
+class VisibleRange(Struct, frozen=True):
     """Offsets ``start`` to ``end`` (exclusive); empty when they are equal."""
 
     start: Offset
@@ -82,16 +82,14 @@ class VisibleRange:
         return self.end - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class OutOfRange:
+class OutOfRange(Struct, frozen=True):
     """The start lies above the log end: there never was such a record here."""
 
     start: Offset
     log_end_offset: Offset
 
 
-@dataclass(frozen=True, slots=True)
-class Evicted:
+class Evicted(Struct, frozen=True):
     """The start lies below the log start: retention removed those records."""
 
     start: Offset

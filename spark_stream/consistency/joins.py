@@ -20,14 +20,13 @@ Promises hold for one epoch of one leader; the next makes them again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 Key = tuple[int, int]
 """(transaction, producer id)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PendingJoin:
+class PendingJoin(Struct, frozen=True, eq=False):
     """A join that was asked of the transaction's record and is not answered yet.
 
     There may be several of the same key.
@@ -37,8 +36,7 @@ class PendingJoin:
     producer_id: int
 
 
-@dataclass(slots=True)
-class _Joins:
+class _Joins(Struct):
     """Of one transaction: producer ids that have joined, and joins that are pending."""
 
     confirmed: set[int] = field(default_factory=set)

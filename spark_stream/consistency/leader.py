@@ -17,8 +17,10 @@ record gets acknowledged"); Kafka's last stable offset.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds
@@ -31,8 +33,7 @@ class Boundary(NamedTuple):
     offset: Offset
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderState:
+class LeaderState(Struct, frozen=True):
     """What a replica of a partition knows of its log's bounds.
 
     ``followers``: how many others a record waits for at least; 0: HW = LEO.

@@ -16,8 +16,9 @@ ISR) and KIP-966 (an unclean start ends membership).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 
@@ -29,8 +30,7 @@ class Member(NamedTuple):
     generation: Generation
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionRecord:
+class PartitionRecord(Struct, frozen=True):
     """What all brokers know of a partition.
 
     ``replicas``: the brokers that are to have a copy, the preferred leader first. ``adding``: those

@@ -20,12 +20,12 @@ Source: Kafka's ProducerStateManager (the window of five batches); KIP-890 (an e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Final
 
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from spark_stream.consistency.entries import Entry, Kind, Table
 from spark_stream.consistency.ids import (
@@ -58,8 +58,7 @@ class Stamp(Positional):
 NOBODY: Final = Stamp(NO_PRODUCER, NO_PRODUCER_EPOCH, NO_SEQUENCE)
 
 
-@dataclass(frozen=True, slots=True)
-class Recent:
+class Recent(Struct, frozen=True):
     """A batch that was kept: its sequence, where it begins, how many records it has."""
 
     sequence: int
@@ -67,8 +66,7 @@ class Recent:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerState:
+class ProducerState(Struct, frozen=True):
     """One producer in one partition. ``used`` is the leader's clock (µs) at its last entry.
 
     ``last_sequence`` is -1 before the first batch of the epoch. ``transaction`` is the open one,
@@ -100,21 +98,18 @@ class Wrong(StrEnum):
     ANOTHER = "another"  # a second transaction while one is open
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(Struct, frozen=True):
     """The batch is the next one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Duplicate:
+class Duplicate(Struct, frozen=True):
     """The batch is in the log: the answer is the one it got then."""
 
     offset: Offset
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Struct, frozen=True):
     """The batch changes nothing; ``expected`` is the sequence that would be taken."""
 
     wrong: Wrong

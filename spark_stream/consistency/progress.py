@@ -39,8 +39,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from spark_stream.consistency.election import leads
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation
@@ -53,8 +54,7 @@ _NEAR: Final = 16  # a follower is close behind that lacks nothing older than th
 _MARKS: Final = 64  # how many times are remembered within the greatest lag
 
 
-@dataclass(frozen=True, slots=True)
-class IsrSettings:
+class IsrSettings(Struct, frozen=True):
     """``min_insync``: with fewer in-sync replicas the high watermark stands still.
 
     A partition with fewer replicas than that needs all it has. ``lag_max_us``: how long a member
@@ -65,8 +65,7 @@ class IsrSettings:
     lag_max_us: int = 10_000_000
 
 
-@dataclass(slots=True)
-class _Follower:
+class _Follower(Struct):
     """A follower in one generation: it has the entries below ``acked``.
 
     ``reported``: it has said so in its present session. ``was_cut``: it has in any session, so its

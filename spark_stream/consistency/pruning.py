@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import Enum, auto
 from functools import reduce
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 KEY_BITS: Final = 128
 LOWEST: Final = 0
@@ -63,8 +63,7 @@ def words(key: int) -> tuple[int, int]:
     return key >> 64, key & _LOW_BITS
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(Struct, frozen=True):
     """A key for each batch; both arrays have the shape (batches,)."""
 
     high: Words
@@ -98,8 +97,7 @@ class Keys:
         return Keys(np.where(mine, self.high, other.high), np.where(mine, self.low, other.low))
 
 
-@dataclass(frozen=True, slots=True)
-class Extremes:
+class Extremes(Struct, frozen=True):
     """What is known of a column in each of some batches; all arrays have the shape (batches,).
 
     ``least`` is not above, ``greatest`` not below any of the batch's values. ``some_null``,
@@ -132,8 +130,7 @@ class Order(Enum):
     LESS_OR_EQUAL = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Batches:
+class Batches(Struct, frozen=True):
     """Some batches: their number, and what is known of a column in each of them."""
 
     count: int

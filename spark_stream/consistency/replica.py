@@ -34,8 +34,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.consistency import leader, producers
 from spark_stream.consistency.effects import (
@@ -80,8 +82,7 @@ def _nowhere(entry: EntryIndex) -> Boundary:
     raise ValueError(f"this replica was not told where entry {entry} begins")
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(Struct, frozen=True):
     """What a replica asks of those who keep it, and is answered at once.
 
     ``boundary_of`` finds the place before an entry of its log, ``generation_of`` the generation in

@@ -18,8 +18,10 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import reduce
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.consistency.transactions import (
     DECIDED,
@@ -40,8 +42,7 @@ from spark_stream.consistency.transactions import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """Who writes which batch of a sink.
 
     ``query`` owns the sink for good, ``instance`` is the query's present run. ``run`` names the
@@ -57,8 +58,7 @@ class Claim:
     planned: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """A driver gives its batch up: all that it planned until ``planned``."""
 
     run: str

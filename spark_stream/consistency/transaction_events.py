@@ -9,7 +9,8 @@ An event that is denied changes nothing. An event that is repeated gets the same
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from spark_stream.consistency.producers import EPOCH_MAX
 from spark_stream.consistency.transactions import (

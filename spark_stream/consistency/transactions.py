@@ -48,11 +48,11 @@ Source: Kafka's TransactionCoordinator; KIP-890 (an epoch a transaction); KIP-36
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
-from msgspec import Meta
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from spark_stream.consistency.lineage import NOTHING_KNOWN
 from spark_stream.structs import Name, OffsetField, PartitionField, Positional
@@ -196,8 +196,7 @@ class Content(Positional):
             raise ValueError("Expected digests of 64 bits")
 
 
-@dataclass(frozen=True, slots=True)
-class Transaction:
+class Transaction(Struct, frozen=True):
     """The record of a transactional id: who owns it, and its present or last transaction.
 
     Times in milliseconds since the epoch, by the clock of the broker that was asked. They are for
@@ -261,8 +260,7 @@ class Transaction:
     """What that batch wrote; None: it is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Denied:
+class Denied(Struct, frozen=True):
     """The event changed nothing; ``transaction`` is the record as it is."""
 
     why: Denial
@@ -272,8 +270,7 @@ class Denied:
 Outcome = Transaction | Denied
 
 
-@dataclass(frozen=True, slots=True)
-class Allotted:
+class Allotted(Struct, frozen=True):
     """What a broker gives a transaction that begins.
 
     ``number`` is above those of all earlier ones of the id, and nobody has used ``producer_id``.

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from spark_stream.consistency.entries import Kind, Table
 from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, Offset
@@ -32,8 +32,7 @@ _COLUMNS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """What a producer has of an open transaction here: its epoch, and its first offset."""
 
     epoch: int

@@ -29,8 +29,10 @@ leads on then, and hands over to a replica that joins the ISR later, which is le
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 FULL_US: Final = 5_000_000
 """How long a leader waits for room on its disk before it hands over."""
@@ -38,8 +40,7 @@ RETRY_US: Final = 5_000_000
 """How long until a replica in trouble is looked at again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(Struct, frozen=True):
     """A log refuses writes.
 
     Attributes:

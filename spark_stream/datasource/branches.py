@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 
-from msgspec import structs
+from msgspec import Struct, field, structs
 
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.consistency.transactions import Content
@@ -50,8 +49,7 @@ class TaskBranch(Branch, kw_only=True):
         return self.transactional_id, self.instance, self.number
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(Struct, frozen=True):
     """What a task made of its rows: for whom, how much, and under which branch (None: no row)."""
 
     identity: Identity
@@ -121,7 +119,7 @@ def commit(
         *whole,
         [branch.producer_id for branch in branches],
         batch=batch,
-        content=[Content(topic=topic, **asdict(found)) for topic, found in content.items()]
+        content=[Content(topic=topic, **structs.asdict(found)) for topic, found in content.items()]
         if identity.remembered
         else None,
     )

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final
@@ -26,6 +25,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct
 
 _Words = npt.NDArray[np.uint64]
 _Places = npt.NDArray[np.int64]
@@ -40,8 +40,7 @@ _CHUNK: Final = 64  # bytes of a text that are gathered at once
 _BLOCK_ROWS: Final = 4096  # what is in between stays in the processor's cache
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
+class Measure(Struct, frozen=True):
     """Rows, and digests of their values. Measures of parts add up to that of the whole.
 
     ``floats`` is the digest of the floating-point values, ``digest`` that of all others.

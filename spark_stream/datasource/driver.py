@@ -13,17 +13,16 @@ import hashlib
 import os
 import socket
 import time
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 import psutil
+from msgspec import Struct
 
 from spark_stream.datasource.host import driver_jvm, this_host
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """The driver that planned a batch (empty: not known), and when, by that driver's clock."""
 
     run: str = ""

@@ -12,9 +12,9 @@ attempt at it is a run of its own; without, it is a job that nobody will ask abo
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
 from typing import Final
 
+from msgspec import Struct
 from pyspark import TaskContext
 
 from spark_stream.errors import Unsupported
@@ -26,8 +26,7 @@ BATCH_WRITES: Final = "batch writes of "
 """How the query of a ``sinkId`` that batch writes use begins; no streaming query has such an id."""
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """What a task opens its branch with.
 
     ``query`` owns the transactional id for good; ``instance`` is its present run, which fences the

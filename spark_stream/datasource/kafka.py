@@ -6,8 +6,9 @@ from the same rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 _NOTHING: Final = "leave it out: nothing is needed instead"
 _NO_GROUPS: Final = (
@@ -17,8 +18,7 @@ _BATCHES: Final = "in batch queries only, as with Kafka"
 _SECURITY: Final = "leave it out: this release has neither TLS nor authentication"
 
 
-@dataclass(frozen=True, slots=True)
-class KafkaOption:
+class KafkaOption(Struct, frozen=True):
     """An option of the Kafka connector, or a family of them (``kafka.ssl.*``).
 
     ``side`` is ``source``, ``sink`` or ``both``; ``ours`` are the options that take its place,

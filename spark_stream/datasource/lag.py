@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from spark_stream.datasource.offsets import from_json, known_offsets
 from spark_stream.errors import InvalidRequest
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionLag:
+class PartitionLag(Struct, frozen=True):
     """One partition of a query: it has read up to ``offset``, and may read up to ``latest``."""
 
     topic: str

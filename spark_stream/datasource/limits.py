@@ -8,8 +8,9 @@ of them at once, and no delay (``docs/spark.md``).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from spark_stream.datasource.offsets import Offsets, Range, TopicOffsets, ranges
 from spark_stream.datasource.pacing import shared_bytes, shared_out
@@ -17,8 +18,7 @@ from spark_stream.datasource.pacing import shared_bytes, shared_out
 MAX_DELAY_DEFAULT_S: Final = 900.0
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """What a streaming query was asked to take of its backlog in a micro-batch; None: no limit."""
 
     max_offsets: int | None = None

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage, lost_above
 from spark_stream.datasource.offsets import Found, Offsets, Range, TopicOffsets

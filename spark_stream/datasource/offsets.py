@@ -14,8 +14,9 @@ below, or above, the offset that it was told of, or records of several epochs ar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InvalidRequest
@@ -23,8 +24,7 @@ from spark_stream.structs import INT64_MAX
 from spark_stream.wire.messages import PartitionOffsets
 
 
-@dataclass(frozen=True, slots=True)
-class TopicOffsets:
+class TopicOffsets(Struct, frozen=True):
     """The offsets of one topic: partition → offset, and their lineages where they are known."""
 
     id: str
@@ -39,8 +39,7 @@ class TopicOffsets:
 Offsets = Mapping[str, TopicOffsets]
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """The log as it is now: topic → its offsets under the isolation level, and its bounds."""
 
     latest: Mapping[str, PartitionOffsets]
@@ -54,8 +53,7 @@ class Found:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(Struct, frozen=True):
     """The records ``[start, end)`` of one partition; ``lineage``: that of the end."""
 
     topic: str

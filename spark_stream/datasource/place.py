@@ -14,11 +14,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import psutil
+from msgspec import Struct
 
 from spark_stream.datasource.host import driver_jvm, this_host
 from spark_stream.errors import InvalidOption
@@ -45,8 +45,7 @@ _POD: Final = Path("/opt/spark/work-dir")
 """Where Spark's image runs; in Kubernetes it ends with its pod."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where the log is: addresses of brokers, or a directory.
 
     ``host`` is the host that a directory is on, ``cluster_id`` the log that the query was planned

@@ -5,12 +5,13 @@ Everything here runs on the driver, and asks the log through this process's sess
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.reading.columns import View, shown_schema
@@ -477,4 +478,4 @@ def planned_view(topic: TopicDescription, wanted: pa.Schema, filter: str | None)
         else field.with_nullable(asked.nullable)
         for field, asked in zip(view.schema, wanted, strict=True)
     ]
-    return replace(view, schema=pa.schema(fields))
+    return dataclasses.replace(view, schema=pa.schema(fields))

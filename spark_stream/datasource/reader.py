@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
+from msgspec import Struct
+from msgspec.structs import replace
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -48,8 +49,7 @@ _WAIT_MS: Final = 2_000
 _ROWS_AT_ONCE: Final = 10_000
 
 
-@dataclass(frozen=True)
-class RangeReader:
+class RangeReader(Struct, frozen=True):
     """Reads ranges; this travels to the workers. ``schema`` is Spark's, and the projection."""
 
     options: SourceOptions

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
+from msgspec import Struct
 
 from spark_stream.client.writing.batches import fitted_to
 from spark_stream.client.writing.pending import split
@@ -150,8 +150,7 @@ _DEFAULT_FITS: Final[Mapping[str, Callable[[pa.DataType], bool]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Routed:
+class Routed(Struct, frozen=True):
     """Rows for one topic; ``partition`` is None where their keys, or the turn, decide."""
 
     topic: str

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from spark_stream.client.topics import matches
 from spark_stream.datasource.offsets import Offsets, TopicOffsets
 from spark_stream.errors import InvalidOption
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """``names``: those of the topics, where no ``pattern`` (Python's ``re``) says which.
 
     ``assigned``: topic → its partitions, where not all of them are read.

@@ -15,9 +15,11 @@ import os
 import socket
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.consumers import ConsumersClient
@@ -29,8 +31,7 @@ from spark_stream.errors import InvalidOption, UnknownLog, WrongCluster
 from spark_stream.wire.messages import BrokerStatus, Empty
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(Struct, frozen=True):
     """What this process uses to speak to a log."""
 
     connection: Connection

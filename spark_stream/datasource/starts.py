@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from spark_stream.consistency.lineage import Lineage
 from spark_stream.datasource.offsets import Offsets, TopicOffsets, known_offsets
@@ -25,8 +26,7 @@ from spark_stream.wire.messages import EARLIEST, LATEST, PartitionOffsets
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(Struct, frozen=True):
     """The offsets that an option means now; ``moving``: asked later, it may mean other ones."""
 
     offsets: dict[str, TopicOffsets]

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from msgspec import Struct
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -55,8 +55,7 @@ from spark_stream.structs import INT64_MAX
 from spark_stream.wire.messages import EARLIEST
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
+class _Planned(Struct, frozen=True):
     """A micro-batch from ``begin`` to ``ends``, and what the log was like when it was planned."""
 
     begin: Offsets

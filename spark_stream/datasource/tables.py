@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import pyspark.sql.types as st
+from msgspec import Struct
 
 from spark_stream.datasource.place import Place
 from spark_stream.errors import InvalidOption
@@ -33,8 +33,7 @@ _SELECTING: Final = ("subscribe", "subscribepattern", "assign")
 _WHERE: Final = ("path", "bootstrap", *_SELECTING, "topic")
 
 
-@dataclass(frozen=True, slots=True)
-class TableOptions:
+class TableOptions(Struct, frozen=True):
     """The OPTIONS of a table; names in lower case."""
 
     given: Mapping[str, str]

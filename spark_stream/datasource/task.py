@@ -11,11 +11,13 @@ import difflib
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
+from msgspec import Struct
+from msgspec.structs import replace
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -73,8 +75,7 @@ class Wrote(WriterCommitMessage):
     written: Written | None = None
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """What a topic was: a process that remembers the same need not ask for it."""
 
     topic_id: str
@@ -88,8 +89,7 @@ class Seen:
         return cls(known.id, known.schema_version, len(known.partitions), known.partition_by)
 
 
-@dataclass(frozen=True)
-class TaskWriter:
+class TaskWriter(Struct, frozen=True):
     """What travels to the workers and writes there. ``schema`` is the DataFrame's.
 
     ``identity`` is a batch write's; a micro-batch's is known to its tasks alone. ``plan`` says

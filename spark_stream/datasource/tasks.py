@@ -6,9 +6,11 @@ A task costs Spark 10 to 20 ms, whatever it reads. So ranges of few records shar
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.datasource.offsets import Range
 from spark_stream.datasource.pacing import shared_out
@@ -20,8 +22,7 @@ start."""
 Task = tuple[Range, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Splitting:
+class Splitting(Struct, frozen=True):
     """What was asked for: at least so many tasks, and at most so many records in each."""
 
     min_partitions: int | None = None

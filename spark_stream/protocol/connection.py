@@ -34,10 +34,10 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from spark_stream.protocol.frames import (
     PREFIX,
@@ -59,8 +59,7 @@ STREAM_MAX: Final = 2**32 - 1
 _CREDIT_MAX: Final = 2**40
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
+class ConnectionLimits(Struct, frozen=True):
     """What one side allows the other, and how long it waits. Sizes in bytes, times in seconds."""
 
     header_bytes_max: int = 1 << 20
@@ -78,6 +77,9 @@ class ConnectionLimits:
     """How long a frame may take to arrive, beside its size at ``rate_min``."""
     rate_min: float = 64 << 10
     """Bytes per second."""
+
+
+DEFAULT_LIMITS: Final = ConnectionLimits()
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -186,8 +188,7 @@ class StreamOver(Exception):
     """The stream has ended, or its sending side has, perhaps a moment ago by the peer."""
 
 
-@dataclass(slots=True)
-class _Stream:
+class _Stream(Struct):
     credit: int  # what may be sent
     granted: int  # what the peer may send
     unreturned: int = 0  # consumed, and not given back yet
@@ -208,7 +209,7 @@ class Connection:
         is_client: bool,
         greeting: bytes,
         now: float,
-        limits: ConnectionLimits = ConnectionLimits(),
+        limits: ConnectionLimits = DEFAULT_LIMITS,
         allocate: Allocate = bytearray,
         versions: tuple[int, int] = (VERSION, VERSION),
     ) -> None:

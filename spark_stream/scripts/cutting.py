@@ -10,8 +10,9 @@ to bounds it tells less than there is, which does no harm.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.atomic import greatest_cut, next_cut
@@ -22,8 +23,7 @@ from spark_stream.scripts.steps import FindTopic, Script, read_bounds, read_exte
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class CutRange:
+class CutRange(Struct, frozen=True):
     """A topic of a cut: no offset below ``lower`` (where the reader is) or above ``upper``."""
 
     topic: str

@@ -8,8 +8,9 @@ asked (``finishing.Finished``), ``now_ms`` that broker's time, for people to see
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from spark_stream.consistency import transaction_events as rules
 from spark_stream.consistency.announcements import announce
@@ -38,8 +39,7 @@ from spark_stream.scripts.steps import Force, Numbering, Script, TakeNumber, ask
 _JOIN: Final = "a write"
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(Struct, frozen=True):
     """A commit of transaction ``number`` with the producer ids that it takes.
 
     ``batch`` is a sink's, with its ``content``; ``positions`` move with it, and ``owners`` have to

@@ -7,8 +7,9 @@ decide at once do no harm, and a decision by an old view changes nothing: whoeve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from spark_stream.cluster.partitions import StoredPartition, put_of
 from spark_stream.consistency import election
@@ -22,8 +23,7 @@ from spark_stream.scripts.steps import ForceReplica, PutMany, ReadLogEnd, Refres
 _LOST: Final = (Obstacle.NOBODY_IN_SYNC,)
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Struct, frozen=True):
     """A partition of a topic that is there; ``unclean``: any replica may be elected."""
 
     at: Joined
@@ -31,8 +31,7 @@ class Placed:
     unclean: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
+class Changed(Struct, frozen=True):
     """A partition's record was changed, from ``before`` to ``after``.
 
     ``risky``: the leader was not in sync, or has lost what it had; records may be lost.

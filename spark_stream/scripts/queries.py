@@ -9,9 +9,7 @@ refused. Nothing else is taken from that run: it reads on, for its own checkpoin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from msgspec import structs
+from msgspec import Struct, structs
 
 from spark_stream.cluster.consumers import CONSUMERS, decode_positions
 from spark_stream.cluster.queries import QUERIES, Query, decode_query, encode_query
@@ -21,8 +19,7 @@ from spark_stream.errors import ConsumerFenced, UnknownConsumer
 from spark_stream.scripts.steps import DeleteRecord, Get, ListRecords, PutRecord, Script
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(Struct, frozen=True):
     """All that the store knows under consumers' names: by name its positions, or its query."""
 
     consumers: dict[str, list[PositionOf]]

@@ -13,9 +13,11 @@ that is in use. Of a sink's id, what it committed is kept for its query (``recor
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.consistency import transaction_events as rules
 from spark_stream.consistency.sinks import is_sink
@@ -136,8 +138,7 @@ def mark_dropped_again(record: Transaction) -> Script[None]:
         yield from mark_dropped(record, producer_id)
 
 
-@dataclass(frozen=True, slots=True)
-class LostMarker:
+class LostMarker(Struct, frozen=True):
     """A marker that damage took: what it was, as its record says, and why it is not there again."""
 
     at: Joined

@@ -49,10 +49,8 @@ def refused(problem: str, node: Operand | None) -> InvalidFilter:
     return InvalidFilter(f"filter: {problem}{where}", option="filter", **details)
 
 
-class TextField(Field):
+class TextField(Field, frozen=True):
     """Bytes that are compared as a text."""
-
-    __slots__ = ()
 
 
 def compared(

@@ -17,11 +17,11 @@ The Arrow types are those in which Spark itself hands such columns over: items o
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.types as pt
+from msgspec import Struct
 
 from spark_stream.errors import InvalidOption
 from spark_stream.wire.type_names import SIMPLE_TYPES, column_text
@@ -48,8 +48,7 @@ def parse_schema(text: str) -> pa.Schema:
     return pa.schema(fields)
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(Struct, frozen=True):
     kind: str
     text: str
 

@@ -6,9 +6,7 @@ NaN is equal to itself and greater than all other numbers.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from decimal import Decimal
 from functools import reduce
 from typing import Any, Final
@@ -17,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
+from msgspec import Struct
 
 from spark_stream.consistency.pruning import (
     PREFIX_BYTES,
@@ -41,22 +40,21 @@ _NULL: Final = pa.nulls(1, pa.bool_())[0]  # not pa.scalar, which imports pandas
 _PARTS_MAX: Final = 32  # of a list, as a rule: a longer one is held against its ends only
 
 
-class Bound(ABC):
+class Bound(Struct, frozen=True):
     """A part of a bound filter. A mask may be one value for all rows.
 
     By default nothing is known of batches: each may have records that match.
     """
 
-    @abstractmethod
-    def mask(self, column: Lookup) -> Any: ...
+    def mask(self, column: Lookup) -> Any:
+        raise NotImplementedError
 
     def possible(self, batches: Batches) -> Possible:
         yes = np.ones(batches.count, np.bool_)
         return yes, yes
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Struct, frozen=True):
     """A column, or a field of it: ``steps`` are the places within structs."""
 
     name: str
@@ -73,8 +71,7 @@ class Field:
         return Extremes.unknown(batches.count) if self.steps else batches.known(self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class Constant(Bound):
+class Constant(Bound, frozen=True):
     """The same for every row; None: null."""
 
     value: bool | None
@@ -86,8 +83,7 @@ class Constant(Bound):
         return fixed(self.value, batches.count)
 
 
-@dataclass(frozen=True, slots=True)
-class Everywhere(Bound):
+class Everywhere(Bound, frozen=True):
     """The same for every row that has a value, and null for the others."""
 
     field: Field
@@ -102,8 +98,7 @@ class Everywhere(Bound):
         return (there, never) if self.value else (never, there)
 
 
-@dataclass(frozen=True, slots=True)
-class Versus(Bound):
+class Versus(Bound, frozen=True):
     """A field against a constant. ``value`` has the type that both are compared as.
 
     ``low``, ``high``, ``exact``: :func:`~spark_stream.consistency.pruning.against`.
@@ -146,8 +141,7 @@ _COMPARED: Final[dict[Order, Callable[[Any, Any], Any]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class OneOf(Bound):
+class OneOf(Bound, frozen=True):
     """A field is one of many constants of one type, none of them NaN or null."""
 
     parts: tuple[Versus, ...]
@@ -166,8 +160,7 @@ class OneOf(Bound):
         return among(self.parts[0].field.extremes(batches), low, high)
 
 
-@dataclass(frozen=True, slots=True)
-class Pair(Bound):
+class Pair(Bound, frozen=True):
     """Two fields, compared as ``type``."""
 
     order: Order
@@ -193,8 +186,7 @@ class Pair(Bound):
         return pc.or_(less, pc.or_(pc.equal(left, right), both))
 
 
-@dataclass(frozen=True, slots=True)
-class Matching(Bound):
+class Matching(Bound, frozen=True):
     """A text (or bytes) against a pattern. ``prefix``: what all that match begin with."""
 
     field: Field
@@ -212,8 +204,7 @@ class Matching(Bound):
         return among(self.field.extremes(batches), low, high)
 
 
-@dataclass(frozen=True, slots=True)
-class Absent(Bound):
+class Absent(Bound, frozen=True):
     """A field is null."""
 
     field: Field
@@ -226,8 +217,7 @@ class Absent(Bound):
         return found.some_null, found.some_value
 
 
-@dataclass(frozen=True, slots=True)
-class NotANumber(Bound):
+class NotANumber(Bound, frozen=True):
     """A float is NaN; not null."""
 
     field: Field
@@ -236,8 +226,7 @@ class NotANumber(Bound):
         return pc.fill_null(pc.is_nan(self.field.array(column)), False)
 
 
-@dataclass(frozen=True, slots=True)
-class Flag(Bound):
+class Flag(Bound, frozen=True):
     """A boolean field by itself."""
 
     field: Field
@@ -250,8 +239,7 @@ class Flag(Bound):
         return against(self.field.extremes(batches), Order.EQUAL, true, true, exact=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Negation(Bound):
+class Negation(Bound, frozen=True):
     part: Bound
 
     def mask(self, column: Lookup) -> Any:
@@ -262,8 +250,7 @@ class Negation(Bound):
         return false, true
 
 
-@dataclass(frozen=True, slots=True)
-class Certain(Bound):
+class Certain(Bound, frozen=True):
     """The part is this truth value; false where the part is null."""
 
     part: Bound
@@ -278,8 +265,7 @@ class Certain(Bound):
         return (true if self.value else false), np.ones(batches.count, np.bool_)
 
 
-@dataclass(frozen=True, slots=True)
-class Both(Bound):
+class Both(Bound, frozen=True):
     """AND of all parts."""
 
     parts: tuple[Bound, ...]
@@ -291,8 +277,7 @@ class Both(Bound):
         return every(part.possible(batches) for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Either(Bound):
+class Either(Bound, frozen=True):
     """OR of all parts."""
 
     parts: tuple[Bound, ...]
@@ -334,8 +319,7 @@ def _counts(values: pa.Array) -> pa.Array:
     return values.cast(pa.int64())
 
 
-@dataclass(frozen=True)
-class RowFilter:
+class RowFilter(Struct, frozen=True):
     """A filter as the log uses it: which stored columns it needs, which rows it keeps."""
 
     bound: Bound

@@ -6,9 +6,10 @@ What SQL writes in two ways is here once: ``a != b`` is ``Not(Compare(EQUAL, a, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
+
+from msgspec import Struct
 
 
 class Order(StrEnum):
@@ -39,8 +40,7 @@ class Kind(StrEnum):
 Value = bool | Fraction | float | str | bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class Literal:
+class Literal(Struct, frozen=True):
     """A value. WHOLE and DECIMAL are fractions; so are moments, in seconds (UTC) or of a day."""
 
     kind: Kind
@@ -53,8 +53,7 @@ class Literal:
         return self.text or str(self.value)
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """A column by its path: ``a.b`` is ("a", "b"). ``at``: where the text names it, from 1."""
 
     path: tuple[str, ...]
@@ -70,8 +69,7 @@ class Column:
 Operand = Column | Literal
 
 
-@dataclass(frozen=True, slots=True)
-class Compare:
+class Compare(Struct, frozen=True):
     """``left`` and ``right`` in this order."""
 
     order: Order
@@ -79,16 +77,14 @@ class Compare:
     right: Operand
 
 
-@dataclass(frozen=True, slots=True)
-class In:
+class In(Struct, frozen=True):
     """``operand`` is one of these."""
 
     operand: Operand
     items: tuple[Operand, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Like:
+class Like(Struct, frozen=True):
     """``%`` is any text, ``_`` one character; ``escape`` takes their meaning away."""
 
     operand: Operand
@@ -104,8 +100,7 @@ class Part(StrEnum):
     ANYWHERE = "contains"
 
 
-@dataclass(frozen=True, slots=True)
-class Holds:
+class Holds(Struct, frozen=True):
     """``operand`` has this text (or these bytes) there."""
 
     operand: Operand
@@ -113,51 +108,44 @@ class Holds:
     text: Literal
 
 
-@dataclass(frozen=True, slots=True)
-class IsNull:
+class IsNull(Struct, frozen=True):
     """``operand`` is null."""
 
     operand: Operand
 
 
-@dataclass(frozen=True, slots=True)
-class IsNan:
+class IsNan(Struct, frozen=True):
     """``operand`` is not a number; false where it is null."""
 
     operand: Operand
 
 
-@dataclass(frozen=True, slots=True)
-class Truth:
+class Truth(Struct, frozen=True):
     """A boolean by itself: a column, or TRUE, FALSE, NULL."""
 
     operand: Operand
 
 
-@dataclass(frozen=True, slots=True)
-class Is:
+class Is(Struct, frozen=True):
     """``part`` is true (or false): never null."""
 
     part: Predicate
     value: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Not:
+class Not(Struct, frozen=True):
     """Null where the part is null."""
 
     part: Predicate
 
 
-@dataclass(frozen=True, slots=True)
-class And:
+class And(Struct, frozen=True):
     """False if one part is, else null if one is, else true."""
 
     parts: tuple[Predicate, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Or:
+class Or(Struct, frozen=True):
     """True if one part is, else null if one is, else false."""
 
     parts: tuple[Predicate, ...]

@@ -8,19 +8,18 @@ takes from them what its leader cannot give (``kept``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.storage.disk import Disk
 
 FOLDER: Final = "cut"
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Struct, frozen=True):
     """What a log lost when it opened, and where what is left of it is kept.
 
     ``entries_lost`` with ``records_lost`` records were in the log for certain: something behind

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.consistency.entries import ENTRY_SIZE, Table
 from spark_stream.consistency.ids import EntryIndex
@@ -28,16 +28,14 @@ _PIECE_BYTES: Final = 1 << 20  # at least one batch, which may be larger
 _PIECE_ENTRIES: Final = 1 << 14
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Suspect:
+class Suspect(Struct, frozen=True, eq=False):
     """An entry that failed, or whose batch did; ``path``: of the segment that it was in."""
 
     entry: EntryIndex
     path: Path
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class Piece(Struct, frozen=True, eq=False):
     """So many bytes of batches were read; these entries of them failed."""
 
     size: int

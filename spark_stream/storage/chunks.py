@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.consistency.ids import Offset
 
@@ -18,8 +18,7 @@ TIMESTAMP: Final = "_timestamp"
 _MADE: Final = {OFFSET: pa.int64(), TIMESTAMP: pa.timestamp("us", "UTC")}
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(Struct, frozen=True):
     """Where the batches of a chunk lie: in a file that readers of this machine can map.
 
     ``device`` and ``inode`` tell the file from another that takes its name later. ``parts`` are
@@ -44,8 +43,7 @@ class Stored:
     lead: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(Struct, frozen=True):
     """Records in the order of their offsets: ``batch`` has the wanted columns.
 
     ``spans`` are the runs of consecutive offsets among its rows: (base offset, count), int64, shape

@@ -19,9 +19,10 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from spark_stream.consistency.ids import is_folder_name
 from spark_stream.errors import (
@@ -43,8 +44,7 @@ _OURS: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LogDirectory:
+class LogDirectory(Struct, frozen=True):
     """An opened directory of ours."""
 
     path: Path
@@ -118,8 +118,7 @@ def recorded_cluster_id(path: Path, disk: Disk = HOST_DISK) -> str | None:
     return _described(path, disk).cluster_id if _is_described(path, disk) else None
 
 
-@dataclass(frozen=True, slots=True)
-class RunFile:
+class RunFile(Struct, frozen=True):
     """Where a directory names the run that uses it.
 
     A copy of the directory names the same run, but in another file. A process that dies between the

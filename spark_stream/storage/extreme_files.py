@@ -16,13 +16,13 @@ import struct
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.consistency.entries import Table
 from spark_stream.consistency.leader import Boundary
@@ -36,8 +36,7 @@ _HEADER: Final = struct.Struct("<8sqqII")  # magic, base entry, base offset, mar
 HEADER_BYTES: Final = _HEADER.size
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(Struct, frozen=True):
     """The rows that fit the first ``entries`` entries of a table, and how many rows there were."""
 
     rows: Rows

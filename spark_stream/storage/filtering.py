@@ -7,13 +7,14 @@ of timestamps, from the table of entries itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.consistency.entries import Table
 from spark_stream.consistency.ids import Offset
@@ -34,8 +35,7 @@ class RowFilter(Protocol):
     def keeps(self, column: Callable[[str], pa.Array], rows: int) -> pa.Array: ...
 
 
-@dataclass(frozen=True)
-class Filtering:
+class Filtering(Struct, frozen=True):
     """A filter in a log: ``timestamp`` is the column with the records' own timestamps, if any."""
 
     filter: RowFilter

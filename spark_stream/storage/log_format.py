@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
+from msgspec import Struct
 
 from spark_stream.batches import conformed
 from spark_stream.consistency.entries import Entry, Kind
@@ -27,8 +28,7 @@ _FEW: Final = 16
 _ROW_PART_MIN: Final = 16  # times a row of extremes: what is written beside a batch is far smaller
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """A batch ready to be appended: encoding and checksum are done outside the partition's lock.
 
     ``extremes``: what is known of its values; None: nothing that would be worth its place.

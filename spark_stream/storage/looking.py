@@ -7,11 +7,11 @@ one of a segment's two files is missing, somebody took it: that is refused, and 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.batches import facts_of, header_length
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Table, valid_prefix
@@ -28,8 +28,7 @@ from spark_stream.storage.tails import ENDING
 NOTHING = pa.py_buffer(b"")
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """A segment as its entries tell: of the rows of ``table`` the first ``good`` are valid.
 
     ``raw`` is the entries file; it may end with a part of a row. ``data_size``: bytes of the

@@ -6,11 +6,11 @@ memory again, and a good part of the time that the writing takes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Self, TypeAlias
 
 import google_crc32c
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.batches import schema_length
 
@@ -20,8 +20,7 @@ APART_BYTES_MIN: Final = 2 << 20  # what is smaller is joined in the processor's
 _PART_BYTES_MIN: Final = 4 << 10  # on average; smaller parts are joined as well
 
 
-@dataclass(slots=True)
-class Message:
+class Message(Struct):
     """The parts, one behind the other; ``size`` is that of all of them, in bytes."""
 
     parts: tuple[Part, ...]

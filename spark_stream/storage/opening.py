@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from spark_stream.errors import IsologError
 from spark_stream.storage import begun
@@ -21,8 +22,7 @@ from spark_stream.storage.recovery import Recovered, Recovery
 from spark_stream.storage.settings import Flush
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(Struct, frozen=True):
     """``intact``: the log has all that it may have acknowledged, as far as its files tell."""
 
     found: Recovered

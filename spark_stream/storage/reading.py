@@ -10,12 +10,13 @@ runs of entries.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.consistency.entries import Kind, at_offset, next_offset
 from spark_stream.consistency.ids import Offset
@@ -34,8 +35,7 @@ _SKIPPED_BYTES_MIN: Final = 256 << 10
 _WINDOW_ENTRIES: Final = 1 << 16
 
 
-@dataclass(slots=True)
-class Budget:
+class Budget(Struct):
     """How much a read may still take. The first record is always given, whatever its size."""
 
     records: int
@@ -46,8 +46,7 @@ class Budget:
         return self.started and (self.records <= 0 or self.bytes <= 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Visible:
+class Visible(Struct, frozen=True):
     """The visible batches of a range of a segment, one item each; ``places`` are their rows there.
 
     ``starts`` and ``lengths`` are bytes in the file, ``until`` is where the range ends.
@@ -125,8 +124,7 @@ class Visible:
         return Offset(int(self.bases[item + 1])) if item + 1 < len(self.bases) else self.until
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """What a read is after: these columns (None: all) of a schema, of which records.
 
     ``locating``: where the records lie, in their place; there is no filtering then.

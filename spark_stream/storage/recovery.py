@@ -23,12 +23,13 @@ schema that the segment's entries name; in the last segment a damaged one is wri
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.batches import header_length
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Kind, Table
@@ -53,8 +54,7 @@ from spark_stream.storage.segment import Segment, SegmentName
 _SECTOR: Final = 512  # what a disk writes as a whole, bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(Struct, frozen=True):
     """The segments of a log that was opened, and what it lost by that."""
 
     closed: tuple[Segment, ...]
@@ -62,8 +62,7 @@ class Recovered:
     cuts: tuple[Cut, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Tail:
+class _Tail(Struct, frozen=True):
     """The part of a file that leaves the log; ``kept`` is the part that stays."""
 
     path: Path
@@ -71,8 +70,7 @@ class _Tail:
     gone: pa.Buffer
 
 
-@dataclass(frozen=True)
-class Recovery:
+class Recovery(Struct, frozen=True):
     """Opens the segments of one log.
 
     ``losing`` is called before the log gives up what it may have acknowledged.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from spark_stream.storage.settings import LogSettings
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentFacts:
+class SegmentFacts(Struct, frozen=True):
     """What retention needs to know of a closed segment. Times in microseconds since the epoch."""
 
     size: int

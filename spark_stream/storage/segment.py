@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.batches import conformed
 from spark_stream.consistency.entries import ENTRY_SIZE, Kind, Table, next_offset
@@ -40,8 +40,7 @@ EXTREMES: Final = ".extremes"
 _NEAR_ENTRIES: Final = 64  # so many are looked at for an intact one behind a damaged one
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentName:
+class SegmentName(Struct, frozen=True):
     """Where a segment's files are."""
 
     directory: Path

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated, Any, Final, get_type_hints
+
+from msgspec import Struct
 
 from spark_stream.errors import InvalidConfig
 from spark_stream.wire.keys import split_names
@@ -37,8 +38,7 @@ class Compression(StrEnum):
     ZSTD = "zstd"
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(Struct, frozen=True):
     """The values a number may take; ``unlimited``: -1 is taken too, as "no limit"."""
 
     low: int
@@ -46,8 +46,7 @@ class Range:
     unlimited: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LogSettings:
+class LogSettings(Struct, frozen=True):
     """A topic's configuration. A field ``segment_bytes`` is the setting ``segment.bytes``."""
 
     max_record_bytes: Annotated[int, Range(1, 512 * MIB)] = 16 * MIB
@@ -69,7 +68,7 @@ def _setting(field: str) -> str:
     return field.replace("_", ".")
 
 
-SETTINGS: Final = {_setting(field.name): field.name for field in fields(LogSettings)}
+SETTINGS: Final = {_setting(name): name for name in LogSettings.__struct_fields__}
 _HINTS: Final = get_type_hints(LogSettings, include_extras=True)
 
 
@@ -80,7 +79,7 @@ def parse_settings(values: Mapping[str, Any], base: LogSettings | None = None) -
         InvalidConfig: an unknown name (with the nearest known one) or a value outside its range.
     """
     base = base or LogSettings()
-    changed = {field.name: getattr(base, field.name) for field in fields(LogSettings)}
+    changed = {name: getattr(base, name) for name in LogSettings.__struct_fields__}
     for name, value in values.items():
         if name not in SETTINGS:
             near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=_NEAR)

@@ -8,11 +8,11 @@ the batch's bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
 from hashlib import blake2b
 from typing import Final
 
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.batches import crc32c
 from spark_stream.consistency.entries import (
@@ -27,12 +27,11 @@ from spark_stream.consistency.leader import Boundary
 from spark_stream.errors import DamagedEntries
 from spark_stream.storage.codec import first_broken_batch, intact_entries, sealed
 
-_COLUMNS: Final = tuple(field.name for field in fields(Entry))
+_COLUMNS: Final = Entry.__struct_fields__
 _KINDS: Final = tuple(Kind)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEntries:
+class StoredEntries(Struct, frozen=True):
     """Consecutive entries of a log: their rows, and the bytes of all their batches in a row.
 
     ``position`` and ``entry_crc`` of the rows are those of the log that gave them.

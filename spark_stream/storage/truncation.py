@@ -28,10 +28,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from spark_stream.consistency.entries import ENTRY, Table
 from spark_stream.consistency.leader import Boundary
@@ -44,8 +44,7 @@ from spark_stream.storage.log_format import LogFormat
 from spark_stream.storage.segment import Segment, SegmentName
 
 
-@dataclass(frozen=True)
-class Truncation:
+class Truncation(Struct, frozen=True):
     """Shortens one log. It changes files only: what it returns are the log's segments then."""
 
     disk: Disk

@@ -8,9 +8,10 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+from msgspec import Struct
 
 from spark_stream.protocol import Connection, ConnectionLimits, Event, Lost, StreamOpened
 from spark_stream.transport.buffers import BufferPool
@@ -30,8 +31,7 @@ Serve = Callable[[StreamOpened, Stream], None]
 """Takes a new stream, on the loop's thread; must not block, and sets the stream's ``handle``."""
 
 
-@dataclass(frozen=True)
-class Door:
+class Door(Struct, frozen=True):
     """A listening socket, whom it serves, and with which certificate."""
 
     sock: socket.socket

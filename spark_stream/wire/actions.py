@@ -6,8 +6,9 @@ This is the one table of them. The broker has a function for each, the client a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from spark_stream.wire.cluster_messages import (
     ClusterDescription,
@@ -65,8 +66,7 @@ from spark_stream.wire.transaction_messages import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(Struct, frozen=True):
     """The message that asks for an action, and the one that answers."""
 
     request: type[Message]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from spark_stream.structs import Name, PartitionField
 from spark_stream.wire.messages import Description, Message
@@ -38,8 +39,7 @@ class ProblemKind(StrEnum):
     CANNOT_LEAVE = "cannot_leave"
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """Something that is amiss.
 
     ``count``: of how many partitions or brokers. ``names``: the first twenty of them.

@@ -27,12 +27,12 @@ copy. All other messages have no body.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Table
 from spark_stream.consistency.epochs import EpochHistory
@@ -158,8 +158,7 @@ class FrameFacts(Packed, tag=11):
     rows: memoryview
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Frame:
+class Frame(Struct, frozen=True, eq=False):
     """Consecutive entries of a slot.
 
     ``rows`` are the leader's rows of the entries table (their ``position`` means nothing to the

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from spark_stream.broker import controlling
 from spark_stream.cluster.partitions import PartitionId, put_of

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from spark_stream.broker.links import Followed, LedPartitions
 from spark_stream.broker.replication.partitions import PartitionKey

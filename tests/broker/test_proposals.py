@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from spark_stream.broker.partition import Partition
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, Partitions, put_of

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from spark_stream.cluster.transactions import PREFIX, By, TransactionIndex, decode, encode
 from spark_stream.consistency.transactions import (

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from spark_stream.consistency.effects import Effects
 from spark_stream.consistency.entries import ENTRY, Entry, Kind, Table

@@ -9,8 +9,9 @@ After each step :meth:`Cluster.check` says what must hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from spark_stream.consistency import election, follower
 from spark_stream.consistency.effects import Effects, ProposeIsr

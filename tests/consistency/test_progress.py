@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.consistency.progress import Ages, IsrSettings, Progress

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from spark_stream.consistency import sinks
 from spark_stream.consistency import transaction_events as rules

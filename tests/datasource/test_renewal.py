@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from spark_stream.datasource import renewal, task
 from spark_stream.datasource.identity import Identity

@@ -6,10 +6,10 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 import spark_stream as isolog
 from spark_stream.client.connecting.connection import Connection

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from spark_stream.cluster.partitions import PartitionId, Partitions, StoredPartition, put_of
 from spark_stream.consistency.election import LogEnd

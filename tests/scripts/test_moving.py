@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from spark_stream.cluster.brokers import Brokers, BrokerState, RegisteredBroker
 from spark_stream.cluster.partitions import PartitionId, Partitions, StoredPartition, put_of

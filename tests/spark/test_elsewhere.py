@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceReader, DataSourceWriter

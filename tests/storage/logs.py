@@ -6,11 +6,11 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from spark_stream.consistency.ids import LeaderEpoch, Offset
 from spark_stream.storage.disk import HOST_DISK, Disk

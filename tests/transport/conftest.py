@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import trustme
+from msgspec.structs import replace
 
 from spark_stream.protocol import ConnectionLimits, Received, StreamOpened
 from spark_stream.transport.client import CLIENT_LIMITS, ClientChannel

@@ -10,9 +10,9 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from spark_stream.errors import InternalError, from_wire
 from spark_stream.protocol import Event, Lost, StreamOver

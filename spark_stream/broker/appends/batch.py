@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.broker.appends.joining import AwaitAcknowledgement, TakeBatch, take_in_transaction
 from spark_stream.broker.hosted import HostedTopic
@@ -55,8 +55,7 @@ def _ignore(_: bytes) -> None:
     """Take an answer that nothing waits for."""
 
 
-@dataclass(frozen=True)
-class StreamFacts:
+class StreamFacts(Struct, frozen=True):
     """What all appends of a stream share."""
 
     request: AppendTo

@@ -37,8 +37,9 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
+
+from msgspec import Struct, field
 
 from spark_stream.errors import IsologError
 
@@ -51,8 +52,7 @@ UNANSWERED_MAX: Final = 4096
 _LINGERING_MAX: Final = 64  # how many outdated deadlines are not worth looking for
 
 
-@dataclass(slots=True, eq=False)
-class BatchPlace(Generic[W]):
+class BatchPlace(Struct, Generic[W], eq=False):
     """A batch's place in its stream. ``work``: the shell's."""
 
     partition: int
@@ -64,8 +64,7 @@ class BatchPlace(Generic[W]):
     answer: bytes | None = None
 
 
-@dataclass(slots=True)
-class _Queue(Generic[W]):
+class _Queue(Struct, Generic[W]):
     places: deque[BatchPlace[W]] = field(default_factory=deque)
     wait: int | None = None  # the number of the present wait for a held partition
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.broker.appends.batch import Append, StreamFacts, joins_of
 from spark_stream.broker.appends.core import AppendStreamCore, BatchPlace
@@ -43,8 +43,7 @@ _TURN_BATCHES: Final = 64
 """What a stream appends before others have their turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class AppendFrame:
+class AppendFrame(Struct, frozen=True):
     """A batch with its envelope, as received. ``size``: what it costs of the stream's credit."""
 
     envelope: Bytes
@@ -69,8 +68,7 @@ Opening: TypeAlias = Callable[[], tuple[AppendTo, pa.Schema]]
 """Returns what the client asked for, and the schema of its batches."""
 
 
-@dataclass(frozen=True, slots=True)
-class AppendStreams:
+class AppendStreams(Struct, frozen=True):
     """What all streams of appends of a broker share."""
 
     host: Host

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 Work = Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Background:
+class Background(Struct, frozen=True):
     """``submit`` does work on another thread, and returns False once it does no more.
 
     ``submit_after`` does the same; a thread that has just appended may do short work itself.

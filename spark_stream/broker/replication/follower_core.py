@@ -43,9 +43,10 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, assert_never
+
+from msgspec import Struct, field
 
 from spark_stream.broker.replication.partitions import (
     Agreement,
@@ -87,13 +88,11 @@ _STREAM_PAUSE_MAX_S: Final = 1.0
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(Struct, frozen=True):
     """Work: read the history of a log."""
 
 
-@dataclass(eq=False, slots=True)
-class Following:
+class Following(Struct, eq=False):
     """A partition that is to be followed, over all streams and sessions."""
 
     partition: FollowedPartition
@@ -114,8 +113,7 @@ class Following:
         return self.is_at_work or self.earlier is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """Work on a partition, as the leader has sent it; an int is a high watermark."""
 
     following: Following
@@ -147,15 +145,13 @@ class Job:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(Struct, frozen=True):
     """Open a stream to the leader, wherever it is now."""
 
     window_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class HangUp:
+class HangUp(Struct, frozen=True):
     """End the stream, whatever its state is."""
 
 

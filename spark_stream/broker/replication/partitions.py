@@ -8,10 +8,10 @@ there holds up all partitions of the stream.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.consistency.entries import Table
 from spark_stream.consistency.epochs import EpochHistory
@@ -28,8 +28,7 @@ class PartitionKey(NamedTuple):
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
+class Agreement(Struct, frozen=True):
     """Where a session's first frame will begin.
 
     ``reset`` None: at ``entry``, up to which the two logs hold the same. Else they share nothing:

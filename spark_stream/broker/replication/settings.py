@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 FRAME_BYTES: Final = 1 << 20
 """What a partition sends in its turn: large enough to be free, small enough that the next partition
@@ -30,8 +31,7 @@ ENDING_S: Final = 1.0
 """How long the other side has to end its part of a stream before the connection is ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicationSettings:
+class ReplicationSettings(Struct, frozen=True):
     """Of one broker.
 
     ``beat_s``: after so long without a word a leader asks its follower for a sign of life.

@@ -13,9 +13,10 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from spark_stream.client.connecting.embedded import (
     broker_command,
@@ -31,8 +32,7 @@ _END_SECONDS: Final = 5.0
 _POLL_S: Final = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(Struct, frozen=True):
     """A broker that holds a directory; ``address`` is None until it serves."""
 
     pid: int | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import string
 import uuid
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated
 
 import pyarrow as pa
 import typer
+from msgspec import structs
 
 from spark_stream.cli.commands.sending import Work
 from spark_stream.cli.input.file_schemas import schema_of_file
@@ -315,7 +315,7 @@ def _rehearse(reading: Reading, columns: pa.Schema | None) -> None:
     if columns is None or reading.file is None or reading.format not in TEXT:
         return
     metadata = metadata_of(columns)
-    reading = dataclasses.replace(reading, columns=columns, metadata=metadata)
+    reading = structs.replace(reading, columns=columns, metadata=metadata)
     for batch in records(reading, idle=lambda _: None):
         strange = [name for name in batch.schema.names if name in metadata.names]
         Fitting.of_topic(columns, text=True).fit(batch.drop_columns(strange), 1)
@@ -324,7 +324,7 @@ def _rehearse(reading: Reading, columns: pa.Schema | None) -> None:
 
 def _by_columns(reading: Reading, known: TopicDescription) -> Reading:
     """The input is read by the topic's columns, unless --schema names others."""
-    return dataclasses.replace(
+    return structs.replace(
         reading,
         columns=reading.columns or known.schema,
         metadata=metadata_of(known.schema),

@@ -6,12 +6,12 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import FrameType
 from typing import Final
 
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.feed import Asked, Feed
@@ -72,8 +72,7 @@ def check_order(start: Place, end: Place | None) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """Offsets of one partition; ``end`` is exclusive, None means on and on."""
 
     source: Source
@@ -81,8 +80,7 @@ class Span:
     end: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """What is to be read of a topic. Without an ``end`` it is the isolation's bound, or none."""
 
     topic: str

@@ -9,8 +9,9 @@ import sys
 from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final, Self
+
+from msgspec import Struct
 
 from spark_stream.cli.input.fitting import Fitting
 from spark_stream.cli.input.formats import TEXT, Reading, records
@@ -42,8 +43,7 @@ _NOT_COMMITTED: Final = (
 """The errors of a commit after which nothing of it is visible; after others it may be."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """An input, and where its records go."""
 
     log: Log

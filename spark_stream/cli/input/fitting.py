@@ -10,13 +10,13 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
+from msgspec import Struct
 
 from spark_stream.cli.moments import dates_of, durations_of, moments_of, times_of
 from spark_stream.cli.texts import list_ends, shown
@@ -36,8 +36,7 @@ class _WrongTypeError(Exception):
     """No value of the one type is a value of the other."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fitting:
+class Fitting(Struct, frozen=True):
     """To the columns of ``schema``; those in ``optional`` may be missing, and are null then.
 
     ``text``: strings stand for values of any type, as in CSV. ``utf8``: strings are the bytes of

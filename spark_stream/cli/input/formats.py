@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import Struct, field
 
 from spark_stream.cli.input.blocks import (
     Cut,
@@ -63,8 +63,7 @@ def format_of(file: Path | None) -> Format | None:
 _NO_COLUMNS: Final = pa.schema([])
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """How an input is to be read. ``columns`` are the names and types that text is read by.
 
     ``metadata``: columns that JSON may have besides. ``utf8``: see :class:`JsonBlocks`.

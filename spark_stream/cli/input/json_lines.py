@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pajson
 import pyarrow.types as pt
+from msgspec import Struct
 
 from spark_stream.cli.input.fitting import bad_record, check_names, first_bad, misfit
 from spark_stream.cli.texts import BASE64, NOT_FINITE
@@ -35,8 +35,7 @@ _NO_VALUE: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError)
 """What the reading of a value raises if the value is not of its type."""
 
 
-@dataclass(frozen=True, slots=True)
-class JsonBlocks:
+class JsonBlocks(Struct, frozen=True):
     """Blocks of JSON lines, read by the columns of ``schema``; what a line lacks is null.
 
     ``metadata``: columns that a line may have besides; they are there only if some line has them.

@@ -8,12 +8,12 @@ passed over.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from spark_stream.cli.input.fitting import Fitting
 from spark_stream.client.reading.columns import KAFKA_COLUMNS
@@ -38,8 +38,7 @@ def stored_columns(columns: pa.Schema, stored: pa.Schema) -> pa.Schema:
     return pa.schema([each for each in columns if each.name not in metadata])
 
 
-@dataclass(frozen=True, slots=True)
-class Placing:
+class Placing(Struct, frozen=True):
     """Where records of the input go in a topic; ``partition`` wins over what they say."""
 
     topic: TopicDescription

@@ -8,13 +8,13 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
+from msgspec import Struct, field
 
 from spark_stream.cli.input.fitting import bad_record
 from spark_stream.errors import InvalidRecord
@@ -58,8 +58,7 @@ def line_records(block: bytes, separator: str | None, first: int = 1) -> pa.Reco
     return pa.RecordBatch.from_arrays([keys, rest], names=["key", "value"])
 
 
-@dataclass(slots=True)
-class CsvBlocks:
+class CsvBlocks(Struct):
     """Blocks of one CSV input, all columns as strings; without ``names`` the first line has them.
 
     An empty field is null, and so are the spellings in ``nulls``; an empty text is written ``""``.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, Self
 
+from msgspec import Struct
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -26,8 +26,7 @@ _ID_WIDTH: Final = 24
 _NUMBERS: Final = ("number", "producer", "epoch")
 
 
-@dataclass(frozen=True, slots=True)
-class Aged:
+class Aged(Struct, frozen=True):
     """A transaction as it is now, by this machine's clock.
 
     ``age_s`` is None before the first transaction; ``left_s``, the time to the deadline, is below 0
@@ -63,8 +62,7 @@ class Aged:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class HeldBack:
+class HeldBack(Struct, frozen=True):
     """What readers under read_committed may read of a partition, and what there is."""
 
     last_stable_offset: int

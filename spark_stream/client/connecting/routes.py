@@ -8,13 +8,13 @@ named another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.wire.messages import LeaderFacts
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """To the leader of one partition: the broker's id and address, and its leader epoch.
 
     ``epoch`` is None where only the leader can tell it.

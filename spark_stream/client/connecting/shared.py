@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from spark_stream.errors import BrokerUnavailable
 from spark_stream.transport.client import CLIENT_LIMITS, ClientChannel

@@ -15,11 +15,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import pyarrow as pa
-from msgspec import structs
+from msgspec import Struct, structs
 
 from spark_stream.client.connecting.calls import call_elsewhere
 from spark_stream.client.connecting.routes import Route
@@ -79,8 +78,7 @@ class Asked(NamedTuple):
     checks: bool = False
 
 
-@dataclass(slots=True)
-class _FetchCall:
+class _FetchCall(Struct):
     """A fetch that is under way; ``shared`` is kept for as long."""
 
     number: int
@@ -91,8 +89,7 @@ class _FetchCall:
     schema: pa.Schema | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrived:
+class _Arrived(Struct, frozen=True):
     """A frame for the consumer. ``position`` and ``lineage``: where its range was before."""
 
     number: int

@@ -6,8 +6,9 @@ What happens to one range is decided by ``range_core``.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
+
+from msgspec import Struct, field
 
 from spark_stream.client.reading.range_core import PauseUntil, RangeCore
 from spark_stream.consistency.lineage import Lineage
@@ -18,8 +19,7 @@ K = TypeVar("K", bound=Hashable)
 AHEAD_ITEMS: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class AskRange(Generic[K]):
+class AskRange(Struct, Generic[K], frozen=True):
     """Ask the leader of this range for what is visible from ``start`` on."""
 
     number: int
@@ -28,8 +28,7 @@ class AskRange(Generic[K]):
     lineage: Lineage
 
 
-@dataclass(frozen=True, slots=True)
-class RangeMoved(Generic[K]):
+class RangeMoved(Struct, Generic[K], frozen=True):
     """Give the consumer this: records are gone, and the next ones begin at ``left``."""
 
     number: int
@@ -37,8 +36,7 @@ class RangeMoved(Generic[K]):
     left: int
 
 
-@dataclass(frozen=True, slots=True)
-class RangeOver(Generic[K]):
+class RangeOver(Struct, Generic[K], frozen=True):
     """Tell the consumer that a range is over, or failed."""
 
     number: int
@@ -46,8 +44,7 @@ class RangeOver(Generic[K]):
     error: IsologError | None
 
 
-@dataclass(slots=True)
-class _Range(Generic[K]):
+class _Range(Struct, Generic[K]):
     core: RangeCore
     asked: int | None = None  # the number of the ask that is under way
     first: int = 0  # what belongs to earlier asks is not to be given
@@ -56,14 +53,12 @@ class _Range(Generic[K]):
     size: int = 0
 
 
-@dataclass(slots=True)
-class _Ask(Generic[K]):
+class _Ask(Struct, Generic[K]):
     key: K
     call: int | None = None
 
 
-@dataclass(slots=True)
-class _Call:
+class _Call(Struct):
     heard: float
     numbers: set[int] = field(default_factory=set)
 

@@ -7,13 +7,12 @@ that lacks records below it says so.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from msgspec import structs
+from msgspec import Struct, structs
 
 from spark_stream.batches import decode_one, decode_run
 from spark_stream.client.connecting.router import Router
@@ -43,8 +42,7 @@ FETCH_ERRORS: Final = (*TRANSPORT_ERRORS, pa.ArrowException, OSError)
 """What ends a fetch; :func:`failure_of` makes one of our errors of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
+class Fetched(Struct, frozen=True):
     """Rows with the view's columns; the first has offset ``base``; read on at ``next``.
 
     ``spans``, where offsets are missing in between: (first, count) of each run of rows. Of filtered
@@ -71,8 +69,7 @@ class Fetched:
         return offsets_of(self.batch.num_rows, self.base, self.spans)
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Struct, frozen=True):
     """What is read: one partition of a topic (of this id), under an isolation, through a view.
 
     ``lineage``: that of the ends of ranges, where it is known. ``maps``: records may be read from

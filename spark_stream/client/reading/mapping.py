@@ -20,12 +20,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.batches import (
     conformed,
@@ -105,8 +105,7 @@ def placed(
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """Records of a range that lie in one file, and where in it."""
 
     facts: StoredFacts
@@ -155,8 +154,7 @@ class Leaders:
 LEADERS: Final = Leaders()
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """Some of the records of a run: those from row ``start`` to before ``end`` of it."""
 
     batch: pa.RecordBatch

@@ -5,8 +5,9 @@ A shell does what :meth:`RangeCore.next` says, and tells what came of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from spark_stream.client.reading.losses import GONE, where_to_go_on
 from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
@@ -15,16 +16,14 @@ from spark_stream.errors import IsologError, RequestTimeout
 RETRY_PAUSE_S: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """Ask the leader for what is visible from ``start`` on, whose lineage this is."""
 
     start: int
     lineage: Lineage
 
 
-@dataclass(frozen=True, slots=True)
-class PauseUntil:
+class PauseUntil(Struct, frozen=True):
     """Do nothing until this time."""
 
     moment: float

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import cache
 from numbers import Integral
 from typing import Final, TypeVar
@@ -133,7 +133,7 @@ class Subscription:
                     f"topic {topic!r} is typed", topic=topic, hint="Use batches() for it."
                 )
             view = View.of(topic, schema, _OF_A_RECORD, filter=filter)
-            return replace(view, with_offsets=True)
+            return dataclasses.replace(view, with_offsets=True)
 
         for topic in self._schemas:
             view_of(topic)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from spark_stream.errors import BufferFull, InvalidRequest
 
 
-@dataclass(slots=True)
-class Share:
+class Share(Struct):
     """Room for what is sent in ``parts``, which keep each other's memory."""
 
     size: int

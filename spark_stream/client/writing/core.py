@@ -29,10 +29,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 import pyarrow as pa
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.writing.batches import fitted_to
@@ -91,8 +92,7 @@ _NOT_TAKEN: Final = (
 )
 
 
-@dataclass(slots=True, eq=False)
-class _Placed:
+class _Placed(Struct, eq=False):
     """The lane of a partition, and the stream and the route that it has, if it is on one.
 
     ``reason``: why it was taken off its last stream; it looks for another after ``retry_at``.
@@ -113,8 +113,7 @@ class _Placed:
         self.reason = reason
 
 
-@dataclass(slots=True, eq=False)
-class _Way:
+class _Way(Struct, eq=False):
     """A stream to one broker, for one topic. ``progress``: when it answered last."""
 
     number: int
@@ -132,8 +131,7 @@ class _Way:
         return bool(lanes) and now - self.progress > call_s
 
 
-@dataclass(slots=True, eq=False)
-class _Target:
+class _Target(Struct, eq=False):
     """A topic. ``asked``: the lanes whose leaders are being asked for."""
 
     topic: TopicDescription

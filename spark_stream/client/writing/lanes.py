@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 import pyarrow as pa
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from spark_stream.client.values import Written
 from spark_stream.consistency.ids import NO_TRANSACTION
@@ -41,8 +42,7 @@ from spark_stream.errors import (
 from spark_stream.wire.messages import Ack, Acknowledged, BatchRefused
 
 
-@dataclass(frozen=True, slots=True)
-class Unacknowledged:
+class Unacknowledged(Struct, frozen=True):
     """The settlement of a batch that failed.
 
     ``kept`` acknowledges its first records, which only the refusal of the next one does: no other
@@ -72,8 +72,7 @@ JOINED_WITHIN_S: Final = 1.0
 _HALF: Final = SEQUENCE_MAX // 2
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """Who writes: a producer id and its epoch, outside or inside a transaction."""
 
     producer_id: int
@@ -81,8 +80,7 @@ class Identity:
     transaction: int | None = None
 
 
-@dataclass(slots=True)
-class Outgoing:
+class Outgoing(Struct):
     """A batch until it is settled. ``deadline`` is on the monotonic clock.
 
     ``stamp`` is None until it is sent; ``number`` is that of its last sending. ``unanswered``: how

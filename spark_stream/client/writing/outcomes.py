@@ -12,11 +12,12 @@ import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import Settlement
@@ -135,8 +136,7 @@ class Outcomes:
         return int(self._part_of[row]), int(self._places[row])
 
 
-@dataclass(slots=True)
-class _Part:
+class _Part(Struct):
     """A settled part: its first rows are ``written``, and those behind them failed."""
 
     written: Written | None

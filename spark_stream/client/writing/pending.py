@@ -10,12 +10,12 @@ import itertools
 import struct
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct, field
 
 from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
 from spark_stream.client.writing.partitioner import partitions_of
@@ -28,8 +28,7 @@ Part = tuple[int, pa.RecordBatch, npt.NDArray[np.int64]]
 """A partition, the rows for it, and their numbers in the whole."""
 
 
-@dataclass(slots=True)
-class Pending:
+class Pending(Struct):
     """The records of one default-schema topic that are not sent yet.
 
     ``room``: what they have of the producer's buffer. ``left``: how much of that is not used yet,

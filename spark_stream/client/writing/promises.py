@@ -16,8 +16,10 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from typing import Final, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import Settlement, Unacknowledged
@@ -54,8 +56,7 @@ class Told(Protocol):
         """Whoever holds the future has taken the error from there."""
 
 
-@dataclass(slots=True, eq=False)
-class Failure:
+class Failure(Struct, eq=False):
     """The failure of a future of its own."""
 
     error: IsologError

@@ -12,9 +12,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+from msgspec import Struct
 
 from spark_stream.client.connecting.calls import call_elsewhere
 from spark_stream.client.connecting.connection import Connection
@@ -51,8 +52,7 @@ logger = logging.getLogger(__name__)
 _CALL_S: Final = 5.0  # then the next one gets its turn; the core tries again
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """How a producer sends; see :class:`~spark_stream.client.writing.producer.Producer`."""
 
     isolation: Isolation

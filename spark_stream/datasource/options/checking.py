@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from spark_stream.datasource.kafka import replaced
 from spark_stream.datasource.options.table import OPTIONS, Use, names_of_later, options_for
@@ -24,8 +25,7 @@ _OTHER_SIDES: Final = {
 _LEAVE_OUT: Final = "Leave it out; docs/spark.md says what each option is for."
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(Struct, frozen=True):
     """The options of a source, or of a sink: their texts by their proper names."""
 
     side: Use

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+
+from msgspec import Struct
 
 from spark_stream.client.moments import to_microseconds
 from spark_stream.datasource.offsets import TopicOffsets, from_json
@@ -17,8 +18,7 @@ from spark_stream.wire.messages import EARLIEST, LATEST
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Moment:
+class Moment(Struct, frozen=True, order=True):
     """A point in time, in microseconds since the epoch: the first record at or after it."""
 
     microseconds: int
@@ -36,8 +36,7 @@ At = int | Moment
 ByTopic = Mapping[str, Mapping[int, At]]
 
 
-@dataclass(frozen=True, slots=True)
-class FromProgress:
+class FromProgress(Struct, frozen=True):
     """Streaming offsets as a query's progress shows them; ``logged`` is that JSON, parsed."""
 
     logged: Mapping[str, Any]

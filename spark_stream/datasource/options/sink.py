@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource.content import Replays
@@ -14,8 +16,7 @@ from spark_stream.errors import InvalidOption
 from spark_stream.wire.keys import PARTITION_BY, split_names
 
 
-@dataclass(frozen=True, slots=True)
-class SinkOptions:
+class SinkOptions(Struct, frozen=True):
     """What a writer was asked for. ``topic`` is None where the column ``topic`` decides."""
 
     place: Place

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource.limits import NO_LIMITS, Limits
@@ -34,8 +36,7 @@ ENDING: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 """Of those that are given the first counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(Struct, frozen=True):
     """Where a query starts or ends, and the option that says so."""
 
     option: str
@@ -46,8 +47,7 @@ FROM_EARLIEST: Final = Bound("startingOffsets", EARLIEST)
 TO_LATEST: Final = Bound("endingOffsets", LATEST)
 
 
-@dataclass(frozen=True, slots=True)
-class SourceOptions:
+class SourceOptions(Struct, frozen=True):
     """What a reader was asked for."""
 
     place: Place

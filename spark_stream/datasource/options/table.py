@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Flag, auto
 from functools import cache
 from typing import Any, Final
+
+from msgspec import Struct
 
 from spark_stream.datasource.options import values
 from spark_stream.datasource.options.places import moment, moments, offsets
@@ -27,8 +28,7 @@ class Use(Flag):
 NOBODY: Final = Use(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True):
     """An option.
 
     ``default`` is the text that counts where the option is left out; ``shown`` stands in the docs

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, Final, cast
 
 import pyarrow as pa
+from msgspec import Struct, field
 
 from spark_stream.broker.appends.batch import Append, StreamFacts
 from spark_stream.broker.appends.joining import join_together
@@ -108,8 +108,7 @@ class News:
         given.give()
 
 
-@dataclass
-class Surroundings:
+class Surroundings(Struct):
     """What all brokers of a run share.
 
     ``look_at`` is called when a broker has done something in the middle of an event, and goes on.

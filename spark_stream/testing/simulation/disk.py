@@ -15,12 +15,12 @@ import itertools
 import random
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.errors import DiskFull, IsologError, StorageFailure
 from spark_stream.storage.disk import Disk, DiskFile
@@ -30,16 +30,14 @@ SECTOR: Final = 512
 """What survives as a whole or not at all, bytes, unless a write ends within it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
+class _Write(Struct, frozen=True):
     """Bytes at a position, not forced yet."""
 
     position: int
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Resize:
+class _Resize(Struct, frozen=True):
     """A file was shortened, not forced yet."""
 
     size: int
@@ -154,8 +152,7 @@ def _is_below(path: Path, top: Path) -> bool:
     return top in (path, *path.parents)
 
 
-@dataclass(frozen=True, slots=True)
-class _Renaming:
+class _Renaming(Struct, frozen=True):
     """What one operation did to names; all of it survives, or nothing of it.
 
     ``content`` and ``after`` say what has the name ``path`` now (None: nothing); ``freed`` is the

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 CLIENTS: Final = {
     "transactions": 5,
@@ -42,8 +44,7 @@ NAMED_FAULTS: Final = ("changed-byte", "changed-bytes", "dead-disk")
 DISK_FAULTS: Final = ("power-cut", "power-cut", "sudden-end", "failed-force", "full-disk")
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(Struct, frozen=True):
     """A run. ``actors`` are its clients and faults by name, ``order`` is another order of events.
 
     Every actor's own choices come from the seed and its name: to leave one out changes none of the

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.ids import NO_TRANSACTION
@@ -23,8 +24,7 @@ Part = tuple[int, int]
 """(transaction, producer id)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(Struct, frozen=True):
     """A batch that a client sends: these numbers, which no other batch has."""
 
     values: range
@@ -35,8 +35,7 @@ class Sent:
     """Its client asks for an acknowledgement once it is replicated."""
 
 
-@dataclass(eq=False, slots=True)
-class Seen:
+class Seen(Struct, eq=False):
     """An entry in a log, with the numbers that are its records.
 
     The same entry in two replicas is one object.
@@ -233,8 +232,7 @@ class Line(Fold):
         return self.course.deleted
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """What became of a transaction."""
 
     transactional_id: str
@@ -242,8 +240,7 @@ class Decision:
     taken: frozenset[int]
 
 
-@dataclass
-class History:
+class History(Struct):
     """Of one run."""
 
     courses: dict[Place, Course] = field(default_factory=dict)

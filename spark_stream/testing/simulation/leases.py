@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from spark_stream.cluster.leases import Board, Leases, Renewal
 from spark_stream.environment import Clock
@@ -13,8 +14,7 @@ LEASE_S: Final = 4.0
 """How long a lease lasts in a run."""
 
 
-@dataclass(slots=True)
-class MemoryBoard:
+class MemoryBoard(Struct):
     """The leases of all brokers that are given the same board."""
 
     shown: dict[str, Renewal] = field(default_factory=dict)
@@ -31,8 +31,7 @@ class MemoryBoard:
         self.shown.pop(broker_id, None)
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPlace:
+class MemoryPlace(Struct, frozen=True):
     """One incarnation's place."""
 
     board: MemoryBoard

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.storage.replica_log import ReplicaLog
 
-_COLUMNS = tuple(field.name for field in fields(Entry))
+_COLUMNS = Entry.__struct_fields__
 
 
 def entries_from(log: ReplicaLog, index: int) -> list[Entry]:

@@ -10,9 +10,10 @@ connection broke, and not whether the call was carried out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
 
 from spark_stream.errors import IsologError
 from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal, Within
@@ -80,8 +81,7 @@ class Call:
         return self._result
 
 
-@dataclass
-class Trouble:
+class Trouble(Struct):
     """How often a message has a bad fate; each is a chance between 0 and 1."""
 
     lost: float = 0.0

@@ -8,12 +8,12 @@ clients of a run are one process: they share one connection to each broker.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Final, cast
 
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.client.connecting.routes import Route, Routes
 from spark_stream.client.connecting.shared import SharedChannel
@@ -147,8 +147,7 @@ class ClientProcess:
 _Waiting = tuple[Callable[[SimulatedChannel], None], Callable[[IsologError], None]]
 
 
-@dataclass(eq=False)
-class _Shared:
+class _Shared(Struct, eq=False):
     """A connection, and how many streams use it."""
 
     channel: SimulatedChannel

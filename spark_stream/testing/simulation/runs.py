@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.testing.simulation.clients import CLIENTS
 from spark_stream.testing.simulation.faults import FAULTS
@@ -18,8 +20,7 @@ ACTORS: Final = {**CLIENTS, **FAULTS}
 _ORDERS: Final = 12  # orders of events that are tried with fewer actors
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """A run in which something did not hold."""
 
     form: Form
@@ -33,8 +34,7 @@ class Finding:
         return getattr(self.error, "invariant", type(self.error).__name__)
 
 
-@dataclass(frozen=True)
-class Ran:
+class Ran(Struct, frozen=True):
     """A run that is over."""
 
     events: int

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
+from msgspec import Struct
+
 from spark_stream.testing.simulation.clock import VirtualClock
 
 
@@ -42,8 +44,7 @@ class Signal:
         self._waiting.append((task, task.turn))
 
 
-@dataclass(frozen=True, slots=True)
-class Within:
+class Within(Struct, frozen=True):
     """Waits for a signal, and for so many seconds at most; ``given`` tells which it was."""
 
     signal: Signal

@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
+
+from msgspec import Struct, field
 
 from spark_stream.cluster.store import Changes, Delete, Put, Record, check_distinct
 from spark_stream.errors import StorageFailure
 
 
-@dataclass(slots=True)
-class MemoryRecords:
+class MemoryRecords(Struct):
     """What the store holds: key → (value as JSON, version), and the version that was given last.
 
     ``deleted``: key → the revision at which its record was deleted last. Deletions up to the

@@ -6,12 +6,12 @@ import asyncio
 import gc
 import threading
 from concurrent.futures import CancelledError, Future, as_completed, wait
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import Unacknowledged

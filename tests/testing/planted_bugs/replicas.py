@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -230,7 +229,7 @@ def a_follower_far_behind_begins_anew_at_the_end(patch: Patch) -> None:
         agreed, effects = original(self, *asked)
         if isinstance(agreed, Agreed) and agreed.begin is not None:
             end = self.bounds_state.log_end
-            agreed = dataclasses.replace(agreed, entry=end.entry, begin=end)
+            agreed = structs.replace(agreed, entry=end.entry, begin=end)
         return agreed, effects
 
     patch.setattr(replica.Replica, "follower_started", started)

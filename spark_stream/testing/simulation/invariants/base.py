@@ -7,9 +7,10 @@ which it happens, after the history has it. It raises ``Broken`` through :meth:`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from spark_stream.broker.partition import Partition
 from spark_stream.client.writing.lanes import Settlement
@@ -35,8 +36,7 @@ class Broken(BaseException):
         self.invariant = invariant
 
 
-@dataclass(frozen=True, slots=True)
-class Looked:
+class Looked(Struct, frozen=True):
     """A reader got these numbers for the offsets from ``start`` to ``end`` (exclusive)."""
 
     line: Line
@@ -46,8 +46,7 @@ class Looked:
     values: Sequence[int]
 
 
-@dataclass
-class View:
+class View(Struct):
     """What invariants may look at."""
 
     history: History
