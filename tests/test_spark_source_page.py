@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from functools import cache
+from pathlib import Path
 
 import pytest
 
-from tests.test_architecture import functions_of
 from tests.test_layers import ROOT
 
 FOLDER = ROOT / "tests" / "spark"
@@ -14,6 +16,13 @@ ROWS = [
     [cell.strip() for cell in line.strip("| ").split(" | ", 1)]
     for line in (FOLDER / "README.md").read_text().partition("|---|---|\n")[2].splitlines()
 ]
+
+
+@cache
+def functions_of(path: Path) -> set[str]:
+    """The names of all functions of a file, methods included."""
+    tree = ast.parse(path.read_text())
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
