@@ -21,20 +21,37 @@ from spark_stream.testing.simulation.history import Course, Line, Place, Seen
 from spark_stream.testing.simulation.invariants.base import Invariant, View
 
 
+def unexplained(line: Line, lost: Sequence[Seen], led: Line | None) -> list[Seen]:
+    """Return the entries that an opened log has lost which nobody had asked it to remove.
+
+    Its topic may have been removed. Where its process may have ended within a cut, the cut may have
+    taken what its leader does not have: what is not committed, or what the leader has evicted.
+
+    Args:
+        line: The replica, as it was before it was opened.
+        lost: The entries that it had then and has not now.
+        led: The replica that leads the partition.
+    """
+    if line.may_be_gone:
+        return []
+    if not line.may_be_cut:
+        return list(lost)
+    evicted = 0 if led is None else led.start
+    committed = line.course.committed.entries
+    return [
+        each
+        for each in lost
+        if (at := each.entry.entry_index) >= evicted and each in committed[at : at + 1]
+    ]
+
+
 class WhatIsThereStays(Invariant):
     """No log that is opened lacks an entry, but after a power cut, or a cut that was under way."""
 
     def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
-        if line.may_be_gone:
-            return
         flush = line.course.flush
-        committed, led = line.course.committed.entries, self.history.led(line.place)
-        evicted = 0 if led is None else led.start
-        for each in lost:
-            at = each.entry.entry_index
-            if line.may_be_cut and (at < evicted or each not in committed[at : at + 1]):
-                continue  # its leader lacks it
-            what = f"{line.name}: entry {at} is gone"
+        for each in unexplained(line, lost, self.history.led(line.place)):
+            what = f"{line.name}: entry {each.entry.entry_index} is gone"
             self.require(power, what)
             self.require(flush is not Flush.BATCH, f"{what}; every batch is flushed there")
 
@@ -92,10 +109,10 @@ class ACommitIsForcedFirst(Invariant):
                 self._promised.setdefault(promised, set()).update(meant)
 
     def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
-        if not line.may_be_gone:
-            gone = self._promised.get(line, set()).intersection(lost)
-            numbers = sorted({each.part[0] for each in gone})
-            self.require(not gone, f"{line.name} has lost what it forced of transactions {numbers}")
+        gone = unexplained(line, lost, self.history.led(line.place))
+        forced = self._promised.get(line, set()).intersection(gone)
+        numbers = sorted({each.part[0] for each in forced})
+        self.require(not forced, f"{line.name} has lost what it forced of transactions {numbers}")
 
 
 class MarkersOfACommitAreForced(Invariant):
