@@ -225,6 +225,7 @@ class Connection:
         self._began = self._last_received = self._ticked = now
         self._frame_began: float | None = None
         self._pinged = False
+        self._is_mute = False  # nothing was sent since the last tick
         self._ending = False
         self.lost: Lost | None = None
         """Why the connection is over; None while it is not."""
@@ -251,8 +252,13 @@ class Connection:
         return [] if self.lost else [self._lose("CLOSED", message)]
 
     def heard(self, now: float) -> None:
-        """Note a sign of life that came without a byte: the peer takes what was sent."""
+        """Note that the peer takes what was sent, while this side receives nothing on purpose.
+
+        That is a sign of life, and a frame that has begun to arrive cannot go on meanwhile.
+        """
         self._last_received = now
+        if self._frame_began is not None:
+            self._frame_began = now
 
     def tick(self, now: float) -> list[Event]:
         """Note the time: ask a silent peer for a sign of life, or give it up.
@@ -263,6 +269,7 @@ class Connection:
         is_late, self._ticked = now - self._ticked > 3 * self.tick_s, now
         if self.lost or is_late:
             return []
+        is_mute, self._is_mute = self._is_mute, True
         limits, silent_s = self._limits, now - self._last_received
         if self._peer is None and now - self._began > limits.handshake_s:
             return [self._end("TIMEOUT", f"no HELLO within {limits.handshake_s:g} s")]
@@ -272,6 +279,10 @@ class Connection:
             allowed_s = limits.frame_s + self._reader.frame_bytes / limits.rate_min
             if now - self._frame_began > allowed_s:
                 return [self._end("TIMEOUT", f"a frame was not whole within {allowed_s:.1f} s")]
+            if is_mute and self._peer is not None:
+                # A frame on a slow link takes longer than its sender bears silence, and what the
+                # sender would ask is queued behind it: give a sign of life without being asked.
+                self._put(FrameKind.PONG, 0)
         if silent_s > limits.heartbeat_s and not self._pinged and self._peer is not None:
             self._pinged = True
             self._put(FrameKind.PING, 0)
@@ -565,6 +576,7 @@ class Connection:
         *,
         end: bool = False,
     ) -> None:
+        self._is_mute = False
         self._output += frame_bytes(kind, stream, header, body, end=end)
 
     def _end(self, code: str, message: str) -> Lost:

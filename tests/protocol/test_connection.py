@@ -256,6 +256,46 @@ def test_half_a_frame_for_ever_is_lost_however_slowly_it_grows() -> None:
     assert second > 30
 
 
+@pytest.mark.parametrize("is_upload", [True, False], ids=["upload", "download"])
+def test_a_frame_on_a_slow_link_may_take_longer_than_its_senders_silence_limit(
+    is_upload: bool,
+) -> None:
+    pair = Pair(
+        client=replace(LIMITS, heartbeat_s=2, silence_s=6),
+        broker=replace(LIMITS, credit=1 << 30, heartbeat_s=5, silence_s=15),
+    )
+    stream = pair.open()
+    sender, receiver = pair.client, pair.broker
+    if not is_upload:
+        sender, receiver = receiver, sender
+    sender.send(stream, b"", bytes(1 << 20))
+    sent, rate = joined(sender), 24 << 10
+    lost: list[Event] = []
+    for second in range(1, 50):
+        arrives, sent = sent[:rate], sent[rate:] + joined(sender)
+        lost += receiver.receive(arrives, second) + receiver.tick(second)
+        lost += sender.receive(joined(receiver), second) + sender.tick(second)
+        if any(isinstance(event, Received) for event in lost):
+            break
+    assert second > 40
+    assert [type(event) for event in lost] == [Received]
+
+
+def test_the_time_in_which_a_side_receives_nothing_on_purpose_is_not_the_frames() -> None:
+    pair = Pair(broker=LIMITS)
+    data = b"".join(map(bytes, frame_bytes(FrameKind.OPEN, 0, bytes(1000))))
+    pair.broker.receive(data[:500], 0)
+    lost: list[Event] = []
+    for second in range(1, 60):
+        pair.broker.heard(second)
+        lost += pair.broker.tick(second)
+    assert lost == []
+    assert ticked(pair.broker, 60, 75) == []  # the frame has its whole time again
+    for second in range(75, 100):
+        lost += pair.broker.receive(b"x", second) + pair.broker.tick(second)
+    assert ends(lost) == "TIMEOUT"
+
+
 def hello() -> bytes:
     return joined(Connection(is_client=True, greeting=b"", now=0))
 
