@@ -87,7 +87,11 @@ class SocketChannel:
 
     @property
     def is_clogged(self) -> bool:
-        """Whether so much is unsent that streams should wait."""
+        """Whether so much is unsent that streams should wait.
+
+        Read it within :meth:`command`: then ``drained`` is called after every True. Without the
+        lock a thread that is about to write might make room unnoticed.
+        """
         return self._unsent_bytes > UNSENT_BYTES_MAX
 
     def command(self, act: Callable[[Connection], T]) -> T:

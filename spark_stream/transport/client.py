@@ -215,8 +215,9 @@ class ClientChannel:
         self._channel.end("the connection was closed")
 
     def _over(self) -> ConnectionLost:
-        if self._lost is not None:
-            return ConnectionLost(self._lost.code, f"{self.address}: {self._lost.message}")
+        lost = self._channel.command(lambda core: core.lost)  # known before the event is handled
+        if lost is not None:
+            return ConnectionLost(lost.code, f"{self.address}: {lost.message}")
         return ConnectionLost("STOPPING", f"{self.address} is stopping")
 
     # -- on the loop's thread -------------------------------------------------------------------

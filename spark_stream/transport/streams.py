@@ -3,6 +3,7 @@ wait (:class:`BlockingStream`)."""
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -23,7 +24,9 @@ from spark_stream.protocol import (
 )
 from spark_stream.transport.channel import SocketChannel
 
-T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+E = TypeVar("E")
 StreamEvent = Received | Credited | Failed | Cancelled | Lost
 Handle = Callable[[StreamEvent], None]
 """Takes a stream's events on the loop's thread; must not block."""
@@ -101,7 +104,7 @@ class Stream:
         def act(core: Connection) -> bool:
             if self.has_ended or self.over is not None or not core.is_open(self.number):
                 raise StreamOver(f"stream {self.number} is over")
-            if not is_last and not core.may_send(self.number):
+            if not is_last and (self._channel.is_clogged or not core.may_send(self.number)):
                 return False
             core.send(self.number, header, body, end=end)
             if end:
@@ -109,8 +112,6 @@ class Stream:
                 self._forget_if_over(core)
             return True
 
-        if not is_last and self._channel.is_clogged and self.over is None and not self.has_ended:
-            return False
         return self._channel.command(act)
 
     def take_last(self, event: Received) -> None:
@@ -190,14 +191,22 @@ class Streams:
             case Lost():
                 streams, self._streams = self._streams, {}
                 for each in streams.values():
-                    each.break_off(event)
+                    _call_guarded(each.break_off, event)
             case _:
                 pass
 
     def drained(self) -> None:
         """Tell streams that they may send again; on the loop's thread."""
         for number, stream in list(self._streams.items()):
-            stream.handle(Credited(number))
+            _call_guarded(stream.handle, Credited(number))
+
+
+def _call_guarded(handle: Callable[[E], None], event: E) -> None:
+    """Hand an event to one of several streams; its failure is logged, and the others go on."""
+    try:
+        handle(event)
+    except Exception:
+        logger.exception("a stream could not handle %r", event)
 
 
 class BlockingStream:

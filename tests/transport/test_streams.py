@@ -8,14 +8,17 @@ import resource
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
 
 from spark_stream.errors import InternalError, from_wire
-from spark_stream.protocol import Event, Lost, StreamOver
+from spark_stream.protocol import Credited, Event, Lost, StreamOver
+from spark_stream.transport.channel import UNSENT_BYTES_MAX, SocketChannel
 from spark_stream.transport.client import ClientChannel, client_loop, connected
 from spark_stream.transport.failures import ERROR_BYTES_MAX, error_bytes, failure_of
 from spark_stream.transport.loop import Loop
@@ -25,6 +28,8 @@ from spark_stream.transport.streams import (
     CallFailed,
     ConnectionLost,
     StreamCancelled,
+    StreamEvent,
+    Streams,
 )
 from tests.support import eventually
 from tests.transport.conftest import FAST, Place, echo
@@ -246,6 +251,77 @@ def test_a_sender_hears_that_the_connection_is_lost_before_its_stream_does(place
     threading.Timer(0.1, gate.set).start()
     with pytest.raises(ConnectionLost):
         stream.send(b"more")
+
+
+def test_a_connection_that_is_lost_is_not_called_one_that_stops(loop: Loop) -> None:
+    with _served(loop) as address:
+        channel = ClientChannel(address, timeout_s=20)
+        is_known, gate = threading.Event(), threading.Event()
+        handle = channel._channel._handle
+
+        def late(event: Event) -> None:
+            if isinstance(event, Lost):
+                is_known.set()
+                gate.wait(10)
+            handle(event)
+
+        channel._channel._handle = late
+        channel.close()
+        assert is_known.wait(10)
+        with pytest.raises(ConnectionLost, match="the connection was closed") as caught:
+            channel.open("echo", b"")
+        assert caught.value.code == "CLOSED"
+        gate.set()
+
+
+def test_a_stream_that_finds_the_channel_clogged_learns_when_there_is_room(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _served(loop) as address:
+        channel = ClientChannel(address, timeout_s=20)
+        large, small = channel.open("hold", b""), channel.open("hold", b"")
+        other = threading.Thread(target=small.send, args=(b"", b"x"), daemon=True)
+        send_some = SocketChannel._send_some
+
+        def after_the_other(of: SocketChannel) -> int:
+            if of.is_clogged and other.ident is None:
+                other.start()
+                other.join(0.3)  # it waits for this thread, or has found the channel clogged
+            return send_some(of)
+
+        monkeypatch.setattr(SocketChannel, "_send_some", after_the_other)
+        large.send(b"", bytes(UNSENT_BYTES_MAX + 1000))  # a first write makes it less
+        other.join(10)
+        assert not other.is_alive()
+        channel.close()
+
+
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "drained"])
+def test_news_for_all_streams_reach_those_behind_one_that_fails(is_lost: bool) -> None:
+    streams, reached = Streams("a peer"), []
+    channel = cast(SocketChannel, None)
+
+    def fail(_: StreamEvent) -> None:
+        raise RuntimeError("can't start new thread")
+
+    for number in (1, 2, 3):
+        stream = streams.add(channel, number)
+        stream.handle = fail if number == 1 else reached.append
+    if is_lost:
+        streams.dispatch(Lost("CLOSED", "the peer closed the connection"))
+        assert [type(event) for event in reached] == [Lost, Lost]
+    else:
+        streams.drained()
+        assert reached == [Credited(2), Credited(3)]
+
+
+@contextmanager
+def _served(loop: Loop) -> Iterator[str]:
+    sock = socket.create_server(("127.0.0.1", 0))
+    server = Server(loop)
+    server.open(Door(sock, echo))
+    yield f"127.0.0.1:{sock.getsockname()[1]}"
+    server.stop("done", 0.1)
 
 
 def test_a_bug_in_one_stream_ends_no_other(place: Place) -> None:
