@@ -124,7 +124,7 @@ def agreement(one: EpochHistory, other: EpochHistory) -> EntryIndex | None:
     leader may never have reached the other replica.
 
     None means that what the logs share, if anything, is evicted from one of them: a follower then
-    starts again from the leader's first entry.
+    starts again from the leader's first entry, unless it is known to have had all that is evicted.
     """
     low, high = max(one.start, other.start), min(one.end, other.end)
     theirs = {epoch: place for place, (epoch, _) in enumerate(other.epochs)}

@@ -231,10 +231,14 @@ class Replica:
         if member.broker not in progress.record.replicas or member.broker == progress.me.broker:
             return Refusal.NOT_A_REPLICA, []
         state, session = self.bounds_state, next(self._session_numbers)
-        shared = agreement(history, self.history())
-        if shared is None and state.log_start.entry <= history.start <= state.log_end.entry:
+        shared, start = agreement(history, self.history()), state.log_start.entry
+        if shared is None and start <= history.start <= state.log_end.entry:
             # What the follower evicted was committed: both logs are the same up to its start.
             shared = EntryIndex(history.start)
+        elif shared is None and history.start <= start <= history.end:
+            # What was evicted here was committed, and who is in sync has all of that. It must not
+            # begin anew: a crash on the way would leave it in sync with a part of its log.
+            shared = start if member in progress.maximal else None
         begin = state.log_start if shared is None else None
         progress.started(session, member, EntryIndex(0) if shared is None else shared)
         first = state.log_start.entry if shared is None else shared

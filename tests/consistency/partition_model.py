@@ -323,6 +323,9 @@ class Cluster:
             taker.checked = min(taker.checked, log.end.entry)
         elif isinstance(plan, BeginAnew):
             assert self.lost or plan.lost_from is None, f"committed entries are gone: {plan}"
+            # A crash on the way would leave a member of the ISR with a part of its log.
+            empty = log.start == log.end
+            assert self.lost or empty or taker.me not in self.record.isr, f"in sync: {plan}"
             self.begin_anew(taker, plan)
         if hole is not None and log.end.entry <= hole:
             del self.holes[taker.me.broker]

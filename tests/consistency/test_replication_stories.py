@@ -98,6 +98,21 @@ def test_a_follower_whose_retention_has_taken_all_goes_on_where_it_is():
     made.heal()
 
 
+def test_an_in_sync_follower_keeps_its_log_where_its_leaders_retention_has_taken_all():
+    """A crash while it began anew would leave it in sync, and elected next, with a part of it."""
+    made = cluster()
+    made.choose = max
+    made.evict(leader(made))
+    follower = made.running["1"]
+    made.connect(follower)
+    made.deliver_up(made.links["1"])
+    made.deliver_down(made.links["1"])
+    assert (follower.log.start.entry, follower.log.end.entry) == (0, 4)
+    made.append(leader(made), 1)
+    made.heal()
+    assert contents(made, "1")[4:] == contents(made, "0")
+
+
 def test_an_ex_leader_whose_retention_has_taken_all_but_its_tail_goes_on_where_it_starts():
     made = cluster()
     dead = leader(made)

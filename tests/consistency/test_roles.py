@@ -212,6 +212,32 @@ def test_a_follower_behind_the_log_start_begins_at_the_start_and_counts_for_noth
     assert leader.replica.progress.acked(B) == 0
 
 
+@pytest.mark.parametrize(
+    ("in_sync", "begin"),
+    [
+        (True, None),  # it has all that is committed
+        (False, Boundary(2, 2)),  # it may have something else
+    ],
+)
+def test_a_follower_that_ends_where_its_leaders_log_starts_keeps_its_own_if_it_is_in_sync(
+    in_sync, begin
+):
+    others = [B, C] if in_sync else [C]
+    leader = Partition(led(A, *others))
+    same = EpochHistory(0, 2, ((1, 0),))
+    for _ in range(2):
+        leader.append(1)
+    for member in others:
+        session = leader.follow(member, same)
+        leader.replica.follower_acked(session, 2, 0)
+    leader.replica.evict(Boundary(2, 2))
+    for _ in range(2):
+        leader.append(1)
+    agreed, _ = leader.replica.follower_started(B, 1, same, 0)
+    assert agreed == Agreed(1, len(others), 2, 2, begin=begin)
+    assert leader.high == 2
+
+
 def test_an_acknowledgement_of_what_was_never_sent_is_a_fault_of_the_follower():
     leader = Partition(led(A, B))
     session = leader.follow(B)
