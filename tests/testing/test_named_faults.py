@@ -55,7 +55,7 @@ def test_a_log_that_keeps_nothing_of_what_it_cuts_at_damage_is_found(
 
 def test_a_read_that_checks_nothing_is_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(segment, "first_broken_batch", lambda rows, *_: len(rows))
-    assert any(run(form(seed)).finding for seed in SEEDS)
+    assert any(run(form(seed)).finding for seed in range(100))  # the first found ends it
 
 
 def dead_disk(seed: int) -> Form:

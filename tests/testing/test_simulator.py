@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import pytest
+from msgspec.structs import replace
 
 from spark_stream.testing.simulation.__main__ import main
 from spark_stream.testing.simulation.form import CLIENTS, FAULTS, NAMED_FAULTS, draw
@@ -107,7 +108,7 @@ def test_each_actor_alone_does_no_harm(kind: str):
     for seed in range(3):
         form = draw(seed)
         alone = form.without(form.actors)
-        ran = run(type(form)(**{**vars(alone), "actors": (f"{kind}-0",)}))
+        ran = run(replace(alone, actors=(f"{kind}-0",)))
         assert ran.finding is None, ran.finding
 
 
