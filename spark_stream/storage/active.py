@@ -208,7 +208,8 @@ class ActiveSegment(Segment):
         is written anew is forced. The end of the files is to be forced in any case: what was taken
         back when the force failed could be there again after a power cut.
         """
-        self._unforced = bool(self._data_end)
+        there = self._disk.names(self.name.directory)
+        self._unforced = self.name.arrow.name in there and self.name.entries.name in there
         rows = self._table[max(0, entry - self.first.entry) :]
         if not len(rows):
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from pathlib import Path
 
@@ -149,7 +150,8 @@ def test_whatever_may_make_something_due_is_told(tmp_path: Path):
     present = partition.log.format
     partition.configure(present)
     assert not told.moves()
-    partition.configure(replace(present, settings=replace(present.settings, segment_ms=5)))
+    faster = replace(present.settings, segment_ms=5)
+    partition.configure(dataclasses.replace(present, settings=faster))
     assert told.moves()
     partition.housekeep()
     partition.flush_if_due(0.0)

@@ -279,6 +279,15 @@ def test_what_was_taken_back_after_a_force_that_failed_does_not_come_back(earlie
     run.do("crash", seed)
 
 
+def test_a_log_whose_force_failed_while_it_was_reset_opens_again():
+    """There is a file with a schema message, and none with entries to be forced."""
+    run = Run(SimulatedDisk(), format_of())
+    run.do("reset", 1)
+    run.do("fail", 1)
+    run.do("reset", 0)
+    run.do("crash", 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("flush", list(Flush))
 def test_a_first_append_that_is_cut_off_anywhere_leaves_a_log_that_keeps_what_it_is_given(flush):

@@ -199,8 +199,9 @@ class Feed:
     def take_range(self, wait_s: float = _TICK_S) -> tuple[int, Fetched] | None:
         """Return as :meth:`take`, with the place of the range among those asked for."""
         while not self._stopped:
-            if self._current is not None:
-                fetched = next(self._current, None)
+            current = self._current  # another thread may stop the feed
+            if current is not None:
+                fetched = next(current, None)
                 if fetched is not None:
                     return self._current_key, fetched
                 self._current = None
@@ -226,7 +227,11 @@ class Feed:
         for call in list(self._calls.values()):
             if call.stream is not None:
                 call.stream.cancel()
-        self._queue.put(None)
+        # A call keeps its connection, and what was received keeps its call.
+        self._calls.clear()
+        self._current = None
+        waiting, self._queue = self._queue, queue.SimpleQueue()
+        waiting.put(None)
 
     def _is_current(self, item: _Arrived | RangeMoved[int] | RangeOver[int]) -> bool:
         if isinstance(item, RangeOver):
@@ -371,6 +376,7 @@ class Feed:
             self._advance()
         if self._stopped and call.stream is not None:
             call.stream.cancel()
+            self._calls.clear()
 
     def _range_of(self, ask: AskRange[int], route: Route, *, is_alone: bool) -> FetchRange:
         source, _, end = self._ranges[ask.key][1:4]

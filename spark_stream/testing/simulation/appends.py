@@ -99,7 +99,8 @@ class SimulatedAppends:
             if core.failure is not None:
                 stream.fail(error_bytes(core.failure))
             elif not self._is_gone:
-                stream.send(b"", end=True)
+                with suppress(StreamOver):  # the connection was lost with the client's end
+                    stream.send(b"", end=True)
 
     def _take_frames(self) -> Body:
         yield NOW
