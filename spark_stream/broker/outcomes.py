@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 
@@ -12,13 +13,18 @@ from spark_stream.consistency.ids import Offset
 from spark_stream.errors import IsologError, UnknownOutcome
 from spark_stream.storage.log import Prepared
 
+logger = logging.getLogger(__name__)
+
 WakeUp = Callable[[], None]
 
 
 def wake_all(woken: Iterable[WakeUp]) -> None:
-    """Wake those who wait, without the partition's lock."""
+    """Wake those who wait, without the partition's lock; one that fails keeps no other waiting."""
     for wake in woken:
-        wake()
+        try:
+            wake()
+        except Exception:
+            logger.exception("what waits for a partition could not be woken")
 
 
 class Appended(Struct, frozen=True):

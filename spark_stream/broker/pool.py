@@ -63,6 +63,7 @@ class Pool:
         self._work: deque[Work] = deque()  # what no thread was free for
         self._taken = 0.0  # when work was taken last, or came while none waited
         self._threads = 0
+        self._can_start = True  # a thread, the last time
         self._idle: list[SimpleQueue[Work | None]] = []  # of each idle thread, the last one last
         self._looks = False
         self._stopped = False
@@ -120,8 +121,16 @@ class Pool:
             self._loop.call_later(PATIENCE_S, self._look)
 
     def _start(self) -> None:
-        self._threads += 1
-        threading.Thread(target=self._run, name="isolog-work", daemon=True).start()
+        """Start a thread; if the system allows no more, the work waits for the next look."""
+        try:
+            threading.Thread(target=self._run, name="isolog-work", daemon=True).start()
+        except RuntimeError as error:
+            if self._can_start:
+                logger.warning("the broker's work waits: %s", error)
+            self._can_start = False
+        else:
+            self._threads += 1
+            self._can_start = True
 
     def _run(self) -> None:
         given: SimpleQueue[Work | None] = SimpleQueue()

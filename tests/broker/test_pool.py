@@ -49,6 +49,23 @@ def test_work_goes_on_while_some_is_held_up(loop: Loop) -> None:
     eventually(lambda: pool.threads == 0)
 
 
+def test_work_for_which_no_thread_can_be_started_waits_until_one_can(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool, done = Pool(loop), threading.Event()
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", fails)
+        assert pool.submit(done.set)
+        assert pool.submit(lambda: None)
+        assert pool.threads == 0
+    assert done.wait(30)
+    assert caplog.messages.count("the broker's work waits: can't start new thread") == 1
+    pool.stop()
+
+
 def test_a_thread_that_takes_work_does_it_after_its_own_and_another_leaves_it_to_the_pool(
     loop: Loop,
 ) -> None:

@@ -16,6 +16,7 @@ often it is sent again, so the leader can tell it from a new one. Invariants of 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -59,6 +60,8 @@ class Unacknowledged(Struct, frozen=True):
         if self.kept is not None and self.kept.count != self.error.details.get("record"):
             raise ValueError(f"{self.error.code} does not acknowledge {self.kept}")
 
+
+logger = logging.getLogger(__name__)
 
 Settlement = Written | Unacknowledged
 Settle = Callable[[Settlement], None]
@@ -120,7 +123,10 @@ class Outgoing(Struct):
         before = 0
         for each in (self, *self.others):
             rows = each.batch.num_rows
-            each.settle(share_of(settlement, before, rows))
+            try:
+                each.settle(share_of(settlement, before, rows))
+            except Exception:  # the others are settled all the same
+                logger.exception("%d records could not be settled", rows)
             before += rows
 
 

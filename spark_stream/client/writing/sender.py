@@ -357,15 +357,19 @@ class Sender:
     def _settle_part(
         self, whole: Gathering, first: int, share: Share, settlement: Settlement
     ) -> None:
-        whole.settle(first, settlement)
-        self.buffer.release(share)
+        try:
+            whole.settle(first, settlement)
+        finally:
+            self.buffer.release(share)
 
     def _settle_records(
         self, outcomes: Outcomes, number: int, rows: int, share: Share, settlement: Settlement
     ) -> None:
         """Settle records that each have a promise of their own: the part of this number."""
-        outcomes.settle(number, rows, settlement)
-        self.buffer.release(share)
+        try:
+            outcomes.settle(number, rows, settlement)
+        finally:
+            self.buffer.release(share)
 
 
 _senders: weakref.WeakSet[Sender] = weakref.WeakSet()

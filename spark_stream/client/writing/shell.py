@@ -110,17 +110,23 @@ class ProducerShell:
                 outcomes = tuple(core.outcomes)
                 core.outcomes.clear()
         for outcome in outcomes:
-            match outcome:
-                case SettleBatch():
-                    outcome.batch.settle_all(outcome.settlement)
-                case NoteTopic(partitions=None):
-                    self._topics.forget(outcome.topic.name)
-                case NoteTopic(topic=topic, partitions=int() as count):
-                    self._topics.outgrown(topic, count)
-                case AllSettled():
-                    self._finished()
+            try:
+                self._report(outcome)
+            except Exception:  # of one batch: the others are settled all the same
+                logger.exception("an outcome could not be reported: %r", outcome)
         if core.out:
             self.carry_out()
+
+    def _report(self, outcome: Outcome) -> None:
+        match outcome:
+            case SettleBatch():
+                outcome.batch.settle_all(outcome.settlement)
+            case NoteTopic(partitions=None):
+                self._topics.forget(outcome.topic.name)
+            case NoteTopic(topic=topic, partitions=int() as count):
+                self._topics.outgrown(topic, count)
+            case AllSettled():
+                self._finished()
 
     def carry_out(self) -> None:
         """Carry out the core's instructions, unless another thread is doing that."""

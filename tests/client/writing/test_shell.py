@@ -1,0 +1,60 @@
+"""How outcomes reach those who wait for them."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+from spark_stream.client.values import Written
+from spark_stream.client.writing.buffer import Share
+from spark_stream.client.writing.core import ProducerCore
+from spark_stream.client.writing.instructions import AllSettled, SettleBatch
+from spark_stream.client.writing.lanes import Outgoing, Settlement
+from spark_stream.client.writing.promises import Failures, Gathering
+from spark_stream.client.writing.sender import Sender
+from spark_stream.client.writing.shell import ProducerShell, Settings
+
+
+def _fail(_: Settlement) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("goes_with_others", [True, False])
+def test_batches_behind_one_whose_outcome_cannot_be_reported_are_settled(
+    goes_with_others: bool,
+) -> None:
+    settled: list[Any] = []
+    connection, nothing = cast(Any, SimpleNamespace(timeout_s=1.0)), cast(Any, None)
+    settings = Settings("replicated", 0.0, 1, 1, 1000)
+    shell = ProducerShell(
+        connection, nothing, settings, threading.Lock(), nothing, lambda: settled.append("all")
+    )
+    row = pa.record_batch({"n": [1]})
+    batches = [Outgoing(row, 0, 1.0, each) for each in (_fail, settled.append)]
+    if goes_with_others:
+        batches[0].others.append(batches.pop())
+
+    def tell(core: ProducerCore, _: float) -> None:
+        for each in batches:
+            core.outcomes.append(SettleBatch(each, Written("t", 0, 7, each.rows)))
+        core.outcomes.append(AllSettled())
+
+    shell.event(tell)
+    written, end = settled
+    assert (written.count, end) == (1, "all")
+
+
+def test_a_part_that_cannot_be_settled_gives_its_room_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole, released = Gathering(1, Failures()), list[Share]()
+    monkeypatch.setattr(whole.promise, "settle", _fail)
+    sender = cast(Sender, SimpleNamespace(buffer=SimpleNamespace(release=released.append)))
+    share = Share(90, 1, parts=1)
+    with pytest.raises(RuntimeError):
+        Sender._settle_part(sender, whole, 0, share, Written("t", 0, 7, 1))
+    assert released == [share]
