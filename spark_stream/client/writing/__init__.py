@@ -10,7 +10,7 @@
 ``buffer``         how much is taken and not settled, and who waits for room
 ``core``           what a producer decides, without threads, sockets and clocks
 ``instructions``   what the core asks of the shell
-``lanes``          a partition's unanswered batches: sequences, the window, what is sent again
+``lanes``          a partition's unanswered batches: sequences, window, stream, what is sent again
 ``shell``          carries out the instructions, and brings the core what happens
 ``appending``      one stream of appends and its acknowledgements
 ``promises``       the futures of what was written

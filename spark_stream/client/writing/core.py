@@ -12,8 +12,9 @@ Invariants:
 * an error never becomes an acknowledgement;
 * the lane of a partition (``lanes``) keeps its order, its window and its stamps, whichever stream
   carries its batches; it is on at most one stream, which leads to the leader that is known;
-* what was sent and not answered in time has an *unknown outcome*. What was never sent, or surely
-  not appended, has the error that kept it from the log.
+* what was sent and may be in the log has an *unknown outcome*, whatever has kept it from being sent
+  again. What was never sent, or surely not appended, has the error that kept it from the log. In a
+  transaction an error of the leader stands as it is: a write that failed makes it an abort;
 
 Transitions of a lane: *homeless* → (leaders found) → *placed* on an opening or open stream → (the
 stream is lost, or the broker does not lead) → homeless again, after a pause that grows with each
@@ -32,7 +33,6 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 import pyarrow as pa
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from spark_stream.client.connecting.routes import Route
@@ -54,11 +54,14 @@ from spark_stream.client.writing.instructions import (
 )
 from spark_stream.client.writing.lanes import (
     Identity,
-    Lane,
+    LaneStream,
     Outgoing,
+    PlacedLane,
     Settle,
     Settlement,
+    TopicLanes,
     Unacknowledged,
+    pause,
     settlement_of,
     unknown,
 )
@@ -79,8 +82,6 @@ from spark_stream.errors import (
 from spark_stream.wire.messages import Ack, BatchRefused, TopicDescription
 
 TICK_S: Final = 0.25
-_PAUSE_FIRST_S: Final = 0.05
-_PAUSE_MAX_S: Final = 1.0
 # A batch that is answered by one of these is sent again, where it belongs. It is not in the log,
 # unless the error's details say that it was ``appended`` by a leader that was replaced then.
 _NOT_TAKEN: Final = (
@@ -90,54 +91,6 @@ _NOT_TAKEN: Final = (
     LeaderUnavailable,
     NotEnoughReplicas,
 )
-
-
-class _Placed(Struct, eq=False):
-    """The lane of a partition, and the stream and the route that it has, if it is on one.
-
-    ``reason``: why it was taken off its last stream; it looks for another after ``retry_at``.
-    """
-
-    partition: int
-    lane: Lane = field(default_factory=Lane)
-    stream: _Way | None = None
-    route: Route | None = None
-    reason: IsologError | None = None
-    retry_at: float = 0.0
-    failures: int = 0
-
-    def failed(self, reason: IsologError, now: float) -> None:
-        """It did not get through; the next try comes later each time."""
-        self.retry_at = now + _pause(self.failures)
-        self.failures += 1
-        self.reason = reason
-
-
-class _Way(Struct, eq=False):
-    """A stream to one broker, for one topic. ``progress``: when it answered last."""
-
-    number: int
-    address: str
-    target: _Target
-    lanes: dict[int, _Placed] = field(default_factory=dict)
-    is_open: bool = False
-    progress: float = 0.0
-
-    def late(self, now: float, call_s: float) -> bool:
-        """Return whether a batch is not answered in its time, or none in the time of a call."""
-        lanes = [each.lane for each in self.lanes.values() if each.lane.sent]
-        if any(lane.late(now) for lane in lanes):
-            return True
-        return bool(lanes) and now - self.progress > call_s
-
-
-class _Target(Struct, eq=False):
-    """A topic. ``asked``: the lanes whose leaders are being asked for."""
-
-    topic: TopicDescription
-    lanes: dict[int, _Placed] = field(default_factory=dict)
-    streams: dict[str, _Way] = field(default_factory=dict)  # by address
-    asked: list[_Placed] | None = None
 
 
 class ProducerCore:
@@ -157,8 +110,8 @@ class ProducerCore:
         self._identity_error: IsologError | None = None
         self._identity_failures = 0
         self._identity_at = 0.0
-        self._targets: dict[str, _Target] = {}  # by topic id
-        self._streams: dict[int, _Way] = {}
+        self._targets: dict[str, TopicLanes] = {}  # by topic id
+        self._streams: dict[int, LaneStream] = {}
         self._next_stream = 0
         self._next_number = 0
         self._wake_at: float | None = None
@@ -187,7 +140,7 @@ class ProducerCore:
         """
         target = self._targets.get(known.id)
         if target is None:
-            target = self._targets[known.id] = _Target(known)
+            target = self._targets[known.id] = TopicLanes(known)
         elif target.topic is not known:
             altered = known.schema_version > target.topic.schema_version
             if altered or known.schema_version == target.topic.schema_version:
@@ -212,7 +165,7 @@ class ProducerCore:
         target = self._targets[topic_id]
         placed = target.lanes.get(partition)
         if placed is None:
-            placed = target.lanes[partition] = _Placed(partition)
+            placed = target.lanes[partition] = PlacedLane(partition)
         placed.lane.add(Outgoing(batch, partition, now + self._timeout_s, settle, joins=joins))
         self.unsettled += 1
         if self.identity is None:
@@ -231,7 +184,9 @@ class ProducerCore:
     def discard(self, error: IsologError) -> None:
         """Settle all that is not answered with the error; answers that still come are ignored."""
         for target in self._targets.values():
-            self._clear(target, target.lanes.values(), error)
+            for placed in target.lanes.values():
+                for batch in placed.lane.cleared():
+                    self._settle(batch, Unacknowledged(error))
 
     def close(self) -> None:
         """End the streams once everything is settled."""
@@ -250,17 +205,18 @@ class ProducerCore:
             self._break(stream, error, now)
             return
         target = stream.target
+        batch = None
+        known = target.lanes.get(ack.partition)
+        if known is not None:
+            batch = known.lane.head(ack.number)
+            if isinstance(error, _NOT_TAKEN) and not error.details.get("appended"):
+                known.lane.refused(ack.number)  # of all that were sent, not of the first alone
         if ack.partitions is not None and ack.partitions != len(target.topic.partitions):
             self.outcomes.append(NoteTopic(target.topic, ack.partitions))
         placed = stream.lanes.get(ack.partition)
-        if placed is None:
-            return
-        lane = placed.lane
-        if isinstance(error, _NOT_TAKEN) and not error.details.get("appended"):
-            lane.refused(ack.number)
-        batch = lane.head(ack.number)
-        if batch is None:
+        if placed is None or batch is None:
             return  # settled meanwhile, or sent again
+        lane = placed.lane
         stream.progress = now
         if error is not None and isinstance(error, _NOT_TAKEN):
             self._take_off(placed, error, now)
@@ -274,9 +230,11 @@ class ProducerCore:
             lane.pop()
             placed.failures, placed.reason = 0, None
             told = error
-            if isinstance(error, OutOfOrderSequence) and self._transactional_id is None:
+            if error is not None and self._transactional_id is None and batch.may_be_in_log(error):
                 told = unknown(target.topic.name, batch, error)
-            self._settle(target, batch, settlement_of(target.topic.name, batch, ack, told))
+            if isinstance(error, UnknownTopic):
+                self.outcomes.append(NoteTopic(target.topic, None))
+            self._settle(batch, settlement_of(target.topic.name, batch, ack, told))
         route, epoch = placed.route, ack.leader_epoch
         if epoch is not None and route is not None and route.epoch is None:
             placed.route = replace(route, epoch=epoch)  # only the leader could tell it
@@ -349,10 +307,11 @@ class ProducerCore:
         """There was no identity to get."""
         self._is_asking = False
         if not _is_passing(error):
-            self.discard(error)
+            for target in self._targets.values():
+                self._clear(target, target.lanes.values(), error)
             return
         self._identity_error = error
-        self._identity_at = now + _pause(self._identity_failures)
+        self._identity_at = now + pause(self._identity_failures)
         self._identity_failures += 1
         self._want_identity(now)
 
@@ -369,10 +328,7 @@ class ProducerCore:
             for placed in target.lanes.values():
                 reason = placed.reason or self._identity_error or self._silence(placed.stream)
                 for batch in placed.lane.expired(now):
-                    error = (
-                        unknown(target.topic.name, batch, reason) if batch.unanswered else reason
-                    )
-                    self._settle(target, batch, Unacknowledged(error))
+                    self._give_up(target, batch, reason)
                 self._send(placed, now)
             self._find(target, now)
         if self.identity is None:
@@ -382,7 +338,7 @@ class ProducerCore:
 
     # -- the inside -----------------------------------------------------------------------------
 
-    def _send(self, placed: _Placed, now: float) -> None:
+    def _send(self, placed: PlacedLane, now: float) -> None:
         """Send what the lane may send now."""
         stream, lane = placed.stream, placed.lane
         if stream is None or not stream.is_open:
@@ -412,7 +368,7 @@ class ProducerCore:
         self._is_asking = True
         self.out.append(AskIdentity())
 
-    def _find(self, target: _Target, now: float) -> None:
+    def _find(self, target: TopicLanes, now: float) -> None:
         """Ask for the leaders of the lanes that have batches and no stream, when they are due."""
         if target.asked is not None:
             return  # the answer looks again
@@ -424,18 +380,18 @@ class ProducerCore:
         elif waiting:
             self._wake(min(each.retry_at for each in waiting))
 
-    def _open(self, target: _Target, route: Route) -> _Way:
-        stream = _Way(self._next_stream, route.address, target)
+    def _open(self, target: TopicLanes, route: Route) -> LaneStream:
+        stream = LaneStream(self._next_stream, route.address, target)
         self._next_stream += 1
         self._streams[stream.number] = target.streams[route.address] = stream
         self.out.append(OpenStream(stream.number, route, target.topic, self._transactional_id))
         return stream
 
-    def _break(self, stream: _Way, error: IsologError, now: float) -> None:
+    def _break(self, stream: LaneStream, error: IsologError, now: float) -> None:
         self.out.append(BreakStream(stream.number))
         self.stream_lost(stream.number, error, now)
 
-    def _take_off(self, placed: _Placed, reason: IsologError, now: float) -> None:
+    def _take_off(self, placed: PlacedLane, reason: IsologError, now: float) -> None:
         """The lane looks for a leader anew; what of it is not answered will be sent again."""
         assert placed.stream is not None
         del placed.stream.lanes[placed.partition]
@@ -443,7 +399,7 @@ class ProducerCore:
         placed.lane.lost()
         placed.failed(reason, now)
 
-    def _alter(self, target: _Target, now: float) -> None:
+    def _alter(self, target: TopicLanes, now: float) -> None:
         for stream in target.streams.values():
             self.out.append(EndStream(stream.number))
             del self._streams[stream.number]
@@ -454,14 +410,18 @@ class ProducerCore:
             placed.stream = None
         self._find(target, now)
 
-    def _clear(self, target: _Target, lanes: Iterable[_Placed], error: IsologError) -> None:
+    def _clear(self, target: TopicLanes, lanes: Iterable[PlacedLane], error: IsologError) -> None:
+        if isinstance(error, UnknownTopic):
+            self.outcomes.append(NoteTopic(target.topic, None))
         for placed in lanes:
             for batch in placed.lane.cleared():
-                self._settle(target, batch, Unacknowledged(error))
+                self._give_up(target, batch, error)
 
-    def _settle(self, target: _Target, batch: Outgoing, settlement: Settlement) -> None:
-        if isinstance(settlement, Unacknowledged) and isinstance(settlement.error, UnknownTopic):
-            self.outcomes.append(NoteTopic(target.topic, None))
+    def _give_up(self, target: TopicLanes, batch: Outgoing, reason: IsologError) -> None:
+        error = unknown(target.topic.name, batch, reason) if batch.unanswered else reason
+        self._settle(batch, Unacknowledged(error))
+
+    def _settle(self, batch: Outgoing, settlement: Settlement) -> None:
         self.outcomes.append(SettleBatch(batch, settlement))
         self.unsettled -= 1 + len(batch.others)
         self._finish()
@@ -483,13 +443,9 @@ class ProducerCore:
             self._wake_at = at
             self.out.append(WakeAt(at))
 
-    def _silence(self, stream: _Way | None) -> BrokerUnavailable:
+    def _silence(self, stream: LaneStream | None) -> BrokerUnavailable:
         where = "any broker" if stream is None else stream.address
         return BrokerUnavailable(f"no acknowledgement from {where} in {self._timeout_s:g} s")
-
-
-def _pause(failures: int) -> float:
-    return min(_PAUSE_MAX_S, _PAUSE_FIRST_S * 2.0 ** min(failures, 10))
 
 
 def _is_passing(error: IsologError) -> bool:

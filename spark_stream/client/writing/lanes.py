@@ -1,4 +1,6 @@
-"""The batches of a partition that are on their way, and their stamps. Pure: no thread, no I/O.
+"""The batches of a partition that are on their way, their stamps, and the stream that they are on.
+
+Pure: no thread, no I/O.
 
 A batch gets its stamp (producer id, epoch, sequence) when it is first sent and keeps it however
 often it is sent again, so the leader can tell it from a new one. Invariants of a lane:
@@ -25,6 +27,7 @@ import pyarrow as pa
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from spark_stream.client.connecting.routes import Route
 from spark_stream.client.values import Written
 from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.producers import (
@@ -40,7 +43,7 @@ from spark_stream.errors import (
     RecordNotAttempted,
     UnknownOutcome,
 )
-from spark_stream.wire.messages import Ack, Acknowledged, BatchRefused
+from spark_stream.wire.messages import Ack, Acknowledged, BatchRefused, TopicDescription
 
 
 class Unacknowledged(Struct, frozen=True):
@@ -72,6 +75,8 @@ JOINED_BYTES_MAX: Final = 1 << 20
 JOINED_WITHIN_S: Final = 1.0
 """How much longer than the first of them the others may have."""
 
+_PAUSE_FIRST_S: Final = 0.05
+_PAUSE_MAX_S: Final = 1.0
 _HALF: Final = SEQUENCE_MAX // 2
 
 
@@ -114,6 +119,14 @@ class Outgoing(Struct):
 
     def _batches(self) -> list[pa.RecordBatch]:
         return [self.batch, *(each.batch for each in self.others)]
+
+    def may_be_in_log(self, refusal: IsologError) -> bool:
+        """Return whether an earlier sending may have been appended than the one refused like this.
+
+        A leader that refuses a record has looked for the batch in its log before.
+        """
+        is_judged = "record" in refusal.details
+        return isinstance(refusal, OutOfOrderSequence) or (self.unanswered > 1 and not is_judged)
 
     def settle_all(self, settlement: Settlement) -> None:
         """Settle this batch and those that went with it."""
@@ -267,6 +280,7 @@ class Lane:
         for batch in self._batches:
             if batch.number == number and batch.unanswered:
                 batch.unanswered -= 1
+                batch.number = -1  # an answer counts once
 
     def pop(self) -> Outgoing:
         """The first batch is answered."""
@@ -340,3 +354,56 @@ class Lane:
         if not isinstance(expected, int):
             return False
         return 0 < (sequence - expected) % (SEQUENCE_MAX + 1) <= _HALF
+
+
+class PlacedLane(Struct, eq=False):
+    """The lane of a partition, and the stream and the route that it has, if it is on one.
+
+    ``reason``: why it was taken off its last stream; it looks for another after ``retry_at``.
+    """
+
+    partition: int
+    lane: Lane = field(default_factory=Lane)
+    stream: LaneStream | None = None
+    route: Route | None = None
+    reason: IsologError | None = None
+    retry_at: float = 0.0
+    failures: int = 0
+
+    def failed(self, reason: IsologError, now: float) -> None:
+        """It did not get through; the next try comes later each time."""
+        self.retry_at = now + pause(self.failures)
+        self.failures += 1
+        self.reason = reason
+
+
+class LaneStream(Struct, eq=False):
+    """A stream to one broker, for one topic. ``progress``: when it answered last."""
+
+    number: int
+    address: str
+    target: TopicLanes
+    lanes: dict[int, PlacedLane] = field(default_factory=dict)
+    is_open: bool = False
+    progress: float = 0.0
+
+    def late(self, now: float, call_s: float) -> bool:
+        """Return whether a batch is not answered in its time, or none in the time of a call."""
+        lanes = [each.lane for each in self.lanes.values() if each.lane.sent]
+        if any(lane.late(now) for lane in lanes):
+            return True
+        return bool(lanes) and now - self.progress > call_s
+
+
+class TopicLanes(Struct, eq=False):
+    """A topic. ``asked``: the lanes whose leaders are being asked for."""
+
+    topic: TopicDescription
+    lanes: dict[int, PlacedLane] = field(default_factory=dict)
+    streams: dict[str, LaneStream] = field(default_factory=dict)  # by address
+    asked: list[PlacedLane] | None = None
+
+
+def pause(failures: int) -> float:
+    """Return how long to wait after so many failures in a row, in seconds."""
+    return min(_PAUSE_MAX_S, _PAUSE_FIRST_S * 2.0 ** min(failures, 10))

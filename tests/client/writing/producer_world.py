@@ -52,7 +52,11 @@ from spark_stream.errors import (
     NotLeader,
     OutOfOrderSequence,
     RecordNotAttempted,
+    RequestTimeout,
+    SchemaMismatch,
+    Unauthenticated,
     UnknownOutcome,
+    UnknownTopic,
 )
 from spark_stream.wire.messages import (
     Ack,
@@ -234,12 +238,14 @@ class World:
         question, roll = self.questions.popleft(), self.chance.random()
         if isinstance(question, AskIdentity):
             if roll < 0.2:
-                self.core.identity_failed(BrokerUnavailable("nobody"), self.now)
+                error = self._failure(Unauthenticated("nobody"))
+                self.core.identity_failed(error, self.now)
             else:
                 self.identities += 1
                 self.core.identified(Identity(self.identities, self.epoch), self.now)
         elif roll < 0.2:
-            self.core.leaders_failed(self.topic.id, BrokerUnavailable("nobody"), self.now)
+            error = self._failure(UnknownTopic("gone"))
+            self.core.leaders_failed(self.topic.id, error, self.now)
         else:
             routes: dict[int, Route | None] = {}
             for each in question.partitions:
@@ -278,6 +284,8 @@ class World:
             error: IsologError = NotLeader("not me")
         elif self.chance.random() < 0.02:
             error = BrokerStopping("stopping")
+        elif self.chance.random() < 0.02:
+            error = RequestTimeout("the partition was held by others")
         else:
             refuse = self.chance.random() < 0.15
             wire.answers.append(leader.take(sent, refuse=refuse))
@@ -304,7 +312,7 @@ class World:
             number = self.chance.choice(list(self.wires))
         if number is not None:
             self._drop(number)
-            self.core.stream_lost(number, BrokerUnavailable("lost"), self.now)
+            self.core.stream_lost(number, self._failure(SchemaMismatch("other")), self.now)
             self._note()
 
     def silence(self) -> None:
@@ -385,7 +393,8 @@ class World:
                 if not isinstance(settlement.error, UnknownOutcome):
                     assert not set(log) & set(each.rows), settlement.error
                 if at < given_up_at:  # it was not given up
-                    expected = InvalidRecord | RecordNotAttempted | UnknownOutcome
+                    expected = InvalidRecord | RecordNotAttempted | UnknownOutcome | RequestTimeout
+                    expected |= SchemaMismatch | Unauthenticated | UnknownTopic
                     assert isinstance(settlement.error, expected), settlement.error
         for leader, mine in zip(self.leaders, acknowledged, strict=True):
             assert mine == sorted(set(mine))
@@ -396,6 +405,10 @@ class World:
             assert [each for each in leader.log if each in log] == sorted(log)
 
     # -- the inside -------------------------------------------------------------------------------
+
+    def _failure(self, lasting: IsologError) -> IsologError:
+        """Return why something failed: mostly for now, seldom for good."""
+        return lasting if self.chance.random() < 0.1 else BrokerUnavailable("nobody, for now")
 
     def _wire(self, has: object) -> Wire | None:
         found = [each for each in self.wires.values() if has(each)]  # type: ignore[operator]
@@ -412,8 +425,8 @@ class World:
                 case SettleBatch() as settled:
                     assert not self.finished
                     settled.batch.settle_all(settled.settlement)
-                case NoteTopic():
-                    raise AssertionError("the topic has as many partitions as ever")
+                case NoteTopic() as news:
+                    assert news.partitions is None, "the topic has as many partitions as ever"
                 case AllSettled():
                     self.finished += 1
 

@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from spark_stream.client.connecting.routes import Route
 from spark_stream.client.writing import core, lanes
 from spark_stream.client.writing.core import ProducerCore
+from spark_stream.client.writing.instructions import SendBatch
 from spark_stream.client.writing.lanes import Identity, Lane, Outgoing
 from spark_stream.consistency.producers import EPOCH_MAX
+from spark_stream.errors import IsologError, NotLeader, UnknownTopic
+from spark_stream.wire.messages import BatchRefused
 from tests.client.writing.producer_world import World
 
 SEEDS = 1500
@@ -93,6 +98,11 @@ def forget_those_that_joined(outgoing: Outgoing, settlement: lanes.Settlement) -
 
 settle, anew = ProducerCore._settle, Lane.anew
 
+
+def give_up_for_sure(self: ProducerCore, _: Any, batch: Outgoing, reason: IsologError) -> None:
+    self._settle(batch, lanes.Unacknowledged(reason))
+
+
 BUGS: dict[str, tuple[Any, str, Any]] = {
     "what a lost stream had is not sent again": (Lane, "lost", lambda _: None),
     "what is sent again gets another stamp": (Lane, "lost", forget_what_was_stamped),
@@ -117,7 +127,9 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
         "settle_all",
         forget_those_that_joined,
     ),
-    "a silent stream is waited for": (core._Way, "late", lambda *_: False),
+    "what was sent is given up like what was not": (ProducerCore, "_give_up", give_up_for_sure),
+    "a refusal is of earlier sendings too": (Outgoing, "may_be_in_log", lambda *_: False),
+    "a silent stream is waited for": (lanes.LaneStream, "late", lambda *_: False),
     "a broker that stops has answered": (core, "BrokerStopping", ()),
     "a broker that does not lead has refused": (core, "_NOT_TAKEN", ()),
     "a batch is settled twice": (ProducerCore, "_settle", settle_twice),
@@ -147,3 +159,25 @@ def test_an_identity_is_asked_for_once():
     assert len(asked) == 1
     world.core.identified(Identity(1, 0), world.now)
     assert world.core.identity == Identity(1, 0)
+
+
+def test_batches_behind_the_one_that_a_broker_refused_are_surely_not_in_the_log_either():
+    """Their refusals come when their partition is off the stream already."""
+    world = World(0)
+    producer = world.core
+    producer.write_as(Identity(1, 0), None)
+    settled: list[lanes.Settlement] = []
+    producer.topic(world.topic, world.now)
+    for row in range(3):
+        rows = pa.record_batch({"n": [row]})
+        producer.submit(world.topic.id, rows, 0, settled.append, world.now)
+    route = Route("t", world.topic.id, 0, "a:1", "a:1", 0)
+    producer.leaders_found(world.topic.id, {0: route}, world.now)
+    producer.stream_opened(0, world.now)
+    numbers = [each.number for each in producer.out if isinstance(each, SendBatch)]
+    for number in (*numbers, numbers[-1]):
+        refused = BatchRefused(number=number, partition=0, error=NotLeader("not me"), count=0)
+        producer.acknowledged(0, refused, world.now)
+    producer.leaders_failed(world.topic.id, UnknownTopic("gone"), world.now)
+    world._note()
+    assert [type(each.error) for each in settled] == [UnknownTopic] * 3
