@@ -12,17 +12,16 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
+from msgspec import Struct
 
 from spark_stream.cli.moments import date_texts, duration_texts, moment_texts, time_texts
 from spark_stream.errors import IsologError
-from spark_stream.structs import Struct
 
 BASE64: Final = "base64"
 """The one name of the object that stands for bytes which are no text."""
@@ -213,6 +212,4 @@ def as_json(value: Any) -> Any:
             return {name: as_json(each) for name, each in value.items()}
         case list() | tuple():
             return [as_json(each) for each in value]
-        case _ if is_dataclass(value):
-            return {each.name: as_json(getattr(value, each.name)) for each in fields(value)}
     return value
