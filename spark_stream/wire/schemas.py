@@ -109,25 +109,27 @@ def mismatch(expected: pa.Schema, got: pa.Schema) -> SchemaMismatch | None:
     for name, times in there.items():
         if times > 1:
             return SchemaMismatch(f"column {name!r} is there more than once", column=name)
+    foreign = [name for name in there if name not in wanted]
+    may_lack = is_default(expected)  # Kafka's columns, which are filled in
     for name in wanted:
-        if name not in there:
+        near = meant(name, foreign)
+        if name not in there and (near or not foreign or not may_lack):
             kind = expected.field(name).type
-            near = meant(name, there.keys() - wanted.keys())
             return SchemaMismatch(
                 f"column {name!r} ({type_name(kind)}) is missing{near}",
                 column=name,
                 expected=str(kind),
                 got=None,
             )
-    for field in got:
-        if field.name not in wanted:
-            return SchemaMismatch(
-                f"column {field.name!r} ({type_name(field.type)}) is not one of the topic's columns"
-                f" ({', '.join(expected.names)})",
-                column=field.name,
-                expected=None,
-                got=str(field.type),
-            )
+    for name in foreign:
+        kind = got.field(name).type
+        return SchemaMismatch(
+            f"column {name!r} ({type_name(kind)}) is not one of the topic's columns"
+            f" ({', '.join(expected.names)})",
+            column=name,
+            expected=None,
+            got=str(kind),
+        )
     for name in wanted:
         want, have = expected.field(name).type, got.field(name).type
         if not have.equals(want):

@@ -347,3 +347,10 @@ def test_many_small_batches_go_together_and_a_bad_one_harms_no_other(log, topic)
             else:
                 assert future.result(20).offset == offset
     assert log.read(topic)["n"].to_pylist() == expected
+
+
+def test_a_column_that_kafkas_topics_do_not_have_is_named_not_one_that_may_be_left_out(log, topic):
+    log.create_topic(topic)
+    batch = pa.record_batch({"value": pa.array([b"x"]), "zz": pa.array([1])})
+    with log.producer() as producer, pytest.raises(SchemaMismatch, match="column 'zz'"):
+        producer.append(topic, batch).result()
