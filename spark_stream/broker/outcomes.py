@@ -66,7 +66,7 @@ class Candidate(Struct):
 
 
 class Acknowledgement:
-    """What an append that is not safe enough yet waits for."""
+    """A handle on an append that is not yet replicated as far as its isolation requires."""
 
     def __init__(self, ticket: int) -> None:
         self.ticket = ticket

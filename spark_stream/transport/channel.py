@@ -50,7 +50,7 @@ class SocketChannel:
 
     ``drained`` is called on the loop's thread once data may be sent again after
     :attr:`is_clogged`. ``pauses``: read nothing while more than ``UNREAD_ABOVE`` bytes are unsent;
-    for one of the two sides only, so that they never wait for each other.
+    set it on one side only: if both paused, both would wait for ever.
     """
 
     def __init__(

@@ -209,7 +209,7 @@ class EndFacts(Message, tag_field="kind", tag="end"):
 
     ``partitions``: how many the topic has now, so that a consumer learns when there are more.
     ``leader_epoch``: in which the leader answered. ``bounds``: None where they cannot be told,
-    because a new leader does not know yet what the one before has told. ``range``: which range of
+    because a new leader does not know the previous leader's bounds yet. ``range``: which range of
     the Fetch ends here.
     """
 

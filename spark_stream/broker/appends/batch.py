@@ -179,8 +179,10 @@ class Append:
         return True
 
     def _outcome(self, error: IsologError) -> IsologError:
-        """What the client is told: of a batch that is in a log, and cannot be known again if it is
-        sent again, the outcome is unknown.
+        """Return the error that the client gets.
+
+        It is UnknownOutcome for a batch without a stamp that is in the log: if it is sent again,
+        nobody can tell that it is a duplicate.
         """
         taken = self._taken
         if taken is None or self._stamp is not None or not isinstance(error, NotLeader):

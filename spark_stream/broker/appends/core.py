@@ -19,8 +19,8 @@ Invariants:
 * *Order.* The batches of a partition are tried in the order in which they came, by one thread at a
   time: frames are taken one after the other, and while a partition has a queue, none of its batches
   passes that. The partitions do not wait for each other.
-* *Answers* of a partition leave in that order too, whichever is there first: a client waits for
-  them in it, and cannot tell one that comes out of turn from one that it waits for no more.
+* *Answers* of a partition leave in that order too, whichever is there first. A client
+  expects them in this order: it takes an early answer for one to a batch that it has given up.
 * Each batch is answered once.
 * *Bounds.* Beyond ``QUEUED_BYTES_MAX`` of queued batches, or ``UNANSWERED_MAX`` batches without an
   answer sent, no frame is taken; so its client gets no credit.

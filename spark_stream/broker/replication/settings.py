@@ -11,8 +11,8 @@ FRAME_BYTES: Final = 1 << 20
 does not wait for long. A batch that is larger goes alone."""
 
 BEHIND_SHARE: Final = 4
-"""Partitions whose followers are far behind have this part of a stream's window, all together: what
-is on its way is in the way of live records, and four frames keep a fast line busy."""
+"""Partitions whose followers are far behind share this part of a stream's window: bytes in flight
+delay live records, and four frames keep a fast line busy."""
 
 STEPS_AT_ONCE: Final = 16
 """Steps of one stream, after which others have their turn in the pool."""

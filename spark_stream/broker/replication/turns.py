@@ -1,8 +1,8 @@
 """Whose entries a leader sends next on a stream of replication.
 
 Slots that have something to send take turns. Those that are *behind* (their last frame did not
-reach the log's end) have a queue of their own, and each of the two queues has every other turn; so
-has each slot of a queue. What is not acknowledged is bounded three times:
+reach the log's end) have a queue of their own. The two queues alternate, and the slots of a queue
+take turns. What is not acknowledged is bounded three times:
 
 * of the stream, by the window that the follower has given;
 * of the slots that are behind, all together, by a share of it: a catch-up leaves room for live

@@ -43,7 +43,7 @@ class Routes:
         return None if partition in self._doubted else self._routes.get(partition)
 
     def told(self, facts: LeaderFacts) -> bool:
-        """A broker has said this; False: it is out of date, and changes nothing."""
+        """Take up what a broker says; return False and change nothing if it is of an older epoch."""
         partition, epoch = facts.partition, facts.leader_epoch
         if epoch is not None:
             if epoch < self._epochs.get(partition, 0):

@@ -1,4 +1,4 @@
-"""Records that are gone before a consumer read them, or after: what its leader said, and what then.
+"""What a consumer does when records were removed or cut off.
 
 Two things take records from a log: retention, in front, and a failover, which may cut off what was
 never replicated. A consumer that has read, or is at, such records is told by an error; or, if it

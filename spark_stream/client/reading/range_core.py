@@ -121,7 +121,7 @@ class RangeCore:
         Return where to go on if records are gone; None: where it was.
 
         Raises:
-            IsologError: the error, where it is not to be borne.
+            IsologError: ``error`` itself, if it is final or patience has run out.
         """
         if isinstance(error, GONE):
             self.position = where_to_go_on(error, fail=self._fail_on_loss)

@@ -31,7 +31,7 @@ class SendBatch(msgspec.Struct, frozen=True):
 
 
 class EndStream(msgspec.Struct, frozen=True):
-    """Send no more on a stream; nothing of it is of interest any more."""
+    """Send no more on a stream, and ignore whatever it still delivers."""
 
     stream: int
 

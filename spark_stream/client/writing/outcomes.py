@@ -3,7 +3,7 @@
 A loop that sends makes a future for each record, and most are dropped unseen. So a future of this
 module is no more than its record's row among those that go together, until somebody looks at it;
 then it becomes what every future is. A whole part of the rows is settled at once, whoever looks
-later finds its outcome by the row, and only futures that were looked at before are told one by one.
+later finds its outcome by the row, and only futures that were used before are settled singly.
 """
 
 from __future__ import annotations
