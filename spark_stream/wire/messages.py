@@ -291,9 +291,9 @@ class PartitionDescription(Description, kw_only=False):
     ``leader``, ``replicas`` and ``isr`` are broker ids; there is no leader while nobody can lead.
     ``lag``: how many entries each follower lacks. A move brings ``adding`` and takes ``removing``
     away: both are among the ``replicas`` until it ends. A replica is in both if an earlier move
-    was adding it and this move removes it. ``high_watermark`` and ``last_stable_offset`` are None while a
-    new leader does not know them yet. They, the other offsets, ``size`` and ``open_transactions``
-    are None where there is an error.
+    was adding it and this move removes it. ``high_watermark`` and ``last_stable_offset`` are None
+    while a new leader does not know them yet. They, the other offsets, ``size`` and
+    ``open_transactions`` are None where there is an error.
     """
 
     partition: int
