@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 
+import pyarrow as pa
 import pytest
 
 from spark_stream.client.connecting.link import BrokerLink
+from spark_stream.client.reading import feed
 from spark_stream.datasource import reader as reading
+from spark_stream.datasource import tasks
 from spark_stream.errors import BrokerUnavailable, DataLoss
 from tests.datasource.sources import Query
 from tests.support import NUMBERS, numbers
 
 PARTITIONS = 8
+MANY = 300_000  # rows that are a chunk of their own
 
 
 @pytest.fixture
@@ -70,10 +75,30 @@ def test_a_broker_that_is_gone_is_waited_for(query, broker, monkeypatch):
         return connect(self, *asked)
 
     end = query.planned()
-    tasks = query.reader.partitions(query.at, end)
+    parts = query.reader.partitions(query.at, end)
     monkeypatch.setattr(BrokerLink, "connect", sometimes)
-    found = [n for task in tasks for batch in query.reader.read(task) for n in batch["n"]]
+    found = [n for task in parts for batch in query.reader.read(task) for n in batch["n"]]
     assert len(found) == 10 * PARTITIONS
+
+
+def test_a_chunk_that_cannot_be_decoded_is_read_again_with_its_range(
+    shared, log, topic, monkeypatch
+):
+    monkeypatch.setattr(tasks, "SHARED_RECORDS", 6 * MANY)
+    log.create_topic(topic, partitions=2, schema=NUMBERS)
+    query = Query(shared.address, topic)
+    with log.producer() as producer:
+        for first in range(0, 6 * MANY, MANY):
+            producer.append(topic, numbers(first, MANY), partition=first // MANY % 2).result()
+    decoded_rows, calls = feed.decoded_rows, itertools.count()
+
+    def decoded(*asked):
+        if next(calls) == 1:
+            raise pa.ArrowMemoryError("malloc of size 2400000 failed")
+        return decoded_rows(*asked)
+
+    monkeypatch.setattr(feed, "decoded_rows", decoded)
+    assert sorted(query.batch()) == list(range(6 * MANY))
 
 
 @pytest.mark.parametrize("fail", [True, False])
@@ -84,13 +109,13 @@ def test_what_is_gone_of_a_range_is_named(shared, log, query, topic, caplog, fai
     with log.producer() as producer:
         producer.append(other, numbers(0, 10), partition=0)
     end = query.planned()
-    tasks = query.reader.partitions(query.at, end)
+    parts = query.reader.partitions(query.at, end)
     log.delete_topic(other)
     with caplog.at_level(logging.WARNING):
         if fail:
             with pytest.raises(DataLoss, match=f"{other}/0: offsets 0 to 9 went with their topic"):
-                [list(query.reader.read(task)) for task in tasks]
+                [list(query.reader.read(task)) for task in parts]
             return
-        found = [n.as_py() for task in tasks for b in query.reader.read(task) for n in b["n"]]
+        found = [n.as_py() for task in parts for b in query.reader.read(task) for n in b["n"]]
     assert found == of(range(PARTITIONS))
     assert f"{other}/0: offsets 0 to 9 went with their topic" in caplog.text

@@ -88,6 +88,10 @@ class _FetchCall(Struct):
     stream: Stream | None = None
     schema: pa.Schema | None = None
 
+    def cancel(self) -> None:
+        if self.stream is not None:
+            self.stream.cancel()
+
 
 class _Arrived(Struct, frozen=True):
     """A frame for the consumer. ``position`` and ``lineage``: where its range was before."""
@@ -197,11 +201,18 @@ class Feed:
         return None if found is None else (self._ranges[found[0]].key, found[1])
 
     def take_range(self, wait_s: float = _TICK_S) -> tuple[int, Fetched] | None:
-        """Return as :meth:`take`, with the place of the range among those asked for."""
+        """Return as :meth:`take`, with the place of the range among those asked for.
+
+        After an error nothing more comes of its range, or, if it is one of the feed, of any.
+        """
         while not self._stopped:
             current = self._current  # another thread may stop the feed
             if current is not None:
-                fetched = next(current, None)
+                try:
+                    fetched = next(current, None)
+                except Exception:
+                    self._give_up(self._current_key)  # what follows lies behind a hole
+                    raise
                 if fetched is not None:
                     return self._current_key, fetched
                 self._current = None
@@ -210,6 +221,7 @@ class Feed:
             except queue.Empty:
                 return None
             if isinstance(item, IsologError):
+                self.stop()
                 raise item
             if item is None or not self._is_current(item):
                 continue
@@ -225,8 +237,7 @@ class Feed:
         """End the fetches; from any thread, any number of times."""
         self._stopped = True
         for call in list(self._calls.values()):
-            if call.stream is not None:
-                call.stream.cancel()
+            call.cancel()
         # A call keeps its connection, and what was received keeps its call.
         self._calls.clear()
         self._current = None
@@ -263,9 +274,8 @@ class Feed:
                     rows = decoded_rows(item.call.schema, item.body, item.facts)
                     yield shown(source, rows, item.facts)
                 case PlacesFacts():
-                    for fetched in mapped_rows(
-                        source, item.asked, item.facts, self._router.timeout_s
-                    ):
+                    timeout_s = self._router.timeout_s
+                    for fetched in mapped_rows(source, item.asked, item.facts, timeout_s):
                         position, lineage = fetched.next, fetched.lineage
                         yield fetched
         except CannotMap as error:
@@ -277,11 +287,19 @@ class Feed:
     def _read_unmapped(self, key: int, position: int, lineage: Lineage) -> None:
         with self._lock:
             self._unmapped.add(key)
-            given_up = self._core.go_back(key, position, lineage)
-            call = None if given_up is None else self._calls.pop(given_up, None)
-        if call is not None and call.stream is not None:
-            call.stream.cancel()
+            self._cancel(self._core.go_back(key, position, lineage))
         self._advance()
+
+    def _give_up(self, key: int) -> None:
+        self._current = None
+        self._running -= 1
+        with self._lock:
+            self._cancel(self._core.give_up(key))
+
+    def _cancel(self, number: int | None) -> None:
+        call = None if number is None else self._calls.pop(number, None)
+        if call is not None:
+            call.cancel()
 
     # -- on any thread --------------------------------------------------------------------------
 
@@ -324,8 +342,7 @@ class Feed:
         for number in silent:
             call = self._calls.get(number)
             if call is not None:
-                if call.stream is not None:
-                    call.stream.cancel()
+                call.cancel()
                 self._lose(call, failure_of(TimeoutError(), call.shared.channel.address))
         self._advance()
 
@@ -374,8 +391,8 @@ class Feed:
         except TRANSPORT_ERRORS as error:
             self._lose(call, failure_of(error, shared.channel.address))
             self._advance()
-        if self._stopped and call.stream is not None:
-            call.stream.cancel()
+        if self._stopped:
+            call.cancel()
             self._calls.clear()
 
     def _range_of(self, ask: AskRange[int], route: Route, *, is_alone: bool) -> FetchRange:
@@ -444,14 +461,9 @@ class Feed:
         has_rows = isinstance(facts, PlacesFacts) or bool(frame.body)
         with self._lock:
             before = self._core.position(ask.number)
+            now = time.monotonic()
             is_worth_giving = before is not None and self._core.received(
-                ask.number,
-                facts.next,
-                facts.lineage,
-                has_rows,
-                partitions,
-                frame.size,
-                time.monotonic(),
+                ask.number, facts.next, facts.lineage, has_rows, partitions, frame.size, now
             )
             if before is not None and is_worth_giving:
                 asked = call.ranges[place]

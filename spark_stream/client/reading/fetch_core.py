@@ -81,14 +81,16 @@ class FetchCore(Generic[K]):
     asked        its call ends, is lost, or it fails         ready, or over by an error
     pausing      the time has come                           ready
     any          ``go_back``                                 ready
+    any          ``give_up``                                 over
     ===========  ==========================================  ============================
 
     Invariants:
 
     * There is one ask of a range at most. Events of another one change nothing.
-    * What is given of a range is what its RangeCore allows, in that order. After ``go_back`` what
-      was received before is not current, and is not to be given.
-    * A range that is over or failed says so once, as the last thing, unless ``go_back`` follows.
+    * What is given of a range is what its RangeCore allows, in that order. After ``go_back`` or
+      ``give_up`` what was received before is not current, and is not to be given.
+    * A range that is over or failed says so once, as the last thing, unless ``go_back`` follows. A
+      range that is given up says nothing.
 
     Order of effects: what ``received`` finds worth giving, and then ``out``, are queued in the
     order of the events; so a range's end is behind all of its records. Calls are begun before they
@@ -234,8 +236,8 @@ class FetchCore(Generic[K]):
                 found.append(number)
         return found
 
-    def go_back(self, key: K, offset: int, lineage: Lineage) -> int | None:
-        """Read a range again from here: what was received behind cannot be given.
+    def give_up(self, key: K) -> int | None:
+        """Read a range no more; nothing that was received of it is to be given.
 
         Return the call to give up, if there is one.
         """
@@ -248,10 +250,18 @@ class FetchCore(Generic[K]):
                 del self._calls[call]
                 given_up = call
         self._pausing.pop(key, None)
-        found.core.return_to(offset, lineage)
-        found.first = self._numbers + 1
-        found.last = found.first
+        self._ready.pop(key, None)
+        found.first = found.last = self._numbers + 1
         found.items = found.size = 0
+        return given_up
+
+    def go_back(self, key: K, offset: int, lineage: Lineage) -> int | None:
+        """Read a range again from here: what was received behind cannot be given.
+
+        Return the call to give up, if there is one.
+        """
+        given_up = self.give_up(key)
+        self._ranges[key].core.return_to(offset, lineage)
         self._ready[key] = None
         return given_up
 

@@ -360,3 +360,26 @@ def test_a_range_that_was_over_is_read_again_where_its_records_could_not_be_give
     (again,) = core.next(0.0)
     assert (again.key, again.start) == ("a", 4)
     assert core.is_current("a", again.number)
+
+
+def test_of_a_range_that_is_given_up_nothing_more_is_given_and_the_others_go_on():
+    core = two()
+    first, second = core.next(0.0)
+    call = core.begin([first.number, second.number], 0.0)
+    for upto in (1, 2):
+        assert core.received(first.number, upto, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+    assert core.give_up("a") is None  # the other range goes on in their call
+    assert not core.is_current("a", first.number)
+    assert not core.received(first.number, 3, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+    assert core.received(second.number, 10, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+    core.ended(call)
+    assert core.next(0.0) == []
+    assert [each.key for each in core.out] == ["b"]
+
+
+def test_a_call_whose_last_range_is_given_up_is_to_be_given_up_too():
+    core = two()
+    asks = core.next(0.0)
+    call = core.begin([ask.number for ask in asks], 0.0)
+    assert [core.give_up(key) for key in ("a", "b")] == [None, call]
+    assert core.wake_at() is None

@@ -1,0 +1,70 @@
+"""Ranges that are read together: each is given up to its first error, and no further."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from spark_stream.client.reading.columns import View
+from spark_stream.client.reading.fetching import Source
+from spark_stream.client.reading.ranges import Wanted, read_range, read_together
+from spark_stream.client.reading.ways import Ways
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.errors import SchemaMismatch
+
+NARROW = pa.schema([("n", pa.int32()), ("pad", pa.binary())])
+WIDE = pa.schema([("n", pa.int64()), ("pad", pa.binary())])
+CHUNK_ROWS = 4
+
+
+def chunk(n: int) -> pa.Table:
+    """Rows that are large enough to come in a chunk of their own."""
+    return pa.table({"n": [n] * CHUNK_ROWS, "pad": [bytes(600_000)] * CHUNK_ROWS}, schema=WIDE)
+
+
+@pytest.fixture
+def wanted(log, topic) -> list[Wanted]:
+    """Two partitions, with a view in which the second chunk of the first one cannot be shown."""
+    log.create_topic(topic, partitions=2, schema=NARROW)
+    before = log._topics.describe(topic)
+    log.alter_topic(topic, schema=WIDE)
+    with log.producer() as producer:
+        for partition in range(2):
+            for n in (1, 1 << 40 if partition == 0 else 2, 3):
+                producer.append(topic, chunk(n), partition=partition).result()
+    view = View.of(topic, before.schema)
+    return [
+        Wanted(
+            Source(
+                log._topics.router,
+                view,
+                before.id,
+                partition,
+                Isolation.READ_UNCOMMITTED,
+                maps=False,
+            ),
+            0,
+            3 * CHUNK_ROWS,
+        )
+        for partition in range(2)
+    ]
+
+
+def test_a_range_ends_at_a_chunk_that_cannot_be_shown_and_the_others_are_read_whole(wanted):
+    read = {0: [], 1: []}
+    for place, fetched in read_together(wanted):
+        read[place] += fetched.offsets().tolist()
+    assert read == {0: [*range(CHUNK_ROWS)], 1: [*range(3 * CHUNK_ROWS)]}
+
+
+def test_by_itself_such_a_range_is_an_error(wanted):
+    with pytest.raises(SchemaMismatch):
+        list(read_range(*wanted[0]))
+
+
+def test_a_defect_of_the_whole_read_ends_it(wanted, monkeypatch):
+    def fail(self, asks):
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(Ways, "send", fail)
+    assert list(read_together(wanted)) == []
