@@ -215,7 +215,12 @@ class LeaderStreamCore:
             if self._moved and self._tell_at is None:
                 moved, self._moved = tuple(self._moved.values()), {}
                 return moved
-        return self._turns.next_slot()
+        slot = self._turns.next_slot()
+        if slot is not None:
+            # The frame is read after this, so it tells the moves that are noted by now. One that is
+            # noted while it is read may not be in it.
+            self._moved.pop(slot.number, None)
+        return slot
 
     # -- what came of it -------------------------------------------------------------------------
 
@@ -258,7 +263,6 @@ class LeaderStreamCore:
             return None
         frame = Frame(slot.number, slot.epoch, slot.next, high_watermark, found.rows, found.data)
         slot.high_watermark_told = high_watermark
-        self._moved.pop(slot.number, None)
         self._turns.sent(slot, EntryIndex(frame.end), frame.size, is_behind=end > frame.end)
         return frame.pack()
 
