@@ -14,11 +14,15 @@ from spark_stream.errors import BufferFull, InvalidRequest
 
 
 class Share(Struct):
-    """Room for what is sent in ``parts``, which keep each other's memory."""
+    """Room for what is sent in ``parts``, which keep each other's memory.
+
+    ``flushes``: how many flushes had begun before it was taken, as :meth:`Buffer.take` says.
+    """
 
     size: int
     records: int
     parts: int
+    flushes: int
 
 
 class Buffer:
@@ -37,6 +41,8 @@ class Buffer:
         self._changed = threading.Condition(self.lock)
         self._bytes = 0
         self._flushing = 0
+        self._flushes = 0  # that have begun
+        self._unsettled: dict[int, int] = {}  # how many shares, by the flushes before them
         self._crowded = 0
         self.outstanding = 0
         """How many records were taken and are not settled."""
@@ -64,6 +70,14 @@ class Buffer:
             raise InvalidRequest(self.closed, hint="Make a new one.")
         self._bytes += size
         self.outstanding += records
+
+    def take(self) -> int:
+        """Count a share that is released later; the caller holds the lock.
+
+        Return how many flushes had begun before: those do not wait for it.
+        """
+        self._unsettled[self._flushes] = self._unsettled.get(self._flushes, 0) + 1
+        return self._flushes
 
     def _wait_for_room(self, size: int) -> None:
         self.lock.release()
@@ -94,6 +108,9 @@ class Buffer:
         with self.lock:
             share.parts -= 1
             if share.parts <= 0:
+                self._unsettled[share.flushes] -= 1
+                if not self._unsettled[share.flushes]:
+                    del self._unsettled[share.flushes]
                 self._give_back(share.size, share.records)
 
     def _give_back(self, size: int, records: int) -> None:
@@ -110,11 +127,18 @@ class Buffer:
         """
         with self.lock:
             self._flushing += 1
+            self._flushes += 1
+            flush = self._flushes
         try:
             self._hurry()
             with self.lock:
-                if not self._changed.wait_for(lambda: not self.outstanding, timeout):
-                    raise TimeoutError(f"{self.outstanding} records are not acknowledged yet")
+                if not self._changed.wait_for(
+                    lambda: min(self._unsettled, default=flush) >= flush, timeout
+                ):
+                    raise TimeoutError(
+                        f"not everything is acknowledged yet: {self.outstanding} records wait, with"
+                        " those that were sent since"
+                    )
         finally:
             with self.lock:
                 self._flushing -= 1

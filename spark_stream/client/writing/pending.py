@@ -33,7 +33,8 @@ class Pending(Struct):
 
     ``room``: what they have of the producer's buffer. ``left``: how much of that is not used yet,
     so that a record below it needs neither more room nor another batch; the largest of them is
-    ``largest``. ``counted``: how many of the records the buffer has counted.
+    ``largest``. ``counted``: how many of the records the buffer has counted. ``flushes``: how many
+    had begun before the first of them was taken.
     """
 
     outcomes: Outcomes
@@ -42,6 +43,7 @@ class Pending(Struct):
     room: int = 0
     left: int = 0
     counted: int = 0
+    flushes: int = 0
     timer: Timer | None = None
     keys: list[bytes | None] = field(default_factory=list)
     values: list[bytes | None] = field(default_factory=list)

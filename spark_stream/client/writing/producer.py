@@ -307,6 +307,7 @@ class Producer:
             self.flush()
         finally:
             self._sender.close()
+        self.flush()  # what other threads sent meanwhile; nothing more comes
 
     def __enter__(self) -> Self:
         return self

@@ -204,9 +204,10 @@ class Sender:
             BufferFull, InvalidRequest: no room in time; closed.
         """
         least = self._settings.buffer_bytes // _LEAST_PART
-        share = Share(max(size, least * len(parts)), 1, len(parts))
+        room = max(size, least * len(parts))
         with self._lock:
-            self.buffer.reserve(share.size)
+            self.buffer.reserve(room)
+            share = Share(room, 1, len(parts), self.buffer.take())
         whole = Gathering(len(parts), self.failures)
         with self._order:
             if known.name in self._pending:
@@ -297,7 +298,7 @@ class Sender:
                 return pending
         outcomes = Outcomes(self.failures)
         largest = int(known.config["max.record.bytes"])
-        pending = Pending(outcomes, len(known.partitions), largest)
+        pending = Pending(outcomes, len(known.partitions), largest, flushes=self.buffer.take())
         waiting.append((known, pending))
         return pending
 
@@ -339,7 +340,7 @@ class Sender:
                 continue
             if len(parts) > 1:
                 pending.outcomes.spread([rows for _, _, rows in parts])
-            share = Share(pending.size, len(pending.values), len(parts))
+            share = Share(pending.size, len(pending.values), len(parts), pending.flushes)
             with self._lock:
                 now = time.monotonic()
                 of = self._core.topic(known, now).id
@@ -352,7 +353,7 @@ class Sender:
     def _drop(self, pending: Pending, error: IsologError) -> None:
         rows = len(pending.values)
         pending.outcomes.settle(0, rows, Unacknowledged(error))
-        self.buffer.release(Share(pending.size, rows, 1))
+        self.buffer.release(Share(pending.size, rows, 1, pending.flushes))
 
     def _settle_part(
         self, whole: Gathering, first: int, share: Share, settlement: Settlement

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from spark_stream.client.writing.buffer import Buffer, Share
@@ -9,9 +11,10 @@ from spark_stream.errors import BufferFull
 
 
 def test_parts_that_share_memory_give_their_room_back_with_the_last_of_them():
-    buffer, share = Buffer(100, 0.01), Share(90, 1, parts=2)
+    buffer = Buffer(100, 0.01)
     with buffer.lock:
         buffer.reserve(90)
+        share = Share(90, 1, parts=2, flushes=buffer.take())
     buffer.release(share)
     with buffer.lock, pytest.raises(BufferFull):
         buffer.reserve(90)
@@ -19,3 +22,24 @@ def test_parts_that_share_memory_give_their_room_back_with_the_last_of_them():
     assert buffer.outstanding == 0
     with buffer.lock:
         buffer.reserve(90)
+
+
+def test_a_flush_waits_for_all_that_was_taken_before_it_and_for_nothing_that_comes_later():
+    """It hurries after it has begun: what is taken then comes later."""
+    taken: list[Share] = []
+    meanwhile: list[Callable[[], None]] = []
+
+    def take() -> None:
+        with buffer.lock:
+            buffer.reserve(1)
+            taken.append(Share(1, 1, 1, buffer.take()))
+
+    buffer = Buffer(100, 0.01, lambda: [each() for each in meanwhile])
+    take()
+    take()
+    meanwhile[:] = [take, lambda: buffer.release(taken[0])]
+    with pytest.raises(TimeoutError, match="2 records"):
+        buffer.await_settled(0)
+    meanwhile[:] = [take, lambda: buffer.release(taken[1]), lambda: buffer.release(taken[2])]
+    buffer.await_settled(0)
+    assert buffer.outstanding == 1
