@@ -82,6 +82,8 @@ from spark_stream.errors import (
 from spark_stream.wire.messages import Ack, BatchRefused, TopicDescription
 
 TICK_S: Final = 0.25
+STREAMS_KEPT: Final = 256
+"""With so many streams, those that are idle end before another one is opened."""
 # A batch that is answered by one of these is sent again, where it belongs. It is not in the log,
 # unless the error's details say that it was ``appended`` by a leader that was replaced then.
 _NOT_TAKEN: Final = (
@@ -114,6 +116,7 @@ class ProducerCore:
         self._streams: dict[int, LaneStream] = {}
         self._next_stream = 0
         self._next_number = 0
+        self._tidy_at = STREAMS_KEPT
         self._wake_at: float | None = None
         self._is_closing = False
 
@@ -189,7 +192,10 @@ class ProducerCore:
                     self._settle(batch, Unacknowledged(error))
 
     def close(self) -> None:
-        """End the streams once everything is settled."""
+        """End the streams once everything is settled.
+
+        A batch that was on its way here is still sent; then its stream ends as well.
+        """
         self._is_closing = True
         self._finish()
 
@@ -381,11 +387,23 @@ class ProducerCore:
             self._wake(min(each.retry_at for each in waiting))
 
     def _open(self, target: TopicLanes, route: Route) -> LaneStream:
+        if len(self._streams) >= self._tidy_at:
+            self._end_idle_streams()
+            self._tidy_at = max(STREAMS_KEPT, 2 * len(self._streams))
         stream = LaneStream(self._next_stream, route.address, target)
         self._next_stream += 1
         self._streams[stream.number] = target.streams[route.address] = stream
         self.out.append(OpenStream(stream.number, route, target.topic, self._transactional_id))
         return stream
+
+    def _end_idle_streams(self) -> None:
+        """End those that have nothing to send: a connection takes no more than so many."""
+        for stream in list(self._streams.values()):
+            if not any(len(each.lane) for each in stream.lanes.values()):
+                for placed in stream.lanes.values():
+                    placed.stream = None
+                del self._streams[stream.number], stream.target.streams[stream.address]
+                self.out.append(EndStream(stream.number))
 
     def _break(self, stream: LaneStream, error: IsologError, now: float) -> None:
         self.out.append(BreakStream(stream.number))
@@ -429,7 +447,6 @@ class ProducerCore:
     def _finish(self) -> None:
         if not self._is_closing or self.unsettled:
             return
-        self._is_closing = False
         self.out.extend(EndStream(number) for number in self._streams)
         self._streams.clear()
         for target in self._targets.values():

@@ -12,6 +12,7 @@ does ``concurrent.futures.wait``.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -27,7 +28,16 @@ from spark_stream.errors import IsologError, UnknownOutcome
 
 logger = logging.getLogger(__name__)
 
-_CALLBACKS: Final = ThreadPoolExecutor(1, "isolog-callbacks")  # its thread starts with the first
+_callbacks = ThreadPoolExecutor(1, "isolog-callbacks")  # its thread starts with the first
+
+
+def _begin_anew() -> None:
+    """Make another executor: a child that was forked has no thread of its parent's."""
+    global _callbacks
+    _callbacks = ThreadPoolExecutor(1, "isolog-callbacks")
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 _FAILURES_KEPT: Final = 1024
@@ -101,9 +111,10 @@ class Failures:
 
     def _tidy(self) -> None:
         """Drops the failures of futures that nobody holds any more, but for the first."""
-        untold = [each for each in self._kept if not each.told]
-        dropped = [each for each in untold if each.holder() is None]
-        self._kept = [each for each in untold if each.holder() is not None or each is dropped[0]]
+        # Each holder is looked at once: it may go at any time.
+        untold = [(each, each.holder() is None) for each in self._kept if not each.told]
+        first = next((each for each, is_dropped in untold if is_dropped), None)
+        self._kept = [each for each, is_dropped in untold if not is_dropped or each is first]
         self._tidy_at = max(_FAILURES_KEPT, 2 * len(self._kept))
 
 
@@ -130,7 +141,7 @@ class Promise(Future[Written]):
 
     def add_done_callback(self, fn: Callable[[Future[Written]], object]) -> None:
         """As every future's; the callback may wait, and may call the producer."""
-        super().add_done_callback(lambda _: _CALLBACKS.submit(self._called, fn))
+        super().add_done_callback(lambda _: _callbacks.submit(self._called, fn))
 
     def _called(self, fn: Callable[[Future[Written]], object]) -> None:
         try:

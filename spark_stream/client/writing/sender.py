@@ -74,13 +74,13 @@ class Sender:
         self._identified = identified
         # Not from 0: many short-lived producers would all write to partition 0.
         self._keyless = itertools.count(random.randrange(1 << 16))
-        self.failures = Failures()
         self._has_author = False
         self._begin()
         _senders.add(self)
 
     def _begin(self) -> None:
         settings = self._settings
+        self.failures = Failures()
         self._order = threading.RLock()
         timeout_s = settings.timeout_ms / 1000
         self.buffer = Buffer(settings.buffer_bytes, timeout_s, self._send_everything)
@@ -96,7 +96,7 @@ class Sender:
     def leave_parent(self) -> None:
         """Begin anew in a child that was forked; what was taken before is the parent's to send.
 
-        An identity that was given is the parent's as well.
+        So are the failures of that. An identity that was given is the parent's as well.
         """
         self._begin()
         if self._has_author:

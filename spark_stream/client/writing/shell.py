@@ -141,9 +141,14 @@ class ProducerShell:
                 try:
                     self._do(instruction)
                 except BaseException as error:
+                    stream = None
                     with self._lock:
+                        if isinstance(instruction, SendBatch):
+                            stream = self._streams.pop(instruction.stream, None)
                         self._undo(instruction, error)
                         self._carrying_out = False
+                    if stream is not None:
+                        stream.break_off()
                     if isinstance(error, Exception):
                         logger.exception("an instruction could not be carried out: %r", instruction)
                         break

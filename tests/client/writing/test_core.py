@@ -14,12 +14,12 @@ import pytest
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.writing import core, lanes
 from spark_stream.client.writing.core import ProducerCore
-from spark_stream.client.writing.instructions import SendBatch
+from spark_stream.client.writing.instructions import EndStream, OpenStream, SendBatch
 from spark_stream.client.writing.lanes import Identity, Lane, Outgoing
 from spark_stream.consistency.producers import EPOCH_MAX
 from spark_stream.errors import IsologError, NotLeader, UnknownTopic
-from spark_stream.wire.messages import BatchRefused
-from tests.client.writing.producer_world import World
+from spark_stream.wire.messages import Acknowledged, BatchRefused
+from tests.client.writing.producer_world import World, topic_of
 
 SEEDS = 1500
 
@@ -181,3 +181,56 @@ def test_batches_behind_the_one_that_a_broker_refused_are_surely_not_in_the_log_
     producer.leaders_failed(world.topic.id, UnknownTopic("gone"), world.now)
     world._note()
     assert [type(each.error) for each in settled] == [UnknownTopic] * 3
+
+
+def test_idle_streams_end_where_a_producer_has_many(monkeypatch):
+    """Their partitions go on with their sequences on another stream."""
+    monkeypatch.setattr(core, "STREAMS_KEPT", 2)
+    producer, opened, sequences = ProducerCore(10.0, 10.0), set(), []
+    producer.write_as(Identity(1, 0), None)
+    for turn in range(20):
+        topic = topic_of(1, f"t{turn % 10}")
+        rows = pa.record_batch({"n": [turn]})
+        producer.topic(topic, 0.0)
+        producer.submit(topic.id, rows, 0, lambda _: None, 0.0)
+        route = Route(topic.name, topic.id, 0, "a:1", "a:1", 0)
+        producer.leaders_found(topic.id, {0: route}, 0.0)
+        for each in list(producer.out):
+            if isinstance(each, OpenStream):
+                opened.add(each.stream)
+                producer.stream_opened(each.stream, 0.0)
+            elif isinstance(each, EndStream):
+                opened.remove(each.stream)
+        for each in producer.out:
+            if isinstance(each, SendBatch):
+                sequences.append(each.stamp.sequence)
+                facts = {"number": each.number, "partition": 0, "leader_epoch": 0, "partitions": 1}
+                ack = Acknowledged(offset=0, count=1, duplicate=False, **facts)
+                producer.acknowledged(each.stream, ack, 0.0)
+        producer.out.clear()
+        assert len(opened) <= 2
+    assert producer.unsettled == 0
+    assert sequences == [0] * 10 + [1] * 10
+
+
+@pytest.mark.parametrize("epoch", [0, EPOCH_MAX])
+def test_whatever_happens_while_idle_streams_end(epoch, monkeypatch):
+    monkeypatch.setattr(core, "STREAMS_KEPT", 1)
+    for seed in range(300):
+        run(seed, epoch)
+
+
+def test_a_batch_that_comes_after_the_end_is_settled_and_its_stream_ends_as_well():
+    """As where one thread closes the producer while another appends."""
+    world = World(0)
+    world.settle_down()
+    world.finished = 0
+    world.submit()
+    world.carry_out()
+    for _ in range(100):
+        for step in (world.carry_out, world.answer, world.open, world.deliver, world.hear):
+            step()
+        world.pass_time(0.05)
+    world.check()
+    assert world.submitted
+    assert not world.wires

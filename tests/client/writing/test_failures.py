@@ -7,7 +7,7 @@ from concurrent.futures import wait
 
 import pytest
 
-from spark_stream.client.writing.promises import Failures, Promise
+from spark_stream.client.writing.promises import Failure, Failures, Promise
 from spark_stream.errors import BrokerUnavailable, RecordTooLarge
 
 
@@ -82,3 +82,14 @@ def test_any_number_of_failures_can_be_taken():
     for each in held:
         each.exception()
     failures.tell()
+
+
+def test_futures_may_be_dropped_while_their_failures_are_tidied_up():
+    """Each holder is asked once: it may be there at one time, and gone at the next."""
+    failures = Failures()
+    for _ in range(1024):
+        holders = iter([object()])
+        failure = Failure(BrokerUnavailable("dropped"), lambda holders=holders: next(holders, None))
+        failures.note(failure)
+    with pytest.raises(BrokerUnavailable, match="dropped"):
+        failures.tell()

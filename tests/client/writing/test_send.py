@@ -14,6 +14,7 @@ import pytest
 from spark_stream import Written
 from spark_stream.client.writing import batches
 from spark_stream.client.writing import producer as producing
+from spark_stream.client.writing.lanes import Outgoing
 from spark_stream.errors import (
     BatchTooLarge,
     InvalidOption,
@@ -442,3 +443,25 @@ def test_numpy_numbers_are_numbers(log, topic):
     with log.consumer(topic) as consumer:
         consumer.seek({(topic, 1): one})
         assert len(list(consumer.records(until="latest"))) == 1
+
+
+def test_a_stream_that_a_batch_could_not_be_sent_on_ends_and_the_batch_goes_on_another(
+    log, topic, monkeypatch
+):
+    log.create_topic(topic)
+    failures = iter([MemoryError()])
+
+    def whole_or_not(outgoing: Outgoing) -> pa.RecordBatch:
+        for error in failures:
+            raise error
+        return whole(outgoing)
+
+    whole = Outgoing.whole
+    with log.producer() as producer:
+        producer.send(topic, b"1").result(20)
+        streams = producer._sender._shell._streams
+        ((number, stream),) = streams.items()
+        monkeypatch.setattr(Outgoing, "whole", whole_or_not)
+        assert producer.send(topic, b"2").result(20).offset == 1
+        assert number not in streams
+        assert stream._is_over
