@@ -23,6 +23,7 @@ from spark_stream.consistency.measures import stored_bytes
 from spark_stream.consistency.transactions import Joined
 from spark_stream.errors import DamagedSegment, EntriesGone, StorageFailure
 from spark_stream.storage.chunks import Chunk, Stored
+from spark_stream.storage.reading import LOCATED_ENTRIES_MAX
 from spark_stream.storage.replica_log import ReplicaLog
 from spark_stream.wire.fetch_messages import (
     EntryRuns,
@@ -102,13 +103,21 @@ def _place_of(replica: Partition, runs: EntryRuns, *, doubted: bool) -> FilePlac
 
 
 def in_groups(chunks: Iterator[tuple[Chunk, Lineage]]) -> Iterator[list[tuple[Chunk, Lineage]]]:
-    """Neighbouring chunks together: one message says where all of them lie."""
+    """Neighbouring chunks together: one message says where all of them lie.
+
+    It has some numbers for each entry, and is the header of a frame, of 1 MiB at most.
+    """
     held: list[tuple[Chunk, Lineage]] = []
+    entries = 0
     for each in chunks:
+        entries += len(each[0].counts)
+        if held and entries > LOCATED_ENTRIES_MAX:
+            yield held
+            held, entries = [], len(each[0].counts)
         held.append(each)
         if len(held) == _PLACES_AT_ONCE:
             yield held
-            held = []
+            held, entries = [], 0
     if held:
         yield held
 

@@ -27,6 +27,8 @@ from spark_stream.storage.segment import Segment
 
 # Large enough that a batch's fixed costs vanish, small enough that a few of them fit anywhere.
 RUN_BYTES_MAX: Final = 2 << 20
+LOCATED_ENTRIES_MAX: Final = 4096
+"""Entries of a chunk that says where its rows lie: what there is to say has a limit as well."""
 # Entries that are this large alone gain nothing from being copied together with a neighbour.
 _ALONE_BYTES_MIN: Final = 256 << 10
 # To pass over this many bytes of aborted entries in a row costs more than a second run.
@@ -100,7 +102,7 @@ class Visible(Struct, frozen=True):
         bases, counts, starts, lengths, timestamps = columns
         return cls(first + places, bases, counts.astype(np.int64), starts, lengths, timestamps, end)
 
-    def runs(self) -> Iterator[tuple[int, int]]:
+    def runs(self, entries_max: int) -> Iterator[tuple[int, int]]:
         """Ranges of neighbours that are read in one go."""
         if len(self.places) == 1:  # as where one record is read when it comes
             yield 0, 1
@@ -116,6 +118,7 @@ class Visible(Struct, frozen=True):
             high = int(edges[edge]) if edge < len(edges) else count
             limit = int(sizes[low] - self.lengths[low]) + RUN_BYTES_MAX
             high = min(high, max(low + 1, int(np.searchsorted(sizes, limit, side="right"))))
+            high = min(high, low + entries_max)
             yield low, high
             low = high
 
@@ -195,7 +198,7 @@ def _chunks(
         if not len(visible.places):
             yield _nothing(segment, start, visible.until, columns, wanted.schema)
             start = visible.until
-        for low, high in visible.runs():
+        for low, high in visible.runs(LOCATED_ENTRIES_MAX if wanted.locating else _WINDOW_ENTRIES):
             stops = visible.following(high - 1)
             while start < stops:
                 if budget.spent():

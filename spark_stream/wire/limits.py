@@ -9,7 +9,8 @@ BATCH_BYTES_MAX: Final = 256 << 20
 
 CONTROL_BYTES_MAX: Final = 16 << 20
 """One ticket, action body, envelope or answer. The largest in use: a commit with the positions of a
-consumer of 100,000 partitions, and the list of 40,000 transactional ids."""
+consumer of 100,000 partitions, and the list of 40,000 transactional ids. A frame has them in its
+body; its header has at most ``ConnectionLimits.header_bytes_max``."""
 
 ERROR_BYTES_MAX: Final = 2_000
 """The words of an error that ends a call. They travel in gRPC's trailers, some of them three times;

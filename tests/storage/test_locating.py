@@ -12,6 +12,7 @@ import pytest
 from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import Offset
 from spark_stream.errors import DamagedSegment, EntriesGone, InvalidRequest
+from spark_stream.storage import reading
 from spark_stream.storage.log import PartitionLog
 from tests.storage.logs import EPOCH, NOW, append_next, flip, format_of, segment_path
 
@@ -47,6 +48,20 @@ def test_the_places_are_those_that_a_read_names(tmp_path: Path) -> None:
         assert part.indexes.tolist() == [[2, 3], [8, 1]]
         assert len(part.parts) == 2
         assert part.entries == 4
+
+
+def test_a_chunk_of_places_has_few_entries_however_small_these_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "LOCATED_ENTRIES_MAX", 5)
+    with new_log(tmp_path) as log:
+        for _ in range(12):
+            append_next(log)
+        chunks = list(log.read(Offset(5), Offset(120), locating=True))
+        assert [len(each.counts) for each in chunks] == [5, 5, 2]
+        assert [each.next_offset for each in chunks] == [50, 100, 120]
+        (whole,) = log.read(Offset(5), Offset(120))
+        assert len(whole.counts) == 12
 
 
 @pytest.mark.rule("where a follower has what its leader has named", "storage/locating.py")
