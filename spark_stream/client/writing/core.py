@@ -70,6 +70,7 @@ from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,
     InternalError,
+    InvalidTransaction,
     IsologError,
     LeaderEpochFenced,
     LeaderUnavailable,
@@ -236,7 +237,9 @@ class ProducerCore:
             lane.pop()
             placed.failures, placed.reason = 0, None
             told = error
-            if error is not None and self._transactional_id is None and batch.may_be_in_log(error):
+            # What is in no finished transaction is aborted with it, so that the error is true.
+            may_stay = self._transactional_id is None or isinstance(error, InvalidTransaction)
+            if error is not None and may_stay and batch.may_be_in_log(error):
                 told = unknown(target.topic.name, batch, error)
             if isinstance(error, UnknownTopic):
                 self.outcomes.append(NoteTopic(target.topic, None))

@@ -17,7 +17,14 @@ from spark_stream.client.writing.core import ProducerCore
 from spark_stream.client.writing.instructions import EndStream, OpenStream, SendBatch
 from spark_stream.client.writing.lanes import Identity, Lane, Outgoing
 from spark_stream.consistency.producers import EPOCH_MAX
-from spark_stream.errors import IsologError, NotLeader, UnknownTopic
+from spark_stream.errors import (
+    BrokerUnavailable,
+    InvalidTransaction,
+    IsologError,
+    NotLeader,
+    UnknownOutcome,
+    UnknownTopic,
+)
 from spark_stream.wire.messages import Acknowledged, BatchRefused
 from tests.client.writing.producer_world import World, topic_of
 
@@ -234,3 +241,27 @@ def test_a_batch_that_comes_after_the_end_is_settled_and_its_stream_ends_as_well
     world.check()
     assert world.submitted
     assert not world.wires
+
+
+def test_a_batch_sent_twice_has_no_certain_outcome_if_its_transaction_is_over_the_second_time():
+    """The first leader may have taken it, and the transaction's end may have made it visible."""
+    world = World(0)
+    producer = world.core
+    producer.write_as(Identity(1, 0, 7), "t")
+    settled: list[lanes.Settlement] = []
+    producer.topic(world.topic, world.now)
+    producer.submit(world.topic.id, pa.record_batch({"n": [1]}), 0, settled.append, world.now)
+    for stream, address in enumerate(("a:1", "b:1")):
+        route = Route("t", world.topic.id, 0, address, address, stream)
+        producer.leaders_found(world.topic.id, {0: route}, world.now)
+        producer.stream_opened(stream, world.now)
+        if not stream:
+            producer.stream_lost(0, BrokerUnavailable("gone"), world.now)
+            world.now += 1.0
+            producer.tick(world.now)
+    number = [each.number for each in producer.out if isinstance(each, SendBatch)][-1]
+    over = InvalidTransaction("transaction 7 of 't' is committing")
+    refused = BatchRefused(number=number, partition=0, error=over, count=0)
+    producer.acknowledged(1, refused, world.now)
+    world._note()
+    assert [type(each.error) for each in settled] == [UnknownOutcome]
