@@ -34,10 +34,10 @@ LARGE := sed -un 's/^ *\(Downloading .* MB)\).*/  \1/p; s/^\(Installing\) collec
 # A file's tests stay together, for they share a broker or a Spark session.
 SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-FAST := not spark and not chaos and not notebook and not slow and not etcd
+FAST := not full and not spark and not chaos and not notebook and not slow and not etcd
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java demo test test-fast stress chaos filters simulate lint format docs bench bench-kafka clean
+.PHONY: help venv java demo test test-all test-fast stress chaos filters simulate lint format docs bench bench-kafka clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,7 +54,10 @@ java:  ## Find a Java that Spark can run on; install one if there is none (root,
 demo: venv java  ## Stream the flights of 2013 through three brokers, and kill one (DEMO_ARGS="--help" shows the options)
 	@$(WITH_SPARK) SPARK_CONF_DIR=conf .venv/bin/spark-submit examples/flights_demo.py $(DEMO_ARGS)
 
-test: venv java  ## Run all tests
+test: venv java  ## Run the tests that each change must pass
+	@$(WITH_SPARK) .venv/bin/pytest tests -m "not full" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+
+test-all: venv java  ## Run all tests: kills, notebooks, clusters of Spark and thousands of simulated runs too
 	@$(WITH_SPARK) .venv/bin/pytest tests $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-fast: venv  ## Run the tests that need no Spark and take under a minute

@@ -11,6 +11,8 @@ from bench.against import Comparison, compare
 from bench.results import Figure
 from bench.turns import Bench
 
+pytestmark = pytest.mark.full
+
 HOME = Path(__file__).parent.parent
 PRINTS = """
 import sys

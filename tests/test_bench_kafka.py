@@ -14,6 +14,8 @@ from bench.kafka.chart import digest
 from bench.kafka.turns import CEILING, ISOLOG, KAFKA, TUNED, Turns, contenders, gain, rotated
 from bench.records import SCHEMAS, THREE_DDL, TYPED, batch_of
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 FACTS = json.loads((DOCS / "benchmarks.json").read_text())

@@ -78,6 +78,7 @@ class Sender:
 
 
 @pytest.mark.chaos
+@pytest.mark.full
 def test_kill_9_in_mid_write_twenty_times(tmp_path: Path) -> None:
     print("seed", SEED)
     chance = random.Random(SEED)

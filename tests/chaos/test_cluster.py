@@ -12,7 +12,7 @@ import pytest
 
 from tests.chaos.cluster import LEVELS, run
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.full, pytest.mark.chaos, pytest.mark.timeout(400)]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from tests.chaos.workers import (
 )
 from tests.support import BrokerProcess
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.chaos, pytest.mark.timeout(300)]
 
 LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic")
 SECONDS = float(os.environ.get("ISOLOG_CHAOS_SECONDS", "12"))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.full, pytest.mark.chaos, pytest.mark.timeout(200)]
 
 
 def test_a_process_lives_through_cuts_and_restarts_and_gets_all_back():

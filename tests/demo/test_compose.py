@@ -23,6 +23,8 @@ from tests.conftest import ROOT
 from tests.demo.conftest import Shell
 from tests.support import free_port
 
+pytestmark = pytest.mark.full
+
 
 def compose(**variables: str) -> dict[str, Any]:
     """The file with ``${NAME:-default}`` filled in."""

@@ -17,6 +17,8 @@ from spark_stream.testing import LocalCluster
 from tests.conftest import ROOT, stop_broker
 from tests.demo.conftest import Shell
 
+pytestmark = pytest.mark.full
+
 JANUARY, FEBRUARY = 27_004, 24_951
 WRONG_LOAD = 5_000
 

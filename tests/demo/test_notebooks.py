@@ -15,6 +15,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.demo.conftest import Shell
 
+pytestmark = pytest.mark.full
+
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 WITH_OUTPUTS = "leader_failover"
 OF_JAVA = "WARNING: Using incubator modules: jdk.incubator.vector"

@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 from tests.spark.standalone import Standalone, install, named, python_without, submit
 from tests.support import numbers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.full]
 
 JOB = Path(__file__).with_name("cluster_job.py")
 FAILURES = Path(__file__).with_name("cluster_failures.py")

@@ -15,6 +15,8 @@ import spark_stream as isolog
 from tests.conftest import stop_broker
 from tests.spark.standalone import python_without
 
+pytestmark = pytest.mark.full
+
 pytest.importorskip("grpc", reason="Spark Connect needs pyspark[connect]")
 
 

@@ -23,7 +23,7 @@ import spark_stream as isolog
 from tests.conftest import stop_broker
 from tests.support import alive, end_process, eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(400), pytest.mark.full]
 
 FILES = 40
 ROWS_PER_FILE = 50

@@ -40,7 +40,14 @@ def story_of(seed: int) -> list[str]:
 
 @pytest.mark.rule("what a step of a script does", "broker/step_table.py")
 @pytest.mark.slow
+def test_two_hundred_runs_find_nothing():
+    _, failed = search(range(200))
+    assert not failed, "\n".join(form.command() for form in failed)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.full
 def test_two_thousand_runs_find_nothing():
     shares = [range(first, first + SHARE) for first in range(0, RUNS, SHARE)]
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:

@@ -121,6 +121,7 @@ def test_a_process_that_was_stopped_itself_does_not_end_its_streams(tmp_path):
 
 @pytest.mark.chaos
 @pytest.mark.timeout(200)
+@pytest.mark.full
 def test_a_process_lives_through_cuts_kills_and_pauses_and_all_copies_are_equal():
     """A short run of ``stress``: an abort inside gRPC would end that process."""
     program = [sys.executable, "-m", "tests.broker.replication.stress", "--seconds", "12"]
