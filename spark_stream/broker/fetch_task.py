@@ -293,7 +293,8 @@ class FetchTask:
                 self._tasks.leave()
                 self._reply = True
                 return True
-            if self._timer is None or self._timer[0] != wait.deadline:
+            timer = self._timer  # which the loop may take away at any time
+            if timer is None or timer[0] != wait.deadline:
                 self._cancel_timer()
                 self._timer = wait.deadline, self._tasks.loop.call_later(left, self._expire)
             with self._lock:
