@@ -54,7 +54,7 @@ def test_a_part_that_cannot_be_settled_gives_its_room_back(
     whole, released = Gathering(1, Failures()), list[Share]()
     monkeypatch.setattr(whole.promise, "settle", _fail)
     sender = cast(Sender, SimpleNamespace(buffer=SimpleNamespace(release=released.append)))
-    share = Share(90, 1, parts=1)
+    share = Share(90, 1, parts=1, flushes=0)
     with pytest.raises(RuntimeError):
         Sender._settle_part(sender, whole, 0, share, Written("t", 0, 7, 1))
     assert released == [share]
