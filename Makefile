@@ -32,7 +32,8 @@ PIP_INSTALL := .venv/bin/python -m pip install --disable-pip-version-check
 LARGE := sed -un 's/^ *\(Downloading .* MB)\).*/  \1/p; s/^\(Installing\) collected packages.*/  \1 what was downloaded/p'
 
 # A file's tests stay together, for they share a broker or a Spark session.
-SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+# After a crash xdist would deal out a file's tests twice and then wait for ever: the run ends instead.
+SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 FAST := not full and not spark and not chaos and not notebook and not slow and not etcd
 

@@ -51,6 +51,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(folder_of(item), len(rank)))  # stable: files stay whole
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Print a failure when it happens: side by side, a run that is cut off would not tell it."""
+    if report.failed and hasattr(report, "node"):
+        print(f"\n{report.nodeid} ({report.when}):", flush=True)
+        print("\n".join(report.longreprtext.splitlines()[-15:]), flush=True)
+
+
 def stop_broker(directory: Path, *, number: int = signal.SIGTERM, timeout_s: float = 20.0) -> None:
     """Ends the broker that serves the directory, if one does, and waits until it is gone."""
     from spark_stream.client.connecting.embedded import known_address

@@ -306,7 +306,7 @@ NUMBERS = pa.schema([("n", pa.int64())])
 _topics = itertools.count()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """A broker that no test may stop, stop up or slow down."""
     with BrokerProcess(tmp_path_factory.mktemp("shared") / "log") as found:

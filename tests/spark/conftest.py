@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
@@ -48,12 +49,23 @@ def session_builder(master: str) -> SparkSession.Builder:
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def spark() -> Iterator[SparkSession]:
     session = session_builder("local[2]").getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+    end_jvm()
+
+
+def end_jvm() -> None:
+    """End the JVM, which `stop` leaves: with its workers it has a gigabyte that other tests need."""
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # it ends with its input
+    gateway.proc.wait(30)
+    SparkContext._gateway = SparkContext._jvm = None
 
 
 @pytest.fixture
@@ -69,14 +81,14 @@ def utc_rows(spark: SparkSession) -> Iterator[DataFrame]:
         spark.conf.set("spark.sql.session.timeZone", before)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("shared") / "log"
     yield directory
     stop_broker(directory)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def log(shared_path: Path) -> Iterator[isolog.Log]:
     with isolog.connect(path=shared_path) as found:
         yield found
@@ -88,7 +100,7 @@ def topic() -> str:
     return f"topic-{next(_numbers)}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def isolog_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """isolog alone, made by the line of docs/spark.md."""
     target = tmp_path_factory.mktemp("zip") / "isolog.zip"

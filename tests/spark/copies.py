@@ -46,7 +46,7 @@ def target(log: isolog.Log, topic: str) -> str:
     return topic
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def transactions(shared_path: Path) -> Iterator[TransactionsClient]:
     connection = Connection(path=shared_path)
     yield TransactionsClient(connection)

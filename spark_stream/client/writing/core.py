@@ -266,6 +266,8 @@ class ProducerCore:
         target, lanes = stream.target, list(stream.lanes.values())
         del target.streams[stream.address]
         for placed in lanes:
+            if isinstance(error, UnknownTopic):
+                placed.lane.deleted()
             self._take_off(placed, error, now)
             if placed.route is not None:
                 self.out.append(DoubtRoute(placed.route, error))

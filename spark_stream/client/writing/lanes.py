@@ -18,6 +18,7 @@ often it is sent again, so the leader can tell it from a new one. Invariants of 
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -290,6 +291,11 @@ class Lane:
     def lost(self) -> None:
         """The connection is gone: what is not answered has to be sent again."""
         self.sent = 0
+
+    def deleted(self) -> None:
+        """The log that was to take what is on the way is deleted, with what it had of that."""
+        for batch in itertools.islice(self._batches, self.sent):
+            batch.unanswered -= 1
 
     def begins_anew(self, error: OutOfOrderSequence) -> bool:
         """Whether the first batch, refused like this, and those behind it may get new stamps.

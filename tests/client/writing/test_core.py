@@ -190,6 +190,33 @@ def test_batches_behind_the_one_that_a_broker_refused_are_surely_not_in_the_log_
     assert [type(each.error) for each in settled] == [UnknownTopic] * 3
 
 
+def test_what_a_deleted_topic_was_sent_is_in_no_log():
+    """Its broker says so on the stream; what another leader had been sent before stays unknown."""
+    world = World(0)
+    producer = world.core
+    producer.write_as(Identity(1, 0), None)
+    settled: list[lanes.Settlement] = []
+    producer.topic(world.topic, world.now)
+
+    def opened(number: int, address: str) -> None:
+        route = Route("t", world.topic.id, 0, address, address, 0)
+        producer.tick(world.now + number)  # after the pause that follows a failure
+        producer.leaders_found(world.topic.id, {0: route}, world.now)
+        producer.stream_opened(number, world.now)
+
+    rows = pa.record_batch({"n": [1]})
+    producer.submit(world.topic.id, rows, 0, settled.append, world.now)
+    opened(0, "a:1")
+    producer.stream_lost(0, UnknownTopic("gone"), world.now)
+    producer.submit(world.topic.id, rows, 0, settled.append, world.now)
+    opened(1, "a:1")
+    producer.stream_lost(1, BrokerUnavailable("cut"), world.now)
+    opened(2, "b:1")
+    producer.stream_lost(2, UnknownTopic("gone"), world.now)
+    world._note()
+    assert [type(each.error) for each in settled] == [UnknownTopic, UnknownOutcome]
+
+
 def test_idle_streams_end_where_a_producer_has_many(monkeypatch):
     """Their partitions go on with their sequences on another stream."""
     monkeypatch.setattr(core, "STREAMS_KEPT", 2)
