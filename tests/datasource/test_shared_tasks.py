@@ -45,9 +45,7 @@ def test_one_call_and_one_batch(query, monkeypatch):
     assert len(task.value) == PARTITIONS
     (batch,) = query.reader.read(task)
     rows = batch.column("n").to_pylist()
-    by_partition = sorted(
-        rows, key=lambda n: n // 100
-    )  # they may come in any order, each in its own
+    by_partition = sorted(rows, key=lambda n: n // 100)  # partitions come in any order
     assert by_partition == of(range(PARTITIONS))
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark import SparkContext
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
@@ -59,7 +59,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 def end_jvm() -> None:
-    """End the JVM, which `stop` leaves: with its workers it has a gigabyte that other tests need."""
+    """End the JVM, which outlives `stop`: with its workers it takes a gigabyte of memory."""
     gateway = SparkContext._gateway
     assert gateway is not None
     gateway.shutdown()
