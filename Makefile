@@ -10,8 +10,11 @@ MINUTES ?= 5
 RUNS ?= 1000
 SEED ?=
 ORDER ?= 0
-# Most tests wait for processes: more of them than there are cores keep the cores busy.
-TEST_PROCESSES ?= 3
+# Most tests wait for processes: more of them than there are cores keep the cores busy. Each has a
+# Spark and brokers of its own, so it needs 3 GB.
+FREE_BYTES := cat /proc/meminfo /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null \
+  | awk '/^MemAvailable/ {n = $$2 * 1024} /^[0-9]+$$/ && (!n || $$1 < n) {n = $$1} END {print (n ? n : 9e9)}'
+TEST_PROCESSES ?= $(shell $(FREE_BYTES) | awk '{n = int($$1 / 3e9); print (n < 1 ? 1 : n > 3 ? 3 : n)}')
 
 VENV := $(CURDIR)/.venv
 INSTALLED := .venv/.installed
