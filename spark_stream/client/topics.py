@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from spark_stream.errors import (
     TopicExists,
     UnknownTopic,
 )
+from spark_stream.transport.forks import new_lock
 from spark_stream.wire.evolution import evolves
 from spark_stream.wire.keys import PARTITION_BY, split_names
 from spark_stream.wire.messages import (
@@ -65,7 +65,7 @@ class TopicsClient:
         self._connection = connection
         self.router = Router(connection)
         """The ways to the leaders of the topics' partitions."""
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._known: dict[str, TopicDescription] = {}
 
     def outgrown(self, known: TopicDescription, partitions: int) -> None:

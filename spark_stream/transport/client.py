@@ -27,6 +27,7 @@ from spark_stream.protocol import (
 )
 from spark_stream.transport.buffers import BufferPool
 from spark_stream.transport.channel import SocketChannel
+from spark_stream.transport.forks import new_lock
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.streams import BlockingStream, ConnectionLost, Handle, Stream, Streams
 from spark_stream.wire.addresses import UNIX, split_address
@@ -36,7 +37,7 @@ BUFFERS: Final = BufferPool()
 _LOOKS_EVERY_S: Final = 0.02
 
 _loops: dict[int, Loop] = {}
-_loops_lock = threading.Lock()
+_loops_lock = new_lock()
 
 
 def client_loop() -> Loop:
@@ -50,8 +51,6 @@ def client_loop() -> Loop:
 
 def _leave_parent() -> None:
     """Leave the parent's loop and connections to it; in a child that was forked a moment ago."""
-    global _loops_lock
-    _loops_lock = threading.Lock()  # another thread of the parent may have held it
     BUFFERS.leave_parent()
     for each in _loops.values():
         each.abandon()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -35,6 +34,7 @@ from spark_stream.errors import (
     NotLeader,
     RequestTimeout,
 )
+from spark_stream.transport.forks import new_lock
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import BrokerList, Empty, Message
 
@@ -96,8 +96,8 @@ class Connection:
         self._idle_seconds = idle_seconds
         self._create = create
         self._identity = LogIdentity(cluster_id)
-        self._choosing = threading.Lock()  # one thread at a time looks for a broker
-        self._lock = threading.Lock()  # the innermost: guards the fields below
+        self._choosing = new_lock()  # one thread at a time looks for a broker
+        self._lock = new_lock()  # the innermost: guards the fields below
         self._links: dict[str, BrokerLink] = {}
         self._learned: list[str] = []
         self._current: BrokerLink | None = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TypeVar
 
 from spark_stream.client.connecting.shared import SharedChannel, shared_channel
 from spark_stream.errors import InvalidRequest, RequestTimeout, WrongCluster
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.transport.forks import new_lock
 from spark_stream.wire.messages import Message
 from spark_stream.wire.methods import ACT
 
@@ -19,7 +19,7 @@ class LogIdentity:
     """Which log a client means: the one of this cluster id, or else the first that it meets."""
 
     def __init__(self, cluster_id: str | None) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._cluster_id = cluster_id
 
     @property
@@ -50,7 +50,7 @@ class BrokerLink:
         self.broker_id = ""
         """The id of the broker that was met there last; empty before."""
         self._identity = identity
-        self._connecting = threading.Lock()  # one thread at a time connects
+        self._connecting = new_lock()  # one thread at a time connects
         self._shared: SharedChannel | None = None
         self._closed = False
 

@@ -6,7 +6,6 @@ topic, and all who wait for the same get its answer.
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Final
 
@@ -24,6 +23,7 @@ from spark_stream.errors import (
     UnknownLeaderEpoch,
     UnknownTopic,
 )
+from spark_stream.transport.forks import new_lock
 from spark_stream.wire.messages import FindLeaders, LeaderFacts, Leaders
 
 # After these somebody has to be asked who leads the partition.
@@ -42,7 +42,7 @@ class _Topic:
     """A topic's routes; ``asking`` is held by the thread that asks about it."""
 
     def __init__(self, topic: str, topic_id: str) -> None:
-        self.asking = threading.Lock()
+        self.asking = new_lock()
         self.routes = Routes(topic, topic_id)
 
 
@@ -51,7 +51,7 @@ class Router:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._lock = threading.Lock()  # the innermost: guards the topics and their routes
+        self._lock = new_lock()  # the innermost: guards the topics and their routes
         self._topics: dict[tuple[str, str], _Topic] = {}
 
     @property

@@ -7,7 +7,6 @@ A forked process begins without any.
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from typing import Final
 
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 from spark_stream.errors import BrokerUnavailable
 from spark_stream.transport.client import CLIENT_LIMITS, ClientChannel
 from spark_stream.transport.failures import Greeting, failure_of, read_greeting
+from spark_stream.transport.forks import new_lock
 from spark_stream.transport.streams import ConnectionLost
 
 # A broker that is stopped is left after this time, however long its calls may take.
@@ -31,14 +31,13 @@ class SharedChannel:
         weakref.finalize(self, channel.close).atexit = False
 
 
-_lock = threading.Lock()
+_lock = new_lock()
 _channels: weakref.WeakValueDictionary[str, SharedChannel] = weakref.WeakValueDictionary()
 
 
 def _begin_anew() -> None:
     """Forget the parent's connections; in a child that was forked a moment ago."""
-    global _lock, _channels
-    _lock = threading.Lock()  # another thread of the parent may have held it
+    global _channels
     _channels = weakref.WeakValueDictionary()
 
 

@@ -6,7 +6,6 @@ process's loop. ``core`` knows which batches were on it, and decides what become
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +18,7 @@ from spark_stream.client.writing.lanes import Outgoing
 from spark_stream.errors import BrokerUnavailable, InternalError, InvalidRequest, IsologError
 from spark_stream.protocol import Bytes, Credited, Received, StreamOver
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.transport.forks import new_lock
 from spark_stream.transport.streams import Handle, Stream, StreamEvent, error_of
 from spark_stream.wire.messages import Ack, AppendTo, TopicDescription, ack_from_bytes
 from spark_stream.wire.methods import APPEND
@@ -46,7 +46,7 @@ class AppendStream:
         self._shared = shared  # the connection lives as long as this refers to it
         self._answered = answered
         self._ended = ended
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._unsent: deque[tuple[bytes, Outgoing]] = deque()  # for want of credit
         self._first: memoryview | None = None  # what the first of them is as bytes
         self._is_over = False

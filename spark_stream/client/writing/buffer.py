@@ -11,6 +11,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from spark_stream.errors import BufferFull, InvalidRequest
+from spark_stream.transport.forks import new_lock
 
 
 class Share(Struct):
@@ -37,7 +38,7 @@ class Buffer:
         self._limit = limit
         self._timeout_s = timeout_s
         self._hurry = hurry
-        self.lock = threading.Lock()
+        self.lock = new_lock()
         self._changed = threading.Condition(self.lock)
         self._bytes = 0
         self._flushing = 0

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
 
 import psutil
 import pytest
 
 import spark_stream as isolog
+from spark_stream.transport import forks
 from tests.support import BrokerProcess, eventually, values
 
 
@@ -70,3 +73,36 @@ def test_a_forked_process_connects_anew_and_leaves_its_parent_alone(broker):
         producer.append("t", values("parent")).result(20)
         assert log.read("t")["value"].to_pylist() == [b"parent", b"child", b"parent"]
         producer.close()
+
+
+def test_a_forked_process_uses_a_log_whatever_its_parents_threads_held(broker):
+    """A lock that another thread holds during a fork would never be released in the child."""
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with contextlib.ExitStack() as stack:
+            for lock in list(forks._locks):
+                stack.enter_context(lock)
+            held.set()
+            over.wait(30)
+
+    with broker.connect() as log:
+        log.create_topic("t")
+        holder = threading.Thread(target=hold)
+        holder.start()
+        assert held.wait(10)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                signal.alarm(20)  # ends the process
+                with log.producer() as writer:
+                    writer.append("t", values("child")).result(20)
+                code = 0 if log.read("t").num_rows == 1 else 2
+            finally:
+                os._exit(code)
+        status = os.waitpid(child, 0)[1]
+        over.set()
+        holder.join()
+        assert status == 0
+        assert log.read("t")["value"].to_pylist() == [b"child"]
