@@ -7,6 +7,8 @@ topic, and all who wait for the same get its answer.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from spark_stream.client.connecting.connection import Connection
@@ -81,16 +83,11 @@ class Router:
         if known is not None:
             return known
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
-        place = self._place(topic, topic_id)
-        if not place.asking.acquire(timeout=left(deadline)):
-            raise RequestTimeout(f"another thread asks for the leaders of topic {topic!r}")
-        try:
+        with self._asking(topic, topic_id, deadline) as place:
             known = self.known(topic, topic_id, partition)  # another thread may have asked
             if known is not None:
                 return known
             self._ask(place, topic, topic_id, left(deadline))
-        finally:
-            place.asking.release()
         known = self.known(topic, topic_id, partition)
         if known is None:
             raise self.no_leader(topic, partition)
@@ -111,10 +108,10 @@ class Router:
             return None if place is None else place.routes.get(partition)
 
     def refresh(self, topic: str, topic_id: str, timeout_s: float) -> None:
-        """Asks who leads the topic's partitions now; raises as :meth:`route`."""
-        place = self._place(topic, topic_id)
-        with place.asking:
-            self._ask(place, topic, topic_id, timeout_s)
+        """Ask who leads the topic's partitions now; raise as :meth:`route`."""
+        deadline = time.monotonic() + timeout_s
+        with self._asking(topic, topic_id, deadline) as place:
+            self._ask(place, topic, topic_id, left(deadline))
 
     def told(self, topic: str, topic_id: str, facts: LeaderFacts) -> bool:
         """A broker has said, beside something else, who leads a partition; False: once it did."""
@@ -157,6 +154,17 @@ class Router:
         with self._lock:
             place = self._topics.get((route.topic, route.topic_id))
             return place is not None and place.routes.replaced(route)
+
+    @contextmanager
+    def _asking(self, topic: str, topic_id: str, deadline: float) -> Iterator[_Topic]:
+        """Be the one thread that asks about a topic; raise RequestTimeout if another one does."""
+        place = self._place(topic, topic_id)
+        if not place.asking.acquire(timeout=left(deadline)):
+            raise RequestTimeout(f"another thread asks for the leaders of topic {topic!r}")
+        try:
+            yield place
+        finally:
+            place.asking.release()
 
     def _place(self, topic: str, topic_id: str) -> _Topic:
         with self._lock:

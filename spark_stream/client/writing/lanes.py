@@ -158,9 +158,10 @@ def settlement_of(topic: str, batch: Outgoing, ack: Ack, error: IsologError | No
 
 def unknown(topic: str, batch: Outgoing, reason: IsologError) -> UnknownOutcome:
     """Return the error of a batch that was sent and not answered."""
+    sent = "a record was" if batch.rows == 1 else f"{batch.rows} records were"
     return UnknownOutcome(
-        f"{topic}/{batch.partition}: {batch.rows} records were sent and not"
-        f" acknowledged: {reason.message}",
+        f"{topic}/{batch.partition}: {sent} sent, not acknowledged, and may be in the log;"
+        f" the last try ended with: {reason.message}",
         topic=topic,
         partition=batch.partition,
     )

@@ -95,7 +95,8 @@ def test_a_forked_process_uses_a_log_whatever_its_parents_threads_held(broker):
         if child == 0:
             code = 1
             try:
-                signal.alarm(20)  # ends the process
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(20)  # ends the process, should it wait for ever
                 with log.producer() as writer:
                     writer.append("t", values("child")).result(20)
                 code = 0 if log.read("t").num_rows == 1 else 2
