@@ -1,7 +1,8 @@
-"""Locks that a forked child can take.
+"""Locks that are free in a forked child.
 
-A fork copies a lock as it is. If another thread of the parent held it at that moment, nobody in the
-child would ever release it. What a child may go on using, such as a client, makes its locks here.
+A child gets a copy of each lock. If another thread of the parent holds a lock during the fork, the
+copy is locked, and the child has no thread that releases it. Objects that a child may go on using,
+such as a client, make their locks with :func:`new_lock`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
 
 
 def new_lock() -> threading.Lock:
-    """Return a lock that is free in a child, whoever held it in the parent."""
+    """Return a lock whose copy in a forked child is always unlocked."""
     lock = threading.Lock()
     _locks.add(lock)
     return lock

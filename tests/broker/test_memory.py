@@ -54,7 +54,7 @@ def appended(process: BrokerProcess, batch: memoryview) -> str | None:
 
 
 def compressed(batch: pa.RecordBatch) -> memoryview:
-    """Return the batch as it travels."""
+    """Return the compressed batch as it travels."""
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:

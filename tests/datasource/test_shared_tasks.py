@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 
 import pyarrow as pa
 import pytest
 
 from spark_stream.client.connecting.link import BrokerLink
-from spark_stream.client.reading import feed
+from spark_stream.client.reading import feed, ways
 from spark_stream.datasource import reader as reading
 from spark_stream.datasource import tasks
 from spark_stream.errors import BrokerUnavailable, DataLoss
@@ -44,9 +45,25 @@ def test_one_call_and_one_batch(query, monkeypatch):
     (task,) = query.reader.partitions(query.at, end)
     assert len(task.value) == PARTITIONS
     (batch,) = query.reader.read(task)
-    rows = batch.column("n").to_pylist()
-    by_partition = sorted(rows, key=lambda n: n // 100)  # partitions come in any order
-    assert by_partition == of(range(PARTITIONS))
+    assert batch.column("n").to_pylist() == of(range(PARTITIONS))
+
+
+def test_it_is_one_call_however_soon_the_leaders_are_found(query, monkeypatch):
+    """Another thread finds them while this one may still look at the other partitions."""
+    call_elsewhere, opened, calls = ways.call_elsewhere, feed.Feed.open, []
+
+    def at_once(key, call):
+        call_elsewhere(key, call)
+        time.sleep(0.2)
+
+    def counted(self, group, shared):
+        calls.append(len(group))
+        opened(self, group, shared)
+
+    monkeypatch.setattr(ways, "call_elsewhere", at_once)
+    monkeypatch.setattr(feed.Feed, "open", counted)
+    assert query.batch() == of(range(PARTITIONS))
+    assert calls == [PARTITIONS]
 
 
 def test_a_call_that_cannot_be_made_is_made_for_each_range(query, monkeypatch):

@@ -76,23 +76,22 @@ class Ways:
 
     def send(self, asks: Sequence[AskRange[int]]) -> None:
         """Send asks to their leaders, or have the way looked for."""
-        sendings = []
+        by_topic: dict[tuple[str, str], list[AskRange[int]]] = defaultdict(list)
+        by_broker: dict[tuple[str, str], list[Sending]] = defaultdict(list)
         for ask in asks:
             source = self._sources[ask.key]
             topic = source.view.topic, source.topic_id
             route = self._router.known(*topic, source.partition)
-            if route is not None:
-                sendings.append(Sending(ask, route))
-                continue
+            if route is None:
+                by_topic[topic].append(ask)
+            else:
+                by_broker[route.leader, route.address].append(Sending(ask, route))
+        for topic, unknown in by_topic.items():  # all at once: they go on in one call
             with self._lock:
-                waiting = self._finding.setdefault(topic, [])
-                waiting.append(ask)
-                is_first = len(waiting) == 1
+                is_first = topic not in self._finding
+                self._finding.setdefault(topic, []).extend(unknown)
             if is_first:
                 call_elsewhere(("ask", id(self._router)), weakly(self._find, topic))
-        by_broker: dict[tuple[str, str], list[Sending]] = defaultdict(list)
-        for each in sendings:
-            by_broker[each.route.leader, each.route.address].append(each)
         for group in by_broker.values():
             self._send(group)
 
