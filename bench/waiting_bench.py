@@ -1,6 +1,7 @@
 """One-row appends while many fetches wait: on other partitions, and on the same one.
 
-The waiting fetches are long polls of other processes, each asked again as soon as it is answered.
+The waiting fetches are those of consumers in other processes, which follow the log: each is asked
+again as soon as it has ended.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class _Pollers:
 def _poll(channel: ClientChannel, topic: str, started: threading.Semaphore) -> None:
     start = -1  # the end
     while True:
-        each = FetchRange(topic=topic, partition=0, start=start, wait_ms=WAIT_MS)
+        each = FetchRange(topic=topic, partition=0, start=start, wait_ms=WAIT_MS, follow=True)
         asked = Fetch(ranges=[each])
         try:
             stream = channel.open("fetch", b"", asked.to_bytes(), end=True, timeout_s=WAIT_MS)

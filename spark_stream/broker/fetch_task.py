@@ -46,6 +46,8 @@ _APART_BYTES_MIN: Final = 256 << 10
 """Batches from this size on are sent from where their columns lie, without a copy."""
 _TURN_BYTES: Final = 8 << 20
 """What a fetch sends before others have their turn."""
+_HELD_BYTES_MAX: Final = 64 << 10
+"""Small frames wait for each other up to this size: each write costs more than they do."""
 
 Answer = tuple[pa.RecordBatch | tuple[memoryview, ...], bytes]
 """Records, or the IPC messages that they are stored as, in parts; and their facts."""
@@ -107,14 +109,19 @@ class FetchTasks:
     def __init__(
         self,
         pool: Pool,
+        woken: Pool,
         loop: Loop,
         clock: Clock,
         memory_bytes: int,
         turn_bytes: int = _TURN_BYTES,
     ) -> None:
-        """``turn_bytes``: what a fetch sends before others have their turn."""
+        """``woken``: for fetches whose wait for records is over; hundreds may be woken at once.
+
+        ``turn_bytes``: what a fetch sends before others have their turn.
+        """
         self.turn_bytes = turn_bytes
         self.pool = pool
+        self.woken = woken
         self.loop = loop
         self.clock = clock
         self.memory_bytes = memory_bytes
@@ -167,6 +174,7 @@ class FetchTask:
             b"",
             memoryview(schema.serialize()),
         )
+        self._held = 0  # bytes of answers that wait for more
 
     def begin(self) -> None:
         """Begin to answer, on the caller's thread."""
@@ -197,7 +205,7 @@ class FetchTask:
             if not self._is_waiting:
                 return
             self._is_waiting = False
-        self._tasks.pool.submit(self._run)
+        self._tasks.woken.submit(self._run)
 
     def _expire(self) -> None:
         """End the present wait: its time is over; on the loop's thread."""
@@ -254,6 +262,7 @@ class FetchTask:
             except StopIteration:
                 return True
             if isinstance(step, AwaitRecords):
+                self._flush()
                 if not self._await(step):
                     return False
             else:
@@ -263,15 +272,25 @@ class FetchTask:
 
     def _send(self, header: bytes, body: Body) -> bool:
         """Send a frame; return False if the task waits for credit now."""
+        held = self._held + len(header) + nbytes_of(body)
+        more = held <= _HELD_BYTES_MAX
         while True:
             with self._lock:
                 self._has_credit = False
-            if self._stream.send(header, body):
+            if self._stream.send(header, body, more=more):
+                self._held = held if more and header else 0  # the schema is in no hurry
                 return True
+            self._flush()
             with self._lock:
                 if not self._has_credit:
                     self._is_waiting = True
                     return False
+
+    def _flush(self) -> None:
+        """Send what waits for more, if there is an answer among it."""
+        if self._held:
+            self._held = 0
+            self._stream.flush()
 
     def _await(self, wait: AwaitRecords) -> bool:
         """Begin to wait for records; return False if the task waits now, else set the reply."""

@@ -4,6 +4,10 @@ Work beyond the usual number of threads waits its turn, since threads that all w
 delay each other. A disk or a broker that does not answer would hold those few for ever. So while
 work waits and none was taken for ``PATIENCE_S``, one more thread is started. (A long queue of quick
 work gets none: it would be no sooner through.) Threads without work end after a while.
+
+A pool may give way to another one: while much work waits here, each of its threads lets the other
+pool go first. A single thread that always wants the interpreter makes an append take four times as
+long, since each call of the system gives the interpreter away.
 """
 
 from __future__ import annotations
@@ -23,6 +27,9 @@ logger = logging.getLogger(__name__)
 USUAL: Final = 4
 MOST: Final = 256
 PATIENCE_S: Final = 0.02
+_MUCH: Final = 4  # waiting work, above which a pool gives way
+_GIVES_WAY_S: Final = 0.001
+_LOOKS_EVERY_S: Final = 0.0001
 IDLE_S: Final = 5.0
 
 Work = Callable[[], None]
@@ -53,12 +60,18 @@ class TakesWork:
 
 
 class Pool:
-    """Runs work in the order in which it was submitted. ``loop``: for the time."""
+    """Run work in the order in which it was submitted.
 
-    def __init__(self, loop: Loop, usual: int = USUAL, most: int = MOST) -> None:
+    ``loop``: for the time. ``prior``: the pool to give way to.
+    """
+
+    def __init__(
+        self, loop: Loop, usual: int = USUAL, most: int = MOST, prior: Pool | None = None
+    ) -> None:
         self._loop = loop
         self._usual = usual
         self._most = most
+        self._prior = prior
         self._lock = threading.Lock()  # guards what follows
         self._work: deque[Work] = deque()  # what no thread was free for
         self._taken = 0.0  # when work was taken last, or came while none waited
@@ -72,6 +85,11 @@ class Pool:
     def threads(self) -> int:
         """How many threads there are."""
         return self._threads
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no thread has work."""
+        return len(self._idle) >= self._threads
 
     def submit(self, work: Work) -> bool:
         """Run this on one of the threads; return False if the pool has stopped."""
@@ -135,8 +153,16 @@ class Pool:
     def _run(self) -> None:
         given: SimpleQueue[Work | None] = SimpleQueue()
         while (work := self._next(given)) is not None:
+            if self._prior is not None and len(self._work) > _MUCH:
+                self._give_way(self._prior)
             _do(work)
             del work
+
+    @staticmethod
+    def _give_way(prior: Pool) -> None:
+        until = time.monotonic() + _GIVES_WAY_S
+        while not prior.is_idle and time.monotonic() < until:
+            time.sleep(_LOOKS_EVERY_S)
 
     def _next(self, given: SimpleQueue[Work | None]) -> Work | None:
         """Return the next work of a thread, which gets it by ``given`` while it is idle."""

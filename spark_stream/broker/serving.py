@@ -12,10 +12,10 @@ method           OPEN (header; body)         then
 ``replicate``    ; request                   what the leader says, and what the follower says
 ===============  ==========================  ======================================================
 
-All of it runs on pools of threads: one for appends, one for fetches that go on after a wait, and
-one for the rest. Streams of appends, fetches and followers use a thread while they have something
-to do (``appends``, ``fetch_task``, ``replication``). A stream ends by an answer or a typed error;
-an unforeseen error is logged with its trace.
+All of it runs on pools of threads: one for appends, one for fetches that were woken by records,
+and one for the rest. Streams of appends, fetches and followers use a thread while they have
+something to do (``appends``, ``fetch_task``, ``replication``). A stream ends by an answer or a
+typed error; an unforeseen error is logged with its trace.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 _FEW: Final = 4
 """Reads that an append wakes itself."""
-_FETCH_THREADS: Final = 2
+_WOKEN_THREADS: Final = 1
 """What answers woken fetches: each more delays appends, which want the same interpreter."""
 
 
@@ -87,8 +87,8 @@ class Serving:
         self._appends = AppendStreams(
             here.host, here.desk, self._append_pool, self._wake, loop, clock, memory_bytes
         )
-        self._fetch_pool = Pool(loop, _FETCH_THREADS)
-        self._fetches = FetchTasks(self._fetch_pool, loop, clock, memory_bytes)
+        self._woken_pool = Pool(loop, _WOKEN_THREADS, prior=self._append_pool)
+        self._fetches = FetchTasks(self._pool, self._woken_pool, loop, clock, memory_bytes)
         self._methods: dict[str, Callable[[StreamOpened, Any], None]] = {
             ACT: self._act,
             RUN_STEPS: self._run_steps,
@@ -112,12 +112,12 @@ class Serving:
     def stop(self) -> None:
         """Serve no more short requests; streams that are served end by themselves."""
         self._append_pool.stop()
-        self._fetch_pool.stop()
+        self._woken_pool.stop()
         self._pool.stop()
 
     def _wake(self, woken: tuple[WakeUp, ...]) -> None:
         """Wake reads; many of them on another thread than that of the append."""
-        if len(woken) <= _FEW or not self._fetch_pool.submit(partial(wake_all, woken)):
+        if len(woken) <= _FEW or not self._woken_pool.submit(partial(wake_all, woken)):
             wake_all(woken)
 
     def _run(self, opened: StreamOpened, stream: Any) -> None:

@@ -94,11 +94,16 @@ class SocketChannel:
         """
         return self._unsent_bytes > UNSENT_BYTES_MAX
 
-    def command(self, act: Callable[[Connection], T]) -> T:
-        """Call the core, and send what comes of it."""
+    def command(self, act: Callable[[Connection], T], *, more: bool = False) -> T:
+        """Call the core, and send what comes of it.
+
+        ``more``: another command is about to follow, and it is sent with what comes of that; or
+        within a second.
+        """
         with self._lock:
             result = act(self._connection)
-            self._flush()
+            if not more:
+                self._flush()
         return result
 
     def command_soon(self, act: Callable[[Connection], None]) -> None:

@@ -91,10 +91,13 @@ class Stream:
         self.over: Failed | Cancelled | Lost | None = None
         """How the stream was ended before its time; None if it was not."""
 
-    def send(self, header: Bytes, body: Body = b"", *, end: bool = False) -> bool:
+    def send(
+        self, header: Bytes, body: Body = b"", *, end: bool = False, more: bool = False
+    ) -> bool:
         """Send a frame if there is credit for it; return whether it was sent.
 
-        Where it was not, ``Credited`` tells when to try again.
+        Where it was not, ``Credited`` tells when to try again. ``more``: it may wait for the next
+        frame, or for :meth:`flush`; a second at most.
 
         Raises:
             StreamOver: the stream has ended.
@@ -112,7 +115,11 @@ class Stream:
                 self._forget_if_over(core)
             return True
 
-        return self._channel.command(act)
+        return self._channel.command(act, more=more)
+
+    def flush(self) -> None:
+        """Send the frames that were to wait for more."""
+        self._channel.command(lambda _: None)
 
     def take_last(self, event: Received) -> None:
         """Take the last frame; on the loop's thread."""

@@ -37,7 +37,7 @@ def partition(tmp_path: Path) -> Partition:
 def tasks() -> Iterator[FetchTasks]:
     loop = Loop("test-fetches")
     pool = Pool(loop)
-    yield FetchTasks(pool, loop, CLOCK, 1 << 30)
+    yield FetchTasks(pool, pool, loop, CLOCK, 1 << 30)
     pool.stop()
     loop.close()
 
@@ -52,16 +52,24 @@ class FakeStream:
         self.is_ended = False
         self.error: bytes | None = None
         self.handle: Any = None
+        self.unsent = 0  # frames that were to wait for more
 
-    def send(self, header: bytes, body: Any = b"", *, end: bool = False) -> bool:
+    def send(
+        self, header: bytes, body: Any = b"", *, end: bool = False, more: bool = False
+    ) -> bool:
         if end:
             self.is_ended = True
+            self.unsent = 0
             return True
         if self.credit <= 0:
             return False
         self.credit -= 1
         self.sent.append((header, len(body)))
+        self.unsent = self.unsent + 1 if more else 0
         return True
+
+    def flush(self) -> None:
+        self.unsent = 0
 
     def fail(self, error: bytes) -> None:
         self.error = error
@@ -143,6 +151,51 @@ def test_a_fetch_without_credit_waits_for_it_and_loses_nothing(partition, tasks)
         stream.handle(Credited(1))
         eventually(lambda: ended.is_set() or stream.credit <= 0)
     assert [header for header, _ in stream.sent] == [b"", *(b"%d" % each for each in range(100))]
+
+
+def test_no_small_answer_is_held_while_the_fetch_waits_for_records_or_credit(partition, tasks):
+    def answers() -> Answers:
+        yield pa.record_batch({"n": pa.array([1])}), b"first"
+        level = Isolation.READ_UNCOMMITTED
+        yield AwaitRecords(partition, Offset(0), level, CLOCK.monotonic() + 600)
+        yield pa.record_batch({"n": pa.array([2])}), b"second"
+        yield pa.record_batch({"n": pa.array([3])}), b"third"
+
+    stream, ended = FakeStream(credit=3), threading.Event()
+    begin(tasks, stream, answers(), ended)
+    eventually(lambda: tasks.waiting == 1)
+    assert ([header for header, _ in stream.sent], stream.unsent) == ([b"", b"first"], 0)
+    partition.append(numbers(0, 1))
+    eventually(lambda: len(stream.sent) == 3 and stream.unsent == 0)
+    assert not ended.is_set()
+    stream.credit += 1
+    stream.handle(Credited(1))
+    assert ended.wait(30)
+    assert (len(stream.sent), stream.unsent) == (4, 0)
+
+
+def test_large_answers_wait_for_nothing(partition, tasks):
+    def answers() -> Answers:
+        for number in range(3):
+            yield pa.record_batch({"n": pa.array(range(9_000))}), b"%d" % number
+        level = Isolation.READ_UNCOMMITTED
+        yield AwaitRecords(partition, Offset(0), level, CLOCK.monotonic() + 600)
+
+    class Watched(FakeStream):
+        most = 0
+
+        def send(self, *args: Any, **settings: Any) -> bool:
+            is_sent = super().send(*args, **settings)
+            self.most = max(self.most, self.unsent)
+            return is_sent
+
+    stream, ended = Watched(), threading.Event()
+    begin(tasks, stream, answers(), ended)
+    eventually(lambda: tasks.waiting == 1)
+    assert (len(stream.sent), stream.most) == (4, 1)  # the schema alone
+    stream.over = Cancelled(1)
+    stream.handle(stream.over)
+    assert ended.wait(30)
 
 
 def test_an_append_beside_the_begin_of_a_wait_is_not_missed(partition, tasks):

@@ -90,3 +90,44 @@ def test_a_thread_that_takes_work_does_it_after_its_own_and_another_leaves_it_to
     pool.stop()
     eventually(lambda: pool.threads == 0)
     assert not pool.submit_after(work)
+
+
+def test_a_pool_with_much_to_do_gives_way_to_another_one(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "_GIVES_WAY_S", 60)
+    monkeypatch.setattr(pool_module, "PATIENCE_S", 60)
+    prior, may_end, done = Pool(loop), threading.Event(), threading.Event()
+    pool, begun = Pool(loop, usual=1, prior=prior), []
+    prior.submit(lambda: may_end.wait(30) and None)
+
+    def work() -> None:
+        begun.append(may_end.is_set())
+
+    first = threading.Event()
+    pool.submit(lambda: first.wait(30) and None)  # until much waits
+    for _ in range(10):
+        pool.submit(work)
+    pool.submit(done.set)
+    first.set()
+    assert not done.wait(0.2)
+    assert begun == []
+    may_end.set()
+    assert done.wait(30)
+    assert begun == [True] * 10
+    pool.stop()
+    prior.stop()
+
+
+def test_a_pool_gives_way_for_a_short_time_only(loop: Loop) -> None:
+    prior, may_end, done = Pool(loop), threading.Event(), threading.Event()
+    pool = Pool(loop, usual=1, prior=prior)
+    prior.submit(lambda: may_end.wait(60) and None)
+    for _ in range(10):
+        pool.submit(lambda: None)
+    pool.submit(done.set)
+    assert done.wait(30)
+    assert not may_end.is_set()
+    may_end.set()
+    pool.stop()
+    prior.stop()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import trustme
@@ -23,10 +24,11 @@ FAST = replace(CLIENT_LIMITS, heartbeat_s=0.5, silence_s=3.0)
 
 @dataclass(frozen=True)
 class Place:
-    """How a server is reached."""
+    """How a server is reached; and its streams that answer nothing."""
 
     address: str
     tls: ssl.SSLContext | None = None
+    held: SimpleQueue[Stream] = field(default_factory=SimpleQueue)
 
     def connect(self, limits: ConnectionLimits = FAST, timeout_s: float = 20.0) -> ClientChannel:
         return ClientChannel(self.address, timeout_s=timeout_s, tls=self.tls, limits=limits)
@@ -84,6 +86,13 @@ def place(request: pytest.FixtureRequest, loop: Loop, tmp_path: Path) -> Iterato
         tls, trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
         authority.issue_cert("127.0.0.1").configure_cert(tls)
         authority.configure_trust(trusted)
-    server.open(Door(sock, echo, lambda: b"hello", tls))
-    yield Place(address, trusted)
+    place = Place(address, trusted)
+
+    def serve(opened: StreamOpened, stream: Stream) -> None:
+        if opened.method == "hold":
+            place.held.put(stream)
+        echo(opened, stream)
+
+    server.open(Door(sock, serve, lambda: b"hello", tls))
+    yield place
     server.stop("the test is over", 0.1)

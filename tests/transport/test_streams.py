@@ -90,6 +90,34 @@ def test_many_threads_share_a_connection(place: Place) -> None:
     channel.close()
 
 
+def test_frames_that_may_wait_are_sent_together_or_within_a_second(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = place.connect()
+    read = channel.open("hold", b"")
+    stream = place.held.get(timeout=20)
+    flushes, flush, here = [], SocketChannel._flush, threading.current_thread()
+
+    def counted(self: SocketChannel) -> None:
+        if threading.current_thread() is here:
+            flushes.append(self)
+        flush(self)
+
+    monkeypatch.setattr(SocketChannel, "_flush", counted)
+    for header in (b"1", b"2"):
+        assert stream.send(header, more=True)
+    assert flushes == []
+    stream.flush()
+    assert len(flushes) == 1
+    assert stream.send(b"3", more=True)
+    assert [received.header for _ in range(3) if (received := read.receive(20))] == [
+        b"1",
+        b"2",
+        b"3",
+    ]
+    channel.close()
+
+
 def test_a_stream_that_nobody_reads_holds_up_no_other(place: Place) -> None:
     channel = place.connect(replace(FAST, credit=100_000))
     slow = channel.open("echo", b"")

@@ -316,7 +316,14 @@ class SimulatedBroker:
     def _fetch(self, body: bytes, stream: Stream) -> None:
         threads, clock = self._threads(), self._around.clock
         # A turn is one frame: much may happen between two of them.
-        tasks = FetchTasks(cast(Pool, threads), cast(Loop, threads), clock, _MEMORY, turn_bytes=1)
+        tasks = FetchTasks(
+            cast(Pool, threads),
+            cast(Pool, threads),
+            cast(Loop, threads),
+            clock,
+            _MEMORY,
+            turn_bytes=1,
+        )
 
         def begin() -> None:
             try:
