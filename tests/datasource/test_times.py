@@ -155,6 +155,23 @@ def begin(shared: Any, topic: str, **given: Any) -> Resolved:
     return resolved(Planner.of(chosen), chosen.starting, EARLIEST)
 
 
+def test_a_record_that_comes_while_a_start_is_looked_up_comes_after_it(
+    log: isolog.Log, shared: Any, timed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    latest = Planner.latest
+
+    def latest_and_one_more(planner: Planner) -> Any:
+        found = latest(planner)
+        with log.producer() as producer:
+            producer.send(timed, b"v", partition=0, timestamp=3000)
+            producer.flush()
+        return found
+
+    monkeypatch.setattr(Planner, "latest", latest_and_one_more)
+    found = begin(shared, timed, startingTimestamp="2024-02-29")
+    assert found.offsets[timed].offsets == {0: 5, 1: 2}
+
+
 @pytest.mark.parametrize(
     ("moment", "offsets", "moving"),
     [
