@@ -139,10 +139,11 @@ class _End:
         """As its streams know it."""
         return cast(SocketChannel, self)
 
-    def command(self, act: Callable[[Connection], T]) -> T:
+    def command(self, act: Callable[[Connection], T], *, more: bool = False) -> T:
         """As ``SocketChannel.command``."""
         result = act(self._connection)
-        self._flush()
+        if not more:
+            self._flush()
         return result
 
     def command_soon(self, act: Callable[[Connection], None]) -> None:
