@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Final
 
 from spark_stream.broker.partition import Partition
@@ -220,7 +222,18 @@ class FollowersDoNotRunAhead(Invariant):
 
 
 class AFewAreNotEnough(Invariant):
-    """What is committed is on as many replicas as the topic asks for."""
+    """What is committed is on as many replicas as the topic asks for.
+
+    A replica counts that had an entry and lost it with its machine's power or its disk: it had
+    reported the entry, and nobody can know of the loss before it is back.
+    """
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._lost: defaultdict[str, set[Seen]] = defaultdict(set)
+
+    def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
+        self._lost[line.name].update(lost)
 
     def committed_upto(self, line: Line, first: int, upto: int) -> None:
         course = line.course
@@ -229,9 +242,14 @@ class AFewAreNotEnough(Invariant):
             return
         needed = min(settings.min_insync_replicas, len(record.replicas))
         lines = [self.history.line(each, course.place) for each in record.replicas]
-        there = sum(each.shared(course.committed) >= upto for each in lines)
+        there = sum(self._had(each, first, upto) for each in lines)
         what = f"{line.name}: entries up to {upto} are committed, and on {there} replicas"
         self.require(there >= needed, f"{what} of {needed}")
+
+    def _had(self, line: Line, first: int, upto: int) -> bool:
+        committed = line.course.committed
+        missing = committed.entries[max(first, line.shared(committed)) : upto]
+        return self._lost[line.name].issuperset(missing)
 
 
 class AMoveLeavesNothingUnforced(Invariant):
