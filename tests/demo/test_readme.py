@@ -36,6 +36,7 @@ def test_every_marked_example_is_run_here() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.full  # in the session of the tests of Spark: tests/spark/test_readme_example.py
 @pytest.mark.timeout(600)
 def test_spark(tmp_path: Path, shell: Shell) -> None:
     try:

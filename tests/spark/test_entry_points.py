@@ -111,6 +111,7 @@ def counted():
 """
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_declarative_pipeline_reads_and_writes(tmp_path: Path, log_dir: Path) -> None:
     pytest.importorskip("grpc", reason="pipelines run on Spark Connect")

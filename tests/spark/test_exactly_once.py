@@ -71,6 +71,10 @@ def mishaps(
 ) -> Mishaps:
     """Runs all that needs a driver of its own, in one, and kills it with all its processes.
 
+    Its tests are those of `make test-all`. `make test` has the same rules without a JVM: of a batch
+    that comes again and of a new attempt in `tests/datasource/test_sink_tasks.py`, of a newer run
+    in `tests/consistency/test_sinks.py`. And below a micro-batch is replayed in the shared session.
+
     The faults at a commit wait there until they are killed. The older of two runs waits as well,
     until the newer one, of a copy of its checkpoint, has come to its end.
     """
@@ -131,6 +135,7 @@ def queries_of_module(spark: SparkSession, shared_path: Path) -> Queries:
 
 @pytest.mark.rule("a micro-batch is written once", "consistency/sinks.py", "datasource/branches.py")
 @pytest.mark.chaos
+@pytest.mark.full
 @pytest.mark.parametrize("fault", AT_A_COMMIT)
 def test_a_driver_killed_before_in_or_after_its_commit(
     queries: Queries, mishaps: Mishaps, source: str, fault: str
@@ -145,12 +150,14 @@ def test_a_driver_killed_before_in_or_after_its_commit(
 
 
 @pytest.mark.chaos
+@pytest.mark.full
 def test_of_two_runs_of_a_query_the_older_is_fenced(queries: Queries, mishaps: Mishaps) -> None:
     assert "PRODUCER_FENCED" in mishaps.ended(OLDER)
     assert_exactly_once(queries, mishaps.topic(OLDER))
 
 
 @pytest.mark.chaos
+@pytest.mark.full
 def test_a_task_killed_or_failed_in_mid_write_is_tried_again(
     queries: Queries, log: isolog.Log, mishaps: Mishaps
 ) -> None:
@@ -203,6 +210,7 @@ def test_a_query_stopped_in_mid_batch_holds_no_reader_up(
     assert_nothing_open(log, target)
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/test_sink_tasks.py
 def test_tasks_that_end_further_apart_than_the_timeout_commit(
     queries: Queries, log: isolog.Log, target: str, tmp_path: Path
 ) -> None:

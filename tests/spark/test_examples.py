@@ -73,6 +73,7 @@ def test_a_job_is_short_and_says_how_to_run_it(job: str) -> None:
     assert f"examples/{job}.py" in (ROOT / "README.md").read_text()
 
 
+@pytest.mark.parametrize("submits", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_files_become_records_of_a_typed_topic_once(
     shared_path: Path,
     log: isolog.Log,
@@ -80,8 +81,9 @@ def test_files_become_records_of_a_typed_topic_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     spark: SparkSession,
+    submits: bool,
 ) -> None:
-    """Through spark-submit, as users run it; a second run finds one file more."""
+    """Also through spark-submit, as users run it; a second run finds one file more."""
     landing, checkpoint = tmp_path / "landing", tmp_path / "checkpoint"
     landing.mkdir()
     arguments = (landing, topic, "--schema", DDL, "--checkpoint", checkpoint)
@@ -91,8 +93,11 @@ def test_files_become_records_of_a_typed_topic_once(
         (landing / f"day-{day}.json").write_text(json.dumps(line) + "\n")
 
     land(1)
-    job = (EXAMPLES / "ingest_files.py", "--path", shared_path, *arguments)
-    submit("local[1]", tmp_path, *job, **PYTHONS)
+    if submits:
+        job = (EXAMPLES / "ingest_files.py", "--path", shared_path, *arguments)
+        submit("local[1]", tmp_path, *job, **PYTHONS)
+    else:
+        run("ingest_files", shared_path, *arguments, monkeypatch=monkeypatch)
     land(2)
     run("ingest_files", shared_path, *arguments, monkeypatch=monkeypatch)
     assert sorted(rows(log, topic), key=lambda row: row["delay"]) == [flight(0, 1), flight(0, 2)]

@@ -20,18 +20,44 @@ __all__ = ["source"]
 ROWS = 300
 
 
+def made(log: isolog.Log, topic: str) -> list[str]:
+    """Two new topics."""
+    topics = [f"{topic}-first", f"{topic}-second"]
+    for name in topics:
+        log.create_topic(name, 2, schema=NUMBERS)
+    return topics
+
+
 def written(log: isolog.Log, topic: str) -> list[int]:
     return sorted(log.read(topic, isolation="read_committed")["n"].to_pylist())
 
 
+def test_two_sinks_in_foreach_batch_and_a_failure_between_them(
+    queries: Queries, log: isolog.Log, source: str, topic: str, tmp_path: Path
+) -> None:
+    """The first sink has the batch, the second has not, and Spark replays it."""
+
+    def between(batch_id: int) -> None:
+        if batch_id == 1:
+            raise RuntimeError("it fails between the two sinks")
+
+    topics = made(log, topic)
+    place = (queries.spark, queries.path, source, topics, tmp_path / "checkpoint")
+    assert "it fails between the two sinks" in str(ended(both_sinks(*place, between)))
+    assert [len(written(log, name)) for name in topics] == [200, 100]
+    query = both_sinks(*place)
+    assert ended(query) is None
+    assert query.recentProgress[0]["batchId"] == 1
+    assert [written(log, name) for name in topics] == [list(range(ROWS))] * 2
+
+
 @pytest.mark.chaos
+@pytest.mark.full
 def test_two_sinks_in_foreach_batch_with_a_driver_killed_between_them(
     queries: Queries, log: isolog.Log, source: str, topic: str, tmp_path: Path
 ) -> None:
     """The first sink has the batch, the second has not, and Spark replays it."""
-    topics = [f"{topic}-first", f"{topic}-second"]
-    for name in topics:
-        log.create_topic(name, 2, schema=NUMBERS)
+    topics = made(log, topic)
     job = {
         "path": queries.path,
         "source": source,

@@ -1,0 +1,36 @@
+"""The README's example of Spark, in the session that all tests share.
+
+``tests/demo/test_readme.py`` runs it as it stands there, in a Spark of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import spark_stream as isolog
+from tests.conftest import stop_broker
+from tests.demo.test_readme import example
+
+
+def test_the_example_runs(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for its folders, which would be those of the JVM that all share."""
+    code = re.sub(r'"(incoming|data|checkpoints)/', rf'"{tmp_path}/\1/', example("spark"))
+    assert code.count(str(tmp_path)) >= 6
+    names: dict[str, object] = {}
+    try:
+        exec(compile(code, "README.md", "exec"), names)
+        said = capsys.readouterr().out
+        assert re.search(r"\|\s*1000\|\s*998001\|", said), said
+        assert "only showing top 5 rows" in said
+        with isolog.connect(path=tmp_path / "data") as log:
+            assert log.read("even_numbers", isolation="read_committed").num_rows == 500
+    finally:
+        for query in spark.streams.active:
+            query.stop()
+        stop_broker(tmp_path / "data")
