@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.examples import choose
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # Spark's workers and the brokers that clients start are other processes: they need this Python, and
@@ -36,6 +38,10 @@ SLOW_FIXTURES = {"broker", "flight", "log", "shared"}
 # The files of these go first, in this order. Files are dealt out to processes that run side by
 # side, and a long one that comes last would keep the others waiting.
 FIRST_FOLDERS = ("demo", "spark", "testing", "chaos", "client", "broker", "cli", "storage")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    choose(config)
 
 
 def folder_of(item: pytest.Item) -> str:

@@ -16,10 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import spark_stream as isolog
+from tests.examples import examples
 from tests.support import CALL, NUMBERS, BrokerProcess, act, numbers, typed
 
 EXAMPLES = settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -16,6 +16,7 @@ from spark_stream.consistency.admission import Flaw, Reason
 from spark_stream.errors import BatchTooLarge, InvalidRecord, RecordTooLarge
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.schemas import DEFAULT_SCHEMA
+from tests.examples import examples
 
 LIMIT = 1 << 20
 
@@ -95,7 +96,7 @@ def nested(inner):
 columns = st.recursive(typed, nested, max_leaves=4)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(columns, st.integers(0, 3), st.integers(0, 3), st.data())
 def test_the_sizes_of_records_are_those_of_their_values(column, before, after, data):
     """Also in slices: rows before and after them are not theirs."""
@@ -282,7 +283,7 @@ texts = st.lists(
 
 
 @pytest.mark.parametrize("place", PLACES)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(texts, st.integers(0, 3))
 def test_a_text_that_is_not_utf8_ends_the_message_before_it_wherever_it_is(place, rows, before):
     one_each = place in (in_a_column, in_a_large_column, in_a_struct)

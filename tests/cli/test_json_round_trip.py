@@ -19,6 +19,7 @@ from spark_stream.cli.texts import json_lines
 from spark_stream.client.reading.columns import HEADERS, KAFKA_COLUMNS
 from spark_stream.wire.schemas import DEFAULT_SCHEMA
 from spark_stream.wire.stored_types import stored_type
+from tests.examples import examples
 
 DAY_NS = 86_400 * 10**9
 INT64 = some.integers(-(2**63), 2**63 - 1)
@@ -146,7 +147,7 @@ def there_and_back(batch: pa.RecordBatch, *, utf8: bool = False) -> pa.RecordBat
 
 
 @pytest.mark.rule("how `consume` writes values", "cli/output/formats.py", "cli/texts.py")
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(columns())
 def test_json_of_every_type_is_taken_back_to_the_same_values(column):
     batch = pa.RecordBatch.from_arrays([column], names=["c"])
@@ -154,7 +155,7 @@ def test_json_of_every_type_is_taken_back_to_the_same_values(column):
 
 
 @pytest.mark.parametrize("kind", SIMPLE, ids=str)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(data=some.data())
 def test_json_of_each_simple_type_is_taken_back(kind, data):
     column = pa.array(data.draw(some.lists(values_of(kind), min_size=1)), kind)
@@ -166,7 +167,7 @@ TEXTS = some.sampled_from(["base64", '{"base64":"/w=="}', r"\xff", ""]).map(str.
 BYTES = some.binary() | some.text().map(str.encode) | TEXTS
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     some.lists(
         some.fixed_dictionaries(

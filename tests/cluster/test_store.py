@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 from spark_stream.cluster.store import Delete, MetadataStore, Put, Record
 from spark_stream.errors import StorageFailure
 from tests.cluster.conftest import OF_PROCESSES, STORES
+from tests.examples import examples
 from tests.storage import logs
 
 KEYS = ["a", "a/1", "a/10", "a/2", "ab", "b", "a%", "a_", "A/1", "ä/1", "a\0b", "a\0", "🦆", ""]
@@ -175,7 +176,9 @@ class StoreMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("name", STORES)
 def test_a_store_does_what_a_dictionary_with_versions_does(name):
     machine = type("Machine", (StoreMachine,), {"kind": name})
-    run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=25))
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=examples(20), stateful_step_count=25)
+    )
 
 
 def test_what_changed_is_told_once_and_its_last_state(store, another):

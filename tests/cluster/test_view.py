@@ -26,6 +26,7 @@ from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.errors import StorageFailure
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from tests.examples import examples
 
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
 B1 = BrokerId("b1")
@@ -250,7 +251,7 @@ def _differing(before, after) -> set:
 @pytest.mark.rule("what a broker sees of the cluster", "cluster/view.py")
 def test_whatever_changes_in_whatever_order_the_view_is_what_the_store_holds():
     run_state_machine_as_test(
-        ViewMachine, settings=settings(max_examples=60, stateful_step_count=30)
+        ViewMachine, settings=settings(max_examples=examples(60), stateful_step_count=30)
     )
 
 

@@ -22,6 +22,7 @@ from spark_stream.cluster.vouching import (
 from spark_stream.consistency.ids import BrokerId, Generation
 from spark_stream.environment import SystemMachine
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from tests.examples import examples
 
 TEN = {"t/0": 10, "t/1": 0}
 
@@ -302,7 +303,7 @@ def check_generations(events: list[tuple[str, int]]) -> None:
 
 
 @pytest.mark.rule("whether a broker may vouch for its logs when it starts", "cluster/vouching.py")
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(EVENTS)
 def test_a_generation_has_all_that_was_acknowledged_in_it(events):
     check_generations(events)
@@ -342,6 +343,6 @@ def test_each_fact_is_needed(ignored, monkeypatch):
         return doubt(before, Found(**(seen | facts)))
 
     monkeypatch.setattr(vouching_module, "doubt", careless)
-    search = settings(max_examples=2_000, phases=[Phase.generate], database=None)
+    search = settings(max_examples=examples(2_000), phases=[Phase.generate], database=None)
     with pytest.raises(AssertionError, match="lacks what it acknowledged"):
         search(given(EVENTS)(check_generations))()

@@ -16,6 +16,7 @@ from spark_stream.consistency.admission import (
     admit,
     first_too_large,
 )
+from tests.examples import examples
 
 LIMIT = 100
 
@@ -60,7 +61,7 @@ messages = st.lists(st.builds(Row, size=st.integers(0, LIMIT + 8), null=rare, br
 @pytest.mark.rule(
     "which records of a message with a bad record are kept", "consistency/admission.py"
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(messages)
 def test_a_message_with_a_bad_record_in_the_middle_keeps_the_prefix(rows):
     kept, reason = walked(rows)

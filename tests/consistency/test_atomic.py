@@ -15,6 +15,7 @@ from spark_stream.consistency import extents as extent_rules
 from spark_stream.consistency.atomic import greatest_cut, least_cut, next_cut
 from spark_stream.consistency.entries import ENTRY, Kind
 from spark_stream.consistency.extents import Spans
+from tests.examples import examples
 
 Records = list[int]
 """Of one partition: the transaction of each record by offset; -1: none."""
@@ -77,7 +78,7 @@ def bounded(draw):
     "where a `read_atomic` reader may stop", "consistency/atomic.py", "scripts/cutting.py"
 )
 @pytest.mark.usefixtures("small_blocks", "steps_max")
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(bounded())
 def test_the_greatest_cut_is_the_greatest(drawn):
     found, bounds = drawn
@@ -88,7 +89,7 @@ def test_the_greatest_cut_is_the_greatest(drawn):
 
 
 @pytest.mark.usefixtures("small_blocks", "steps_max")
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(bounded(), st.data())
 def test_the_least_cut_is_the_least(drawn, data):
     found, bounds = drawn
@@ -103,7 +104,7 @@ def test_the_least_cut_is_the_least(drawn, data):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks", "steps_max")
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(bounded(), st.data())
 def test_the_next_cut_goes_on(drawn, data):
     found, bounds = drawn
@@ -121,7 +122,7 @@ def test_the_next_cut_goes_on(drawn, data):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks", "steps_max")
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(bounded(), st.data())
 def test_from_an_atomic_cut_the_next_one_is_the_greatest_within_the_limit(drawn, data):
     found, bounds = drawn
@@ -173,7 +174,7 @@ steps = st.lists(
 
 
 @pytest.mark.usefixtures("small_blocks")
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(steps, st.integers(0, 40), st.integers(0, 30), st.booleans())
 def test_extents_kept_up_are_those_derived(taken, split, gone, look):
     written, spans, ended = Written([]), Spans(), set()
@@ -237,7 +238,7 @@ def crosswise(length: int, count: int, breaks: tuple[int, ...] = ()) -> list[Rec
 
 
 @pytest.mark.usefixtures("small_blocks", "steps_max")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 6), st.integers(2, 3), st.sets(st.integers(0, 5), max_size=2), st.data())
 def test_chains_across_partitions_against_the_search(length, count, breaks, data):
     found = crosswise(length, count, tuple(breaks))

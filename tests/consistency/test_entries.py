@@ -25,6 +25,7 @@ from spark_stream.consistency.entries import (
     open_transactions,
     valid_prefix,
 )
+from tests.examples import examples
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -117,7 +118,7 @@ CHECKED = {
 @pytest.mark.rule(
     "what an entry means, and which table of entries is valid", "consistency/entries.py"
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(sketches.filter(lambda sketch: sketch.rows), st.data())
 def test_one_wrong_field_ends_the_valid_prefix_where_a_walk_ends_it(sketch, data):
     name = data.draw(st.sampled_from(sorted(CHECKED)))
@@ -129,7 +130,7 @@ def test_one_wrong_field_ends_the_valid_prefix_where_a_walk_ends_it(sketch, data
     assert valid_prefix(sketch.table, *args) == walked_prefix(sketch.table, *args)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(sketches_of(1, 1), st.data())
 def test_a_lone_row_is_valid_where_a_table_of_it_is(sketch, data):
     if data.draw(st.booleans()):
@@ -179,7 +180,7 @@ def test_every_offset_is_found_in_its_batch_and_never_in_a_marker(sketch):
             assert at_offset(sketch.table, offset) == number
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(sketches, st.integers(-51, 51) | st.just(-(2**63)))
 def test_a_moment_is_found_in_the_first_batch_that_reaches_it_and_never_in_a_marker(sketch, moment):
     expected = None
@@ -253,7 +254,7 @@ def parted(draw):
     return rows, np.split(table, cuts), first_index
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(parted())
 def test_a_batch_is_aborted_if_any_table_has_the_marker_of_its_transaction_and_producer(log):
     """Not for another producer id of the transaction, nor another transaction of the id."""
@@ -273,7 +274,7 @@ def test_a_batch_is_aborted_if_any_table_has_the_marker_of_its_transaction_and_p
             assert mask.tolist() == part
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(parted())
 def test_open_are_the_pairs_without_a_marker_with_their_first_entry(log):
     rows, tables, first_index = log

@@ -18,6 +18,7 @@ from spark_stream.consistency.isolation import (
     upper_bound,
     visible_range,
 )
+from tests.examples import examples
 
 OFFSETS = st.integers(0, 40)
 
@@ -50,7 +51,7 @@ def may_see(bounds: Bounds, isolation: Isolation, offset: int) -> bool:
 @pytest.mark.rule(
     "which offsets a reader of an isolation level may see", "consistency/isolation.py"
 )
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 @given(any_bounds(), st.sampled_from(CONSUMER_LEVELS), st.integers(0, 45), st.none() | OFFSETS)
 def test_a_range_shows_what_the_model_shows(bounds, isolation, start, end):
     found = visible_range(bounds, isolation, Offset(start), None if end is None else Offset(end))

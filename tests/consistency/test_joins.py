@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from spark_stream.consistency.joins import Joins
+from tests.examples import examples
 
 NUMBERS = st.integers(0, 1)
 WRITERS = st.integers(0, 1)
@@ -115,7 +116,7 @@ class JoinMachine(RuleBasedStateMachine):
 
 
 TestJoins = JoinMachine.TestCase
-TestJoins.settings = settings(max_examples=150, stateful_step_count=40)
+TestJoins.settings = settings(max_examples=examples(150), stateful_step_count=40)
 
 
 @pytest.mark.rule(

@@ -21,6 +21,7 @@ from spark_stream.consistency import leader
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.leader import Boundary, LeaderState
 from tests.consistency.invariants import ALL, Observed
+from tests.examples import examples
 
 START = Boundary(EntryIndex(0), Offset(0))
 
@@ -143,7 +144,7 @@ class LeaderMachine(RuleBasedStateMachine):
 
 
 TestLeader = LeaderMachine.TestCase
-TestLeader.settings = settings(max_examples=60, stateful_step_count=30)
+TestLeader.settings = settings(max_examples=examples(60), stateful_step_count=30)
 
 
 # -- the stories behind the machine, one by one ---------------------------------------------------

@@ -29,6 +29,7 @@ from spark_stream.consistency.transactions import (
     State,
     Transaction,
 )
+from tests.examples import examples
 
 AT = Joined("t", "id", 0)
 OTHER = Joined("t", "id", 1)
@@ -463,5 +464,5 @@ class TransactionMachine(RuleBasedStateMachine):
         assert not set(found.taken) & set(found.dropped)
 
 
-TransactionMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
+TransactionMachine.TestCase.settings = settings(max_examples=examples(300), stateful_step_count=40)
 test_transactions_under_any_order_of_events = TransactionMachine.TestCase

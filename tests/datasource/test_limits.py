@@ -16,6 +16,7 @@ from spark_stream.datasource.offsets import TopicOffsets
 from spark_stream.datasource.options import source_options
 from spark_stream.errors import InvalidOption
 from tests.datasource.sources import Query
+from tests.examples import examples
 from tests.support import NUMBERS, numbers
 
 BIG = pa.schema([("n", pa.int64()), ("filler", pa.binary())])
@@ -67,7 +68,9 @@ SIZES = st.lists(st.sampled_from([1, 100, 3_000, 20_000]), max_size=6)
 
 @pytest.mark.rule("which limits a micro-batch keeps", "datasource/limits.py")
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     parts=st.lists(SIZES, min_size=1, max_size=3),

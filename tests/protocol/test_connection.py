@@ -24,6 +24,7 @@ from spark_stream.protocol import (
     StreamOver,
 )
 from spark_stream.protocol.frames import MARK, PREFIX, SMALL_BYTES_MAX, FrameKind, frame_bytes
+from tests.examples import examples
 
 LIMITS = ConnectionLimits(
     credit=100_000, body_bytes_max=1 << 20, header_bytes_max=1 << 17, streams_max=5
@@ -422,7 +423,7 @@ def fed(data: bytes, cuts: list[int]) -> list[Event]:
     return events
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(conversations(), st.data())
 def test_the_events_do_not_depend_on_how_the_bytes_were_split(
     data: bytes, draws: st.DataObject
@@ -457,7 +458,7 @@ def test_every_split_of_a_short_conversation() -> None:
             assert fed(data, [first, second]) == whole
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(conversations(), st.data())
 def test_after_damaged_bytes_nothing_is_delivered_and_nothing_raised(
     data: bytes, draws: st.DataObject
@@ -469,7 +470,7 @@ def test_after_damaged_bytes_nothing_is_delivered_and_nothing_raised(
     assert all(not isinstance(event, Lost) for event in events[:-1])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=200))
 def test_garbage_ends_the_connection_or_waits_for_more(garbage: bytes) -> None:
     broker = Connection(is_client=False, greeting=b"", now=0)

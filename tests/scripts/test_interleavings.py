@@ -13,6 +13,7 @@ from spark_stream.scripts.deciding import Commit
 from spark_stream.scripts.finishing import Finished
 from spark_stream.scripts.records import read_all
 from spark_stream.scripts.steps import Get, PartitionStep, Pause, Script, WriteMarkers
+from tests.examples import examples
 from tests.scripts.world import INVARIANTS, Append, Running, World
 
 A, B = "broker 0", "broker 1"
@@ -84,7 +85,7 @@ ACTS = st.lists(
 @pytest.mark.rule(
     "who decides a transaction when two try", "scripts/records.py", "scripts/deciding.py"
 )
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(acts=ACTS)
 def test_decided_once_sealed_then_marked_finished_means_everywhere(acts):
     """Two ids, three partitions, two brokers that are asked for anything, and crash.

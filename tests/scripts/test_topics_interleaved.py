@@ -19,6 +19,7 @@ from spark_stream.scripts.left_overs import left_overs, remove_left_over
 from spark_stream.scripts.steps import Script
 from spark_stream.scripts.topics import alter_topic, create_topic, delete_topic
 from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from tests.examples import examples
 from tests.scripts.on_store import Driven, OnStore
 from tests.scripts.topic_stories import B1, B2, B3, MADE, announced, placed, put_anew, sweep
 
@@ -117,7 +118,7 @@ def sweeping(broker: BrokerId, *gone: BrokerId) -> Script[None]:
     "scripts/left_overs.py",
 )
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(acts=ACTS)
 def test_topics_are_there_in_full_or_not_at_all(acts):
     cluster = Cluster()

@@ -25,6 +25,7 @@ from spark_stream.storage.log import LogFormat, PartitionLog
 from spark_stream.storage.settings import Flush
 from spark_stream.storage.stored import StoredEntries
 from spark_stream.testing.simulation.disk import SimulatedDisk
+from tests.examples import examples
 from tests.storage import logs
 from tests.storage.disks import Died
 from tests.storage.logs import EPOCH, NOW, everything, format_of, records
@@ -250,7 +251,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(STEPS, st.sampled_from(Flush), st.sampled_from([3, 1 << 18]), st.integers(0, 1 << 20))
 def test_after_any_crash_a_log_holds_a_prefix_and_all_that_was_forced(
     steps, flush, segment_entries, seed
@@ -373,7 +374,7 @@ def test_a_cut_that_is_cut_off_anywhere_leaves_a_log_that_keeps_what_it_is_given
         changes += 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_whatever_rots_nothing_wrong_is_served_and_every_byte_is_kept(data):
     """Bits flip in any file. What the log no longer has is in the folder of the cut."""

@@ -23,6 +23,7 @@ from spark_stream.storage.codec import first_broken_batch, intact_entries, run_c
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.settings import Compression
 from spark_stream.storage.stored import StoredEntries
+from tests.examples import examples
 from tests.storage.logs import SCHEMA, append_next, flip, folder, format_of, segment_path
 
 ENTRIES, PER_SEGMENT, ROWS = 12, 5, 4
@@ -86,7 +87,7 @@ def is_harmless(entry: int, what: str) -> bool:
     "storage/codec.py",
     "client/reading/mapping.py",
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(bits, st.sampled_from(["none", "zstd"]), st.integers(0, ENTRIES * ROWS - 1))
 def test_whatever_bit_changes_after_it_was_read_no_reader_gets_another_value(hit, packed, start):
     entry, what, byte, bit = hit
@@ -115,7 +116,7 @@ def test_whatever_bit_changes_after_it_was_read_no_reader_gets_another_value(hit
     "storage/codec.py",
     "client/reading/mapping.py",
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(bits, st.integers(0, ENTRIES - 1), st.sampled_from([1, 600, 1 << 20]))
 def test_no_follower_is_fed_with_another_bit(hit, first, most):
     entry, what, byte, bit = hit
@@ -211,7 +212,7 @@ def test_a_log_is_cut_at_a_changed_entry_to_the_offset_that_the_one_before_it_en
     log.close()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0), st.integers(0, 7))
 def test_a_schema_message_with_a_changed_bit_is_none(byte, bit):
     with folder() as path:
@@ -227,7 +228,7 @@ def test_a_schema_message_with_a_changed_bit_is_none(byte, bit):
 lengths = st.lists(st.integers(0, 40), min_size=1, max_size=400)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(lengths, st.integers(0, 3), st.randoms(use_true_random=False))
 def test_many_batches_are_checked_at_once_as_one_by_one(words, gaps, chance):
     """A run's checksum is that of its bytes; a changed bit is found in the batch that has it."""
@@ -250,7 +251,7 @@ def test_many_batches_are_checked_at_once_as_one_by_one(words, gaps, chance):
         assert first_broken_batch(table, pa.py_buffer(bytes(data))) == hit
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.integers(1, 3_000), st.integers(0), st.integers(0, 8 * ENTRY_SIZE - 1))
 def test_the_first_changed_entry_of_many_is_found(count, row, bit):
     table = np.frombuffer(codec.sealed(bytes(ENTRY_SIZE - 4)) * count, ENTRY).copy()

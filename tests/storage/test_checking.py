@@ -16,6 +16,7 @@ from spark_stream.storage import checking, direct
 from spark_stream.storage.checking import Suspect
 from spark_stream.storage.disk import OsDisk
 from spark_stream.storage.log import PartitionLog
+from tests.examples import examples
 from tests.storage.logs import append_next, flip, folder, format_of, ids, read, reopened
 
 ENTRIES, PER_SEGMENT = 18, 5
@@ -67,7 +68,7 @@ def test_a_sound_log_is_read_as_a_whole_and_nothing_is_found(log):
 @pytest.mark.rule(
     "how changed bytes are found without a reader", "storage/checking.py", "broker/scrubbing.py"
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.dictionaries(
         st.integers(0, ENTRIES - 1),
@@ -200,7 +201,7 @@ def test_stored_bytes_are_the_files(tmp_path, monkeypatch, flag):
     content = bytes(range(251)) * 100
     path.write_bytes(content)
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=examples(200), deadline=None)
     @given(st.integers(0, 26_000), st.integers(0, 26_000))
     def same(position, length):
         found = direct.stored_bytes(path, position, length)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from spark_stream.consistency.entries import CRC_SPAN, ENTRY, ENTRY_SIZE, Table
 from spark_stream.storage import codec
 from spark_stream.storage.codec import gathered, intact_entries, intact_rows, sealed
+from tests.examples import examples
 
 BLOCK = codec._BLOCK_ENTRIES
 
@@ -45,7 +46,7 @@ def test_sound_entries_are_intact_whatever_the_size_of_the_table(rows):
     assert intact_rows(SOUND[:rows]).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -77,7 +78,7 @@ def test_entries_in_another_order_are_intact_and_swapped_checksums_are_not():
     assert intact_entries(table) == BLOCK + 3
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 5)), min_size=1, max_size=30))
 @pytest.mark.parametrize("unit", [8, 8 * 200], ids=["small", "large"])
 def test_gathered_are_the_wanted_messages_and_nothing_else(unit, spaced):

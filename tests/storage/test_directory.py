@@ -29,6 +29,7 @@ from spark_stream.storage.directory import (
     recorded_cluster_id,
 )
 from spark_stream.testing.simulation.disk import SimulatedDisk
+from tests.examples import examples
 from tests.storage import logs
 
 
@@ -130,7 +131,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(("format", "version"), json_values)))
 def test_no_description_however_strange_gives_anything_but_a_typed_error(facts):
     with logs.folder() as folder:
@@ -258,7 +259,7 @@ PARTS = st.one_of(
 @pytest.mark.rule(
     "that no name and no id leads out of a broker's directory", "storage/directory.py"
 )
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(PARTS, PARTS, st.integers(0, 1 << 31))
 def test_no_name_and_no_id_leads_out_of_the_topics_folder(name, topic_id, number):
     directory = LogDirectory(Path("/log"), "cluster", "broker")

@@ -17,6 +17,7 @@ from spark_stream.errors import DiskFull, StorageFailure
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.settings import Flush
 from spark_stream.testing.simulation.disk import SimulatedDisk
+from tests.examples import examples
 from tests.storage import logs
 from tests.storage.disks import FailingDisk, SmallDisk
 from tests.storage.logs import append_next, everything, format_of, ids, read
@@ -25,7 +26,7 @@ KIB = 1024
 HERE = Path("/log")
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     room=st.integers(0, 6 * KIB),
     sizes=st.lists(st.integers(1, 40), min_size=5, max_size=25),
@@ -192,7 +193,7 @@ def test_a_reader_that_mapped_bytes_which_were_taken_back_reads_what_came_after_
 
 
 @pytest.mark.rule("when appended batches are forced to the disk", "storage/log.py")
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     st.lists(st.sampled_from(["append", "append", "roll", "restart", "tear"]), max_size=12),
     st.randoms(use_true_random=False),

@@ -18,6 +18,7 @@ from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.settings import Flush
 from spark_stream.storage.stored import digest
 from spark_stream.testing.simulation.disk import SimulatedDisk
+from tests.examples import examples
 from tests.storage import logs
 from tests.storage.logs import EPOCH, NOW, records
 from tests.storage.replicas import HERE, new_log
@@ -101,7 +102,7 @@ def test_what_was_due_is_forced_and_what_was_not_is_not_yet():
     "when a partition is looked after", "broker/housekeeping.py", "storage/retention.py"
 )
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(STEPS, st.sampled_from([-1, 3, 8]), st.sampled_from([-1, 0]), st.integers(0, 40))
 def test_nothing_is_due_before_its_moment_and_a_moment_later_something_is(
     steps, retention_ms, retention_bytes, later_ms

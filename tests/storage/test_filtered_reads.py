@@ -22,6 +22,7 @@ from spark_stream.storage.extreme_files import HEADER_BYTES
 from spark_stream.storage.log import UNLIMITED, LogFormat, PartitionLog
 from spark_stream.storage.segment import Segment
 from spark_stream.storage.settings import Compression, LogSettings
+from tests.examples import examples
 from tests.sql.predicates import VALUES, predicates, rows_of, schema_of
 from tests.storage import logs
 from tests.storage.disks import SmallDisk
@@ -106,7 +107,7 @@ class Reads:
 )
 @pytest.mark.slow
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_filtered_read_gives_what_a_read_and_a_filter_give(data):
     names = data.draw(st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=3, unique=True))
     schema = schema_of(tuple(names))

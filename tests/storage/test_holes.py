@@ -17,6 +17,7 @@ from spark_stream.storage.codec import END_OF_STREAM
 from spark_stream.storage.forcing import MARK_NAME
 from spark_stream.storage.log import PartitionLog
 from spark_stream.testing.simulation.disk import SimulatedDisk
+from tests.examples import examples
 from tests.storage import logs
 from tests.storage.disks import Died, MortalDisk
 from tests.storage.logs import append_next, flip, format_of, ids, read, segment_path
@@ -91,7 +92,7 @@ def holds_the_log_up_to(log: PartitionLog, end: int, aside: list[str]) -> bool:
 LAST = [f"{20:020d}.arrow", f"{20:020d}.entries"]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_damage_in_an_older_segments_entries_ends_the_log_there(data):
     with logs.folder() as folder:
@@ -191,7 +192,7 @@ def test_what_a_failed_roll_left_behind_does_not_end_a_segment_that_grew_on(tmp_
     assert holds_exactly(log, 20)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_damage_in_an_older_segments_batch_costs_that_batch_alone(data):
     with logs.folder() as folder:
@@ -213,7 +214,7 @@ def test_damage_in_an_older_segments_batch_costs_that_batch_alone(data):
         assert path.read_bytes() == damaged
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(lost=st.integers(len(END_OF_STREAM) + 1, 1500))
 def test_an_older_segments_arrow_file_cut_short_ends_the_log_there(lost):
     with logs.folder() as folder:

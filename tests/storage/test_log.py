@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 from spark_stream.consistency.ids import Offset
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.settings import Compression
+from tests.examples import examples
 from tests.storage import logs
 from tests.storage.logs import NOW, SCHEMA, append_next, everything, format_of, ids, read
 
@@ -143,7 +144,7 @@ class LogMachine(RuleBasedStateMachine):
 
 
 TestLog = LogMachine.TestCase
-TestLog.settings = settings(max_examples=25, stateful_step_count=15)
+TestLog.settings = settings(max_examples=examples(25), stateful_step_count=15)
 
 
 @pytest.mark.rule("small neighbouring batches are read as one", "storage/reading.py")

@@ -12,6 +12,7 @@ from spark_stream.errors import DamagedSegment
 from spark_stream.storage.log import LogFormat, PartitionLog
 from spark_stream.storage.settings import Compression, LogSettings
 from spark_stream.wire.schemas import DEFAULT_SCHEMA
+from tests.examples import examples
 from tests.storage import logs
 from tests.storage.logs import append, append_next, format_of
 
@@ -36,7 +37,7 @@ def first_at(moments: list[int], wanted: int) -> int | None:
     return next((offset for offset, at in enumerate(moments) if at >= wanted), None)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     batches=st.lists(st.lists(MOMENTS, min_size=1, max_size=4), max_size=8),
     rolls=st.sets(st.integers(0, 7)),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from spark_stream import batches
 from spark_stream.batches import crc32c
 from spark_stream.storage.log import PartitionLog
+from tests.examples import examples
 from tests.storage import logs
 from tests.storage.logs import append_next, flip, format_of, segment_path
 from tests.storage.recoveries import (
@@ -28,7 +29,7 @@ def sample(tmp_path_factory) -> PartitionLog:
     return sample_log(tmp_path_factory.mktemp("sample"))
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(st.data())
 def test_a_flipped_bit_in_the_schema_message_costs_no_record_and_is_mended(sample, data):
     """Nothing of ours needs that message, but polars does: it is written anew."""
@@ -46,7 +47,7 @@ def test_a_flipped_bit_in_the_schema_message_costs_no_record_and_is_mended(sampl
         assert holds_exactly(log, 24)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.dictionaries(st.text("01ab.", min_size=1), st.text("012ab", max_size=9), max_size=4))
 def test_the_checksum_covers_texts_that_are_as_its_own(metadata):
     """Of eight different checksums, so that the topic's metadata has the message's often."""
@@ -88,7 +89,7 @@ def goes_on_where_it_was_or_is_refused(log: PartitionLog) -> str:
     return "went on"
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_a_flipped_bit_never_changes_where_an_empty_log_goes_on(data):
     """After retention only the schema message tells the first entry's index: it has a checksum."""

@@ -24,6 +24,7 @@ from spark_stream.storage.settings import Compression, LogSettings
 from spark_stream.storage.stored import digest
 from spark_stream.testing.simulation.disk import SimulatedDisk
 from spark_stream.wire.schemas import stored_schema
+from tests.examples import examples
 from tests.storage.disks import Died
 from tests.storage.logs import FACTS, NOW
 from tests.storage.replicas import HERE, fetch
@@ -140,7 +141,7 @@ STEPS = st.sampled_from(
     "storage/log_format.py",
 )
 @pytest.mark.slow
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(
     st.lists(st.tuples(STEPS, st.integers(0, 60)), max_size=25),
     st.sampled_from([400, 1500, 1 << 20]),

@@ -21,6 +21,7 @@ from spark_stream.storage.replica_log import ReplicaLog
 from spark_stream.storage.settings import Compression, Flush
 from spark_stream.storage.stored import StoredEntries, digest
 from spark_stream.testing.simulation.disk import SimulatedDisk
+from tests.examples import examples
 from tests.storage.disks import SmallDisk
 from tests.storage.logs import append_next, everything, flip, ids, segment_path
 from tests.storage.replicas import HERE, fetch, fill, new_log, seen
@@ -30,7 +31,7 @@ from tests.storage.replicas import HERE, fetch, fill, new_log, seen
     "what makes two replicas the same, and what a follower appends", "storage/stored.py"
 )
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.integers(0, 1 << 20),
     st.integers(1, 60),
@@ -264,7 +265,7 @@ def test_with_flush_batch_entries_are_on_the_disk_before_they_are_acknowledged(f
         assert everything(again).num_rows == follower.end.offset
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.integers(0, (1 << 62) - 1), min_size=1, max_size=20))
 def test_a_moved_entry_has_the_checksum_of_what_it_says(positions):
     leader = new_log()

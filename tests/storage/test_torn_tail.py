@@ -13,6 +13,7 @@ from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE
 from spark_stream.storage.codec import END_OF_STREAM
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.settings import Compression
+from tests.examples import examples
 from tests.storage import logs
 from tests.storage.logs import append_next, flip, segment_path
 from tests.storage.recoveries import (
@@ -40,7 +41,7 @@ def test_a_sound_log_is_opened_without_a_cut(tmp_path, compression):
     assert holds_exactly(log, 14)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     kind=st.sampled_from(["arrow", "entries"]),
     garbage=st.binary(min_size=1, max_size=200).filter(lambda each: each != END_OF_STREAM),
@@ -72,7 +73,7 @@ def test_the_mark_of_a_roll_that_went_no_further_is_no_tail(sample, tmp_path):
         assert holds_exactly(open_again(log), 34)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(lost=st.integers(1, ENTRY_SIZE - 1))
 def test_a_torn_entry_is_cut_with_its_batch_and_both_are_kept_aside(sample, lost):
     """It stops short of its end, so it was never acknowledged; what there is of it stays."""
@@ -93,7 +94,7 @@ def test_a_torn_entry_is_cut_with_its_batch_and_both_are_kept_aside(sample, lost
         assert holds_exactly(log, 19)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.data())
 def test_a_torn_batch_is_cut_and_intact_entries_are_kept_aside(sample, data):
     with logs.folder() as folder:
@@ -113,7 +114,7 @@ def test_a_torn_batch_is_cut_and_intact_entries_are_kept_aside(sample, data):
         assert holds_exactly(log, starts(10)[good])
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(st.data())
 def test_a_flipped_bit_in_an_entry_ends_the_log_before_it(sample, data):
     row = data.draw(st.integers(0, len(BATCHES) - 1))
@@ -141,7 +142,7 @@ def test_a_flipped_bit_in_an_entry_ends_the_log_before_it(sample, data):
         assert holds_exactly(log, starts(10)[row])
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.data())
 def test_a_flipped_bit_in_a_batch_ends_the_log_before_it(sample, data):
     row = data.draw(st.integers(0, len(BATCHES) - 1))
@@ -160,7 +161,7 @@ def test_a_flipped_bit_in_a_batch_ends_the_log_before_it(sample, data):
 
 
 @pytest.mark.rule("what of a damaged log is served when it opens", "storage/recovery.py")
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data(), flips=st.integers(1, 4))
 def test_whatever_is_damaged_in_the_last_segment_what_is_served_is_right(sample, data, flips):
     with logs.folder() as folder:

@@ -19,6 +19,7 @@ from spark_stream.storage.disk import HOST_DISK, Disk
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.settings import Flush
 from spark_stream.testing.simulation.disk import SimulatedDisk
+from tests.examples import examples
 from tests.storage import logs
 from tests.storage.disks import Died, FailingDisk, MortalDisk, SmallDisk
 from tests.storage.logs import EPOCH, NOW, flip, format_of, ids, records, segment_path
@@ -154,7 +155,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(STEPS, st.sampled_from([2, 1 << 18]), st.randoms(use_true_random=False))
 def test_with_flush_batch_no_acknowledged_marker_is_lost_with_the_power(
     steps, segment_entries, chance
@@ -170,7 +171,7 @@ def test_with_flush_batch_no_acknowledged_marker_is_lost_with_the_power(
     assert seen(log, committed=True) == expected_ids(scribe.rows, committed=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(STEPS, st.data())
 def test_a_failed_append_or_marker_leaves_nothing_and_the_next_one_works(steps, data):
     with logs.folder() as folder:

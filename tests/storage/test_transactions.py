@@ -21,6 +21,7 @@ from spark_stream.storage import reading
 from spark_stream.storage.log import UNLIMITED, PartitionLog
 from spark_stream.storage.reading import Visible
 from spark_stream.storage.settings import Compression
+from tests.examples import examples
 from tests.storage import logs
 from tests.storage.disks import SmallDisk
 from tests.storage.logs import EPOCH, NOW, SCHEMA, flip, format_of, records, reopened, segment_path
@@ -88,7 +89,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     STEPS,
     st.sampled_from(Compression),

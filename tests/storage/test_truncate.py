@@ -24,6 +24,7 @@ from spark_stream.storage.disk import HOST_DISK
 from spark_stream.storage.log import PartitionLog
 from spark_stream.storage.stored import digest
 from spark_stream.testing.simulation.disk import SimulatedDisk
+from tests.examples import examples
 from tests.storage.disks import FailingDisk, SmallDisk
 from tests.storage.logs import EPOCH, NOW, append_next, everything, ids, records
 from tests.storage.replicas import HERE, fetch, fill, new_log, seen
@@ -57,7 +58,7 @@ def test_cut_at_any_entry_a_log_is_as_if_it_had_ended_there(seed):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.booleans()), max_size=8),
     st.sampled_from([2, 4, 1 << 18]),

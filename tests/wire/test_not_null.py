@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_stream.wire.not_null import first_null, takes_all_nulls
+from tests.examples import examples
 
 KEYS = pa.struct([("k", pa.int8())])
 
@@ -72,7 +73,7 @@ def bad_paths(value: Any, field: pa.Field, path: str) -> set[str]:
 
 
 @pytest.mark.rule("which nulls within a value are refused", "wire/not_null.py")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(TYPES, st.booleans(), st.data())
 def test_the_first_null_is_found_as_a_walk_over_the_values_finds_it(kind, nullable, data):
     rows = data.draw(st.lists(values(kind), min_size=2, max_size=6))

@@ -23,6 +23,7 @@ from spark_stream.wire.schemas import (
     stored_schema,
 )
 from spark_stream.wire.type_names import told_apart
+from tests.examples import examples
 
 SIMPLE = [
     pa.null(),
@@ -399,7 +400,7 @@ kinds = st.recursive(
 
 
 @pytest.mark.rule("which Arrow types a topic may have, and which batch fits", "wire/schemas.py")
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(kinds, kinds, st.sampled_from([0, 1, 3]))
 @example(pa.list_(pa.list_(pa.null(), 2), 2), pa.list_(pa.list_(pa.null(), 2)), 1)
 def test_any_two_types_fit_or_are_refused_with_a_typed_error(have, want, rows):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from spark_stream.broker.appends import core as module
 from spark_stream.broker.appends.core import QUEUED_BYTES_MAX, AppendStreamCore, BatchPlace
 from spark_stream.errors import InvalidRequest
+from tests.examples import examples
 
 Core = AppendStreamCore[int, int]
 """Frames and batches are numbers."""
@@ -295,7 +296,7 @@ EVENTS = st.one_of(
     "in which order a stream's batches are appended and answered, and what bounds it",
     "broker/appends/core.py",
 )
-@settings(max_examples=1_000)
+@settings(max_examples=examples(1_000))
 @given(st.lists(EVENTS, max_size=60))
 def test_whatever_happens_each_batch_is_tried_and_answered_once_in_its_partitions_order(events):
     run = Run()

@@ -267,7 +267,9 @@ class Shell:
     "client/reading/fetch_core.py",
     "client/reading/feed.py",
 )
-@pytest.mark.parametrize("block", range(20))
+@pytest.mark.parametrize(
+    "block", [*range(4), *(pytest.param(n, marks=pytest.mark.full) for n in range(4, 20))]
+)
 def test_in_any_order_of_events_each_range_is_read_once_and_its_losses_are_told(block):
     for seed in range(100 * block, 100 * block + 100):
         shell = Shell(seed, ranges=1 + seed % 4)

@@ -18,6 +18,7 @@ from spark_stream.client.reading import mapping
 from spark_stream.client.reading.columns import offsets_of, runs_of
 from spark_stream.client.reading.mapping import CannotMap, Leaders
 from spark_stream.errors import DamagedSegment
+from tests.examples import examples
 from tests.mapped_files import by_flight, watch_mapped
 from tests.support import BrokerProcess
 
@@ -48,7 +49,9 @@ parts = st.lists(
 
 @pytest.mark.rule("which files a reader believes that it maps", "client/reading/mapping.py")
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     parts=parts,

@@ -124,7 +124,9 @@ class Reader:
     "where a reader goes on, what it tries again, and when it gives up",
     "client/reading/range_core.py",
 )
-@pytest.mark.parametrize("block", range(20))
+@pytest.mark.parametrize(
+    "block", [*range(4), *(pytest.param(n, marks=pytest.mark.full) for n in range(4, 20))]
+)
 def test_in_any_order_of_events_all_that_is_left_is_read_once_and_losses_are_told(block):
     for seed in range(100 * block, 100 * block + 100):
         chance = random.Random(seed)

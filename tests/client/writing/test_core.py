@@ -27,6 +27,7 @@ from spark_stream.errors import (
 )
 from spark_stream.wire.messages import Acknowledged, BatchRefused
 from tests.client.writing.producer_world import World, topic_of
+from tests.examples import examples
 
 SEEDS = 1500
 
@@ -49,8 +50,8 @@ def run(seed: int, epoch: int) -> World:
     return world
 
 
-def run_all() -> None:
-    for seed in range(SEEDS):
+def run_all(seeds: list[int]) -> None:
+    for seed in seeds:
         run(seed, 0)
         run(seed, EPOCH_MAX)
 
@@ -62,7 +63,7 @@ def run_all() -> None:
 def test_whatever_happens_each_batch_is_settled_once_and_truly(epoch):
     """Order, window, sequences without gaps, one settlement each, no error that acknowledges."""
     kinds = set()
-    for seed in range(SEEDS):
+    for seed in range(examples(SEEDS)):
         world = run(seed, epoch)
         kinds |= {type(each.settlements[0][0]).__name__ for each in world.submitted}
     assert kinds == {"Written", "Unacknowledged"}
@@ -149,12 +150,25 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
+# The first seed that finds each of the rarest, when last looked; if it does not, all are tried.
+FOUND = {
+    "a batch that was given up leaves no gap": 1345,
+    "a refusal makes sure of all sendings": 1363,
+    "a new beginning is in the old epoch": 759,
+    "a refusal is of earlier sendings too": 190,
+    "a broker that stops has answered": 519,
+}
+
+
 @pytest.mark.parametrize("name", BUGS)
-def test_a_planted_bug_is_found(name, monkeypatch):
+@pytest.mark.parametrize(
+    "first", [FOUND, pytest.param({}, marks=pytest.mark.full)], ids=["recorded", "anew"]
+)
+def test_a_planted_bug_is_found(name, first, monkeypatch):
     where, attribute, replacement = BUGS[name]
     monkeypatch.setattr(where, attribute, replacement)
     with pytest.raises(AssertionError):
-        run_all()
+        run_all([*([first[name]] if name in first else []), *range(SEEDS)])
 
 
 def test_an_identity_is_asked_for_once():

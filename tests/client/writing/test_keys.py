@@ -17,6 +17,7 @@ from spark_stream.client.writing.keys import has_keys, key_bytes, partitions_by
 from spark_stream.errors import SchemaMismatch, UnsupportedType
 from spark_stream.wire.keys import check_evolved_key, check_key
 from tests.client.writing.test_partitioner import murmur2_of
+from tests.examples import examples
 
 EPOCH = datetime(1970, 1, 1)
 
@@ -100,7 +101,7 @@ def tables(draw: st.DrawFn) -> tuple[pa.RecordBatch, list[list[Any]]]:
 
 
 @pytest.mark.rule("the bytes of a key", "client/writing/keys.py")
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(tables(), st.integers(1, 9))
 def test_whole_columns_give_each_record_the_bytes_and_the_partition_of_the_model(table, count):
     batch, rows = table

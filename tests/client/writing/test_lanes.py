@@ -35,6 +35,7 @@ from spark_stream.errors import (
     RecordNotAttempted,
     UnknownOutcome,
 )
+from tests.examples import examples
 
 ME = Identity(7, 0)
 ROW = pa.record_batch({"n": [1]})
@@ -218,7 +219,7 @@ def test_the_last_epoch_asks_for_another_identity(transaction):
     "consistency/producers.py",
     "client/writing/lanes.py",
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.sampled_from("awwwdlrfe"), max_size=60))
 def test_against_a_leader_nothing_is_doubled_lost_or_out_of_order(events):
     """add · write (to the stream) · deliver · lose the connection · refuse · forget · expire.
@@ -351,7 +352,7 @@ def test_what_has_much_more_time_is_not_given_up_with_what_has_little():
     assert [len(batch.others) for batch in iter(lambda: lane.next(ME), None)] == [1, 1]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.data())
 def test_each_of_those_that_went_together_is_told_what_became_of_its_rows(sizes, data):
     """A bad record, which only a setting that has changed can make; none; or something else."""

@@ -18,6 +18,7 @@ from spark_stream.client.writing.lanes import Unacknowledged
 from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
 from spark_stream.client.writing.promises import Failures
 from spark_stream.errors import BrokerUnavailable, InvalidRecord, RecordNotAttempted
+from tests.examples import examples
 
 
 def sent(rows: int, failures: Failures | None = None) -> tuple[Outcomes, list[RecordPromise]]:
@@ -40,7 +41,7 @@ def gone() -> Unacknowledged:
 
 
 @pytest.mark.rule("when a record's future is made, and what it says", "client/writing/outcomes.py")
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=20),
     st.sets(st.integers(0, 19)),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_stream.client.writing.partitioner import murmur2, partitions_of
+from tests.examples import examples
 
 
 def murmur2_of(key: bytes) -> int:
@@ -52,7 +53,7 @@ KINDS = [pa.binary(), pa.large_binary()]
 
 
 @pytest.mark.rule("which partition a key goes to", "client/writing/partitioner.py")
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(keys, st.integers(0, 3), st.integers(0, 3), st.sampled_from(KINDS))
 def test_every_key_has_the_hash_that_the_algorithm_gives_it(keys, before, after, kind):
     """Also in a slice, and for keys without a byte."""
@@ -61,7 +62,7 @@ def test_every_key_has_the_hash_that_the_algorithm_gives_it(keys, before, after,
     assert hashes.tolist() == [murmur2_of(key) for key in keys]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.integers(0, 23), st.data(), st.integers(0, 3), st.sampled_from(KINDS))
 def test_keys_of_one_length_have_the_hashes_that_the_algorithm_gives_them(
     length, data, before, kind
@@ -71,7 +72,7 @@ def test_keys_of_one_length_have_the_hashes_that_the_algorithm_gives_them(
     assert murmur2(array).tolist() == [murmur2_of(key) for key in keys]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(st.binary(max_size=9), min_size=1, max_size=9), st.integers(0, 3))
 def test_nothing_behind_the_last_key_is_read_and_its_buffer_may_begin_anywhere(keys, shift):
     """The buffer ends with the last key, at any address."""
@@ -101,7 +102,7 @@ def test_a_text_has_the_hash_of_its_utf8(keys, kind):
     assert murmur2(pa.array(keys, kind)).tolist() == [murmur2_of(key.encode()) for key in keys]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     st.lists(st.none() | st.binary(max_size=9), max_size=12),
     st.integers(0, 2),

@@ -14,6 +14,7 @@ from spark_stream.client.writing.partitioner import partitions_of
 from spark_stream.client.writing.pending import Pending, split
 from spark_stream.client.writing.promises import Failures
 from spark_stream.wire.schemas import DEFAULT_SCHEMA
+from tests.examples import examples
 
 maybe = st.none() | st.binary(max_size=5)
 headers = st.none() | st.lists(st.tuples(st.text(max_size=3), maybe), max_size=2)
@@ -31,7 +32,7 @@ def pending_of(records) -> Pending:
     return pending
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(rows)
 def test_the_batch_has_the_records_as_they_came(records):
     pending = pending_of(records)
@@ -54,7 +55,7 @@ def test_a_record_without_a_time_gets_the_present_one_beside_those_that_have_one
     assert given_time == 5
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(rows, st.integers(0, 4))
 def test_a_record_goes_where_it_says_else_where_its_key_says_else_with_the_keyless(
     records, keyless
@@ -71,7 +72,7 @@ def test_a_record_goes_where_it_says_else_where_its_key_says_else_with_the_keyle
     assert [found[row] for row in range(len(records))] == expected
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(
         st.integers(-1, 5)
@@ -96,7 +97,7 @@ def test_a_batch_for_one_partition_is_not_copied():
     assert (partition, numbers.tolist()) == (7, [0, 1, 2])
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(rows, st.integers(0, 2), st.data())
 def test_a_slice_is_split_as_the_rows_it_has(records, before, data):
     """Columns of nulls alone, and columns with nulls, included."""
