@@ -1,8 +1,10 @@
-"""How many examples a property is tried with: few in ``make test``, all in ``make test-all``."""
+"""What is tried by ``make test``, which has to be quick, and what by ``make test-all`` alone."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -22,6 +24,16 @@ def choose(config: pytest.Config) -> None:
     settings.load_profile("few")
 
 
+def is_quick() -> bool:
+    """Whether this is `make test`."""
+    return _FEW in os.environ
+
+
 def examples(number: int) -> int:
     """This number in ``make test-all``, a part of it in ``make test``."""
-    return min(number, max(_LEAST, number // _PART)) if _FEW in os.environ else number
+    return min(number, max(_LEAST, number // _PART)) if is_quick() else number
+
+
+def the_first(cases: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """All of them as parameters, all but the first for ``make test-all`` alone."""
+    return [cases[0], *(pytest.param(*case, marks=pytest.mark.full) for case in cases[1:])]

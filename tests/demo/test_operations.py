@@ -19,6 +19,7 @@ PAGE = (ROOT / "docs" / "operations.md").read_text()
 EXAMPLES = re.findall(r"<!-- test: (\w+) -->\n```sh\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
+@pytest.mark.full  # those of the README run in make test: test_readme.py::test_three_brokers
 @pytest.mark.timeout(600)
 def test_its_commands_run(tmp_path: Path, shell: Shell) -> None:
     """What lies between them is asked in this process: to start `isolog` again takes longer."""

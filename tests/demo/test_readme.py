@@ -63,6 +63,7 @@ def test_transactions(tmp_path: Path, shell: Shell) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.full
 def test_what_spark_says_when_its_workers_python_lacks_isolog(tmp_path: Path, shell: Shell) -> None:
     bare = tmp_path / "python3"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')  # no site-packages

@@ -38,8 +38,17 @@ def put_everywhere(producer: isolog.TransactionalProducer, topic: str, value: in
         producer.append(topic, numbers(value, 1), number)
 
 
-@pytest.mark.parametrize("killed", [1, 2, 3])
-@pytest.mark.parametrize("ending", ["commit", "abort"])
+@pytest.mark.parametrize(
+    ("killed", "ending"),
+    [
+        (1, "commit"),
+        (2, "abort"),
+        *(
+            pytest.param(killed, ending, marks=pytest.mark.full)
+            for killed, ending in ((2, "commit"), (3, "commit"), (1, "abort"), (3, "abort"))
+        ),
+    ],
+)
 def test_a_transaction_is_whole_through_the_kill_of_a_broker(cluster, topic, killed, ending):
     with cluster.connect(timeout=60) as log:
         spread(log, topic)

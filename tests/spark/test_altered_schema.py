@@ -193,6 +193,7 @@ def test_a_data_frame_of_the_old_schema_still_fits_and_others_do_not(
         assert said in str(caught.value)
 
 
+@pytest.mark.full  # of Spark's state; the types of a query: tests/datasource/test_altered_schema.py
 def test_a_stateful_query_over_a_widened_column_goes_on_with_the_schema_that_pins_it(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 import spark_stream as isolog
 from tests.spark.conftest import Queries
@@ -18,6 +19,7 @@ def sent(log: isolog.Log, topic: str, start: int, partition: int) -> None:
         producer.append(topic, batch, partition=partition)
 
 
+@pytest.mark.full  # the test below has partitions that are added while it runs
 def test_partitions_that_are_added_while_a_query_is_stopped_are_read_whole(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:

@@ -13,6 +13,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import spark_stream as isolog
+from tests.datasource.test_refusals import READS
+from tests.examples import the_first
 from tests.spark.conftest import Queries
 
 KAFKA_SCHEMA = (
@@ -190,23 +192,7 @@ def test_load_of_a_topic_is_short_for_subscribe(
     assert reader.load(hundred).count() == 100
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"isolaton": "read_committed"}, "did you mean 'isolation'"),
-        ({"isolation": "read_commited"}, "read_uncommitted | read_replicated"),
-        ({"startingOffsets": "first"}, "startingOffsets takes earliest | latest"),
-        ({"startingOffsets": "latest"}, "cannot start at latest"),
-        ({"endingOffsets": "earliest"}, "cannot end at earliest"),
-        ({"maxOffsetsPerTrigger": "10"}, "not for a batch query"),
-        ({"startingTimestamp": "yesterday"}, "startingTimestamp takes milliseconds since 1970"),
-        ({"subscribePattern": "a.*"}, "subscribe and subscribePattern: give one of the two"),
-        ({"endingTimestamp": "2024-02-30"}, "endingTimestamp takes milliseconds since 1970"),
-        ({"consumer": " "}, "consumer takes a text of 1 to 255 characters"),
-        ({"token": "secret"}, "is still to come"),
-        ({"includeHeaders": "true"}, "typed topic has no headers"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), the_first(READS))
 def test_a_bad_option_has_a_message_of_its_own(
     queries: Queries, hundred: str, options: dict[str, str], message: str
 ) -> None:

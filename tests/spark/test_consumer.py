@@ -17,7 +17,9 @@ def fails(batch: DataFrame, batch_id: int) -> None:
     raise RuntimeError("the sink is broken")
 
 
-@pytest.mark.parametrize("checkpoint", ["the same", "a new one"])
+@pytest.mark.parametrize(
+    "checkpoint", ["the same", pytest.param("a new one", marks=pytest.mark.full)]
+)
 def test_a_query_from_latest_that_failed_in_its_first_batch_loses_nothing(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path, checkpoint: str
 ) -> None:

@@ -258,6 +258,7 @@ def test_a_query_restarted_from_its_checkpoint_goes_on(
 # -- the broker dies ------------------------------------------------------------------------------
 
 
+@pytest.mark.full  # brokers die in tests/spark/test_failover.py and tests/broker/test_sinks.py
 @pytest.mark.chaos
 def test_a_broker_killed_during_a_micro_batch(
     spark: SparkSession, source: str, log_dir: Path, tmp_path: Path

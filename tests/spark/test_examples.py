@@ -104,6 +104,7 @@ def test_files_become_records_of_a_typed_topic_once(
     assert len(log.describe(topic).partitions) == 4
 
 
+@pytest.mark.full
 def test_late_flights_are_counted_by_window(
     shared_path: Path,
     log: isolog.Log,
@@ -130,6 +131,7 @@ def test_late_flights_are_counted_by_window(
     assert [tuple(row.values()) for row in counts] == expected
 
 
+@pytest.mark.full
 def test_orders_find_their_payments(
     shared_path: Path,
     log: isolog.Log,
@@ -196,6 +198,7 @@ def test_a_range_of_time_goes_to_parquet_and_may_be_repeated(
     assert str(found[0]["day"]) == str(date.fromisoformat(times[1].date().isoformat()))
 
 
+@pytest.mark.full
 def test_bad_records_are_sorted_out_with_their_headers(
     shared_path: Path,
     log: isolog.Log,

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import spark_stream as isolog
+from tests.examples import the_first
 from tests.spark.conftest import Queries, ended
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -66,7 +67,7 @@ def test_a_batch_query_reads_what_its_filter_keeps(rows: DataFrame, queries: Que
 
 
 @pytest.mark.rule("which filters Spark pushes, and when", "datasource/pushing.py")
-@pytest.mark.parametrize("pushes", [False, True])
+@pytest.mark.parametrize("pushes", [pytest.param(False, marks=pytest.mark.full), True])
 def test_spark_pushes_filters_only_where_it_may(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str, pushes: bool
 ):
@@ -179,6 +180,7 @@ def test_kafkas_columns_are_filtered(
         assert sorted(row.offset for row in pushed.collect()) == [28, 29]
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/test_filters.py
 def test_a_stream_reads_what_its_filter_keeps_and_its_offsets_cover_all(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str, tmp_path: Path
 ):
@@ -196,13 +198,15 @@ def test_a_stream_reads_what_its_filter_keeps_and_its_offsets_cover_all(
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [
-        ("nme = 'a'", "no column 'nme' (is 'name' meant?)"),
-        ("n = 'one'", "'one' is no whole number"),
-        ("n = ", "no SQL"),
-        ("upper(name) = 'A'", "UPPER(name)"),
-        ("", "it is empty"),
-    ],
+    the_first(
+        [
+            ("nme = 'a'", "no column 'nme' (is 'name' meant?)"),
+            ("n = 'one'", "'one' is no whole number"),
+            ("n = ", "no SQL"),
+            ("upper(name) = 'A'", "UPPER(name)"),
+            ("", "it is empty"),
+        ]
+    ),
 )
 def test_a_bad_filter_is_refused_at_the_start(
     rows: DataFrame, queries: Queries, topic: str, tmp_path: Path, text: str, words: str

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from tests.support import NUMBERS, BrokerProcess, eventually, free_port, numbers
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/test_lost_brokers.py
 def test_a_query_waits_for_its_broker_goes_on_with_it_and_can_be_stopped_without_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:

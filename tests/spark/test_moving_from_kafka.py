@@ -51,6 +51,7 @@ def test_the_three_jobs_are_the_same_one() -> None:
     assert "json" not in typed
 
 
+@pytest.mark.full
 def test_the_job_after_the_move_counts_each_window_once(spark, log, shared_path, tmp_path):
     with log.producer() as producer:
         for minute in range(30):
@@ -66,6 +67,7 @@ def test_the_job_after_the_move_counts_each_window_once(spark, log, shared_path,
     assert {each["flights"] for each in found} == {5}
 
 
+@pytest.mark.full
 def test_the_job_with_columns_counts_each_window_once(spark, log, shared_path, tmp_path):
     moments = [START + timedelta(minutes=minute) for minute in range(30)]
     rows = {"airport": ["EWR"] * 30, "delay": list(range(30)), "moment": moments}

@@ -15,6 +15,8 @@ from pyspark.sql import functions as F
 import spark_stream as isolog
 from spark_stream.client.writing.keys import partitions_by
 from spark_stream.client.writing.partitioner import partitions_of
+from tests.datasource.test_refusals import MISFITS, NOT_KAFKAS, WRITES
+from tests.examples import the_first
 from tests.spark.conftest import Queries, ended
 from tests.spark.test_stream_source import NUMBERS, add, wait_until
 
@@ -87,16 +89,15 @@ def test_a_topic_column_routes_rows_of_typed_topics(
     assert sorted(log.read(f"{topic}-0")["n"].to_pylist()) == [0, 2, 4, 6, 8]
 
 
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        ("select cast(id as string) as n from range(3)", "column 'n': expected bigint, got string"),
-        ("select id as m from range(3)", "column 'n' (bigint) is missing"),
-        ("select id as n, 1 as extra from range(3)", "column 'extra' (int) is not one of"),
-    ],
-)
+@pytest.mark.parametrize(("query", "_", "message"), the_first(MISFITS))
 def test_a_frame_that_does_not_fit_is_refused_by_column_before_a_row_is_written(
-    spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, query: str, message: str
+    spark: SparkSession,
+    queries: Queries,
+    log: isolog.Log,
+    topic: str,
+    query: str,
+    _: object,
+    message: str,
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)
     with pytest.raises(AnalysisException, match="SCHEMA_MISMATCH") as caught:
@@ -118,18 +119,15 @@ def test_all_columns_of_what_was_read_are_not_written_to_a_new_topic(
     assert log.read(f"{topic}-copied")["value"].to_pylist() == [b"v"]
 
 
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        ("select 1 as value", "column 'value': expected binary or string, got int"),
-        ("select 'k' as key", "column 'value' (binary or string) is missing"),
-        ("select 'v' as value, 'x' as other", "column 'other' is not one that"),
-        ("select 'v' as value, 'x' as partition", "column 'partition': expected int"),
-        ("select 'v' as value, array('x') as headers", "column 'headers': expected array<struct"),
-    ],
-)
+@pytest.mark.parametrize(("query", "_", "message"), the_first(NOT_KAFKAS))
 def test_a_frame_that_is_not_kafkas_is_refused_by_column(
-    spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, query: str, message: str
+    spark: SparkSession,
+    queries: Queries,
+    log: isolog.Log,
+    topic: str,
+    query: str,
+    _: object,
+    message: str,
 ) -> None:
     log.create_topic(topic)
     with pytest.raises(AnalysisException, match="SCHEMA_MISMATCH") as caught:
@@ -153,18 +151,7 @@ def test_rows_that_can_have_no_place_fail_the_write(
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"transactional": "maybe"}, "transactional takes true | false"),
-        ({"isolation": "read_atomic"}, "isolation takes read_uncommitted | read_committed"),
-        ({"partitions": "3"}, "partitions is for createTopic=true"),
-        ({"createTopic": "true", "partitions": "0"}, "partitions takes a whole number from 1"),
-        ({"createTopics": "true"}, "did you mean 'createTopic'"),
-        ({"failOnDataLoss": "true"}, "'failOnDataLoss' is not for a sink"),
-        ({"sinkId": "x"}, "sinkId without batchId"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), the_first(WRITES))
 def test_a_bad_option_has_a_message_of_its_own(
     spark: SparkSession, queries: Queries, topic: str, options: dict[str, str], message: str
 ) -> None:
@@ -266,6 +253,7 @@ def test_complete_mode_appends_the_whole_result_and_for_each_batch_the_changed_r
     assert rows(changed) == sorted([*first, (0, 2), (1, 2)])
 
 
+@pytest.mark.full  # brokers die in tests/spark/test_failover.py
 @pytest.mark.chaos
 def test_without_transactions_a_broker_killed_in_mid_query_costs_no_row(
     spark: SparkSession, log_dir: Path, tmp_path: Path
