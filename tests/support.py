@@ -27,6 +27,8 @@ from spark_stream.transport.client import ClientChannel
 from spark_stream.wire.addresses import location
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
 from spark_stream.wire.messages import BrokerStatus, PartitionOffsets
+from tests.examples import is_quick
+from tests.forks import Fork, forks
 
 READY = "isolog broker ready "
 START_S = 60.0
@@ -77,21 +79,29 @@ class BrokerProcess:
             file = directory.with_name(directory.name + ".toml")
             file.write_text(conf)
             self._options += ["--conf", str(file)]
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[str] | Fork | None = None
 
     def start(self) -> BrokerProcess:
         """Starts it and waits for its ready line; the error it ended with if it did not come up."""
+        arguments = ["--listen", self.listen, *self._options]
+        environment = (
+            os.environ
+            | allocator_settings(MEMORY_BYTES_DEFAULT)
+            | {"ISOLOG_FLIGHT_LISTEN": "127.0.0.1:0"}
+        )
+        process: subprocess.Popen[str] | Fork
         with self._errors.open("a") as errors:
-            process = subprocess.Popen(
-                [sys.executable, *self.module, "--listen", self.listen, *self._options],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=os.environ
-                | allocator_settings(MEMORY_BYTES_DEFAULT)
-                | {"ISOLOG_FLIGHT_LISTEN": "127.0.0.1:0"},
-            )
+            if is_quick() and self.module == BrokerProcess.module:
+                process = forks().start(arguments, errors, environment)
+            else:
+                process = subprocess.Popen(
+                    [sys.executable, *self.module, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    env=environment,
+                )
         self._process = process
         line = self._first_line(process)
         self.lines.append(line)
@@ -105,7 +115,7 @@ class BrokerProcess:
         return self
 
     @staticmethod
-    def _first_line(process: subprocess.Popen[str]) -> str:
+    def _first_line(process: subprocess.Popen[str] | Fork) -> str:
         assert process.stdout is not None
         lines: queue.Queue[str] = queue.Queue()
         source = process.stdout
@@ -118,7 +128,7 @@ class BrokerProcess:
             raise AssertionError(f"no line from the broker in {START_S:g} s") from None
 
     @property
-    def process(self) -> subprocess.Popen[str]:
+    def process(self) -> subprocess.Popen[str] | Fork:
         assert self._process is not None
         return self._process
 

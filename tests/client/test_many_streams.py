@@ -10,7 +10,7 @@ import pytest
 
 from tests.client.failover import two_brokers
 from tests.conftest import ROOT
-from tests.support import NUMBERS
+from tests.support import NUMBERS, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -37,11 +37,14 @@ def test_brokers_killed_and_stopped_under_many_streams(tmp_path):
             cwd=ROOT,
         ) as client:
             try:
+                with brokers[0].connect() as log:
+                    for topic in (topic for topics in led for topic in topics):
+                        eventually(lambda topic=topic: log.read(topic).num_rows)
                 for number in range(ROUNDS):
                     broker = brokers[number % 2]
                     if number % 3 == 2:
                         broker.pause()
-                        time.sleep(1.5)
+                        time.sleep(1)
                         broker.resume()
                     else:
                         broker.kill()

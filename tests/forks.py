@@ -1,0 +1,196 @@
+"""Brokers as forks of one process that has loaded their modules: ``python -m tests.forks FD``.
+
+A broker's process takes a second and a half of computing to start, nearly all of it to import, and
+the tests start hundreds. ``make test`` forks them; ``make test-all`` starts each as users do.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import IO, TextIO
+
+from spark_stream.broker.__main__ import main
+from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
+
+_REQUEST_BYTES = 1 << 17
+
+
+# -- who asks for a broker ------------------------------------------------------------------------
+
+
+class Fork:
+    """A broker that was forked, with as much of ``subprocess.Popen`` as tests need."""
+
+    def __init__(self, forks: Forks, pid: int, stdout: TextIO) -> None:
+        self._forks = forks
+        self.pid = pid
+        self.stdout = stdout
+
+    @property
+    def returncode(self) -> int | None:
+        return self._forks.ended.get(self.pid)
+
+    def poll(self) -> int | None:
+        self._forks.hear(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.returncode) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a forked broker", timeout or 0)
+            self._forks.hear(0.02)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+class Forks:
+    """The process that forks, and which of its children have ended."""
+
+    def __init__(self) -> None:
+        self.ended: dict[int, int] = {}
+        self._begun: list[int] = []
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.forks", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=os.environ | allocator_settings(MEMORY_BYTES_DEFAULT),
+                pass_fds=[theirs.fileno()],
+            )
+
+    def start(
+        self, arguments: Sequence[str], stderr: IO[str], environment: Mapping[str, str]
+    ) -> Fork:
+        """``python -m spark_stream.broker`` with these arguments; its output is to be read."""
+        reading, writing = os.pipe()
+        asked = {"arguments": arguments, "environment": dict(environment), "folder": os.getcwd()}
+        with self._lock:
+            message = json.dumps(asked).encode()
+            socket.send_fds(self._socket, [message], [writing, stderr.fileno()])
+            os.close(writing)
+            while not self._begun:
+                self._take()
+            pid = self._begun.pop()
+            self.ended.pop(pid, None)  # of an earlier process of the number
+        return Fork(self, pid, os.fdopen(reading))
+
+    def hear(self, seconds: float) -> None:
+        """Take what has come, or comes in this time."""
+        with self._lock, selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            while selector.select(seconds):
+                self._take()
+                seconds = 0
+
+    def _take(self) -> None:
+        message = self._socket.recv(_REQUEST_BYTES)
+        assert message, "the process that forks brokers has ended"
+        told = json.loads(message)
+        if "code" in told:
+            self.ended[told["pid"]] = told["code"]
+        else:
+            self._begun.append(told["pid"])
+
+
+@cache
+def forks() -> Forks:
+    """The one of this process."""
+    return Forks()
+
+
+def popen(command: Sequence[str], *, stderr: IO[str], env: Mapping[str, str], **_: object) -> Fork:
+    """In place of ``subprocess.Popen`` for ``python -m spark_stream.broker``."""
+    assert list(command[1:3]) == ["-m", "spark_stream.broker"]
+    return forks().start(command[3:], stderr, env)
+
+
+# -- who forks ------------------------------------------------------------------------------------
+
+
+def serve(asking: socket.socket) -> list[str] | None:
+    """Fork for whoever asks; return a broker's arguments in the child, None at the end."""
+    woken, wakes = os.pipe()
+    for end in (woken, wakes):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    selector = selectors.DefaultSelector()
+    selector.register(asking, selectors.EVENT_READ)
+    selector.register(woken, selectors.EVENT_READ)
+    while True:
+        ready = {key.fileobj for key, _ in selector.select()}
+        if woken in ready:
+            os.read(woken, 4096)
+            _tell_ends(asking)
+        if asking not in ready:
+            continue
+        message, passed, _, _ = socket.recv_fds(asking, _REQUEST_BYTES, 2)
+        if not message:
+            return None
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            selector.close()
+            for end in (woken, wakes):
+                os.close(end)
+            asking.close()
+            return _become(json.loads(message), passed)
+        for each in passed:
+            os.close(each)
+        asking.send(json.dumps({"pid": pid}).encode())
+
+
+def _tell_ends(asking: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        ended = {"pid": pid, "code": os.waitstatus_to_exitcode(status)}
+        asking.send(json.dumps(ended).encode())
+
+
+def _become(asked: dict[str, object], passed: list[int]) -> list[str]:
+    """Be what a process of its own would be."""
+    for number, each in zip((1, 2), passed, strict=True):
+        os.dup2(each, number)
+        os.close(each)
+    os.environ.clear()
+    os.environ.update(asked["environment"])  # type: ignore[call-overload]
+    os.chdir(str(asked["folder"]))
+    arguments = list(asked["arguments"])  # type: ignore[call-overload]
+    sys.argv = ["spark_stream.broker", *arguments]
+    sys.orig_argv = [sys.executable, "-m", "spark_stream.broker", *arguments]
+    return arguments
+
+
+if __name__ == "__main__":
+    gc.freeze()
+    if serve(socket.socket(fileno=int(sys.argv[1]))) is not None:
+        sys.exit(main())
