@@ -8,11 +8,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
-from tests.examples import choose
+from tests.examples import choose, is_quick
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -37,7 +39,7 @@ SLOW_FIXTURES = {"broker", "flight", "log", "shared"}
 
 # The files of these go first, in this order. Files are dealt out to processes that run side by
 # side, and a long one that comes last would keep the others waiting.
-FIRST_FOLDERS = ("demo", "spark", "testing", "chaos", "client", "broker", "cli", "storage")
+FIRST_FOLDERS = ("spark", "demo", "testing", "chaos", "client", "broker", "cli", "storage")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,6 +57,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
     rank = {folder: number for number, folder in enumerate(FIRST_FOLDERS)}
     items.sort(key=lambda item: rank.get(folder_of(item), len(rank)))  # stable: files stay whole
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return SparkTogether(config, log) if is_quick() else None
+
+
+class SparkTogether(LoadFileScheduling):
+    """The files of Spark go to one process, where they share a JVM: its first minute is slow."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "tests/spark" if file.startswith("tests/spark/") else file
 
 
 @pytest.hookimpl(trylast=True)
