@@ -106,6 +106,24 @@ def test_all_that_is_available_means_no_limit(shared, log, topic):
     assert query.read(end) == list(range(100))
 
 
+def test_available_now_reaches_what_there_was_and_no_partition_that_came_later(shared, log, topic):
+    log.create_topic(topic, schema=NUMBERS)
+    fill(log, topic, 0, 100)
+    query = Query(shared.address, topic, maxOffsetsPerTrigger=40)
+    query.reader.prepareForTriggerAvailableNow()
+    found = query.batch()
+    log.alter_topic(topic, partitions=2)
+    fill(log, topic, 100, 50, partition=1)
+    fill(log, topic, 150, 10)
+    for batch in batches_of(query):
+        found += batch
+    assert found == list(range(100))
+    query.start()
+    assert sorted(number for batch in batches_of(query) for number in batch) == list(
+        range(100, 160)
+    )
+
+
 class Moments:
     """A clock that stands still until it is told to go on."""
 
