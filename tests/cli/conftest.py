@@ -14,6 +14,9 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.cli.app import execute
+from tests.replication.conftest import forked
+
+__all__ = ["forked"]
 
 COMMAND = [sys.executable, "-m", "spark_stream.cli"]
 TIMEOUT_S = 60.0

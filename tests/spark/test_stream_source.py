@@ -19,6 +19,9 @@ from tests.spark.conftest import Queries
 
 NUMBERS = pa.schema([("n", pa.int64())])
 
+# Without a JVM both are in tests/datasource/test_told_losses.py.
+BOTH = [True, pytest.param(False, marks=pytest.mark.full)]
+
 
 def add(log: isolog.Log, topic: str, numbers: range, partition: int = 0) -> None:
     with log.producer() as producer:
@@ -220,7 +223,7 @@ def evict(log: isolog.Log, topic: str) -> int:
 RETAINED = {"segment.bytes": 65536, "retention.bytes": 65536}
 
 
-@pytest.mark.parametrize("fail", [True, False])
+@pytest.mark.parametrize("fail", BOTH)
 def test_records_that_retention_removed(
     spark: SparkSession,
     queries: Queries,
@@ -250,7 +253,7 @@ def test_records_that_retention_removed(
         assert seen[10:] == list(range(seen[10], 60_010))
 
 
-@pytest.mark.parametrize("fail", [True, False])
+@pytest.mark.parametrize("fail", BOTH)
 def test_a_topic_that_was_deleted_and_made_anew_is_known_by_its_id(
     spark: SparkSession,
     queries: Queries,
@@ -274,7 +277,7 @@ def test_a_topic_that_was_deleted_and_made_anew_is_known_by_its_id(
         assert read_back(spark, out[0]) == [*range(10), *range(100, 120)]
 
 
-@pytest.mark.parametrize("fail", [True, False])
+@pytest.mark.parametrize("fail", BOTH)
 def test_a_topic_that_is_deleted_while_the_query_runs(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path, fail: bool
 ) -> None:
