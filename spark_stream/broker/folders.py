@@ -49,7 +49,9 @@ class TopicFolders:
     def make(
         self, topic: str, topic_id: str, records: Collection[PartitionRecord], *, starts: bool
     ) -> None:
-        """Makes a topic's folder if it is missing.
+        """Makes a topic's folder if it is missing, and forces its name in any case.
+
+        Who made it may have died before that was forced: then the next power cut would take it.
 
         ``records``: of all partitions of which this broker has a replica by now. ``starts``: none
         of these is open, and the broker has not vouched for its logs; only then can it be filled
@@ -60,7 +62,7 @@ class TopicFolders:
                 topic on record, and takes it back once it learns of that.
             DamagedSegment: it is missing, and must stay so: the next start would take what is lost
                 for empty logs.
-            DiskFull, StorageFailure: it may be there or not.
+            DiskFull, StorageFailure: it may be there or not; a broker that starts doubts its logs.
         """
         folder = self._directory.topic(topic, topic_id)
         had = [each for each in records if each.member(self._me)]
@@ -74,7 +76,12 @@ class TopicFolders:
                 raise DamagedSegment(what, hint=_RESTORE if alone else _RESTART, path=str(folder))
             self._losing()
             self.doubts.append(lost)
-        self._logs.make_folder(folder)
+        try:
+            self._logs.make_folder(folder)
+        except StorageFailure as error:
+            if starts:
+                self.doubts.append(error.message)
+            raise
 
     def open_log(
         self, topic: Topic, settings: LogSettings, number: int, record: PartitionRecord | None

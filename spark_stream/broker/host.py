@@ -441,8 +441,7 @@ class Host:
     ) -> None:
         missing: IsologError | None = None
         try:
-            if not self._folders.has(topic):
-                self._make_folder(topic.name, topic.id, topic)
+            self._make_folder(topic.name, topic.id, topic)
         except IsologError as error:
             missing = error
         for number in numbers:

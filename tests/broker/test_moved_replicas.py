@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
 from msgspec.structs import replace
@@ -77,6 +78,44 @@ def test_what_is_closed_for_good_and_cannot_be_forced_holds_nothing_up(tmp_path:
     host.refresh()
     assert host.topic("new").partition(0).leads
     host.close()
+
+
+def test_a_folder_whose_maker_died_before_it_was_forced_is_forced_by_the_next_start():
+    """Else the next power cut takes it, and with it all that moved here meanwhile."""
+    disk, directory = SimulatedDisk(), LogDirectory(Path("/me"), "cluster", ME)
+    disk.make_directory(directory.topic("t", "id").parent)
+    logs, folder = FileLogs(disk), directory.topic("t", "id")
+
+    def end() -> None:
+        raise KeyboardInterrupt
+
+    disk.before_change = end
+    with pytest.raises(KeyboardInterrupt):
+        logs.make_folder(folder)
+    disk.before_change = lambda: None
+    assert logs.has_folder(folder)
+    start_with_a_topic(directory, logs).close()
+    disk.crash(Random(0))
+    assert logs.has_folder(folder)
+
+
+def test_a_broker_whose_disk_fails_to_force_a_folder_doubts_its_logs():
+    """Else it would stay the leader of a replica that it cannot open."""
+    disk, directory = SimulatedDisk(), LogDirectory(Path("/me"), "cluster", ME)
+    disk.make_directory(directory.topic("t", "id").parent)
+    disk.make_directory(directory.topic("t", "id"), forced=False)
+    disk.fail_next_force()
+    host = start_with_a_topic(directory, FileLogs(disk))
+    assert host.open_replicas() == []
+    assert len(host.doubts) == 1
+    host.close()
+
+
+def start_with_a_topic(directory: LogDirectory, logs: FileLogs) -> Host:
+    store = MemoryStore(MemoryRecords())
+    store.put(*put_of(PartitionId("id", 0), led_by(ME), 0))
+    store.put(TOPICS + "t", encode(Topic("t", "id", NUMBERS, 1, {})), 0)
+    return Host(directory, ClusterView(store), LogSettings(), FakeClock(), logs=logs)
 
 
 def test_a_topic_that_is_removed_here_takes_no_more_though_its_deletion_was_not_seen_yet(around):
