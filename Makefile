@@ -78,7 +78,7 @@ filters: venv java  ## Compare COUNT random filters with Spark, from SEED on
 	@$(WITH_SPARK) ISOLOG_FILTERS=$(or $(COUNT),5000) ISOLOG_SEED=$(or $(SEED),1) .venv/bin/pytest -q tests/spark/test_random_filters.py
 
 simulate: venv  ## Run RUNS simulated runs from SEED on: brokers, clients and faults in one process
-	@.venv/bin/python -m spark_stream.testing.simulation --runs $(RUNS) --seed $(or $(SEED),0) --order $(ORDER) $(if $(ONLY),--only "$(ONLY)")
+	@.venv/bin/python -m tests.simulation --runs $(RUNS) --seed $(or $(SEED),0) --order $(ORDER) $(if $(ONLY),--only "$(ONLY)")
 
 lint: venv  ## Check style and types
 	.venv/bin/ruff check

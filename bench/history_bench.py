@@ -11,13 +11,13 @@ import pyarrow as pa
 from bench.clock import now
 from bench.records import values
 from bench.results import Results
-from spark_stream.broker.host import PRODUCER_AGE_US
-from spark_stream.broker.partition import Partition
+from spark_stream.broker.host.host import PRODUCER_AGE_US
+from spark_stream.broker.partition.partition import Partition
 from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import LeaderEpoch
-from spark_stream.consistency.producers import Stamp
+from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.environment import SystemClock
-from spark_stream.storage.log import LogFormat, PartitionLog
+from spark_stream.storage.log.log import LogFormat, PartitionLog
 
 _EPOCH = LeaderEpoch(0)
 

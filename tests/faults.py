@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from spark_stream.broker import __main__ as broker
-from spark_stream.broker import transaction_actions
-from spark_stream.broker.partition_appends import Appends
-from spark_stream.broker.partition_transactions import PartitionTransactions
-from spark_stream.scripts import finishing
+from spark_stream.broker.actions import transactions as transaction_actions
+from spark_stream.broker.partition.appends import Appends
+from spark_stream.broker.partition.transactions import PartitionTransactions
+from spark_stream.scripts.transactions import finishing
 from tests.support import BrokerProcess
 
 POINTS = {

@@ -14,12 +14,12 @@ from spark_stream.client.reading.columns import KAFKA_COLUMNS, shown_schema
 from spark_stream.client.values import Record, Written
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
 from spark_stream.datasource import options
-from spark_stream.datasource.offsets import TopicOffsets, to_json
 from spark_stream.datasource.options.table import OPTIONS, Use, names_of_later, options_for
-from spark_stream.datasource.types import to_spark
+from spark_stream.datasource.spark.types import to_spark
+from spark_stream.datasource.values.offsets import TopicOffsets, to_json
+from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.storage.settings import SETTINGS
 from spark_stream.wire.messages import PartitionDescription, TopicDescription
-from spark_stream.wire.schemas import DEFAULT_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "api.md").read_text()

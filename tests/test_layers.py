@@ -107,9 +107,9 @@ def test_the_check_sees_imports_of_every_form():
     """A check that sees nothing would pass as well: here is what it must see."""
     sample = PACKAGE / "consistency" / "sample.py"
     text = (
-        "import spark_stream.broker.host\n"
+        "import spark_stream.broker.host.host\n"
         "from spark_stream import client\n"
-        "from spark_stream.storage.log import PartitionLog\n"
+        "from spark_stream.storage.log.log import PartitionLog\n"
         "from ..wire import messages\n"
         "def late():\n"
         "    from spark_stream.cluster import store\n"

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from spark_stream.broker.config import BrokerConfig
-from spark_stream.broker.memory import bound_memory, keep_pandas_out
 from spark_stream.broker.process import serve
+from spark_stream.broker.serving.memory import bound_memory, keep_pandas_out
 from spark_stream.errors import IsologError
 
 

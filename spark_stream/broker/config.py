@@ -17,13 +17,13 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from spark_stream.broker.replication.settings import ReplicationSettings
-from spark_stream.cluster.leases import DURATION_S
+from spark_stream.cluster.stores.leases import DURATION_S
 from spark_stream.errors import InvalidConfig
-from spark_stream.scripts.sweeping import SINK_EXPIRY_S
+from spark_stream.schema.keys import PARTITION_BY
+from spark_stream.scripts.transactions.sweeping import SINK_EXPIRY_S
 from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
 from spark_stream.wire.addresses import UNIX, is_wildcard, split_address, with_port
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN
-from spark_stream.wire.keys import PARTITION_BY
 from spark_stream.wire.refused_values import problem_of
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")

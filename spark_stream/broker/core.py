@@ -24,31 +24,31 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
-from spark_stream.broker.controlling import Controlling
-from spark_stream.broker.driver import Driver, Peers
-from spark_stream.broker.handover import Balance, Withdrawals, handing_over
-from spark_stream.broker.host import PRODUCER_AGE_US, Host
-from spark_stream.broker.hosted import Links
-from spark_stream.broker.members import Members
-from spark_stream.broker.partition import Partition
-from spark_stream.broker.proposals import Proposals
-from spark_stream.broker.recent import BROKER_BYTES
-from spark_stream.broker.standing import Runs, Standing
-from spark_stream.broker.step_table import StepTable
-from spark_stream.broker.tenure import Tenure
-from spark_stream.broker.topics import TopicDesk
-from spark_stream.broker.transactions import TransactionDesk
+from spark_stream.broker.host.host import PRODUCER_AGE_US, Host
+from spark_stream.broker.host.hosted import Links
+from spark_stream.broker.host.proposals import Proposals
+from spark_stream.broker.node.controlling import Controlling
+from spark_stream.broker.node.handover import Balance, Withdrawals, handing_over
+from spark_stream.broker.node.members import Members
+from spark_stream.broker.node.standing import Runs, Standing
+from spark_stream.broker.node.tenure import Tenure
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.partition.recent import BROKER_BYTES
+from spark_stream.broker.scripting.driver import Driver, Peers
+from spark_stream.broker.scripting.step_table import StepTable
+from spark_stream.broker.scripting.topics import TopicDesk
+from spark_stream.broker.scripting.transactions import TransactionDesk
 from spark_stream.cluster.controller import ControllerSeat
-from spark_stream.cluster.leases import Leases
-from spark_stream.cluster.store import MetadataStore
+from spark_stream.cluster.stores.leases import Leases
+from spark_stream.cluster.stores.store import MetadataStore
 from spark_stream.cluster.view import ClusterView
-from spark_stream.consistency.effects import ProposeIsr, ProposeRecord
+from spark_stream.consistency.partition.effects import ProposeIsr, ProposeRecord
 from spark_stream.environment import Clock, Ids, Machine
 from spark_stream.scripts.electing import Changed
 from spark_stream.scripts.steps import Script
-from spark_stream.scripts.sweeping import SINK_EXPIRY_S
-from spark_stream.storage.committed import CommittedMarks
-from spark_stream.storage.directory import LogDirectory
+from spark_stream.scripts.transactions.sweeping import SINK_EXPIRY_S
+from spark_stream.storage.disk.directory import LogDirectory
+from spark_stream.storage.log.committed import CommittedMarks
 from spark_stream.storage.logs import Logs
 from spark_stream.storage.settings import LogSettings
 

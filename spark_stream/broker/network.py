@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spark_stream.broker.core import BrokerCore
-from spark_stream.broker.identity import Identity
-from spark_stream.broker.links import LedPartitions, StreamLinks
-from spark_stream.broker.peers import ConnectedPeers
-from spark_stream.broker.pool import Pool
+from spark_stream.broker.node.identity import Identity
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leading import Leading
 from spark_stream.broker.replication.lines import Lines
+from spark_stream.broker.replication.links import LedPartitions, StreamLinks
 from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.broker.scripting.peers import ConnectedPeers
+from spark_stream.broker.serving.pool import Pool
 from spark_stream.environment import Clock
 from spark_stream.transport.client import client_loop
 

@@ -21,31 +21,31 @@ from typing import Final, NoReturn
 
 from msgspec.structs import replace
 
-from spark_stream.broker.activity import Activity
+from spark_stream.broker.actions.here import BrokerFacts, Here
 from spark_stream.broker.background import BackgroundTasks
 from spark_stream.broker.config import BrokerConfig
-from spark_stream.broker.controlling import MOVES_S, ROUND_S
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
-from spark_stream.broker.flight import FlightFacade
-from spark_stream.broker.handover import LOOK_S as TROUBLE_S
-from spark_stream.broker.here import BrokerFacts, Here
-from spark_stream.broker.identity import Identity
 from spark_stream.broker.listening import listening_socket, port_of
-from spark_stream.broker.lock import DirectoryLock, IdLock
 from spark_stream.broker.network import ConnectedNetwork
-from spark_stream.broker.recent import BROKER_BYTES
-from spark_stream.broker.scrubbing import BEGIN_S, Scrub
-from spark_stream.broker.serving import Serving
-from spark_stream.broker.spare_memory import LOOK_S, SpareMemory
-from spark_stream.broker.stores import lease_folder, open_store
+from spark_stream.broker.node.controlling import MOVES_S, ROUND_S
+from spark_stream.broker.node.handover import LOOK_S as TROUBLE_S
+from spark_stream.broker.node.identity import Identity
+from spark_stream.broker.node.lock import DirectoryLock, IdLock
+from spark_stream.broker.node.scrubbing import BEGIN_S, Scrub
+from spark_stream.broker.node.stores import lease_folder, open_store
+from spark_stream.broker.partition.recent import BROKER_BYTES
+from spark_stream.broker.serving.activity import Activity
+from spark_stream.broker.serving.flight import FlightFacade
+from spark_stream.broker.serving.serving import Serving
+from spark_stream.broker.serving.spare_memory import LOOK_S, SpareMemory
 from spark_stream.cluster.brokers import RegisteredBroker
-from spark_stream.cluster.lease_files import LeaseFiles
-from spark_stream.cluster.leases import Leases
+from spark_stream.cluster.stores.lease_files import LeaseFiles
+from spark_stream.cluster.stores.leases import Leases
 from spark_stream.cluster.view import PAUSE_S
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemMachine
 from spark_stream.errors import DirectoryInUse, IsologError
-from spark_stream.storage.directory import (
+from spark_stream.storage.disk.directory import (
     LogDirectory,
     RunFile,
     check_directory,

@@ -13,7 +13,7 @@ from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.offsets import LookedUp, looked_up
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
-from spark_stream.consistency.lineage import Lineage
+from spark_stream.consistency.replication.lineage import Lineage
 from spark_stream.errors import (
     InvalidAssignment,
     InvalidOption,
@@ -22,9 +22,14 @@ from spark_stream.errors import (
     TopicExists,
     UnknownTopic,
 )
+from spark_stream.schema.evolution import evolves
+from spark_stream.schema.keys import PARTITION_BY, split_names
+from spark_stream.schema.schemas import (
+    DEFAULT_SCHEMA,
+    mismatch,
+    stored_schema,
+)
 from spark_stream.transport.forks import new_lock
-from spark_stream.wire.evolution import evolves
-from spark_stream.wire.keys import PARTITION_BY, split_names
 from spark_stream.wire.messages import (
     AlterTopic,
     AskedTopic,
@@ -34,11 +39,6 @@ from spark_stream.wire.messages import (
     PartitionOffsets,
     TopicDescription,
     TopicNames,
-)
-from spark_stream.wire.schemas import (
-    DEFAULT_SCHEMA,
-    mismatch,
-    stored_schema,
 )
 
 _TRIES: Final = 5

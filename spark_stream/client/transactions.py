@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from spark_stream.client.connecting.connection import Connection
-from spark_stream.consistency.transactions import Content, PositionOf
+from spark_stream.consistency.transactions.transactions import Content, PositionOf
 from spark_stream.errors import InvalidRequest, UnknownTransaction
 from spark_stream.wire.messages import AtomicCut, Cut, CutTopic, Empty
 from spark_stream.wire.sink_messages import (

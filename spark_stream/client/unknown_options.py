@@ -7,7 +7,7 @@ from inspect import signature
 from typing import Any, Final
 
 from spark_stream.errors import InvalidOption, Unsupported
-from spark_stream.wire.nearest import meant
+from spark_stream.schema.nearest import meant
 
 _CONNECT: Final = 'The address is given once: isolog.connect("host:9092").'
 _ISOLATION: Final = "Use isolation=: read_committed waits for all in-sync replicas."

@@ -1,16 +1,13 @@
 """The metadata of a cluster: what all brokers must agree on. Knows ``consistency`` only.
 
-``store``         the Protocol: records with versions, changed by compare-and-set
-``sqlite``        the store for brokers on one host; its writers take ``turns``
-``backup``        copies of that store, and how one is put back; ``store_files``: its files
-``keys``          ranges of keys
+``stores``        a room: the store that the records below are kept in, and leases
 
 Records of the store:
 
 ``identity``      the cluster's id
 ``brokers``       who belongs to the cluster, and where each listens
 ``vouching``      whether a broker may vouch for its logs when it starts
-``topics``        topics, those that were removed included
+``topics``        topics, those that were removed included; ``left_overs``: files of such topics
 ``partitions``    who leads each partition, and where its replicas are
 ``controller``    which broker elects leaders
 ``transactions``  transactions
@@ -21,5 +18,5 @@ Records of the store:
 Beside the store:
 
 ``view``          the cluster as a broker sees it: topics, partitions and brokers in memory
-``leases``        who is alive; on one host in ``lease_files``
+``backup``        copies of the store, and how one is put back
 """

@@ -25,11 +25,16 @@ from typing import Any, Final
 
 from spark_stream.cluster import brokers, partitions, transactions, vouching
 from spark_stream.cluster.identity import CLUSTER
-from spark_stream.cluster.lease_files import running_brokers
 from spark_stream.cluster.numbers import NUMBERS
-from spark_stream.cluster.sqlite import SqliteStore
-from spark_stream.cluster.store import Delete, Put, Record
-from spark_stream.cluster.store_files import StorePlace, copy_database, new_number, sync_folder
+from spark_stream.cluster.stores.lease_files import running_brokers
+from spark_stream.cluster.stores.sqlite import SqliteStore
+from spark_stream.cluster.stores.store import Delete, Put, Record
+from spark_stream.cluster.stores.store_files import (
+    StorePlace,
+    copy_database,
+    new_number,
+    sync_folder,
+)
 from spark_stream.errors import InvalidRequest, StorageFailure, WrongCluster
 
 STORE_NAME: Final = "metadata.sqlite"

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spark_stream.cluster.store import MetadataStore
+from spark_stream.cluster.stores.store import MetadataStore
 from spark_stream.consistency.ids import BrokerId, Generation
 from spark_stream.structs import learn_types
 

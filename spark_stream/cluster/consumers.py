@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from spark_stream.consistency.transactions import PositionOf
+from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.structs import learn_types
 
 CONSUMERS: Final = "consumers/"

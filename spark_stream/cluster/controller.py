@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from spark_stream.cluster.store import MetadataStore
+from spark_stream.cluster.stores.store import MetadataStore
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.structs import Positional, learn_types
 

@@ -13,7 +13,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Final
 
-from spark_stream.cluster.store import MetadataStore
+from spark_stream.cluster.stores.store import MetadataStore
 from spark_stream.environment import Ids
 from spark_stream.errors import WrongCluster
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from spark_stream.cluster.store import Record
+from spark_stream.cluster.stores.store import Record
 from spark_stream.cluster.topics import Topic, from_store, stored
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.structs import Positional, learn_types

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from spark_stream.cluster.store import MetadataStore
+from spark_stream.cluster.stores.store import MetadataStore
 
 BLOCK: Final = 1_000
 NUMBERS: Final = "numbers/"

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from spark_stream.cluster.store import MetadataStore, Put, Record
-from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.cluster.stores.store import MetadataStore, Put, Record
+from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.structs import learn_types
 
 PARTITIONS: Final = "partitions/"

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.transactions import ReadPosition
+from spark_stream.consistency.transactions.transactions import ReadPosition
 from spark_stream.structs import Positional, learn_types
 
 QUERIES: Final = "queries/"

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import pyarrow as pa
 
-from spark_stream.cluster.store import MetadataStore, Record
+from spark_stream.cluster.stores.store import MetadataStore, Record
 from spark_stream.consistency.ids import is_folder_name
 from spark_stream.errors import InvalidTopic, UnknownTopic
 from spark_stream.structs import Positional, learn_types

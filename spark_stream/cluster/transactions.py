@@ -15,8 +15,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from spark_stream.cluster.store import MetadataStore, Put, Record
-from spark_stream.consistency.transactions import (
+from spark_stream.cluster.stores.store import MetadataStore, Put, Record
+from spark_stream.consistency.transactions.transactions import (
     DECIDED,
     Joined,
     State,

@@ -25,7 +25,7 @@ from spark_stream.cluster.brokers import BROKERS, RegisteredBroker
 from spark_stream.cluster.controller import CONTROLLER, Controller
 from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, StoredPartition
-from spark_stream.cluster.store import Changes, MetadataStore, Record
+from spark_stream.cluster.stores.store import Changes, MetadataStore, Record
 from spark_stream.cluster.topics import TOPICS, Topic
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import IsologError

@@ -22,16 +22,16 @@ from spark_stream.datasource.options import (
     source_options,
     source_part,
 )
-from spark_stream.datasource.plainly import RefusedStream, plainly
-from spark_stream.datasource.planning import Planner
-from spark_stream.datasource.pushing import PushingReader
-from spark_stream.datasource.reader import IsologReader
-from spark_stream.datasource.stream_reader import IsologStreamReader
-from spark_stream.datasource.tables import kept_options, names_both_sides, table_options
-from spark_stream.datasource.travel import Travels
-from spark_stream.datasource.types import to_spark
-from spark_stream.datasource.worker import PUSHES_FILTERS, is_worker
-from spark_stream.datasource.writer import IsologStreamWriter, IsologWriter
+from spark_stream.datasource.reading.planning import Planner
+from spark_stream.datasource.reading.pushing import PushingReader
+from spark_stream.datasource.reading.reader import IsologReader
+from spark_stream.datasource.reading.stream_reader import IsologStreamReader
+from spark_stream.datasource.spark.plainly import RefusedStream, plainly
+from spark_stream.datasource.spark.tables import kept_options, names_both_sides, table_options
+from spark_stream.datasource.spark.travel import Travels
+from spark_stream.datasource.spark.types import to_spark
+from spark_stream.datasource.spark.worker import PUSHES_FILTERS, is_worker
+from spark_stream.datasource.writing.writer import IsologStreamWriter, IsologWriter
 from spark_stream.errors import IsologError, Unsupported
 
 

@@ -15,8 +15,8 @@ from typing import TypeVar
 from msgspec import Struct
 
 from spark_stream.cluster.topics import Topic
-from spark_stream.consistency.atomic import greatest_cut, next_cut
-from spark_stream.consistency.transactions import Joined
+from spark_stream.consistency.partition.atomic import greatest_cut, next_cut
+from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import IsologError, UnknownPartition
 from spark_stream.scripts.steps import FindTopic, Script, read_bounds, read_extents
 

@@ -12,11 +12,11 @@ from typing import Final
 from msgspec import Struct
 
 from spark_stream.cluster.partitions import StoredPartition, put_of
-from spark_stream.consistency import election
-from spark_stream.consistency.election import Alive, LogEnd, Obstacle, Unchanged
+from spark_stream.consistency.control import election
+from spark_stream.consistency.control.election import Alive, LogEnd, Obstacle, Unchanged
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.consistency.partition_record import Member, PartitionRecord
-from spark_stream.consistency.transactions import Joined
+from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import IsologError
 from spark_stream.scripts.steps import ForceReplica, PutMany, ReadLogEnd, Refresh, Script, together
 

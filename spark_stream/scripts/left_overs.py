@@ -26,7 +26,7 @@ from spark_stream.cluster.left_overs import (
     encode_left_over,
 )
 from spark_stream.cluster.partitions import PARTITIONS
-from spark_stream.cluster.store import Delete, Record
+from spark_stream.cluster.stores.store import Delete, Record
 from spark_stream.cluster.topics import TOPICS, Topic, decode
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import IsologError

@@ -16,11 +16,11 @@ from typing import Final
 
 from spark_stream.cluster.brokers import BROKERS, BrokerState, decode, encode
 from spark_stream.cluster.partitions import PartitionId, StoredPartition, put_of
-from spark_stream.consistency import assignment, election
-from spark_stream.consistency.assignment import Load, Misassigned, Racks
-from spark_stream.consistency.election import Unchanged
+from spark_stream.consistency.control import assignment, election
+from spark_stream.consistency.control.assignment import Load, Misassigned, Racks
+from spark_stream.consistency.control.election import Unchanged
+from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.errors import UnknownBroker
 from spark_stream.scripts.left_overs import brokers_of, left_overs
 from spark_stream.scripts.steps import DeleteRecord, Get, PutMany, PutRecord, Refresh, Script

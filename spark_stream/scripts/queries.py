@@ -13,8 +13,8 @@ from msgspec import Struct, structs
 
 from spark_stream.cluster.consumers import CONSUMERS, decode_positions
 from spark_stream.cluster.queries import QUERIES, Query, decode_query, encode_query
-from spark_stream.cluster.store import Record
-from spark_stream.consistency.transactions import PositionOf
+from spark_stream.cluster.stores.store import Record
+from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import ConsumerFenced, UnknownConsumer
 from spark_stream.scripts.steps import DeleteRecord, Get, ListRecords, PutRecord, Script
 

@@ -13,14 +13,14 @@ from typing import Any, Final, Generic, TypeVar
 
 from msgspec import structs
 
-from spark_stream.cluster.store import Delete, Put, Record
+from spark_stream.cluster.stores.store import Delete, Put, Record
 from spark_stream.cluster.topics import Topic
 from spark_stream.cluster.transactions import By
-from spark_stream.consistency.election import LogEnd
-from spark_stream.consistency.extents import SpansSnapshot
+from spark_stream.consistency.control.election import LogEnd
 from spark_stream.consistency.ids import BrokerId, EntryIndex, LeaderEpoch
 from spark_stream.consistency.isolation import Bounds
-from spark_stream.consistency.transactions import Joined, Transaction
+from spark_stream.consistency.partition.extents import SpansSnapshot
+from spark_stream.consistency.transactions.transactions import Joined, Transaction
 from spark_stream.errors import IsologError
 from spark_stream.structs import Positional
 

@@ -14,12 +14,12 @@ from typing import Final
 
 from spark_stream.cluster.brokers import BROKERS
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, decode_value, put_of
-from spark_stream.cluster.store import Put as StorePut
-from spark_stream.cluster.store import Record
+from spark_stream.cluster.stores.store import Put as StorePut
+from spark_stream.cluster.stores.store import Record
 from spark_stream.cluster.topics import TOPICS, Topic, decode, encode, unknown
+from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.consistency.partition_record import PartitionRecord
-from spark_stream.consistency.transactions import Joined
+from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import (
     InvalidTopic,
     IsologError,

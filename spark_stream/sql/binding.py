@@ -13,6 +13,8 @@ import pyarrow.types as pt
 
 from spark_stream.consistency import pruning
 from spark_stream.errors import InvalidFilter
+from spark_stream.schema.nearest import meant
+from spark_stream.schema.type_names import type_name
 from spark_stream.sql import tree
 from spark_stream.sql.comparing import TextField, compared, is_raw, is_text, of_one_kind, refused
 from spark_stream.sql.literals import NotAValue
@@ -34,8 +36,6 @@ from spark_stream.sql.predicates import (
     Versus,
 )
 from spark_stream.sql.tree import Column, Kind, Literal, Operand, Predicate
-from spark_stream.wire.nearest import meant
-from spark_stream.wire.type_names import type_name
 
 Columns = Mapping[str, Field | Literal]
 """What a filter may name: the topic's columns, and what is the same for a whole partition."""

@@ -20,6 +20,7 @@ import pyarrow.types as pt
 from spark_stream.consistency import pruning
 from spark_stream.consistency.pruning import float_key, whole_key
 from spark_stream.errors import InvalidFilter
+from spark_stream.schema.type_names import type_name
 from spark_stream.sql import literals
 from spark_stream.sql.literals import NotAValue
 from spark_stream.sql.predicates import (
@@ -32,7 +33,6 @@ from spark_stream.sql.predicates import (
     Versus,
 )
 from spark_stream.sql.tree import Column, Kind, Literal, Operand
-from spark_stream.wire.type_names import type_name
 
 _UNITS: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _EXACTLY: Final = Context(prec=80)

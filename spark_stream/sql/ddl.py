@@ -24,7 +24,7 @@ import pyarrow.types as pt
 from msgspec import Struct
 
 from spark_stream.errors import InvalidOption
-from spark_stream.wire.type_names import SIMPLE_TYPES, column_text
+from spark_stream.schema.type_names import SIMPLE_TYPES, column_text
 
 _DECIMALS: Final = ("decimal", "dec", "numeric")
 _TEXTS: Final = ("varchar", "char", "character")

@@ -9,11 +9,11 @@ from typing import Final
 import pyarrow as pa
 
 from spark_stream.errors import InvalidFilter
+from spark_stream.schema.schemas import OFFSET, PARTITION, TIMESTAMP, TOPIC, is_default
 from spark_stream.sql.binding import Columns, bind
 from spark_stream.sql.predicates import Field, RowFilter
 from spark_stream.sql.tree import Kind, Literal, Predicate
 from spark_stream.wire.limits import FILTER_CHARACTERS_MAX
-from spark_stream.wire.schemas import OFFSET, PARTITION, TIMESTAMP, TOPIC, is_default
 
 _REMEMBERED: Final = 256
 _KAFKAS_NAMES: Final = {OFFSET: "offset", TOPIC: "topic", PARTITION: "partition"}

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from spark_stream.storage.aside import FOLDER, Aside
-from spark_stream.storage.begun import note_of
-from spark_stream.storage.disk import HOST_DISK, Disk
-from spark_stream.storage.log import PartitionLog
-from spark_stream.storage.log_format import LogFormat
-from spark_stream.storage.replica_log import ReplicaLog
+from spark_stream.storage.disk.aside import FOLDER, Aside
+from spark_stream.storage.disk.begun import note_of
+from spark_stream.storage.disk.disk import HOST_DISK, Disk
+from spark_stream.storage.format.log_format import LogFormat
+from spark_stream.storage.log.log import PartitionLog
+from spark_stream.storage.log.replica_log import ReplicaLog
 
 
 class Logs(Protocol):

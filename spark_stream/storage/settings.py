@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, get_type_hints
 from msgspec import Struct
 
 from spark_stream.errors import InvalidConfig
-from spark_stream.wire.keys import split_names
+from spark_stream.schema.keys import split_names
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB

@@ -1,7 +1,7 @@
-"""For tests, ours and those of users: clusters of real brokers, and a simulator of whole clusters.
+"""For tests, ours and those of users: clusters of real brokers, and cut connections.
 
 :class:`~spark_stream.testing.local_cluster.LocalCluster` is also a fixture of pytest
-(``pytest_isolog``); the simulator is ``python -m spark_stream.testing.simulation``.
+(``pytest_isolog``).
 """
 
 from spark_stream.testing.local_cluster import LocalBroker, LocalCluster

@@ -6,10 +6,7 @@
 ``consumer_messages``  what is asked about consumers' names
 ``actions``        every action with its messages: the one table
 ``flight``         errors as Flight carries them
-``schemas``        the default schema, which types a topic may have, how a batch is made to fit
-``not_null``       nulls within values whose type takes none
 ``limits``         every limit in one place, with its reason
-``type_names``     the names of types as users read them
 ``allocator``      how a process is told how much memory Arrow may take
 ``methods``        the methods of the protocol's streams
 """

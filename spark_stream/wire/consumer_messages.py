@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.transactions import ReadPosition
+from spark_stream.consistency.transactions.transactions import ReadPosition
 from spark_stream.structs import Name
 from spark_stream.wire.messages import Description, Message
 

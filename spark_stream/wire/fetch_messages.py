@@ -30,10 +30,10 @@ class _Read(Message):
     It is read from ``start`` up to the isolation's bound, or ``end`` if that is lower.
 
     ``start_lineage``, ``end_lineage``: what the reader remembers of ``start``, where it is, and of
-    ``end`` (:mod:`spark_stream.consistency.lineage`); DATA_LOSS if offsets below them were cut off
-    since, and are other records now. ``leader_epoch``: the epoch in which the reader knows the
-    leader that it asks. ``machine``: the boot id of the machine that the reader is on; where a
-    replica is on the same, the leader may say where records lie, in their place
+    ``end`` (:mod:`spark_stream.consistency.replication.lineage`); DATA_LOSS if offsets below them
+    were cut off since, and are other records now. ``leader_epoch``: the epoch in which the reader
+    knows the leader that it asks. ``machine``: the boot id of the machine that the reader is on;
+    where a replica is on the same, the leader may say where records lie, in their place
     (:class:`PlacesFacts`).
 
     ``filter``: a predicate in Spark's SQL over the columns that the topic shows; only records for

@@ -31,12 +31,12 @@ import pyarrow as pa
 from msgspec import Meta, structs
 
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.producers import Stamp
+from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.errors import InvalidRequest, IsologError, from_wire
+from spark_stream.schema.keys import DEFAULT_KEY, PARTITION_BY, split_names
+from spark_stream.schema.schemas import is_default, schema_from_text, schema_to_text
 from spark_stream.structs import INT64_MAX, Name, OffsetField, PartitionField, Struct
-from spark_stream.wire.keys import DEFAULT_KEY, PARTITION_BY, split_names
 from spark_stream.wire.limits import CONTROL_BYTES_MAX, TRANSACTION_TIMEOUT_MS_MAX
-from spark_stream.wire.schemas import is_default, schema_from_text, schema_to_text
 
 LineageField = tuple[tuple[OffsetField, OffsetField], ...]
 TransactionalId = Annotated[str, Meta(min_length=1, max_length=255)]

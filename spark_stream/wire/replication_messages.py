@@ -35,7 +35,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Table
-from spark_stream.consistency.epochs import EpochHistory
+from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.errors import InvalidRequest, IsologError
 from spark_stream.protocol import Bytes
 from spark_stream.structs import OffsetField, Positional

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from spark_stream.consistency.transactions import Content
+from spark_stream.consistency.transactions.transactions import Content
 from spark_stream.structs import Name, OffsetField
 from spark_stream.wire.messages import Description, Message, TimeoutField, TransactionalId
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from spark_stream.consistency.transactions import Content, PositionOf
+from spark_stream.consistency.transactions.transactions import Content, PositionOf
 from spark_stream.structs import INT64_MAX, Name, OffsetField
 from spark_stream.wire.messages import Description, Message, TimeoutField, TransactionalId
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
-from spark_stream.broker.links import LedPartitions
-from spark_stream.broker.pool import Pool
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.leader_stream import LeaderStream
+from spark_stream.broker.replication.links import LedPartitions
 from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.broker.serving.pool import Pool
 from spark_stream.environment import Clock, SystemClock
 from spark_stream.protocol import Bytes, Received, StreamOver
 from spark_stream.transport.loop import Loop

@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
-from spark_stream.broker.driver import Peers
-from spark_stream.broker.links import Followed, LedPartitions, Session
-from spark_stream.broker.partition import Partition
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.replication.links import Followed, LedPartitions, Session
+from spark_stream.broker.scripting.driver import Peers
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
-from spark_stream.cluster.leases import Leases
 from spark_stream.cluster.partitions import PartitionId, Partitions
-from spark_stream.cluster.store import MetadataStore
+from spark_stream.cluster.stores.leases import Leases
+from spark_stream.cluster.stores.store import MetadataStore
+from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation
-from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.environment import Clock, SystemIds, SystemMachine
 from spark_stream.errors import DiskFull, IsologError, LeaderUnavailable, StorageFailure
 from spark_stream.scripts.steps import RemoteStep
-from spark_stream.storage.directory import LogDirectory, RunFile
+from spark_stream.storage.disk.directory import LogDirectory, RunFile
 from spark_stream.storage.logs import Logs
-from spark_stream.testing.simulation.leases import MemoryBoard
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.clocks import FakeClock
+from tests.simulation.leases import MemoryBoard
+from tests.simulation.store import MemoryRecords, MemoryStore
 
 LEASE_S = 10.0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.cluster.topics import decode, encode
 from spark_stream.errors import InvalidTopic, StorageFailure
 from tests.broker.topic_desk import Died, LocalTopics

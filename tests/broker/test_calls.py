@@ -13,9 +13,9 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.errors import UnknownTopic
+from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.limits import CONTROL_BYTES_MAX
-from spark_stream.wire.schemas import DEFAULT_SCHEMA
 from tests.support import CALL, NUMBERS, act, answers, fetched, listed, numbers, ticket, typed
 
 

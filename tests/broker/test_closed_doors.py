@@ -6,9 +6,9 @@ import msgspec
 import pyarrow.flight as fl
 import pytest
 
-from spark_stream.broker.step_table import REMOTE_STEPS
-from spark_stream.broker.steps import RunSteps, pack_steps
-from spark_stream.consistency.transactions import Joined
+from spark_stream.broker.scripting.step_table import REMOTE_STEPS
+from spark_stream.broker.scripting.steps import RunSteps, pack_steps
+from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import Unauthenticated
 from spark_stream.scripts.steps import RemoteStep
 from spark_stream.transport.client import ClientChannel
@@ -33,7 +33,7 @@ def refused(broker: BrokerProcess, method: str, body: bytes) -> None:
 
 
 @pytest.mark.rule(
-    "whether a caller, or what answers, is a broker of this cluster", "broker/identity.py"
+    "whether a caller, or what answers, is a broker of this cluster", "broker/node/identity.py"
 )
 @pytest.mark.parametrize("kind", REMOTE_STEPS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("proof", ["", FORGED])

@@ -7,12 +7,12 @@ import logging
 import pytest
 from msgspec.structs import replace
 
-from spark_stream.broker import controlling
+from spark_stream.broker.node import controlling
 from spark_stream.cluster.partitions import PartitionId, put_of
-from spark_stream.consistency.election import begin_move
+from spark_stream.consistency.control.election import begin_move
+from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId, LeaderEpoch
-from spark_stream.consistency.partition_record import PartitionRecord
-from spark_stream.consistency.transactions import Joined
+from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import LeaderUnavailable
 from spark_stream.scripts.electing import Changed
 from spark_stream.scripts.steps import ReadBounds, Script
@@ -93,7 +93,7 @@ def test_a_controller_that_stands_still_is_replaced_and_does_no_harm(three):
 
 @pytest.mark.rule(
     "when a dead leader is replaced, and a move ends",
-    "broker/controlling.py",
+    "broker/node/controlling.py",
     "scripts/electing.py",
 )
 def test_dead_leaders_are_replaced_in_one_round_and_their_partitions_served(three):
@@ -157,7 +157,7 @@ def test_what_was_lost_is_told(three, caplog):
 
 @pytest.mark.rule(
     "when a dead leader is replaced, and a move ends",
-    "broker/controlling.py",
+    "broker/node/controlling.py",
     "scripts/electing.py",
 )
 def test_a_move_is_finished_when_the_new_replica_is_in_sync(three):

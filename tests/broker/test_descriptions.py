@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from spark_stream.broker.topic_actions import partition_facts
+from spark_stream.broker.actions.topics import partition_facts
 from spark_stream.cli.options import Listing
 from spark_stream.cli.output.show import show_topic
-from spark_stream.consistency.leader import LeaderState
-from spark_stream.consistency.transactions import Joined
+from spark_stream.consistency.replication.leader import LeaderState
+from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import LeaderUnavailable
 from spark_stream.scripts.steps import Describe
 from spark_stream.wire.messages import PartitionDescription, TopicDescription

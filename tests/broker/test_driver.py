@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from spark_stream.cluster.partitions import PartitionId, put_of
-from spark_stream.consistency.election import prefer
+from spark_stream.consistency.control.election import prefer
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.consistency.transactions import Joined
+from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import IsologError, LeaderUnavailable, NotLeader, UnknownTopic
 from spark_stream.scripts.steps import MakeFolder, ReadBounds, ReadLogEnd, Script, Step, together
 from tests.broker.clusters import around, make

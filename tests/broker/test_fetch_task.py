@@ -11,15 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_stream.broker.fetch_task import Answers, AwaitRecords, FetchTask, FetchTasks
-from spark_stream.broker.partition import Partition
-from spark_stream.broker.pool import Pool
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.serving.fetch_task import Answers, AwaitRecords, FetchTask, FetchTasks
+from spark_stream.broker.serving.pool import Pool
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.environment import SystemClock
 from spark_stream.errors import BrokerStopping
 from spark_stream.protocol import Cancelled, Credited
-from spark_stream.storage.log import LogFormat, PartitionLog
+from spark_stream.storage.log.log import LogFormat, PartitionLog
 from spark_stream.transport.loop import Loop
 from tests.support import NUMBERS, eventually, numbers
 
@@ -91,7 +91,9 @@ def begin(tasks: FetchTasks, stream: FakeStream, answers: Answers, ended: thread
     FetchTask(tasks, stream, NUMBERS, answers, call()).begin()  # type: ignore[arg-type]
 
 
-@pytest.mark.rule("what ends the wait of a fetch, which costs no thread", "broker/fetch_task.py")
+@pytest.mark.rule(
+    "what ends the wait of a fetch, which costs no thread", "broker/serving/fetch_task.py"
+)
 def test_five_hundred_waiting_fetches_cost_no_thread_and_one_append_ends_all(partition, tasks):
     threads = threading.active_count()
     streams, replies, ended = [], [], []

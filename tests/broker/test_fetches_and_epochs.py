@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.broker import fetching
-from spark_stream.broker.fetching import RangeStream
-from spark_stream.broker.host import Host
+from spark_stream.broker.host.host import Host
+from spark_stream.broker.serving import fetching
+from spark_stream.broker.serving.fetching import RangeStream
 from spark_stream.cluster.partitions import PartitionId, key_of, put_of
 from spark_stream.cluster.topics import TOPICS, Topic, encode
 from spark_stream.cluster.view import ClusterView
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.errors import LeaderEpochFenced, LeaderUnavailable, NotLeader, OffsetEvicted
-from spark_stream.storage.directory import LogDirectory
+from spark_stream.storage.disk.directory import LogDirectory
 from spark_stream.storage.settings import LogSettings
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from spark_stream.wire.fetch_messages import FetchRange
 from tests.clocks import FakeClock
+from tests.simulation.store import MemoryRecords, MemoryStore
 from tests.support import NUMBERS, numbers
 
 ME, OTHER = BrokerId("me"), BrokerId("other")

@@ -7,19 +7,19 @@ from random import Random
 
 import pytest
 
-from spark_stream.broker.host import Host
-from spark_stream.broker.partition import Partition
+from spark_stream.broker.host.host import Host
+from spark_stream.broker.partition.partition import Partition
 from spark_stream.cluster.partitions import PartitionId
-from spark_stream.consistency.election import begin_move
+from spark_stream.consistency.control.election import begin_move
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.producers import Stamp
-from spark_stream.consistency.transactions import Joined
+from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import BrokerStopping
 from spark_stream.scripts.moving import change_records
 from spark_stream.scripts.steps import Force, WriteMarkers
-from spark_stream.testing.simulation.logs import DiskLogs
 from tests.broker.clusters import make, see
 from tests.broker.local_broker import Surroundings, replicate
+from tests.simulation.logs import DiskLogs
 from tests.support import NUMBERS, numbers
 
 PRODUCER, TRANSACTION = 1, 7

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 import spark_stream as isolog
-from spark_stream.broker.appends.joining import join_together
 from spark_stream.broker.config import BrokerConfig
-from spark_stream.broker.partition import Partition
+from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.process import Broker
-from spark_stream.consistency.epochs import EpochHistory
+from spark_stream.broker.scripting.joining import join_together
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.partition_record import Member, PartitionRecord
-from spark_stream.consistency.producers import Stamp
+from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.environment import SystemClock
 from spark_stream.errors import (
     InternalError,
@@ -29,7 +29,7 @@ from spark_stream.errors import (
     from_wire,
 )
 from spark_stream.scripts.steps import Script
-from spark_stream.storage.log import LogFormat, PartitionLog
+from spark_stream.storage.log.log import LogFormat, PartitionLog
 from tests.append_streams import Stream
 from tests.broker.stamped import Owner
 from tests.support import NUMBERS, eventually, flight_client, numbers

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.cluster.topics import TOPICS, encode
-from spark_stream.consistency.election import begin_move, prefer
+from spark_stream.consistency.control.election import begin_move, prefer
+from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import Generation
-from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.errors import (
     DamagedSegment,
     LeaderUnavailable,
@@ -69,7 +69,9 @@ def test_leaders_lead_and_followers_follow(pair):
     assert caught.value.details["epoch"] == 0
 
 
-@pytest.mark.rule("which replicas a broker has open, and which part each has", "broker/host.py")
+@pytest.mark.rule(
+    "which replicas a broker has open, and which part each has", "broker/host/host.py"
+)
 def test_a_new_leader_leads_and_the_old_one_follows_it(pair):
     a, b = pair
     make(a, "t", "ab")
@@ -276,7 +278,7 @@ def test_what_was_removed_here_is_no_loss_where_its_topic_comes_back_on_record_f
         b.partition("t")
 
 
-@pytest.mark.rule("what becomes of a replica whose files are missing", "broker/folders.py")
+@pytest.mark.rule("what becomes of a replica whose files are missing", "broker/host/folders.py")
 @pytest.mark.parametrize("alone", [0, 1])
 def test_an_only_copy_that_is_missing_is_no_empty_log_beside_what_others_have(pair, alone):
     """One folder has all of a topic's replicas: if it is made for one, it is there for all."""
@@ -301,7 +303,7 @@ def grow(asked: LocalBroker, topic: str, *assignment: str) -> None:
     see(asked.around)
 
 
-@pytest.mark.rule("what becomes of a replica whose files are missing", "broker/folders.py")
+@pytest.mark.rule("what becomes of a replica whose files are missing", "broker/host/folders.py")
 @pytest.mark.parametrize("stopped", [True, False])
 def test_adding_partitions_makes_no_folder_in_the_place_of_one_that_is_lost(pair, stopped):
     """The next start would take what was lost for an empty log."""

@@ -12,19 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from spark_stream.broker.housekeeping import Agenda
-from spark_stream.broker.partition import Partition
+from spark_stream.broker.host.housekeeping import Agenda
+from spark_stream.broker.partition.partition import Partition
 from spark_stream.consistency.ids import EntryIndex
-from spark_stream.consistency.producers import Stamp
+from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.environment import SystemClock
 from spark_stream.errors import DiskFull
-from spark_stream.storage.log import PartitionLog
-from spark_stream.storage.log_format import LogFormat
+from spark_stream.storage.format.log_format import LogFormat
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import LogSettings
-from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.broker.test_partition import joined
 from tests.broker.topic_desk import LocalTopics
 from tests.clocks import FakeClock
+from tests.simulation.disk import SimulatedDisk
 from tests.support import NUMBERS, eventually, numbers
 
 MEMBERS = st.integers(0, 4)
@@ -168,7 +168,7 @@ def topics(tmp_path: Path):
 
 
 @pytest.mark.rule(
-    "when a partition is looked after", "broker/housekeeping.py", "storage/retention.py"
+    "when a partition is looked after", "broker/host/housekeeping.py", "storage/log/retention.py"
 )
 def test_an_idle_broker_looks_after_no_partition(topics, monkeypatch):
     """Not even after what moved once; age alone asks for nothing within a day here."""

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_stream.broker.inspection import bytes_at_most, inspected, record_sizes, refusal
-from spark_stream.consistency.admission import Flaw, Reason
+from spark_stream.broker.partition.inspection import bytes_at_most, inspected, record_sizes, refusal
+from spark_stream.consistency.partition.admission import Flaw, Reason
 from spark_stream.errors import BatchTooLarge, InvalidRecord, RecordTooLarge
+from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.wire.limits import BATCH_BYTES_MAX
-from spark_stream.wire.schemas import DEFAULT_SCHEMA
 from tests.examples import examples
 
 LIMIT = 1 << 20
@@ -355,7 +355,7 @@ def test_a_number_with_more_digits_than_its_type_has_ends_the_message():
 
 
 @pytest.mark.rule(
-    "which records are bad: size, nulls, text that is not UTF-8", "broker/inspection.py"
+    "which records are bad: size, nulls, text that is not UTF-8", "broker/partition/inspection.py"
 )
 def test_of_several_flaws_the_earliest_decides():
     batch = pa.RecordBatch.from_arrays(

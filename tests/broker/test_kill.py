@@ -16,7 +16,7 @@ import pytest
 import spark_stream as isolog
 from spark_stream.client.values import Written
 from spark_stream.errors import IsologError
-from spark_stream.storage.log import LogFormat, PartitionLog
+from spark_stream.storage.log.log import LogFormat, PartitionLog
 from tests.support import BrokerProcess
 
 KILLS = 20

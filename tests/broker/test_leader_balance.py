@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from spark_stream.broker.handover import Balance
+from spark_stream.broker.node.handover import Balance
 from spark_stream.errors import StorageFailure
 from spark_stream.storage.logs import FileLogs
-from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
+from tests.simulation.disk import SimulatedDisk
 from tests.support import numbers
 
 __all__ = ["around"]
@@ -77,7 +77,9 @@ def looking(b: LocalBroker, settle_s: float = SETTLE_S) -> Callable[[float], Non
 
 
 @pytest.mark.rule(
-    "when a preferred leader leads again", "consistency/balance.py", "broker/handover.py"
+    "when a preferred leader leads again",
+    "consistency/control/balance.py",
+    "broker/node/handover.py",
 )
 def test_a_preferred_leader_that_has_come_back_leads_again_without_a_command(b):
     look = looking(b)
@@ -115,7 +117,9 @@ def test_one_whose_disk_refuses_writes_does_not_until_it_takes_them(b, disks):
 
 
 @pytest.mark.rule(
-    "when a preferred leader leads again", "consistency/balance.py", "broker/handover.py"
+    "when a preferred leader leads again",
+    "consistency/control/balance.py",
+    "broker/node/handover.py",
 )
 def test_nothing_that_was_acknowledged_is_taken_back(b):
     """A follower that does not catch up in time is not handed the partition."""

@@ -103,7 +103,7 @@ def epoch_of(flight: fl.FlightClient) -> int:
     return int(act(flight, "find-leaders", topic="t")["partitions"][0]["leader_epoch"])
 
 
-@pytest.mark.rule("in which leader epoch a broker takes a request", "broker/partition.py")
+@pytest.mark.rule("in which leader epoch a broker takes a request", "broker/partition/partition.py")
 def test_a_fetch_in_another_epoch_is_refused_and_tells_the_present_one(led):
     flight = led[1].flight()
     present = epoch_of(flight)

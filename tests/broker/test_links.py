@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from spark_stream.broker.links import Followed, LedPartitions
+from spark_stream.broker.replication.links import Followed, LedPartitions
 from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.cluster.partitions import PartitionId
-from spark_stream.consistency import election
-from spark_stream.consistency.epochs import EpochHistory
+from spark_stream.consistency.control import election
+from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
-from spark_stream.consistency.partition_record import PartitionRecord
+from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.errors import (
     DamagedEntries,
     DamagedSegment,
@@ -177,7 +177,9 @@ def test_a_follower_takes_nothing_of_an_epoch_that_is_over(pair):
     assert replica.log.end.entry == 1
 
 
-@pytest.mark.rule("what a follower still takes of what it had received", "broker/following.py")
+@pytest.mark.rule(
+    "what a follower still takes of what it had received", "broker/partition/following.py"
+)
 def test_what_came_for_an_earlier_turn_of_following_is_refused_in_the_same_epoch_too(pair):
     """The broker goes on in a new generation, and a thread is late with what it had received."""
     a, b = pair
@@ -228,7 +230,7 @@ def test_bytes_that_were_changed_on_their_way_are_refused(pair):
 
 @pytest.mark.rule(
     "what a leader does whose entries arrive damaged",
-    "broker/followers.py",
+    "broker/partition/followers.py",
     "broker/replication/leader_core.py",
 )
 def test_an_entry_that_changed_in_memory_is_sent_again_from_the_file(pair, caplog):
@@ -275,7 +277,9 @@ def test_a_leader_whose_active_segment_changed_finds_out_when_a_follower_is_refi
     assert a.partition("t").log.hole == 1
 
 
-@pytest.mark.rule("what a damaged follower tells its leader to have", "broker/following.py")
+@pytest.mark.rule(
+    "what a damaged follower tells its leader to have", "broker/partition/following.py"
+)
 def test_a_damaged_follower_tells_its_leader_only_what_is_sound_before_the_damage(pair):
     a, b = pair
     for first in range(0, 40, 10):

@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark_stream.broker.mapped import Holder, in_groups, places
+from spark_stream.broker.actions.mapped import Holder, in_groups, places
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.protocol.connection import ConnectionLimits
-from spark_stream.storage.chunks import TIMESTAMP, Chunk, Stored
-from spark_stream.storage.reading import LOCATED_ENTRIES_MAX
+from spark_stream.storage.format.chunks import TIMESTAMP, Chunk, Stored
+from spark_stream.storage.log.reading import LOCATED_ENTRIES_MAX
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.fetch_messages import FetchRange
 from spark_stream.wire.messages import BrokerAddress

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from spark_stream.broker.members import Members
+from spark_stream.broker.node.members import Members
 from spark_stream.cluster.brokers import Brokers, BrokerState, RegisteredBroker
-from spark_stream.cluster.leases import Leases
+from spark_stream.cluster.stores.leases import Leases
 from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.ids import Generation
-from spark_stream.testing.simulation.leases import MemoryBoard
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.broker.clusters import around, make, see
 from tests.clocks import FakeClock
+from tests.simulation.leases import MemoryBoard
+from tests.simulation.store import MemoryRecords, MemoryStore
 
 __all__ = ["around"]
 

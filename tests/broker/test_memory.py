@@ -11,7 +11,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from spark_stream.broker.topic_actions import own_memory
+from spark_stream.broker.actions.topics import own_memory
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.wire.messages import AppendTo, Envelope
@@ -70,7 +70,9 @@ def greatest_memory(process: BrokerProcess) -> int:
     return int(line.split()[1]) * 1024
 
 
-@pytest.mark.rule("how much memory batches may take", "broker/memory.py", "wire/allocator.py")
+@pytest.mark.rule(
+    "how much memory batches may take", "broker/serving/memory.py", "wire/allocator.py"
+)
 def test_compressed_batches_beyond_the_bound_are_refused_before_they_take_memory(
     bounded: BrokerProcess,
 ) -> None:
@@ -85,7 +87,9 @@ def test_compressed_batches_beyond_the_bound_are_refused_before_they_take_memory
         assert log.read("t").num_rows == MIB // 8
 
 
-@pytest.mark.rule("when free memory goes back", "broker/spare_memory.py", "wire/allocator.py")
+@pytest.mark.rule(
+    "when free memory goes back", "broker/serving/spare_memory.py", "wire/allocator.py"
+)
 def test_memory_goes_back_after_large_appends(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "log") as process:
         with process.connect() as log:

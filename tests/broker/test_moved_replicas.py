@@ -8,23 +8,23 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from spark_stream.broker.host import Host
+from spark_stream.broker.host.host import Host
 from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PartitionId, Partitions, put_of
 from spark_stream.cluster.topics import TOPICS, Topic, encode
 from spark_stream.cluster.view import ClusterView
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
-from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.errors import UnknownTopic
-from spark_stream.storage.directory import LogDirectory
+from spark_stream.storage.disk.directory import LogDirectory
 from spark_stream.storage.logs import FileLogs
 from spark_stream.storage.settings import LogSettings
-from spark_stream.testing.simulation.disk import SimulatedDisk
-from spark_stream.testing.simulation.logs import DiskLogs
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.broker.clusters import around, make
 from tests.broker.local_broker import Surroundings
 from tests.clocks import FakeClock
+from tests.simulation.disk import SimulatedDisk
+from tests.simulation.logs import DiskLogs
+from tests.simulation.store import MemoryRecords, MemoryStore
 from tests.support import NUMBERS, numbers
 
 __all__ = ["around"]

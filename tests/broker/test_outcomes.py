@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_stream.broker.outcomes import wake_all
+from spark_stream.broker.partition.outcomes import wake_all
 
 
 def test_those_behind_one_that_fails_are_woken() -> None:

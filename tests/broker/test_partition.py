@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.broker.partition import Closing, Partition
+from spark_stream.broker.partition.partition import Closing, Partition
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.partition_record import Member, PartitionRecord
-from spark_stream.consistency.producers import Stamp
+from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.environment import Clock, SystemClock
 from spark_stream.errors import (
     DiskFull,
@@ -20,7 +20,7 @@ from spark_stream.errors import (
     OutOfOrderSequence,
     UnknownTopic,
 )
-from spark_stream.storage.log import LogFormat, PartitionLog
+from spark_stream.storage.log.log import LogFormat, PartitionLog
 from spark_stream.storage.settings import LogSettings
 from tests.clocks import YEAR_US, FakeClock
 from tests.support import NUMBERS, numbers

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_stream.broker.partition_lock import PartitionLock
+from spark_stream.broker.partition.lock import PartitionLock
 from spark_stream.storage.logs import FileLogs
 from spark_stream.wire.replication_messages import Acked, Frame
 from tests.broker.clusters import around, make
@@ -93,7 +93,7 @@ class HangingDisk(FaultyDisk):
             assert self.goes_on.wait(60)
 
 
-@pytest.mark.rule("who does what must not wait for a partition's lock", "broker/partition_lock.py")
+@pytest.mark.rule("who does what must not wait for a partition's lock", "broker/partition/lock.py")
 def test_an_append_that_hangs_holds_up_the_high_watermark_of_no_other_partition(
     around: Surroundings,
 ):

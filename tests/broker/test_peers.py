@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.broker import peers as peers_module
-from spark_stream.broker.identity import Identity
-from spark_stream.broker.peers import ConnectedPeers
+from spark_stream.broker.node.identity import Identity
+from spark_stream.broker.scripting import peers as peers_module
+from spark_stream.broker.scripting.peers import ConnectedPeers
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
 from spark_stream.cluster.identity import ClusterSecret, cluster_identity
-from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.consistency.ids import BrokerId, EntryIndex, LeaderEpoch
-from spark_stream.consistency.transactions import Joined
+from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.environment import SystemIds
 from spark_stream.errors import LeaderUnavailable
 from spark_stream.scripts.steps import IsReplicated, Marked, ProbeReplica, Seal, WriteMarkers

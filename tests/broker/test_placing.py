@@ -34,7 +34,9 @@ def create(asked: LocalBroker, partitions: int, factor: int | None, assignment=N
     asked.topics.create("t", partitions, factor, NUMBERS, {}, assignment)
 
 
-@pytest.mark.rule("where new replicas go", "consistency/assignment.py", "broker/placing.py")
+@pytest.mark.rule(
+    "where new replicas go", "consistency/control/assignment.py", "broker/node/placing.py"
+)
 def test_replicas_and_leaders_are_spread(a):
     create(a, 6, 2)
     found = replicas(a, "t")
@@ -106,7 +108,9 @@ def test_who_leaves_is_named_where_the_others_are_too_few(a):
         create(a, 1, 3)
 
 
-@pytest.mark.rule("where new replicas go", "consistency/assignment.py", "broker/placing.py")
+@pytest.mark.rule(
+    "where new replicas go", "consistency/control/assignment.py", "broker/node/placing.py"
+)
 @pytest.mark.parametrize(
     ("partitions", "factor", "assignment", "message"),
     [

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark_stream.broker import pool as pool_module
-from spark_stream.broker.pool import Pool, TakesWork
+from spark_stream.broker.serving import pool as pool_module
+from spark_stream.broker.serving.pool import Pool, TakesWork
 from spark_stream.transport.loop import Loop
 from tests.support import eventually
 

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from spark_stream.broker.partition import Partition
+from spark_stream.broker.partition.partition import Partition
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, Partitions, put_of
-from spark_stream.cluster.store import Put
+from spark_stream.cluster.stores.store import Put
+from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import LeaderEpoch
-from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.errors import StorageFailure
 from spark_stream.scripts.steps import PutMany, Script
-from spark_stream.testing.simulation.store import MemoryStore
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LEASE_S, LocalBroker, Surroundings, replicate
+from tests.simulation.store import MemoryStore
 from tests.support import numbers
 
 __all__ = ["around"]
@@ -113,7 +113,7 @@ def test_of_two_proposals_of_a_partition_the_last_counts(pair):
     assert len(puts.puts) == 1
 
 
-@pytest.mark.rule("how in-sync replicas get on record", "broker/proposals.py")
+@pytest.mark.rule("how in-sync replicas get on record", "broker/host/proposals.py")
 @pytest.mark.parametrize("loses", ["before", "after"])
 def test_a_proposal_whose_outcome_is_not_known_counts_until_it_is(pair, loses):
     a, b = pair

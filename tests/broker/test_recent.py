@@ -7,13 +7,13 @@ import pyarrow as pa
 import pytest
 
 from spark_stream.batches import crc32c
-from spark_stream.broker.links import LedPartitions, Session
-from spark_stream.broker.recent import PARTITION_BYTES, Recent, Room
+from spark_stream.broker.partition.recent import PARTITION_BYTES, Recent, Room
+from spark_stream.broker.replication.links import LedPartitions, Session
 from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.consistency.entries import Entry
 from spark_stream.consistency.ids import EntryIndex
-from spark_stream.storage.message import Message
-from spark_stream.storage.stored import StoredEntries, check_entries
+from spark_stream.storage.format.message import Message
+from spark_stream.storage.format.stored import StoredEntries, check_entries
 from tests.broker.clusters import around, make
 from tests.broker.local_broker import LocalBroker, Surroundings
 from tests.support import numbers
@@ -115,7 +115,9 @@ def test_a_follower_gets_from_memory_what_the_file_has(led):
         check_entries(given.rows, given.data, partition.log.boundary_of(EntryIndex(end - 1)), 0, "")
 
 
-@pytest.mark.rule("which batches a leader has in memory for its followers", "broker/recent.py")
+@pytest.mark.rule(
+    "which batches a leader has in memory for its followers", "broker/partition/recent.py"
+)
 def test_a_partition_at_rest_and_one_without_a_follower_keep_nothing(led):
     a, session = led
     partition, room = a.partition("t"), a.host._recent_room

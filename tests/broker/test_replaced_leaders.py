@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from spark_stream.broker.partition import Partition
+from spark_stream.broker.partition.partition import Partition
 from spark_stream.cluster.partitions import PartitionId, put_of
+from spark_stream.consistency.control.partition_record import Member
 from spark_stream.consistency.ids import BrokerId, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.partition_record import Member
-from spark_stream.consistency.producers import Stamp
-from spark_stream.consistency.transactions import Joined, State, Transaction
+from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.consistency.transactions.transactions import Joined, State, Transaction
 from spark_stream.errors import NotLeader
 from spark_stream.scripts.cutting import CutRange, find_cut
-from spark_stream.scripts.deciding import force_partitions
-from spark_stream.scripts.finishing import seal_partitions, write_markers
-from spark_stream.scripts.records import note_joins
 from spark_stream.scripts.steps import IsReplicated, Seal
+from spark_stream.scripts.transactions.deciding import force_partitions
+from spark_stream.scripts.transactions.finishing import seal_partitions, write_markers
+from spark_stream.scripts.transactions.records import note_joins
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
 from tests.support import numbers

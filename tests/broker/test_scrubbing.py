@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from spark_stream.broker.damaged import DamagedReplicas
-from spark_stream.broker.scrubbing import Scrub
+from spark_stream.broker.node.damaged import DamagedReplicas
+from spark_stream.broker.node.scrubbing import Scrub
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
 from spark_stream.cluster.vouching import Found, Vouching
+from spark_stream.consistency.control.partition_record import Member
 from spark_stream.consistency.ids import BrokerId, Generation
-from spark_stream.consistency.partition_record import Member
 from spark_stream.errors import DamagedSegment, LeaderUnavailable
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate

@@ -281,8 +281,8 @@ def test_a_query_whose_sink_gets_another_id_goes_on_where_it_was(flight, t):
 
 @pytest.mark.rule(
     "when a sink's id expires, and what its query still knows then",
-    "scripts/sweeping.py",
-    "consistency/sinks.py",
+    "scripts/transactions/sweeping.py",
+    "consistency/transactions/sinks.py",
 )
 def test_an_id_that_expired_is_listed_and_its_query_writes_no_batch_twice(tmp_path: Path):
     conf = "sink_expiry_seconds = 0.2\nhousekeeping_seconds = 0.05\n"

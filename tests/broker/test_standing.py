@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.broker.standing import Standing
+from spark_stream.broker.node.standing import Standing
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
 from spark_stream.environment import SystemIds
 from spark_stream.errors import IsologError, StorageFailure
-from spark_stream.storage.directory import RunFile
-from spark_stream.storage.forcing import MARK_NAME
+from spark_stream.storage.disk.directory import RunFile
+from spark_stream.storage.disk.forcing import MARK_NAME
 from spark_stream.storage.logs import FileLogs
-from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings
+from tests.simulation.disk import SimulatedDisk
 from tests.support import numbers
 
 __all__ = ["around"]

@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from spark_stream.broker.identity import Identity
-from spark_stream.broker.step_table import REMOTE_STEPS
-from spark_stream.broker.steps import (
+from spark_stream.broker.node.identity import Identity
+from spark_stream.broker.scripting.step_table import REMOTE_STEPS
+from spark_stream.broker.scripting.steps import (
     RunSteps,
     answers_of,
     asked_of,
@@ -17,11 +17,11 @@ from spark_stream.broker.steps import (
     unpack_steps,
 )
 from spark_stream.cluster.identity import ClusterSecret
-from spark_stream.consistency.election import LogEnd
-from spark_stream.consistency.extents import Block, SpansSnapshot
+from spark_stream.consistency.control.election import LogEnd
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds
-from spark_stream.consistency.transactions import Joined
+from spark_stream.consistency.partition.extents import Block, SpansSnapshot
+from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import (
     InternalError,
     InvalidRequest,

@@ -8,25 +8,25 @@ from typing import Any
 
 import pytest
 
-from spark_stream.broker.transactions import TransactionDesk
+from spark_stream.broker.scripting.transactions import TransactionDesk
 from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.cluster.topics import TOPICS, Topic, encode
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
-from spark_stream.consistency.partition_record import Member, PartitionRecord
-from spark_stream.consistency.producers import Stamp
-from spark_stream.consistency.transactions import Joined, State
+from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.consistency.transactions.transactions import Joined, State
 from spark_stream.errors import LeaderUnavailable, TransactionAborted, UnknownTransaction
-from spark_stream.scripts import deciding, records
 from spark_stream.scripts.steps import PartitionStep
-from spark_stream.scripts.sweeping import FORGET_AFTER_MS
-from spark_stream.storage.directory import LogDirectory
-from spark_stream.storage.disk import HOST_DISK, Disk
+from spark_stream.scripts.transactions import deciding, records
+from spark_stream.scripts.transactions.sweeping import FORGET_AFTER_MS
+from spark_stream.storage.disk.directory import LogDirectory
+from spark_stream.storage.disk.disk import HOST_DISK, Disk
 from spark_stream.storage.logs import FileLogs
-from spark_stream.testing.simulation.disk import SimulatedDisk
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.broker.local_broker import LocalBroker, Surroundings
 from tests.clocks import FakeClock
 from tests.scripts.on_store import OnStore
+from tests.simulation.disk import SimulatedDisk
+from tests.simulation.store import MemoryRecords, MemoryStore
 from tests.support import NUMBERS, numbers
 
 SECOND_US = 1_000_000
@@ -90,7 +90,9 @@ class Desk:
         return self.desk.run(deciding.describe(self.desk.finished, name)).state
 
 
-@pytest.mark.rule("how often a broker looks at all transactions", "broker/transactions.py")
+@pytest.mark.rule(
+    "how often a broker looks at all transactions", "broker/scripting/transactions.py"
+)
 def test_a_broker_that_is_silent_lets_no_other_transaction_wait(tmp_path: Path):
     """Its ten seconds without an answer keep no other from being looked at."""
     found = Desk(tmp_path)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.broker.transactions import TransactionDesk
-from spark_stream.consistency import transaction_events as rules
-from spark_stream.consistency.producers import Stamp
-from spark_stream.consistency.transactions import Joined, State, Transaction
-from spark_stream.scripts import deciding, records
-from spark_stream.scripts.finishing import record_finish
+from spark_stream.broker.scripting.transactions import TransactionDesk
+from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.consistency.transactions import events as rules
+from spark_stream.consistency.transactions.transactions import Joined, State, Transaction
 from spark_stream.scripts.steps import PutRecord, Script
+from spark_stream.scripts.transactions import deciding, records
+from spark_stream.scripts.transactions.finishing import record_finish
 from tests.broker.local_broker import LEASE_S, Surroundings
 from tests.broker.pairs import brokers as two_brokers
 from tests.broker.pairs import make_topic
@@ -89,8 +89,8 @@ def brokers(tmp_path: Path) -> Iterator[TwoBrokers]:
 
 @pytest.mark.rule(
     "which broker looks after a transaction, and when another takes over",
-    "broker/transactions.py",
-    "cluster/leases.py",
+    "broker/scripting/transactions.py",
+    "cluster/stores/leases.py",
 )
 def test_an_open_transaction_is_expired_by_its_own_broker_while_that_lives(brokers):
     brokers.begin_at_a()
@@ -100,8 +100,8 @@ def test_an_open_transaction_is_expired_by_its_own_broker_while_that_lives(broke
 
 @pytest.mark.rule(
     "which broker looks after a transaction, and when another takes over",
-    "broker/transactions.py",
-    "cluster/leases.py",
+    "broker/scripting/transactions.py",
+    "cluster/stores/leases.py",
 )
 def test_an_open_transaction_of_a_dead_broker_is_expired_by_another(brokers):
     """When the lease is over, the timeout begins: as after a restart of the dead one."""

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from spark_stream.broker.tenure import Tenure
+from spark_stream.broker.node.tenure import Tenure
 from spark_stream.errors import LeaderUnavailable, NotLeader
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LEASE_S, LocalBroker, Surroundings
@@ -48,7 +48,9 @@ def test_before_others_may_find_its_lease_over_it_leads_no_more(pair):
         a.partition("t")
 
 
-@pytest.mark.rule("until when a broker may lead without a look at the records", "broker/tenure.py")
+@pytest.mark.rule(
+    "until when a broker may lead without a look at the records", "broker/node/tenure.py"
+)
 def test_a_renewal_that_comes_late_gives_back_no_leadership_without_a_look(pair, caplog):
     """Another broker was elected meanwhile: it knows that before it leads again."""
     a, b = pair

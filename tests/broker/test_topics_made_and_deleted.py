@@ -13,8 +13,8 @@ from spark_stream.cluster.topics import TOPICS
 from spark_stream.errors import IsologError, StorageFailure, TopicExists, UnknownTopic
 from spark_stream.scripts.topics import create_topic
 from spark_stream.storage.logs import FileLogs
-from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.broker.topic_desk import Died, LocalTopics
+from tests.simulation.disk import SimulatedDisk
 from tests.storage.disks import FaultyDisk
 from tests.support import NUMBERS, numbers
 
@@ -142,7 +142,9 @@ def test_files_of_a_deleted_topic_stay_gone_after_a_power_cut(tmp_path: Path):
         assert disk.files() == {}
 
 
-@pytest.mark.rule("how a topic is made, altered and deleted", "scripts/topics.py", "broker/host.py")
+@pytest.mark.rule(
+    "how a topic is made, altered and deleted", "scripts/topics.py", "broker/host/host.py"
+)
 def test_a_death_while_a_topic_is_deleted_leaves_no_orphan(tmp_path: Path):
     first = LocalTopics(tmp_path)
     first.create("t", 2, 1, NUMBERS, {})

@@ -13,7 +13,7 @@ import pytest
 
 from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PARTITIONS
-from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.errors import IsologError
 from tests.broker.pairs import conf, make_topic
 from tests.support import BrokerProcess, act, eventually, fetched, numbers, typed

@@ -47,7 +47,9 @@ def test_an_open_transaction_is_seen_by_two_levels_and_holds_the_others_back(fli
     assert bounds(flight, t) == (4, 4, 4)
 
 
-@pytest.mark.rule("aborted records never travel to readers of committed ones", "storage/reading.py")
+@pytest.mark.rule(
+    "aborted records never travel to readers of committed ones", "storage/log/reading.py"
+)
 def test_aborted_records_never_travel_to_those_who_read_committed(flight, t):
     owner = Owner(flight).begin()
     owner.put(t, 2, 2)
@@ -138,7 +140,7 @@ def test_a_topic_that_is_deleted_meanwhile_holds_nothing_up(flight, log, t):
     assert seen(flight, t, COMMITTED) == [1]
 
 
-@pytest.mark.rule("which branches a commit takes", "consistency/transaction_events.py")
+@pytest.mark.rule("which branches a commit takes", "consistency/transactions/events.py")
 def test_a_branch_that_the_commit_does_not_name_aborts(flight, t):
     who = {"transactional_id": f"sink-{t}", "query": "q", "instance": "run", "batch": 0}
     one, two = (act(flight, "open-branch", **who) for _ in range(2))
@@ -188,7 +190,9 @@ def test_a_new_instance_fences_the_old_and_its_transaction_is_aborted_once(fligh
 
 
 @pytest.mark.rule(
-    "when a transaction expires", "consistency/transaction_events.py", "scripts/sweeping.py"
+    "when a transaction expires",
+    "consistency/transactions/events.py",
+    "scripts/transactions/sweeping.py",
 )
 def test_an_expired_transaction_is_aborted_and_its_owner_refused(flight, t):
     owner = Owner(flight, timeout_ms=2_000).begin()
@@ -317,8 +321,8 @@ def test_a_message_with_a_bad_record_keeps_nothing_in_a_transaction(flight, log,
 
 @pytest.mark.rule(
     "nothing joins a transaction after its decision",
-    "consistency/transaction_events.py",
-    "consistency/joins.py",
+    "consistency/transactions/events.py",
+    "consistency/partition/joins.py",
 )
 def test_a_batch_on_its_way_lands_nowhere_after_the_decision(flight, t):
     """Every partition is closed to the transaction before any has its marker."""

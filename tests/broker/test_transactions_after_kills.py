@@ -48,7 +48,9 @@ def test_an_open_transaction_outlives_its_broker(broker: BrokerProcess):
 
 
 @pytest.mark.rule(
-    "who finishes a transaction whose broker died", "scripts/sweeping.py", "broker/transactions.py"
+    "who finishes a transaction whose broker died",
+    "scripts/transactions/sweeping.py",
+    "broker/scripting/transactions.py",
 )
 @pytest.mark.parametrize(
     ("decision", "point"),

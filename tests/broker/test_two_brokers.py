@@ -152,7 +152,9 @@ def test_a_name_is_given_once_though_both_are_asked(brokers):
 
 
 @pytest.mark.rule(
-    "who reaches a partition that another broker leads", "broker/driver.py", "broker/peers.py"
+    "who reaches a partition that another broker leads",
+    "broker/scripting/driver.py",
+    "broker/scripting/peers.py",
 )
 def test_a_dropped_branch_is_aborted_in_the_partitions_of_both(brokers):
     a, b = (each.flight() for each in brokers)

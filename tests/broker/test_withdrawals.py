@@ -11,14 +11,14 @@ from threading import Thread
 
 import pytest
 
-from spark_stream.broker.handover import Withdrawals, handing_over
-from spark_stream.consistency.withdrawal import FULL_US, RETRY_US
+from spark_stream.broker.node.handover import Withdrawals, handing_over
+from spark_stream.consistency.control.withdrawal import FULL_US, RETRY_US
 from spark_stream.errors import DiskFull, IsologError, LeaderUnavailable, NotLeader, StorageFailure
 from spark_stream.scripts.steps import Script, Step
 from spark_stream.storage.logs import FileLogs
-from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
+from tests.simulation.disk import SimulatedDisk
 from tests.support import numbers
 
 __all__ = ["around"]
@@ -194,8 +194,8 @@ def test_two_threads_that_look_for_trouble_at_once_both_find_it(cluster, monkeyp
 
 @pytest.mark.rule(
     "when a replica that cannot write hands over or leaves the ISR, and when it leads again",
-    "consistency/withdrawal.py",
-    "broker/handover.py",
+    "consistency/control/withdrawal.py",
+    "broker/node/handover.py",
 )
 def test_the_heir_is_a_replica_that_takes_a_write(cluster):
     cluster.disks["b"].refusal = DiskFull
@@ -240,8 +240,8 @@ def test_a_partition_without_other_replicas_stays_and_takes_writes_once_its_disk
 
 @pytest.mark.rule(
     "when a replica that cannot write hands over or leaves the ISR, and when it leads again",
-    "consistency/withdrawal.py",
-    "broker/handover.py",
+    "consistency/control/withdrawal.py",
+    "broker/node/handover.py",
 )
 def test_a_broker_that_handed_over_follows_only_once_a_write_has_succeeded(cluster):
     """It is in no ISR before, so nobody elects it."""
@@ -299,8 +299,8 @@ def test_a_replica_in_trouble_is_reported_again_when_its_part_changes(cluster, c
 
 @pytest.mark.rule(
     "when a replica that cannot write hands over or leaves the ISR, and when it leads again",
-    "consistency/withdrawal.py",
-    "broker/handover.py",
+    "consistency/control/withdrawal.py",
+    "broker/node/handover.py",
 )
 @pytest.mark.parametrize("error", [StorageFailure, DiskFull])
 def test_a_follower_that_refuses_a_write_leaves_the_isr_at_once_until_its_log_takes_one(
@@ -364,7 +364,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.rule("how a removed file of a log is noticed", "storage/active.py")
+@pytest.mark.rule("how a removed file of a log is noticed", "storage/segment/active.py")
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_removed_file_of_the_log_is_noticed_by_the_next_round_of_housekeeping(
     of_files, loss, caplog

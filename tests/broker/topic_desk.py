@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.environment import SystemClock
 from spark_stream.scripts.steps import RemoteStep
 from spark_stream.storage.logs import Logs

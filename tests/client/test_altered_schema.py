@@ -261,7 +261,7 @@ def test_who_maps_the_files_conforms_the_records_itself(log, topic, compression,
 
 @pytest.mark.rule(
     "who may write to a topic whose schema was altered",
-    "broker/appends/stream.py",
+    "broker/serving/append_stream.py",
     "client/writing/batches.py",
 )
 def test_a_stream_of_any_client_goes_on_and_may_be_the_first_with_the_new_schema(broker, topic):

@@ -21,7 +21,7 @@ from spark_stream.errors import (
     UnknownTopic,
     UnsupportedType,
 )
-from spark_stream.wire.schemas import DEFAULT_SCHEMA
+from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from tests.support import NUMBERS, numbers
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.cluster.sqlite import SqliteStore
-from spark_stream.cluster.store import MetadataStore
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from spark_stream.cluster.stores.sqlite import SqliteStore
+from spark_stream.cluster.stores.store import MetadataStore
+from tests.simulation.store import MemoryRecords, MemoryStore
 
 Opener = Callable[[], MetadataStore]
 

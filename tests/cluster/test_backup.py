@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.cluster import sqlite, store_files
 from spark_stream.cluster.backup import back_up, put_back
 from spark_stream.cluster.identity import CLUSTER
-from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.cluster.stores import sqlite, store_files
+from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.errors import InvalidRequest, MetadataLost, StorageFailure, WrongCluster
 
 
@@ -30,7 +30,7 @@ def remove(path: Path) -> None:
 
 @pytest.mark.rule(
     "what becomes of a store that is deleted under its brokers; of a backup that is put back",
-    "cluster/sqlite.py",
+    "cluster/stores/sqlite.py",
     "cluster/backup.py",
 )
 @pytest.mark.parametrize("beside", [True, False])
@@ -178,7 +178,7 @@ def records(connected_to: Path) -> list[str]:
 
 @pytest.mark.rule(
     "which file brokers may open as their store, and how one that was overwritten is noticed",
-    "cluster/store_files.py",
+    "cluster/stores/store_files.py",
 )
 def test_another_file_in_the_place_of_an_open_store_is_not_opened(path, tmp_path):
     """SQLite would apply the log of the open file to it, and damage both."""
@@ -201,7 +201,7 @@ def test_another_file_in_the_place_of_an_open_store_is_not_opened(path, tmp_path
 
 @pytest.mark.rule(
     "which file brokers may open as their store, and how one that was overwritten is noticed",
-    "cluster/store_files.py",
+    "cluster/stores/store_files.py",
 )
 @pytest.mark.parametrize("raw", [True, False])
 def test_an_overwritten_store_is_noticed_and_nothing_is_written_into_it(path, tmp_path, raw):

@@ -13,11 +13,11 @@ from spark_stream.cluster.brokers import (
     decode,
     encode,
 )
-from spark_stream.cluster.leases import Leases
+from spark_stream.cluster.stores.leases import Leases
 from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.ids import BrokerId, Generation
 from spark_stream.environment import SystemClock
-from spark_stream.testing.simulation.leases import MemoryBoard
+from tests.simulation.leases import MemoryBoard
 
 ONE = RegisteredBroker("b1", "127.0.0.1:9092", "start-1", "0.1.0")
 TWO = RegisteredBroker("b2", "unix:/somewhere/socket", "start-7", "0.2.0")

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from spark_stream.cluster.controller import CONTROLLER, Controller, ControllerSeat, decode
-from spark_stream.cluster.lease_files import LeaseFiles
-from spark_stream.cluster.leases import Leases
-from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.cluster.stores.lease_files import LeaseFiles
+from spark_stream.cluster.stores.leases import Leases
+from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import SystemClock

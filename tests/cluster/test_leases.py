@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.cluster import lease_files
-from spark_stream.cluster.lease_files import LeaseFiles
-from spark_stream.cluster.leases import (
+from spark_stream.cluster.stores import lease_files
+from spark_stream.cluster.stores.lease_files import LeaseFiles
+from spark_stream.cluster.stores.leases import (
     Board,
     Leases,
     Place,
@@ -25,9 +25,9 @@ from spark_stream.cluster.leases import (
     note,
     time_left,
 )
-from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.environment import SystemClock
-from spark_stream.testing.simulation.leases import MemoryBoard, MemoryPlace
+from tests.simulation.leases import MemoryBoard, MemoryPlace
 from tests.support import eventually
 
 BOARDS: dict[str, Callable[[Path], Board]] = {
@@ -281,7 +281,9 @@ def observed_run(chance: random.Random) -> tuple[int, int]:
     return concluded[True], concluded[False]
 
 
-@pytest.mark.rule("whether a broker is alive", "cluster/leases.py", "cluster/lease_files.py")
+@pytest.mark.rule(
+    "whether a broker is alive", "cluster/stores/leases.py", "cluster/stores/lease_files.py"
+)
 def test_nobody_finds_a_lease_over_that_its_holder_holds():
     """Whatever the delays on both sides, and with a renewal at any point of a look."""
     runs = [observed_run(random.Random(seed)) for seed in range(1_500)]
@@ -427,7 +429,9 @@ def holder(tmp_path) -> Iterator[multiprocessing.process.BaseProcess]:
     process.join()
 
 
-@pytest.mark.rule("whether a broker is alive", "cluster/leases.py", "cluster/lease_files.py")
+@pytest.mark.rule(
+    "whether a broker is alive", "cluster/stores/leases.py", "cluster/stores/lease_files.py"
+)
 def test_the_lease_of_a_process_that_was_killed_is_over_at_once(holder, tmp_path):
     observers = Leases(LeaseFiles(tmp_path / "leases"), SystemClock())
     assert observers.left_s("b1") > 900

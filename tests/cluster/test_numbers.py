@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_stream.cluster.numbers import Numbers
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from tests.simulation.store import MemoryRecords, MemoryStore
 
 
 @pytest.mark.rule(

@@ -17,9 +17,9 @@ from spark_stream.cluster.partitions import (
     key_of,
     put_of,
 )
-from spark_stream.cluster.store import Record
+from spark_stream.cluster.stores.store import Record
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
-from spark_stream.consistency.partition_record import Member, PartitionRecord
 
 B1, B2, B3 = (BrokerId(each) for each in ("b1", "b2", "b3"))
 RECORD = PartitionRecord(

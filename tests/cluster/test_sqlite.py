@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.cluster import sqlite
-from spark_stream.cluster.sqlite import FORM, SqliteStore, _Waiting
-from spark_stream.cluster.store import Delete, Put
+from spark_stream.cluster.stores import sqlite
+from spark_stream.cluster.stores.sqlite import FORM, SqliteStore, _Waiting
+from spark_stream.cluster.stores.store import Delete, Put
 from spark_stream.errors import DiskFull, NotALogDirectory, StorageFailure, UnsupportedFormat
 from tests.support import eventually
 
@@ -50,8 +50,8 @@ PROCESS = """
 import json, resource, sys
 from pathlib import Path
 from spark_stream.cluster import sqlite
-from spark_stream.cluster.sqlite import SqliteStore
-from spark_stream.cluster.store import Delete, Put
+from spark_stream.cluster.stores.sqlite import SqliteStore
+from spark_stream.cluster.stores.store import Delete, Put
 from spark_stream.errors import DiskFull, NotALogDirectory, StorageFailure, UnsupportedFormat
 
 store = SqliteStore(Path(sys.argv[1]))
@@ -346,7 +346,9 @@ def test_a_folder_that_is_not_there_says_so(tmp_path: Path):
 
 
 @pytest.mark.rule(
-    "what changed in the store since a revision", "cluster/store.py", "cluster/sqlite.py"
+    "what changed in the store since a revision",
+    "cluster/stores/store.py",
+    "cluster/stores/sqlite.py",
 )
 def test_deletions_are_remembered_for_a_while_and_then_all_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(sqlite, "DELETED_KEPT", 10)

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from spark_stream.cluster.store import Delete, MetadataStore, Put, Record
+from spark_stream.cluster.stores.store import Delete, MetadataStore, Put, Record
 from spark_stream.errors import StorageFailure
 from tests.cluster.conftest import OF_PROCESSES, STORES
 from tests.examples import examples
@@ -169,9 +169,11 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.store.get(key) == self.records.get(key)
 
 
-@pytest.mark.rule("compare-and-set of a metadata record", "cluster/sqlite.py")
+@pytest.mark.rule("compare-and-set of a metadata record", "cluster/stores/sqlite.py")
 @pytest.mark.rule(
-    "what changed in the store since a revision", "cluster/store.py", "cluster/sqlite.py"
+    "what changed in the store since a revision",
+    "cluster/stores/store.py",
+    "cluster/stores/sqlite.py",
 )
 @pytest.mark.parametrize("name", STORES)
 def test_a_store_does_what_a_dictionary_with_versions_does(name):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.cluster.store import MetadataStore, Record
+from spark_stream.cluster.stores.store import MetadataStore, Record
 from spark_stream.cluster.topics import (
     PARTITIONS_MAX,
     TOPICS,
@@ -21,7 +21,7 @@ from spark_stream.cluster.topics import (
     encode,
 )
 from spark_stream.errors import InvalidTopic, UnknownTopic
-from spark_stream.wire.schemas import DEFAULT_SCHEMA
+from spark_stream.schema.schemas import DEFAULT_SCHEMA
 
 SCHEMA = pa.schema(
     [

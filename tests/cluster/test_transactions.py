@@ -7,13 +7,13 @@ import json
 from msgspec.structs import replace
 
 from spark_stream.cluster.transactions import PREFIX, By, TransactionIndex, decode, encode
-from spark_stream.consistency.transactions import (
+from spark_stream.consistency.transactions.transactions import (
     Cause,
     PositionOf,
     State,
     Transaction,
 )
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from tests.simulation.store import MemoryRecords, MemoryStore
 
 FULL = Transaction(
     "loader-1",

@@ -19,14 +19,14 @@ from spark_stream.cluster import brokers, controller, partitions, topics
 from spark_stream.cluster.brokers import BROKERS, Brokers, RegisteredBroker
 from spark_stream.cluster.controller import CONTROLLER, Controller
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, StoredPartition, put_of
-from spark_stream.cluster.store import MetadataStore
+from spark_stream.cluster.stores.store import MetadataStore
 from spark_stream.cluster.topics import TOPICS, Topic
 from spark_stream.cluster.view import ClusterView, News, Snapshot
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
-from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.errors import StorageFailure
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.examples import examples
+from tests.simulation.store import MemoryRecords, MemoryStore
 
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
 B1 = BrokerId("b1")

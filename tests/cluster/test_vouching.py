@@ -21,8 +21,8 @@ from spark_stream.cluster.vouching import (
 )
 from spark_stream.consistency.ids import BrokerId, Generation
 from spark_stream.environment import SystemMachine
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.examples import examples
+from tests.simulation.store import MemoryRecords, MemoryStore
 
 TEN = {"t/0": 10, "t/1": 0}
 

@@ -9,10 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from spark_stream.consistency.effects import Effects
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.entries import ENTRY, Entry, Kind, Table
-from spark_stream.consistency.epochs import EpochStarts
-from spark_stream.consistency.follower import Agreed
 from spark_stream.consistency.ids import (
     NO_TRANSACTION,
     BrokerId,
@@ -21,10 +19,12 @@ from spark_stream.consistency.ids import (
     LeaderEpoch,
     Offset,
 )
-from spark_stream.consistency.leader import Boundary
-from spark_stream.consistency.partition_record import Member, PartitionRecord
-from spark_stream.consistency.producers import Accepted, Stamp
-from spark_stream.consistency.replica import Replica, Surroundings
+from spark_stream.consistency.partition.effects import Effects
+from spark_stream.consistency.partition.producers import Accepted, Stamp
+from spark_stream.consistency.partition.replica import Replica, Surroundings
+from spark_stream.consistency.replication.epochs import EpochStarts
+from spark_stream.consistency.replication.follower import Agreed
+from spark_stream.consistency.replication.leader import Boundary
 
 START = Boundary(EntryIndex(0), Offset(0))
 AGE = 1_000_000_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spark_stream.consistency.leader import LeaderState
+from spark_stream.consistency.replication.leader import LeaderState
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from spark_stream.consistency import election, follower
-from spark_stream.consistency.effects import Effects, ProposeIsr
-from spark_stream.consistency.election import LogEnd, Unchanged
+from spark_stream.consistency.control import election
+from spark_stream.consistency.control.election import LogEnd, Unchanged
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.entries import Entry, Kind
-from spark_stream.consistency.follower import Agreed, BeginAnew, Cut, Refusal
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation
-from spark_stream.consistency.partition_record import Member, PartitionRecord
-from spark_stream.consistency.progress import IsrSettings
+from spark_stream.consistency.partition.effects import Effects, ProposeIsr
+from spark_stream.consistency.partition.progress import IsrSettings
+from spark_stream.consistency.replication import follower
+from spark_stream.consistency.replication.follower import Agreed, BeginAnew, Cut, Refusal
 from tests.consistency.partition_parts import Acked, Follow, Frame, Link, Log, Process, Write
 
 Choose = Callable[[Sequence[Any]], Any]

@@ -6,12 +6,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.entries import Entry, Table
-from spark_stream.consistency.epochs import EpochHistory
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, Offset
-from spark_stream.consistency.leader import Boundary
-from spark_stream.consistency.partition_record import Member, PartitionRecord
-from spark_stream.consistency.replica import Replica, Surroundings
+from spark_stream.consistency.partition.replica import Replica, Surroundings
+from spark_stream.consistency.replication.epochs import EpochHistory
+from spark_stream.consistency.replication.leader import Boundary
 from tests.consistency.histories import AGE, START, table_of
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_stream.consistency.admission import (
+from spark_stream.consistency.partition.admission import (
     Admission,
     Flaw,
     Reason,
@@ -59,7 +59,7 @@ messages = st.lists(st.builds(Row, size=st.integers(0, LIMIT + 8), null=rare, br
 
 
 @pytest.mark.rule(
-    "which records of a message with a bad record are kept", "consistency/admission.py"
+    "which records of a message with a bad record are kept", "consistency/partition/admission.py"
 )
 @settings(max_examples=examples(300))
 @given(messages)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.consistency.assignment import (
+from spark_stream.consistency.control.assignment import (
     Load,
     Misassigned,
     Misfit,
@@ -38,7 +38,9 @@ def test_without_racks_replicas_and_leaders_differ_by_one_at_most(brokers, facto
     assert (again.replicas, again.leaders) == (load.replicas, load.leaders)
 
 
-@pytest.mark.rule("which brokers get the replicas of a partition", "consistency/assignment.py")
+@pytest.mark.rule(
+    "which brokers get the replicas of a partition", "consistency/control/assignment.py"
+)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=7),
     st.integers(1, 4),

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_stream.consistency import atomic
-from spark_stream.consistency import extents as extent_rules
-from spark_stream.consistency.atomic import greatest_cut, least_cut, next_cut
 from spark_stream.consistency.entries import ENTRY, Kind
-from spark_stream.consistency.extents import Spans
+from spark_stream.consistency.partition import atomic
+from spark_stream.consistency.partition import extents as extent_rules
+from spark_stream.consistency.partition.atomic import greatest_cut, least_cut, next_cut
+from spark_stream.consistency.partition.extents import Spans
 from tests.examples import examples
 
 Records = list[int]
@@ -75,7 +75,7 @@ def bounded(draw):
 
 
 @pytest.mark.rule(
-    "where a `read_atomic` reader may stop", "consistency/atomic.py", "scripts/cutting.py"
+    "where a `read_atomic` reader may stop", "consistency/partition/atomic.py", "scripts/cutting.py"
 )
 @pytest.mark.usefixtures("small_blocks", "steps_max")
 @settings(max_examples=examples(250), deadline=None)

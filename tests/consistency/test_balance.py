@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_stream.consistency.balance import AT_ONCE_MAX, Settling, after_look, due
+from spark_stream.consistency.control.balance import AT_ONCE_MAX, Settling, after_look, due
 
 
 def test_a_preferred_leader_waits_for_the_settle_time_and_not_longer():

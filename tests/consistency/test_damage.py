@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from spark_stream.consistency import election
-from spark_stream.consistency.damage import Verdict, can_go_on, has_heir, judge
-from spark_stream.consistency.election import Unchanged
+from spark_stream.consistency.control import election
+from spark_stream.consistency.control.damage import Verdict, can_go_on, has_heir, judge
+from spark_stream.consistency.control.election import Unchanged
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
-from spark_stream.consistency.partition_record import Member, PartitionRecord
 from tests.examples import examples
 
 A, B, C = (BrokerId(name) for name in "abc")
@@ -250,7 +250,8 @@ class Life:
 
 
 @pytest.mark.rule(
-    "whether a broker with a damaged log leaves the ISRs, stays or waits", "consistency/damage.py"
+    "whether a broker with a damaged log leaves the ISRs, stays or waits",
+    "consistency/control/damage.py",
 )
 @pytest.mark.slow
 def test_in_thousands_of_lives_every_committed_record_has_a_sound_copy_that_may_lead() -> None:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from spark_stream.consistency import election
-from spark_stream.consistency.election import LogEnd, Obstacle, Unchanged
-from spark_stream.consistency.partition_record import Member, PartitionRecord
+from spark_stream.consistency.control import election
+from spark_stream.consistency.control.election import LogEnd, Obstacle, Unchanged
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 
 A, B, C, D = (Member(broker, "1") for broker in "abcd")
 ALIVE = {"a": "1", "b": "1", "c": "1", "d": "1"}
@@ -51,7 +51,7 @@ def test_a_leader_that_comes_back_in_another_generation_is_replaced():
     assert (elected.leader, elected.isr) == ("b", (B, C))
 
 
-@pytest.mark.rule("who leads a partition, and who may", "consistency/election.py")
+@pytest.mark.rule("who leads a partition, and who may", "consistency/control/election.py")
 @pytest.mark.parametrize("alive", [{"c": "1"}, {"a": "2", "b": "2", "c": "1"}, {}])
 def test_nobody_outside_the_isr_is_elected_nor_in_another_generation(alive):
     outcome = election.elect(record("a", (A, B)), alive)
@@ -79,7 +79,7 @@ def test_of_logs_with_one_last_epoch_the_one_with_more_entries_leads():
     assert found.leader == "b"
 
 
-@pytest.mark.rule("when committed records are given up", "consistency/election.py")
+@pytest.mark.rule("when committed records are given up", "consistency/control/election.py")
 def test_a_member_that_may_come_back_with_its_records_is_waited_for():
     outcome = election.elect_longest(
         record("a", (A, B)), ends(a=("2", 5, 90)), {"a": "2", "b": "1"}
@@ -173,7 +173,7 @@ BROKERS = st.sampled_from("abcd")
 # -- moves ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("how a partition moves to other brokers", "consistency/election.py")
+@pytest.mark.rule("how a partition moves to other brokers", "consistency/control/election.py")
 def test_a_move_ends_when_all_of_its_target_are_in_sync_and_its_leader_goes_with_it():
     moving = election.begin_move(record("a", (A, B, C)), ("d", "c"))
     assert moving == replace(record(), replicas=tuple("dcab"), adding=("d",), removing=("a", "b"))

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import ENTRY, Table
-from spark_stream.consistency.epochs import EpochHistory, EpochStarts, agreement
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
-from spark_stream.consistency.leader import Boundary
+from spark_stream.consistency.replication.epochs import EpochHistory, EpochStarts, agreement
+from spark_stream.consistency.replication.leader import Boundary
 
 
 def at(entry: int, offset: int) -> Boundary:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_stream.consistency.follower import (
+from spark_stream.consistency.replication.follower import (
     Agreed,
     BeginAnew,
     Cut,
@@ -15,7 +15,7 @@ from spark_stream.consistency.follower import (
     judge_frame,
     preparation,
 )
-from spark_stream.consistency.leader import Boundary, LeaderState
+from spark_stream.consistency.replication.leader import Boundary, LeaderState
 
 EPOCH = 5
 
@@ -34,8 +34,8 @@ def agreed(entry: int, begin: int | None = None, epoch: int = EPOCH) -> Agreed:
 
 @pytest.mark.rule(
     "what a follower cuts off, and which frames it takes",
-    "consistency/follower.py",
-    "consistency/epochs.py",
+    "consistency/replication/follower.py",
+    "consistency/replication/epochs.py",
 )
 @pytest.mark.parametrize(
     ("state", "answer", "plan"),

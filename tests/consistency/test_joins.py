@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from spark_stream.consistency.joins import Joins
+from spark_stream.consistency.partition.joins import Joins
 from tests.examples import examples
 
 NUMBERS = st.integers(0, 1)
@@ -121,8 +121,8 @@ TestJoins.settings = settings(max_examples=examples(150), stateful_step_count=40
 
 @pytest.mark.rule(
     "nothing joins a transaction after its decision",
-    "consistency/transaction_events.py",
-    "consistency/joins.py",
+    "consistency/transactions/events.py",
+    "consistency/partition/joins.py",
 )
 def test_a_join_that_a_seal_met_on_its_way_is_not_confirmed():
     joins = Joins()

@@ -17,9 +17,9 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace
 
-from spark_stream.consistency import leader
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
-from spark_stream.consistency.leader import Boundary, LeaderState
+from spark_stream.consistency.replication import leader
+from spark_stream.consistency.replication.leader import Boundary, LeaderState
 from tests.consistency.invariants import ALL, Observed
 from tests.examples import examples
 
@@ -174,7 +174,8 @@ def test_with_followers_an_append_moves_leo_and_leaves_hw():
 
 
 @pytest.mark.rule(
-    "how log end offset, high watermark and last stable offset move", "consistency/leader.py"
+    "how log end offset, high watermark and last stable offset move",
+    "consistency/replication/leader.py",
 )
 def test_hw_never_moves_back_for_a_reader():
     state = leader.replicated(leader.appended(leading(followers=1), 10), at(2, 20))

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.consistency.epochs import EpochStarts
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
-from spark_stream.consistency.leader import Boundary
-from spark_stream.consistency.lineage import (
+from spark_stream.consistency.replication.epochs import EpochStarts
+from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.consistency.replication.lineage import (
     NOTHING_KNOWN,
     Lineage,
     lineage_of,
@@ -121,7 +121,9 @@ TERM = st.tuples(
 
 
 @pytest.mark.rule(
-    "what a reader lost that comes back", "consistency/lineage.py", "datasource/losses.py"
+    "what a reader lost that comes back",
+    "consistency/replication/lineage.py",
+    "datasource/reading/losses.py",
 )
 @given(st.lists(TERM, max_size=9), st.data())
 def test_a_reader_learns_exactly_what_was_taken_back(terms, data):

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.consistency import producers
 from spark_stream.consistency.entries import ENTRY, Kind
-from spark_stream.consistency.producers import (
+from spark_stream.consistency.partition import producers
+from spark_stream.consistency.partition.producers import (
     ENDED_AGE,
     SEQUENCE_MAX,
     WINDOW,
@@ -60,7 +60,7 @@ def test_a_producers_first_batch_has_sequence_0():
 
 @pytest.mark.rule(
     "a batch that is sent again is there once",
-    "consistency/producers.py",
+    "consistency/partition/producers.py",
     "client/writing/lanes.py",
 )
 @pytest.mark.parametrize("back", range(WINDOW))
@@ -114,7 +114,7 @@ def test_a_new_epoch_starts_at_0():
     assert appended(state, Stamp(7, 1, 0), 200, 2, 9).recent == (producers.Recent(0, 200, 2),)
 
 
-@pytest.mark.rule("a producer of an older epoch is fenced", "consistency/producers.py")
+@pytest.mark.rule("a producer of an older epoch is fenced", "consistency/partition/producers.py")
 def test_an_old_epoch_is_fenced():
     state = appended(written(3), Stamp(7, 4, 0), 200, 2, 9)
     assert wrong(state, Stamp(7, 3, 0)) is Wrong.FENCED

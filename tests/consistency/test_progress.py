@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from spark_stream.consistency.partition_record import Member, PartitionRecord
-from spark_stream.consistency.progress import Ages, IsrSettings, Progress
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
+from spark_stream.consistency.partition.progress import Ages, IsrSettings, Progress
 
 A, B, C = (Member(broker, "1") for broker in "abc")
 LAG = 6_400
@@ -185,7 +185,8 @@ def test_a_word_of_a_session_that_is_over_does_not_take_its_follower_out():
 
 
 @pytest.mark.rule(
-    "which replicas are in sync, and whom the high watermark waits for", "consistency/progress.py"
+    "which replicas are in sync, and whom the high watermark waits for",
+    "consistency/partition/progress.py",
 )
 def test_who_is_proposed_out_counts_until_the_record_says_so():
     progress = leading(isr=(A, B), alive={"a": "1"})
@@ -200,7 +201,8 @@ def test_who_is_proposed_out_counts_until_the_record_says_so():
 
 
 @pytest.mark.rule(
-    "which replicas are in sync, and whom the high watermark waits for", "consistency/progress.py"
+    "which replicas are in sync, and whom the high watermark waits for",
+    "consistency/partition/progress.py",
 )
 def test_a_follower_joins_only_with_the_high_watermark_and_the_leaders_first_entry():
     progress = leading(isr=(A, B), inherited=10)

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.consistency.effects import (
+from spark_stream.consistency.entries import Kind
+from spark_stream.consistency.ids import EntryIndex
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.partition.effects import (
     Answer,
     Bound,
     Disown,
@@ -16,11 +19,8 @@ from spark_stream.consistency.effects import (
     Wake,
     offset_of,
 )
-from spark_stream.consistency.entries import Kind
-from spark_stream.consistency.ids import EntryIndex
-from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.producers import Duplicate, Refused, Stamp, Wrong
-from spark_stream.consistency.replica import Replica
+from spark_stream.consistency.partition.producers import Duplicate, Refused, Stamp, Wrong
+from spark_stream.consistency.partition.replica import Replica
 from tests.consistency.histories import STEPS, Leader, end_of, history, replica_of, table_of
 
 

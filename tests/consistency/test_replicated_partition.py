@@ -14,13 +14,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from spark_stream.consistency import election, follower, leader, progress, replica
-from spark_stream.consistency.election import Obstacle, Unchanged
-from spark_stream.consistency.follower import GoOn, Refusal
+from spark_stream.consistency.control import election
+from spark_stream.consistency.control.election import Obstacle, Unchanged
+from spark_stream.consistency.control.partition_record import Member
 from spark_stream.consistency.ids import EntryIndex
-from spark_stream.consistency.partition_record import Member
-from spark_stream.consistency.progress import Progress
-from spark_stream.consistency.replica import Replica
+from spark_stream.consistency.partition import progress, replica
+from spark_stream.consistency.partition.progress import Progress
+from spark_stream.consistency.partition.replica import Replica
+from spark_stream.consistency.replication import follower, leader
+from spark_stream.consistency.replication.follower import GoOn, Refusal
 from tests.consistency.partition_model import Cluster
 from tests.consistency.partition_steps import WEIGHTS, run
 from tests.examples import examples
@@ -28,7 +30,7 @@ from tests.examples import examples
 RUNS = 300
 
 
-@pytest.mark.rule("who leads a partition, and who may", "consistency/election.py")
+@pytest.mark.rule("who leads a partition, and who may", "consistency/control/election.py")
 @pytest.mark.parametrize("part", [0, *(pytest.param(i, marks=pytest.mark.full) for i in (1, 2, 3))])
 def test_runs_with_crashes_and_lost_messages_lose_nothing_that_was_committed(part):
     """``run(seed)`` repeats a run."""

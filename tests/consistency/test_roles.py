@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from spark_stream.consistency.effects import (
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.partition.effects import (
     Abandon,
     Answer,
     Bound,
@@ -16,14 +18,12 @@ from spark_stream.consistency.effects import (
     ProposeIsr,
     Wake,
 )
-from spark_stream.consistency.epochs import EpochHistory
-from spark_stream.consistency.follower import Agreed, Refusal
-from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.leader import Boundary
-from spark_stream.consistency.partition_record import Member, PartitionRecord
-from spark_stream.consistency.producers import Stamp
-from spark_stream.consistency.progress import IsrSettings
-from spark_stream.consistency.replica import Replica, Surroundings
+from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.consistency.partition.progress import IsrSettings
+from spark_stream.consistency.partition.replica import Replica, Surroundings
+from spark_stream.consistency.replication.epochs import EpochHistory
+from spark_stream.consistency.replication.follower import Agreed, Refusal
+from spark_stream.consistency.replication.leader import Boundary
 from tests.consistency.histories import AGE, START, Leader, end_of, table_of
 
 A, B, C = (Member(broker, "1") for broker in "abc")
@@ -92,7 +92,8 @@ def test_alone_in_the_isr_an_append_is_replicated_at_once():
 
 
 @pytest.mark.rule(
-    "which appends wait for in-sync replicas, and when those are too few", "consistency/replica.py"
+    "which appends wait for in-sync replicas, and when those are too few",
+    "consistency/partition/replica.py",
 )
 def test_too_few_in_sync_replicas_refuse_what_waits_for_them_and_take_the_rest():
     leader = Partition(led(A), min_insync=2)
@@ -144,7 +145,9 @@ def test_a_refused_proposal_is_made_again_on_what_the_record_is_now():
     assert leader.replica.isr_refused(1, led(A, B, C), 5, 10_000) == [ProposeIsr((A,), 5)]
 
 
-@pytest.mark.rule("what a new leader knows of the high watermark", "consistency/replica.py")
+@pytest.mark.rule(
+    "what a new leader knows of the high watermark", "consistency/partition/replica.py"
+)
 def test_a_new_leader_does_not_know_the_high_watermark_until_what_it_had_is_replicated():
     leader = Partition()
     for _ in range(3):

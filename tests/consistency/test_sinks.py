@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from spark_stream.consistency import sinks
-from spark_stream.consistency import transaction_events as rules
-from spark_stream.consistency.sinks import Claim, Stop
-from spark_stream.consistency.transactions import (
+from spark_stream.consistency.transactions import events as rules
+from spark_stream.consistency.transactions import sinks
+from spark_stream.consistency.transactions.sinks import Claim, Stop
+from spark_stream.consistency.transactions.transactions import (
     Allotted,
     Cause,
     Content,

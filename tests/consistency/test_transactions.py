@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 
-from spark_stream.consistency import announcements, sinks
-from spark_stream.consistency import transaction_events as rules
-from spark_stream.consistency.producers import EPOCH_MAX
-from spark_stream.consistency.sinks import Claim, Stop
-from spark_stream.consistency.transactions import (
+from spark_stream.consistency.partition.producers import EPOCH_MAX
+from spark_stream.consistency.transactions import announcements, sinks
+from spark_stream.consistency.transactions import events as rules
+from spark_stream.consistency.transactions.sinks import Claim, Stop
+from spark_stream.consistency.transactions.transactions import (
     ABORTS,
     COMMITS,
     DECIDED,
@@ -135,7 +135,7 @@ def test_an_owner_that_never_learned_of_its_begin_can_begin_again(cause):
 
 
 @pytest.mark.rule(
-    "a new owner of a transactional id fences the old one", "consistency/transaction_events.py"
+    "a new owner of a transactional id fences the old one", "consistency/transactions/events.py"
 )
 def test_a_new_instance_fences_the_old_and_aborts_its_transaction_once():
     taken = ok(rules.init(joined(), "b", TIMEOUT, 1_000))
@@ -319,7 +319,7 @@ STATES = {
 }
 
 
-@pytest.mark.rule("which transitions a transaction has", "consistency/transactions.py")
+@pytest.mark.rule("which transitions a transaction has", "consistency/transactions/transactions.py")
 @pytest.mark.parametrize("event", CALLS)
 @pytest.mark.parametrize("state", STATES)
 def test_only_the_transitions_of_the_table_are_possible(state, event):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from spark_stream.consistency.ids import EntryIndex, Offset
-from spark_stream.consistency.undecided import Part, Undecided
+from spark_stream.consistency.partition.undecided import Part, Undecided
 
 
 @pytest.mark.rule(
-    "an undecided transaction holds the last stable offset back", "consistency/undecided.py"
+    "an undecided transaction holds the last stable offset back",
+    "consistency/partition/undecided.py",
 )
 def test_the_earliest_open_producer_decides():
     undecided = Undecided()

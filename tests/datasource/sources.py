@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from spark_stream.datasource.options import source_options
-from spark_stream.datasource.reader import IsologReader
-from spark_stream.datasource.stream_reader import IsologStreamReader
-from spark_stream.datasource.types import to_spark
+from spark_stream.datasource.reading.reader import IsologReader
+from spark_stream.datasource.reading.stream_reader import IsologStreamReader
+from spark_stream.datasource.spark.types import to_spark
 from tests.support import NUMBERS
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from spark_stream.datasource.planning import planned_view
+from spark_stream.datasource.reading.planning import planned_view
 from spark_stream.errors import SchemaMismatch
+from spark_stream.schema.schemas import OFFSET
 from spark_stream.wire.messages import TopicDescription
-from spark_stream.wire.schemas import OFFSET
 
 FIRST = pa.schema([pa.field("id", pa.int32(), nullable=False), ("x", pa.int16())])
 SECOND = pa.schema([("id", pa.int64()), ("x", pa.float64()), ("name", pa.string())])

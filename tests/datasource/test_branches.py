@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from spark_stream.consistency.transactions import Content
-from spark_stream.datasource.branches import (
+from spark_stream.consistency.transactions.transactions import Content
+from spark_stream.datasource.values.content import Measure, Replays
+from spark_stream.datasource.writing.branches import (
     TaskBranch,
     Written,
     abort,
@@ -18,9 +19,8 @@ from spark_stream.datasource.branches import (
     opened,
     stop,
 )
-from spark_stream.datasource.content import Measure, Replays
-from spark_stream.datasource.driver import NO_PLAN, Plan
-from spark_stream.datasource.identity import Identity
+from spark_stream.datasource.writing.driver import NO_PLAN, Plan
+from spark_stream.datasource.writing.identity import Identity
 from spark_stream.errors import (
     BrokerUnavailable,
     DifferentReplay,

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_stream.datasource.content import Measure, measured, summed
+from spark_stream.datasource.values.content import Measure, measured, summed
 
 ROWS = 60
 MASK = (1 << 64) - 1
@@ -56,7 +56,9 @@ def digest(name: str, found: list[Any]) -> int:
 
 
 @pytest.mark.rule(
-    "what tells a replay from another batch", "datasource/content.py", "datasource/replays.py"
+    "what tells a replay from another batch",
+    "datasource/values/content.py",
+    "datasource/writing/replays.py",
 )
 @pytest.mark.parametrize("name", COLUMNS)
 def test_neither_order_nor_tasks_change_the_digest(name: str) -> None:

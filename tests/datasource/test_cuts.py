@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.datasource import planning
-from spark_stream.datasource.offsets import TopicOffsets
 from spark_stream.datasource.options import SourceOptions
-from spark_stream.datasource.place import Place
-from spark_stream.datasource.planning import Planner
-from spark_stream.datasource.selection import Selection
+from spark_stream.datasource.reading import planning
+from spark_stream.datasource.reading.planning import Planner
+from spark_stream.datasource.spark.place import Place
+from spark_stream.datasource.values.offsets import TopicOffsets
+from spark_stream.datasource.values.selection import Selection
 from spark_stream.wire.messages import CutTopic
 
 OPTIONS = SourceOptions(Place(path="x"), Selection(("a", "b")), Isolation.READ_ATOMIC)

@@ -8,7 +8,7 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.datasource.options import source_options
-from spark_stream.datasource.planning import Planner
+from spark_stream.datasource.reading.planning import Planner
 from spark_stream.errors import DataLoss, UnknownTopic
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
 from tests.datasource.sources import Query

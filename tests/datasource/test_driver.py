@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spark_stream.datasource import driver
-from spark_stream.datasource.driver import plan_of
+from spark_stream.datasource.writing import driver
+from spark_stream.datasource.writing.driver import plan_of
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
 from spark_stream.datasource.options import source_options
-from spark_stream.datasource.pushing import PushingReader
+from spark_stream.datasource.reading.pushing import PushingReader
 from spark_stream.datasource.source import IsologDataSource
-from spark_stream.datasource.types import to_spark
+from spark_stream.datasource.spark.types import to_spark
 from spark_stream.errors import InvalidFilter, IsologError
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, numbers

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from spark_stream.datasource.identity import BATCH, QUERY, RUN, Identity, of_batch, of_job, of_task
+from spark_stream.datasource.writing.identity import (
+    BATCH,
+    QUERY,
+    RUN,
+    Identity,
+    of_batch,
+    of_job,
+    of_task,
+)
 from spark_stream.errors import Unsupported
 
 QUERY_ID, RUN_ID = str(uuid.uuid4()), str(uuid.uuid4())

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import spark_stream as isolog
-from spark_stream.datasource.limits import Limits, Pace
-from spark_stream.datasource.offsets import TopicOffsets
 from spark_stream.datasource.options import source_options
+from spark_stream.datasource.values.limits import Limits, Pace
+from spark_stream.datasource.values.offsets import TopicOffsets
 from spark_stream.errors import InvalidOption
 from tests.datasource.sources import Query
 from tests.examples import examples
@@ -66,7 +66,7 @@ def test_a_record_larger_than_the_limit_is_taken_alone(shared, log, topic):
 SIZES = st.lists(st.sampled_from([1, 100, 3_000, 20_000]), max_size=6)
 
 
-@pytest.mark.rule("which limits a micro-batch keeps", "datasource/limits.py")
+@pytest.mark.rule("which limits a micro-batch keeps", "datasource/values/limits.py")
 @settings(
     max_examples=examples(25),
     deadline=None,

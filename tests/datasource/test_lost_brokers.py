@@ -13,7 +13,7 @@ from tests.support import NUMBERS, numbers
 
 
 @pytest.mark.rule(
-    "how long a query waits for brokers", "datasource/session.py", "datasource/place.py"
+    "how long a query waits for brokers", "datasource/spark/session.py", "datasource/spark/place.py"
 )
 def test_a_query_waits_for_its_broker_as_long_as_it_may(broker):
     with broker.connect() as log:

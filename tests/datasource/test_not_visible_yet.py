@@ -75,7 +75,8 @@ def test_a_batch_says_which_transaction_holds_it_back_and_skips_nothing(
 
 
 @pytest.mark.rule(
-    "what a task does with records that are planned and not visible yet", "datasource/reader.py"
+    "what a task does with records that are planned and not visible yet",
+    "datasource/reading/reader.py",
 )
 @pytest.mark.parametrize("fail", [True, False])
 @pytest.mark.parametrize(("ending", "expected"), [("commit", range(10)), ("abort", range(5))])

@@ -13,8 +13,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from spark_stream.datasource.nulls import check_nullability
-from spark_stream.datasource.types import to_arrow
+from spark_stream.datasource.reading.nulls import check_nullability
+from spark_stream.datasource.spark.types import to_arrow
 from spark_stream.errors import SchemaMismatch
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.consistency.lineage import NOTHING_KNOWN
-from spark_stream.datasource.offsets import (
+from spark_stream.consistency.replication.lineage import NOTHING_KNOWN
+from spark_stream.datasource.values.offsets import (
     Range,
     TopicOffsets,
     from_checkpoint,

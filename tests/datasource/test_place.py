@@ -9,9 +9,9 @@ from typing import Any
 import psutil
 import pytest
 
-from spark_stream.datasource import place
 from spark_stream.datasource.options import sink_options, source_options
-from spark_stream.datasource.place import IN_A_WORKER, Place, directory, driver_directory
+from spark_stream.datasource.spark import place
+from spark_stream.datasource.spark.place import IN_A_WORKER, Place, directory, driver_directory
 from spark_stream.errors import InvalidOption
 
 UUID = str(uuid.UUID(int=7))
@@ -48,7 +48,7 @@ def test_an_empty_path_is_not_the_working_directory() -> None:
         directory("")
 
 
-@pytest.mark.rule("what a relative `path` means", "datasource/place.py")
+@pytest.mark.rule("what a relative `path` means", "datasource/spark/place.py")
 def test_a_relative_path_is_one_of_the_drivers_jvm_whatever_the_planners_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -13,8 +13,8 @@ import spark_stream as isolog
 from spark_stream.cli.app import execute
 from spark_stream.client.writing.keys import partitions_by
 from spark_stream.datasource.options import sink_options
-from spark_stream.datasource.types import to_spark
-from spark_stream.datasource.writer import IsologWriter
+from spark_stream.datasource.spark.types import to_spark
+from spark_stream.datasource.writing.writer import IsologWriter
 from spark_stream.errors import InvalidConfig, InvalidOption, SchemaMismatch, TopicExists
 from tests.support import BrokerProcess
 
@@ -69,7 +69,7 @@ def check_placed(log: isolog.Log, topic: str, columns: tuple[str, ...]) -> None:
         assert numbers == sorted(numbers)
 
 
-@pytest.mark.rule("which columns are a typed topic's key, and which types", "wire/keys.py")
+@pytest.mark.rule("which columns are a typed topic's key, and which types", "schema/keys.py")
 @pytest.mark.parametrize("way", ["client", "sink", "command line"])
 @pytest.mark.parametrize("named", ["by the topic", "by the writer", "by both"])
 @pytest.mark.parametrize("key", KEYS)

@@ -13,12 +13,12 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from spark_stream.client.reading.fetching import Fetched
 from spark_stream.consistency.isolation import Bounds, Isolation
-from spark_stream.datasource import reader
-from spark_stream.datasource.offsets import Range
 from spark_stream.datasource.options import SourceOptions
-from spark_stream.datasource.place import Place
-from spark_stream.datasource.reader import RangeReader
-from spark_stream.datasource.selection import Selection
+from spark_stream.datasource.reading import reader
+from spark_stream.datasource.reading.reader import RangeReader
+from spark_stream.datasource.spark.place import Place
+from spark_stream.datasource.values.offsets import Range
+from spark_stream.datasource.values.selection import Selection
 from spark_stream.errors import DataLoss
 
 NUMBERS = pa.schema([("n", pa.int64())])

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 import spark_stream as isolog
 from spark_stream.datasource import IsologDataSource
-from spark_stream.datasource.types import to_spark
+from spark_stream.datasource.spark.types import to_spark
 from tests.support import NUMBERS, BrokerProcess
 
 READS = [

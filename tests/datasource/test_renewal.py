@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from spark_stream.datasource import renewal, task
-from spark_stream.datasource.identity import Identity
 from spark_stream.datasource.options import sink_options
-from spark_stream.datasource.renewal import KeptOpen
-from spark_stream.datasource.task import TaskWriter
-from spark_stream.datasource.types import to_spark
+from spark_stream.datasource.spark.types import to_spark
+from spark_stream.datasource.writing import renewal, task
+from spark_stream.datasource.writing.identity import Identity
+from spark_stream.datasource.writing.renewal import KeptOpen
+from spark_stream.datasource.writing.task import TaskWriter
 from spark_stream.errors import BrokerUnavailable, IsologError, TransactionAborted
 
 SOON_MS = 8
@@ -92,7 +92,7 @@ def test_quick_tasks_renew_nothing_until_it_is_due(
         with KeptOpen(calls, identity, NEVER_MS):  # type: ignore[arg-type]
             pass
     assert calls.made == []
-    monkeypatch.setattr("spark_stream.datasource.renewal._FIRST_S", 0.0)
+    monkeypatch.setattr("spark_stream.datasource.writing.renewal._FIRST_S", 0.0)
     late = replace(identity, batch=4)
     with KeptOpen(calls, late, NEVER_MS):  # type: ignore[arg-type]
         assert calls.renewed.wait(10)

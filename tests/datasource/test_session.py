@@ -13,15 +13,15 @@ from msgspec.structs import replace
 from pyspark.sql.types import LongType, StructField, StructType
 
 import spark_stream as isolog
-from spark_stream.datasource.offsets import Range
 from spark_stream.datasource.options import sink_options, source_options
-from spark_stream.datasource.place import Place, directory
-from spark_stream.datasource.planning import Planner
-from spark_stream.datasource.reader import RangeReader
-from spark_stream.datasource.session import check_one_log, located, session
-from spark_stream.datasource.stream_reader import IsologStreamReader
-from spark_stream.datasource.task import TaskWriter, Wrote
-from spark_stream.datasource.writer import IsologStreamWriter
+from spark_stream.datasource.reading.planning import Planner
+from spark_stream.datasource.reading.reader import RangeReader
+from spark_stream.datasource.reading.stream_reader import IsologStreamReader
+from spark_stream.datasource.spark.place import Place, directory
+from spark_stream.datasource.spark.session import check_one_log, located, session
+from spark_stream.datasource.values.offsets import Range
+from spark_stream.datasource.writing.task import TaskWriter, Wrote
+from spark_stream.datasource.writing.writer import IsologStreamWriter
 from spark_stream.errors import InvalidOption, UnknownLog, UnknownTopic, WrongCluster
 from tests.conftest import stop_broker
 

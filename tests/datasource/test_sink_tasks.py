@@ -14,11 +14,11 @@ from msgspec.structs import replace
 import spark_stream as isolog
 from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.transactions import TransactionsClient
-from spark_stream.datasource.branches import opened
-from spark_stream.datasource.identity import Identity
 from spark_stream.datasource.options import SinkOptions, sink_options
-from spark_stream.datasource.types import to_spark
-from spark_stream.datasource.writer import IsologWriter
+from spark_stream.datasource.spark.types import to_spark
+from spark_stream.datasource.writing.branches import opened
+from spark_stream.datasource.writing.identity import Identity
+from spark_stream.datasource.writing.writer import IsologWriter
 from spark_stream.errors import (
     DifferentReplay,
     InvalidOption,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_stream.datasource.options import sink_options, source_options
-from spark_stream.datasource.selection import Selection
+from spark_stream.datasource.values.selection import Selection
 from spark_stream.errors import InvalidOption
 
 PLACE = {"path": "x"}

@@ -12,8 +12,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 import spark_stream as isolog
 from spark_stream.client.topics import TopicsClient
 from spark_stream.datasource.options import sink_options
-from spark_stream.datasource.session import session
-from spark_stream.datasource.task import TaskWriter
+from spark_stream.datasource.spark.session import session
+from spark_stream.datasource.writing.task import TaskWriter
 from tests.conftest import stop_broker
 
 pytestmark = pytest.mark.timeout(120)

@@ -105,7 +105,7 @@ def test_a_topic_that_was_deleted(log, topic, query, caplog, fail):
     )
 
 
-@pytest.mark.rule("what a query does when records are gone", "datasource/losses.py")
+@pytest.mark.rule("what a query does when records are gone", "datasource/reading/losses.py")
 def test_a_topic_that_was_made_anew(log, topic, query, caplog, fail):
     before = log.describe(topic).id
     log.delete_topic(topic)

@@ -46,7 +46,7 @@ def test_the_epoch_goes_on_until_the_log_is_not_as_it_was_left(broker, topic):
     assert epoch(broker, topic) == 1
 
 
-@pytest.mark.rule("what a query does when records are gone", "datasource/losses.py")
+@pytest.mark.rule("what a query does when records are gone", "datasource/reading/losses.py")
 @pytest.mark.parametrize("grown", [30, 90])
 def test_a_log_that_shrank_and_grew_is_told_by_partition_range_and_epochs(broker, made, grown):
     query = Query(broker.address, made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import types as st
 
-from spark_stream.datasource.types import check_collations, to_arrow
+from spark_stream.datasource.spark.types import check_collations, to_arrow
 from spark_stream.errors import IsologError, SchemaMismatch, UnsupportedType
 
 CASELESS = st.StringType("UNICODE_CI")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from spark_stream.storage.committed import NAME
+from spark_stream.storage.log.committed import NAME
 from spark_stream.testing import LocalCluster
 from tests.support import NUMBERS, eventually, numbers
 

@@ -126,7 +126,7 @@ def test_damage_that_a_reader_meets_is_healed_too_where_nobody_looks_at_closed_s
 
 @pytest.mark.rule(
     "what a leader does whose entries arrive damaged",
-    "broker/followers.py",
+    "broker/partition/followers.py",
     "broker/replication/leader_core.py",
 )
 @pytest.mark.parametrize("meets", ["a reader", "a refilled follower", "the slow look"])
@@ -162,7 +162,7 @@ def flip_entry(folder: Path, index: int) -> None:
 
 
 @pytest.mark.rule(
-    "what a log keeps that it cuts at damage, and when it takes it back", "storage/kept.py"
+    "what a log keeps that it cuts at damage, and when it takes it back", "storage/log/kept.py"
 )
 def test_nothing_is_lost_if_each_copy_is_damaged_in_another_record(topic):
     """Each broker cuts away sound copies of what another one turns out to have damaged."""

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 import spark_stream as isolog
-from spark_stream.broker.identity import Identity
+from spark_stream.broker.node.identity import Identity
 from spark_stream.cluster.brokers import Brokers
 from spark_stream.cluster.identity import ClusterSecret, cluster_identity
-from spark_stream.cluster.sqlite import SqliteStore
-from spark_stream.consistency.epochs import EpochHistory
+from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.consistency.ids import BrokerId
+from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.environment import SystemIds
 from spark_stream.errors import IsologError, Unauthenticated
 from spark_stream.testing import LocalCluster
@@ -99,7 +99,7 @@ def false_followers(
 
 
 @pytest.mark.rule(
-    "whether a caller, or what answers, is a broker of this cluster", "broker/identity.py"
+    "whether a caller, or what answers, is a broker of this cluster", "broker/node/identity.py"
 )
 @pytest.mark.parametrize("secret", ["true", "a guess"])
 def test_a_false_follower_gets_no_record_acknowledged(cluster, log, topic, secret):

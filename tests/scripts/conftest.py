@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark_stream.cluster.store import MetadataStore
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from spark_stream.cluster.stores.store import MetadataStore
 from tests.scripts.on_store import OnStore
 from tests.scripts.topic_stories import B2
+from tests.simulation.store import MemoryRecords, MemoryStore
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from spark_stream.cluster.partitions import PartitionId, Partitions
 from spark_stream.cluster.topics import Topics
 from spark_stream.errors import InvalidTopic, LeaderUnavailable
 from spark_stream.scripts.topics import alter_topic, delete_topic
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.scripts.on_store import Driven, OnStore
 from tests.scripts.topic_stories import (
     ASSIGNMENT,
@@ -30,6 +29,7 @@ from tests.scripts.topic_stories import (
     placed,
     sweep,
 )
+from tests.simulation.store import MemoryRecords, MemoryStore
 
 
 def growing(on: OnStore, partitions: int, steps: int) -> Driven:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from spark_stream.cluster.topics import Topic
-from spark_stream.consistency.extents import SpansSnapshot
 from spark_stream.consistency.ids import LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds
+from spark_stream.consistency.partition.extents import SpansSnapshot
 from spark_stream.scripts.cutting import CutRange, find_cut
 from spark_stream.scripts.steps import (
     FindTopic,

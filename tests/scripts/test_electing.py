@@ -9,10 +9,10 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from spark_stream.cluster.partitions import PartitionId, Partitions, StoredPartition, put_of
-from spark_stream.consistency.election import LogEnd
+from spark_stream.consistency.control.election import LogEnd
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
-from spark_stream.consistency.partition_record import Member, PartitionRecord
-from spark_stream.consistency.transactions import Joined
+from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.scripts.electing import (
     Changed,
     Placed,
@@ -23,8 +23,8 @@ from spark_stream.scripts.electing import (
     resume,
 )
 from spark_stream.scripts.steps import ForceReplica, PutMany, ReadLogEnd, Refresh, Together
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.scripts.on_store import OnStore
+from tests.simulation.store import MemoryRecords, MemoryStore
 
 A, B, C = (BrokerId(each) for each in "abc")
 FIRST = {each: Generation(f"{each}1") for each in (A, B, C)}
@@ -243,7 +243,9 @@ VOUCHES, CANNOT = Member(A, FIRST[A]), Member(A, SECOND[A])
 ALONE = PartitionRecord((A,), A, LeaderEpoch(5), members(A))
 
 
-@pytest.mark.rule("when a leader epoch begins", "consistency/election.py", "scripts/electing.py")
+@pytest.mark.rule(
+    "when a leader epoch begins", "consistency/control/election.py", "scripts/electing.py"
+)
 def test_a_broker_that_vouches_leads_on_what_it_led_in_a_new_epoch(cluster):
     (change,) = resumed(cluster, LED_BY_A, VOUCHES)
     assert (change.after, change.risky) == (replace(LED_BY_A, leader_epoch=LeaderEpoch(6)), False)
@@ -269,7 +271,9 @@ def test_a_broker_that_cannot_vouch_leads_what_it_alone_had_and_that_is_told(clu
     assert change.after.leader_epoch == 8  # above every epoch in its log, too
 
 
-@pytest.mark.rule("when a leader epoch begins", "consistency/election.py", "scripts/electing.py")
+@pytest.mark.rule(
+    "when a leader epoch begins", "consistency/control/election.py", "scripts/electing.py"
+)
 @pytest.mark.parametrize("record", [LED_BY_A, ALONE])
 def test_epochs_never_fall_along_a_log_whose_store_is_an_older_copy(cluster, record):
     (change,) = resumed(cluster, record, VOUCHES, (9, 10))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from spark_stream.consistency.sinks import Claim
-from spark_stream.consistency.transactions import Content, State
+from spark_stream.consistency.transactions.sinks import Claim
+from spark_stream.consistency.transactions.transactions import Content, State
 from spark_stream.errors import InvalidTransaction, SinkInUse, StaleBatch, UnknownTransaction
-from spark_stream.scripts import deciding, records, sinks, sweeping
-from spark_stream.scripts.finishing import record_finish
-from spark_stream.scripts.sweeping import SEEN_IDLE_S, SINK_EXPIRY_S, Swept
+from spark_stream.scripts.transactions import deciding, records, sinks, sweeping
+from spark_stream.scripts.transactions.finishing import record_finish
+from spark_stream.scripts.transactions.sweeping import SEEN_IDLE_S, SINK_EXPIRY_S, Swept
 from tests.scripts.test_interleavings import A, B, watched
 from tests.scripts.world import World
 
@@ -137,8 +137,8 @@ def test_of_queries_one_of_whose_names_begins_with_the_others_each_has_its_own()
 
 @pytest.mark.rule(
     "when a sink's id expires, and what its query still knows then",
-    "scripts/sweeping.py",
-    "consistency/sinks.py",
+    "scripts/transactions/sweeping.py",
+    "consistency/transactions/sinks.py",
 )
 @pytest.mark.parametrize("batch", [7, 8])
 @pytest.mark.parametrize("steps", range(14))

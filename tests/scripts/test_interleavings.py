@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_stream.consistency.transactions import PositionOf, State
+from spark_stream.consistency.transactions.transactions import PositionOf, State
 from spark_stream.errors import ConsumerFenced, InvalidTransaction, IsologError, LeaderUnavailable
-from spark_stream.scripts import consumers, deciding, finishing, sweeping
-from spark_stream.scripts.deciding import Commit
-from spark_stream.scripts.finishing import Finished
-from spark_stream.scripts.records import read_all
 from spark_stream.scripts.steps import Get, PartitionStep, Pause, Script, WriteMarkers
+from spark_stream.scripts.transactions import consumers, deciding, finishing, sweeping
+from spark_stream.scripts.transactions.deciding import Commit
+from spark_stream.scripts.transactions.finishing import Finished
+from spark_stream.scripts.transactions.records import read_all
 from tests.examples import examples
 from tests.scripts.world import INVARIANTS, Append, Running, World
 
@@ -83,7 +83,9 @@ ACTS = st.lists(
 
 
 @pytest.mark.rule(
-    "who decides a transaction when two try", "scripts/records.py", "scripts/deciding.py"
+    "who decides a transaction when two try",
+    "scripts/transactions/records.py",
+    "scripts/transactions/deciding.py",
 )
 @settings(max_examples=examples(250), deadline=None)
 @given(acts=ACTS)
@@ -138,7 +140,9 @@ def test_a_commit_asked_of_another_broker_marks_every_partition():
     assert [world.partitions[world.at(n)].visible() for n in range(3)] == [[0], [1], [2]]
 
 
-@pytest.mark.rule("in which order a decided transaction is finished", "scripts/finishing.py")
+@pytest.mark.rule(
+    "in which order a decided transaction is finished", "scripts/transactions/finishing.py"
+)
 @pytest.mark.parametrize("steps", range(14))
 def test_a_commit_that_stops_after_any_step_is_finished_by_another_broker(steps):
     """And the answer to the repeated call is the same."""

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
-from spark_stream.consistency.transactions import Joined, State, Transaction
+from spark_stream.consistency.transactions.transactions import Joined, State, Transaction
 from spark_stream.errors import IsologError, LeaderUnavailable, NotLeader
-from spark_stream.scripts.finishing import write_markers
 from spark_stream.scripts.steps import (
     IsReplicated,
     Marked,
@@ -19,6 +18,7 @@ from spark_stream.scripts.steps import (
     Together,
     WriteMarkers,
 )
+from spark_stream.scripts.transactions.finishing import write_markers
 
 AT = [Joined("t", "id", 0), Joined("t", "id", 1)]
 DECIDED = Transaction("loader", state=State.COMMITTING, number=7, producer_id=3, epoch=2)

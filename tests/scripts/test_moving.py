@@ -11,17 +11,17 @@ from msgspec.structs import replace
 from spark_stream.cluster.brokers import Brokers, BrokerState, RegisteredBroker
 from spark_stream.cluster.partitions import PartitionId, Partitions, StoredPartition, put_of
 from spark_stream.cluster.topics import Topic
-from spark_stream.consistency import election
-from spark_stream.consistency.assignment import load_of
-from spark_stream.consistency.election import Obstacle, Unchanged
+from spark_stream.consistency.control import election
+from spark_stream.consistency.control.assignment import load_of
+from spark_stream.consistency.control.election import Obstacle, Unchanged
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
-from spark_stream.consistency.partition_record import Member, PartitionRecord
 from spark_stream.errors import UnknownBroker
 from spark_stream.scripts import moving
 from spark_stream.scripts.left_overs import announce_removal, left_overs, remove_left_over
 from spark_stream.scripts.steps import PutMany, Script
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.scripts.on_store import OnStore
+from tests.simulation.store import MemoryRecords, MemoryStore
 
 A, B, C = (BrokerId(each) for each in "abc")
 GENERATIONS = {each: Generation(f"{each}1") for each in (A, B, C)}

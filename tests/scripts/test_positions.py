@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from spark_stream.consistency.transactions import PositionOf
+from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import ConsumerFenced
-from spark_stream.scripts.positions import (
+from spark_stream.scripts.transactions.positions import (
     check_owners,
     own_name,
     read_positions,
     store_positions,
 )
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.scripts.on_store import OnStore
+from tests.simulation.store import MemoryRecords, MemoryStore
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import pytest
 from msgspec import structs
 
 from spark_stream.cluster.queries import Query, decode_query, encode_query
-from spark_stream.consistency.transactions import ReadPosition
+from spark_stream.consistency.transactions.transactions import ReadPosition
 from spark_stream.errors import ConsumerFenced, UnknownConsumer
-from spark_stream.scripts.positions import store_positions
 from spark_stream.scripts.queries import forget_name, pin_start, read_named, record_progress
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
+from spark_stream.scripts.transactions.positions import store_positions
 from tests.scripts.on_store import OnStore
 from tests.scripts.test_positions import position
+from tests.simulation.store import MemoryRecords, MemoryStore
 
 OLD = Query("old", "subscribe t", "read_committed", "startingOffsets=latest", "start of old")
 NEW = structs.replace(OLD, instance="new", start="start of new")
@@ -49,7 +49,7 @@ def test_a_start_is_pinned_once(on):
 @pytest.mark.rule(
     "where a query under a consumer's name begins, and who tells of its progress",
     "scripts/queries.py",
-    "datasource/naming.py",
+    "datasource/reading/naming.py",
 )
 def test_of_two_that_pin_at_once_the_second_gets_the_firsts_start(on):
     late = on.start(pin_start("c", OLD, 1))

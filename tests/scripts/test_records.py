@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from spark_stream.cluster.sqlite import SqliteStore
-from spark_stream.consistency import transaction_events as rules
-from spark_stream.consistency.transactions import (
+from spark_stream.cluster.stores.sqlite import SqliteStore
+from spark_stream.consistency.transactions import events as rules
+from spark_stream.consistency.transactions.transactions import (
     Allotted,
     Denial,
     Denied,
@@ -22,9 +22,10 @@ from spark_stream.consistency.transactions import (
     Transaction,
 )
 from spark_stream.errors import InvalidTransaction, IsologError
-from spark_stream.scripts import deciding
-from spark_stream.scripts.finishing import Finished
-from spark_stream.scripts.records import (
+from spark_stream.scripts.steps import Get, PutMany
+from spark_stream.scripts.transactions import deciding
+from spark_stream.scripts.transactions.finishing import Finished
+from spark_stream.scripts.transactions.records import (
     change,
     forget,
     forget_joins,
@@ -34,9 +35,8 @@ from spark_stream.scripts.records import (
     read_places,
     ruled,
 )
-from spark_stream.scripts.steps import Get, PutMany
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.scripts.on_store import OnStore
+from tests.simulation.store import MemoryRecords, MemoryStore
 
 LOADER = Transaction("loader-1", state=State.COMMITTED, number=7, producer_id=3, epoch=2)
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from spark_stream.consistency.sinks import Stop
+from spark_stream.consistency.transactions.sinks import Stop
 from spark_stream.scripts.steps import ListRecords
-from spark_stream.scripts.stopped import (
+from spark_stream.scripts.transactions.stopped import (
     STOPPED_KEPT_MS,
     forget_stopped,
     record_stop,
     stopped_until,
 )
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.scripts.on_store import OnStore
+from tests.simulation.store import MemoryRecords, MemoryStore
 
 
 @pytest.fixture

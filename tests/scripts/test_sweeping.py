@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from spark_stream.consistency.transactions import Cause, State
+from spark_stream.consistency.transactions.transactions import Cause, State
 from spark_stream.errors import LeaderUnavailable
-from spark_stream.scripts import deciding, finishing, sweeping
-from spark_stream.scripts.records import read_all
 from spark_stream.scripts.steps import Seal, Step
-from spark_stream.scripts.sweeping import FORGET_AFTER_MS, SEEN_IDLE_S, Swept
+from spark_stream.scripts.transactions import deciding, finishing, sweeping
+from spark_stream.scripts.transactions.records import read_all
+from spark_stream.scripts.transactions.sweeping import FORGET_AFTER_MS, SEEN_IDLE_S, Swept
 from tests.scripts.test_interleavings import A, B, begin, commit, watched, write
 from tests.scripts.world import World
 
@@ -49,7 +49,9 @@ def sweep(world: World, clock: FakeClock, broker: str = A) -> list[Swept]:
 
 
 @pytest.mark.rule(
-    "when a transaction expires", "consistency/transaction_events.py", "scripts/sweeping.py"
+    "when a transaction expires",
+    "consistency/transactions/events.py",
+    "scripts/transactions/sweeping.py",
 )
 @pytest.mark.parametrize("jump_ms", [YEAR_MS, -YEAR_MS])
 def test_a_wall_clock_that_is_set_expires_nothing(jump_ms):

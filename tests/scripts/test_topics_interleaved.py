@@ -12,16 +12,16 @@ from msgspec.structs import replace
 
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, Partitions
 from spark_stream.cluster.topics import Topics
+from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.errors import IsologError
 from spark_stream.scripts.left_overs import left_overs, remove_left_over
 from spark_stream.scripts.steps import Script
 from spark_stream.scripts.topics import alter_topic, create_topic, delete_topic
-from spark_stream.testing.simulation.store import MemoryRecords, MemoryStore
 from tests.examples import examples
 from tests.scripts.on_store import Driven, OnStore
 from tests.scripts.topic_stories import B1, B2, B3, MADE, announced, placed, put_anew, sweep
+from tests.simulation.store import MemoryRecords, MemoryStore
 
 BROKERS = (B1, B2, B3)
 ACTS = st.lists(

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PARTITIONS, Partitions
-from spark_stream.cluster.store import MetadataStore
+from spark_stream.cluster.stores.store import MetadataStore
 from spark_stream.cluster.topics import Topic, Topics
-from spark_stream.consistency import election
+from spark_stream.consistency.control import election
+from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation
-from spark_stream.consistency.partition_record import PartitionRecord
 from spark_stream.scripts.left_overs import left_overs, makers, remove_left_over
 from spark_stream.scripts.steps import Script
 from spark_stream.scripts.topics import create_topic

@@ -13,14 +13,19 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from spark_stream.cluster.store import Delete as StoreDelete
-from spark_stream.cluster.store import Put as StorePut
-from spark_stream.cluster.store import Record
+from spark_stream.cluster.stores.store import Delete as StoreDelete
+from spark_stream.cluster.stores.store import Put as StorePut
+from spark_stream.cluster.stores.store import Record
 from spark_stream.cluster.transactions import JOINS, PREFIX, decode, decode_join
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
-from spark_stream.consistency.transactions import COMMITS, DECIDED, Joined, State, Transaction
+from spark_stream.consistency.transactions.transactions import (
+    COMMITS,
+    DECIDED,
+    Joined,
+    State,
+    Transaction,
+)
 from spark_stream.errors import InvalidTransaction, IsologError
-from spark_stream.scripts.finishing import Finished
 from spark_stream.scripts.steps import (
     DeleteMany,
     DeleteRecord,
@@ -43,7 +48,8 @@ from spark_stream.scripts.steps import (
     Together,
     WriteMarkers,
 )
-from spark_stream.scripts.sweeping import Watch
+from spark_stream.scripts.transactions.finishing import Finished
+from spark_stream.scripts.transactions.sweeping import Watch
 from tests.scripts.on_store import answer_of
 
 BLOCK = 3

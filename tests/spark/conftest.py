@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 import spark_stream as isolog
-from spark_stream.datasource.types import to_spark
+from spark_stream.datasource.spark.types import to_spark
 from tests.conftest import ROOT, stop_broker
 from tests.sql.rows import SPARKS_TYPES
 

@@ -20,11 +20,11 @@ from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from spark_stream.client.transactions import TransactionsClient
-from spark_stream.consistency.transactions import Content
-from spark_stream.datasource import task
+from spark_stream.consistency.transactions.transactions import Content
 from spark_stream.datasource.options import SinkOptions, sink_options
 from spark_stream.datasource.source import IsologDataSource
-from spark_stream.datasource.writer import IsologStreamWriter
+from spark_stream.datasource.writing import task
+from spark_stream.datasource.writing.writer import IsologStreamWriter
 from spark_stream.wire.transaction_messages import CommitTransaction
 
 AT_BATCH = 1

@@ -133,7 +133,11 @@ def queries_of_module(spark: SparkSession, shared_path: Path) -> Queries:
     return Queries(spark, shared_path)
 
 
-@pytest.mark.rule("a micro-batch is written once", "consistency/sinks.py", "datasource/branches.py")
+@pytest.mark.rule(
+    "a micro-batch is written once",
+    "consistency/transactions/sinks.py",
+    "datasource/writing/branches.py",
+)
 @pytest.mark.chaos
 @pytest.mark.full
 @pytest.mark.parametrize("fault", AT_A_COMMIT)

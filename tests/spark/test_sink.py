@@ -64,7 +64,7 @@ def test_headers_timestamps_and_partitions_of_rows(
 
 
 @pytest.mark.rule(
-    "which rows of a DataFrame go to which topic and partition", "datasource/routing.py"
+    "which rows of a DataFrame go to which topic and partition", "datasource/writing/routing.py"
 )
 def test_a_topic_column_routes_rows_and_the_option_wins_over_it(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str

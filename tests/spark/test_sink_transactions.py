@@ -12,8 +12,8 @@ from pyspark.errors import PythonException
 import spark_stream as isolog
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.datasource.options import sink_options
-from spark_stream.datasource.types import to_spark
-from spark_stream.datasource.writer import IsologWriter
+from spark_stream.datasource.spark.types import to_spark
+from spark_stream.datasource.writing.writer import IsologWriter
 from tests.spark.conftest import Queries, ended
 from tests.spark.copies import (
     ROWS,

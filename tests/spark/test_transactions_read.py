@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 import spark_stream as isolog
 from spark_stream.datasource.options import source_options
-from spark_stream.datasource.stream_reader import IsologStreamReader
-from spark_stream.datasource.types import to_spark
+from spark_stream.datasource.reading.stream_reader import IsologStreamReader
+from spark_stream.datasource.spark.types import to_spark
 from tests.spark.conftest import Queries
 from tests.spark.test_stream_source import NUMBERS, add, read_back
 

@@ -31,7 +31,7 @@ from range(10)
 """
 
 
-@pytest.mark.rule("Spark's types as Arrow's", "datasource/types.py")
+@pytest.mark.rule("Spark's types as Arrow's", "datasource/spark/types.py")
 def test_every_type_round_trips(spark: SparkSession, queries: Queries, topic: str) -> None:
     frame = spark.sql(ONE_OF_EACH)
     queries.write(frame, topic, createTopic=True)

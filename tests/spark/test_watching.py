@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 import spark_stream as isolog
-from spark_stream.datasource.lag import PartitionLag
-from spark_stream.datasource.listener import LagListener
-from spark_stream.datasource.progress import progress_bar
+from spark_stream.datasource.watching.lag import PartitionLag
+from spark_stream.datasource.watching.listener import LagListener
+from spark_stream.datasource.watching.progress import progress_bar
 from tests.spark.conftest import Queries
 from tests.spark.test_stream_source import NUMBERS, add, wait_until
 

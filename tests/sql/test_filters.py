@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from spark_stream.errors import InvalidFilter
+from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.sql.filters import parsed, row_filter
 from spark_stream.wire.limits import FILTER_CHARACTERS_MAX
-from spark_stream.wire.schemas import DEFAULT_SCHEMA
 
 SCHEMA = pa.schema(
     [
@@ -186,7 +186,8 @@ def test_what_is_the_same_for_a_whole_partition_is_no_column_of_it():
 
 def test_who_has_no_filter_does_not_load_what_reads_sql():
     text = (
-        "import sys, spark_stream, spark_stream.broker.flight, spark_stream.datasource.reader;"
+        "import sys, spark_stream, spark_stream.broker.serving.flight;"
+        "import spark_stream.datasource.reading.reader;"
         "print('sqlglot' in sys.modules)"
     )
     found = subprocess.run(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spark_stream.consistency.pruning import Batches, Extremes, Keys
 from spark_stream.sql.filters import row_filter
-from spark_stream.storage.extremes import Layout
+from spark_stream.storage.format.extremes import Layout
 from tests.sql.predicates import VALUES, predicates, rows_of, schema_of
 
 NAMES = list(VALUES)

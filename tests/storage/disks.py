@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from spark_stream.errors import DiskFull, StorageFailure
-from spark_stream.storage.disk import DiskFile, OsDisk
-from spark_stream.storage.message import Part
+from spark_stream.storage.disk.disk import DiskFile, OsDisk
+from spark_stream.storage.format.message import Part
 
 
 class Died(BaseException):

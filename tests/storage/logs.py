@@ -13,9 +13,9 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from spark_stream.consistency.ids import LeaderEpoch, Offset
-from spark_stream.storage.disk import HOST_DISK, Disk
-from spark_stream.storage.log import UNLIMITED, LogFormat, PartitionLog
-from spark_stream.storage.reading import Chunk
+from spark_stream.storage.disk.disk import HOST_DISK, Disk
+from spark_stream.storage.log.log import UNLIMITED, LogFormat, PartitionLog
+from spark_stream.storage.log.reading import Chunk
 from spark_stream.storage.settings import LogSettings
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("payload", pa.binary())])

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from spark_stream.consistency.ids import Offset
 from spark_stream.errors import DamagedSegment
-from spark_stream.storage.disk import HOST_DISK, Disk
-from spark_stream.storage.forcing import MARK_NAME
-from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.disk.disk import HOST_DISK, Disk
+from spark_stream.storage.disk.forcing import MARK_NAME
+from spark_stream.storage.log.log import PartitionLog
 from tests.storage import logs
 from tests.storage.logs import append_next, everything, format_of
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
-from spark_stream.consistency.producers import Stamp
-from spark_stream.storage.disk import Disk
-from spark_stream.storage.log import PartitionLog
-from spark_stream.storage.replica_log import ReplicaLog
-from spark_stream.testing.simulation.disk import SimulatedDisk
+from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.storage.disk.disk import Disk
+from spark_stream.storage.log.log import PartitionLog
+from spark_stream.storage.log.replica_log import ReplicaLog
+from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import NOW, format_of, records
 
 HERE = Path("/t/0")

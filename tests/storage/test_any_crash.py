@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import Kind, Table
 from spark_stream.consistency.ids import EntryIndex, Offset
-from spark_stream.consistency.leader import Boundary
-from spark_stream.consistency.producers import Stamp
+from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import DamagedSegment, DiskFull, StorageFailure
-from spark_stream.storage.log import LogFormat, PartitionLog
+from spark_stream.storage.format.stored import StoredEntries
+from spark_stream.storage.log.log import LogFormat, PartitionLog
 from spark_stream.storage.settings import Flush
-from spark_stream.storage.stored import StoredEntries
-from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.examples import examples
+from tests.simulation.disk import SimulatedDisk
 from tests.storage import logs
 from tests.storage.disks import Died
 from tests.storage.logs import EPOCH, NOW, everything, format_of, records
@@ -344,8 +344,8 @@ SHAPES = {
 
 @pytest.mark.rule(
     "a log is cut back or reset, and no reader notices",
-    "storage/truncation.py",
-    "storage/mapping.py",
+    "storage/log/truncation.py",
+    "storage/disk/mapping.py",
 )
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)

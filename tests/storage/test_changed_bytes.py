@@ -18,11 +18,11 @@ from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.pruning import Batches, Flags
 from spark_stream.errors import DamagedSegment
 from spark_stream.sql.filters import row_filter
-from spark_stream.storage import codec
-from spark_stream.storage.codec import first_broken_batch, intact_entries, run_crc
-from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.format import codec
+from spark_stream.storage.format.codec import first_broken_batch, intact_entries, run_crc
+from spark_stream.storage.format.stored import StoredEntries
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Compression
-from spark_stream.storage.stored import StoredEntries
 from tests.examples import examples
 from tests.storage.logs import SCHEMA, append_next, flip, folder, format_of, segment_path
 
@@ -83,8 +83,8 @@ def is_harmless(entry: int, what: str) -> bool:
 
 @pytest.mark.rule(
     "no reader and no follower gets bytes that have changed",
-    "storage/segment.py",
-    "storage/codec.py",
+    "storage/segment/segment.py",
+    "storage/format/codec.py",
     "client/reading/mapping.py",
 )
 @settings(max_examples=examples(300), deadline=None)
@@ -112,8 +112,8 @@ def test_whatever_bit_changes_after_it_was_read_no_reader_gets_another_value(hit
 
 @pytest.mark.rule(
     "no reader and no follower gets bytes that have changed",
-    "storage/segment.py",
-    "storage/codec.py",
+    "storage/segment/segment.py",
+    "storage/format/codec.py",
     "client/reading/mapping.py",
 )
 @settings(max_examples=examples(150), deadline=None)

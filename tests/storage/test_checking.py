@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from spark_stream.consistency.entries import ENTRY_SIZE
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.errors import DamagedSegment, StorageFailure
-from spark_stream.storage import checking, direct
-from spark_stream.storage.checking import Suspect
-from spark_stream.storage.disk import OsDisk
-from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.disk import direct
+from spark_stream.storage.disk.disk import OsDisk
+from spark_stream.storage.log.log import PartitionLog
+from spark_stream.storage.segment import checking
+from spark_stream.storage.segment.checking import Suspect
 from tests.examples import examples
 from tests.storage.logs import append_next, flip, folder, format_of, ids, read, reopened
 
@@ -66,7 +67,9 @@ def test_a_sound_log_is_read_as_a_whole_and_nothing_is_found(log):
 
 
 @pytest.mark.rule(
-    "how changed bytes are found without a reader", "storage/checking.py", "broker/scrubbing.py"
+    "how changed bytes are found without a reader",
+    "storage/segment/checking.py",
+    "broker/node/scrubbing.py",
 )
 @settings(max_examples=examples(60), deadline=None)
 @given(

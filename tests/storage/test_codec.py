@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import CRC_SPAN, ENTRY, ENTRY_SIZE, Table
-from spark_stream.storage import codec
-from spark_stream.storage.codec import gathered, intact_entries, intact_rows, sealed
+from spark_stream.storage.format import codec
+from spark_stream.storage.format.codec import gathered, intact_entries, intact_rows, sealed
 from tests.examples import examples
 
 BLOCK = codec._BLOCK_ENTRIES

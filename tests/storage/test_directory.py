@@ -20,7 +20,7 @@ from spark_stream.errors import (
     StorageFailure,
     UnsupportedFormat,
 )
-from spark_stream.storage.directory import (
+from spark_stream.storage.disk.directory import (
     FORMAT_VERSION,
     LogDirectory,
     RunFile,
@@ -28,8 +28,8 @@ from spark_stream.storage.directory import (
     open_directory,
     recorded_cluster_id,
 )
-from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.examples import examples
+from tests.simulation.disk import SimulatedDisk
 from tests.storage import logs
 
 
@@ -61,7 +61,7 @@ def test_what_a_broker_leaves_before_the_description_does_not_make_it_strange(tm
     open_directory(tmp_path)
 
 
-@pytest.mark.rule("whose a directory is, and of which format", "storage/directory.py")
+@pytest.mark.rule("whose a directory is, and of which format", "storage/disk/directory.py")
 def test_a_directory_of_somebody_elses_files_is_refused_and_left_alone(tmp_path):
     for name in ("thesis.tex", "a.png", "b.png", "c.png"):
         (tmp_path / name).write_text("mine")
@@ -257,7 +257,7 @@ PARTS = st.one_of(
 
 
 @pytest.mark.rule(
-    "that no name and no id leads out of a broker's directory", "storage/directory.py"
+    "that no name and no id leads out of a broker's directory", "storage/disk/directory.py"
 )
 @settings(max_examples=examples(500))
 @given(PARTS, PARTS, st.integers(0, 1 << 31))

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_stream.errors import DiskFull, StorageFailure
-from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Flush
-from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.examples import examples
+from tests.simulation.disk import SimulatedDisk
 from tests.storage import logs
 from tests.storage.disks import FailingDisk, SmallDisk
 from tests.storage.logs import append_next, everything, format_of, ids, read
@@ -84,7 +84,7 @@ PROCESS = """
 import json, resource, sys
 from pathlib import Path
 from spark_stream.errors import DiskFull
-from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.log.log import PartitionLog
 from tests.storage import logs
 
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -118,7 +118,7 @@ def test_a_real_limit_of_the_operating_system_is_a_full_disk(tmp_path):
     assert ids(read(log, 0)) == list(range(told["appended"]))
 
 
-@pytest.mark.rule("an append that fails leaves nothing", "storage/segment.py")
+@pytest.mark.rule("an append that fails leaves nothing", "storage/segment/segment.py")
 @pytest.mark.parametrize("flush", [Flush.NONE, Flush.BATCH])
 def test_an_append_that_the_disk_refuses_keeps_nothing(tmp_path, flush):
     disk = FailingDisk()
@@ -192,7 +192,7 @@ def test_a_reader_that_mapped_bytes_which_were_taken_back_reads_what_came_after_
     assert everything(log).equals(pa.Table.from_batches(expected))
 
 
-@pytest.mark.rule("when appended batches are forced to the disk", "storage/log.py")
+@pytest.mark.rule("when appended batches are forced to the disk", "storage/log/log.py")
 @settings(max_examples=examples(100))
 @given(
     st.lists(st.sampled_from(["append", "append", "roll", "restart", "tear"]), max_size=12),

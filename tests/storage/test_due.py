@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import ENTRY, Kind, Table
 from spark_stream.consistency.ids import EntryIndex, Offset
-from spark_stream.consistency.leader import Boundary
-from spark_stream.consistency.producers import Stamp
-from spark_stream.storage.log import PartitionLog
+from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.storage.format.stored import digest
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Flush
-from spark_stream.storage.stored import digest
-from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.examples import examples
+from tests.simulation.disk import SimulatedDisk
 from tests.storage import logs
 from tests.storage.logs import EPOCH, NOW, records
 from tests.storage.replicas import HERE, new_log
@@ -99,7 +99,7 @@ def test_what_was_due_is_forced_and_what_was_not_is_not_yet():
 
 
 @pytest.mark.rule(
-    "when a partition is looked after", "broker/housekeeping.py", "storage/retention.py"
+    "when a partition is looked after", "broker/host/housekeeping.py", "storage/log/retention.py"
 )
 @pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)

@@ -8,7 +8,7 @@ import pytest
 
 from spark_stream.consistency.entries import ENTRY_SIZE
 from spark_stream.consistency.ids import Offset
-from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.log.log import PartitionLog
 from tests.storage import logs
 from tests.storage.disks import Died, MortalDisk
 from tests.storage.logs import append_next, flip, format_of, ids, read, segment_path

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.storage.descriptors import Descriptor
-from spark_stream.storage.disk import OsDisk
-from spark_stream.storage.early_writing import (
+from spark_stream.storage.disk.descriptors import Descriptor
+from spark_stream.storage.disk.disk import OsDisk
+from spark_stream.storage.disk.early_writing import (
     EARLY,
     THREAD_NAME,
     WAITING_BYTES_MAX,
@@ -86,7 +86,7 @@ def test_a_call_that_fails_fails_no_write(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.rule(
     "that large amounts are on their way to the disk before a force, and hold up no append",
-    "storage/early_writing.py",
+    "storage/disk/early_writing.py",
 )
 def test_what_waits_is_bounded_and_then_the_writer_itself_does_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

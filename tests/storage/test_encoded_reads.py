@@ -10,8 +10,8 @@ import pytest
 from spark_stream.batches import decode_each
 from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import Offset
-from spark_stream.storage.chunks import Chunk
-from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.format.chunks import Chunk
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Compression
 from tests.storage.logs import SCHEMA, append_next, flip, format_of, ids, segment_path
 from tests.storage.test_transactions import end, write
@@ -32,7 +32,9 @@ def ids_in(chunk: Chunk) -> list[int]:
     return [number for batch in batches for number in batch.column("id").to_pylist()]
 
 
-@pytest.mark.rule("what a fetch sends as it is stored", "storage/reading.py", "broker/fetching.py")
+@pytest.mark.rule(
+    "what a fetch sends as it is stored", "storage/log/reading.py", "broker/serving/fetching.py"
+)
 @BOTH
 @pytest.mark.parametrize("seed", range(10))
 def test_any_reads_give_the_records_that_are_there(tmp_path, compression, seed):
@@ -64,7 +66,7 @@ def test_a_read_between_whole_batches_decodes_nothing(tmp_path, monkeypatch):
     log = PartitionLog.open(tmp_path, format_of())
     for number in range(20):
         append_next(log, 10, 20 if number % 3 else 40_000)
-    monkeypatch.setattr("spark_stream.storage.segment.Segment.decode", None)
+    monkeypatch.setattr("spark_stream.storage.segment.segment.Segment.decode", None)
     chunks = whole(log)
     assert [number for chunk in chunks for number in ids_in(chunk)] == list(range(200))
     assert len(chunks) < 20

@@ -10,9 +10,9 @@ import pytest
 
 from spark_stream.consistency.entries import Kind
 from spark_stream.errors import DiskFull, StorageFailure
-from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Flush
-from spark_stream.testing.simulation.disk import SimulatedDisk
+from tests.simulation.disk import SimulatedDisk
 from tests.storage.disks import FailingDisk
 from tests.storage.logs import EPOCH, NOW, append_next, format_of, ids, read
 

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import Offset
-from spark_stream.consistency.producers import NOBODY, Stamp
+from spark_stream.consistency.partition.producers import NOBODY, Stamp
 from spark_stream.sql.filters import row_filter
-from spark_stream.storage import extreme_files, log_format
-from spark_stream.storage.extreme_files import HEADER_BYTES
-from spark_stream.storage.log import UNLIMITED, LogFormat, PartitionLog
-from spark_stream.storage.segment import Segment
+from spark_stream.storage.format import log_format
+from spark_stream.storage.log.log import UNLIMITED, LogFormat, PartitionLog
+from spark_stream.storage.segment import extreme_files
+from spark_stream.storage.segment.extreme_files import HEADER_BYTES
+from spark_stream.storage.segment.segment import Segment
 from spark_stream.storage.settings import Compression, LogSettings
 from tests.examples import examples
 from tests.sql.predicates import VALUES, predicates, rows_of, schema_of
@@ -103,7 +104,9 @@ class Reads:
 
 
 @pytest.mark.rule(
-    "what a filtered read gives, and where to read on", "storage/filtering.py", "storage/reading.py"
+    "what a filtered read gives, and where to read on",
+    "storage/segment/filtering.py",
+    "storage/log/reading.py",
 )
 @pytest.mark.slow
 @given(st.data())
@@ -241,7 +244,9 @@ def test_extremes_of_aborted_records_hide_no_record_from_those_who_see_all(tmp_p
     log.close()
 
 
-@pytest.mark.rule("which least and greatest values are believed", "storage/extreme_files.py")
+@pytest.mark.rule(
+    "which least and greatest values are believed", "storage/segment/extreme_files.py"
+)
 @pytest.mark.parametrize("damage", ["missing", "shorter", "torn", "flipped", "of another segment"])
 def test_a_file_that_cannot_be_believed_is_not_and_the_batches_are_read(tmp_path, damage):
     log, reads = opened(tmp_path), Reads()

@@ -12,9 +12,9 @@ import pytest
 
 from spark_stream.batches import crc32c
 from spark_stream.consistency.entries import CRC_SPAN, ENTRY, ENTRY_SIZE, Kind
-from spark_stream.storage.codec import END_OF_STREAM
-from spark_stream.storage.directory import FORMAT_VERSION, open_directory
-from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.disk.directory import FORMAT_VERSION, open_directory
+from spark_stream.storage.format.codec import END_OF_STREAM
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Compression
 from tests.conftest import ROOT
 from tests.storage import logs
@@ -124,7 +124,9 @@ def test_a_closed_segment_ends_with_arrows_mark_and_the_active_one_does_not(log)
     assert not segment_path(log, 104, "arrow").read_bytes().endswith(END_OF_STREAM)
 
 
-@pytest.mark.rule("the bytes of a segment's files", "storage/segment.py", "storage/codec.py")
+@pytest.mark.rule(
+    "the bytes of a segment's files", "storage/segment/segment.py", "storage/format/codec.py"
+)
 def test_messages_lie_where_the_entries_say_aligned_and_without_a_gap(log):
     for base in (0, 104):
         data = segment_path(log, base, "arrow").read_bytes()

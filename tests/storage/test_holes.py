@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import ENTRY_SIZE
 from spark_stream.errors import DamagedSegment
-from spark_stream.storage.codec import END_OF_STREAM
-from spark_stream.storage.forcing import MARK_NAME
-from spark_stream.storage.log import PartitionLog
-from spark_stream.testing.simulation.disk import SimulatedDisk
+from spark_stream.storage.disk.forcing import MARK_NAME
+from spark_stream.storage.format.codec import END_OF_STREAM
+from spark_stream.storage.log.log import PartitionLog
 from tests.examples import examples
+from tests.simulation.disk import SimulatedDisk
 from tests.storage import logs
 from tests.storage.disks import Died, MortalDisk
 from tests.storage.logs import append_next, flip, format_of, ids, read, segment_path

@@ -9,9 +9,9 @@ import pytest
 
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
 from spark_stream.errors import DiskFull
-from spark_stream.storage.checking import Suspect
-from spark_stream.storage.log import PartitionLog
-from spark_stream.storage.stored import digest
+from spark_stream.storage.format.stored import digest
+from spark_stream.storage.log.log import PartitionLog
+from spark_stream.storage.segment.checking import Suspect
 from tests.storage.logs import EPOCH, NOW, append_next, flip, format_of, records
 
 ENTRIES, ROWS = 12, 4
@@ -69,7 +69,7 @@ def damaged(tmp_path):
 
 
 @pytest.mark.rule(
-    "what a log keeps that it cuts at damage, and when it takes it back", "storage/kept.py"
+    "what a log keeps that it cuts at damage, and when it takes it back", "storage/log/kept.py"
 )
 @pytest.mark.parametrize("reopens", [False, True])
 @pytest.mark.parametrize("broken", [3, 5, 7, 10, 11])

@@ -12,8 +12,8 @@ import pytest
 from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import Offset
 from spark_stream.errors import DamagedSegment, EntriesGone, InvalidRequest
-from spark_stream.storage import reading
-from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.log import reading
+from spark_stream.storage.log.log import PartitionLog
 from tests.storage.logs import EPOCH, NOW, append_next, flip, format_of, segment_path
 
 
@@ -64,7 +64,7 @@ def test_a_chunk_of_places_has_few_entries_however_small_these_are(
         assert len(whole.counts) == 12
 
 
-@pytest.mark.rule("where a follower has what its leader has named", "storage/locating.py")
+@pytest.mark.rule("where a follower has what its leader has named", "storage/log/locating.py")
 def test_entries_of_another_epoch_are_others(tmp_path: Path) -> None:
     with new_log(tmp_path) as log:
         append_next(log)

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from spark_stream.consistency.ids import Offset
-from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Compression
 from tests.examples import examples
 from tests.storage import logs
@@ -147,7 +147,7 @@ TestLog = LogMachine.TestCase
 TestLog.settings = settings(max_examples=examples(25), stateful_step_count=15)
 
 
-@pytest.mark.rule("small neighbouring batches are read as one", "storage/reading.py")
+@pytest.mark.rule("small neighbouring batches are read as one", "storage/log/reading.py")
 @pytest.mark.slow
 @pytest.mark.parametrize("compression", Compression)
 @pytest.mark.parametrize("columns", COLUMNS, ids=str)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import ENTRY, Kind
 from spark_stream.errors import DamagedSegment
-from spark_stream.storage.log import LogFormat, PartitionLog
+from spark_stream.schema.schemas import DEFAULT_SCHEMA
+from spark_stream.storage.log.log import LogFormat, PartitionLog
 from spark_stream.storage.settings import Compression, LogSettings
-from spark_stream.wire.schemas import DEFAULT_SCHEMA
 from tests.examples import examples
 from tests.storage import logs
 from tests.storage.logs import append, append_next, format_of

@@ -9,9 +9,9 @@ import google_crc32c
 import pyarrow as pa
 import pytest
 
-from spark_stream.storage import disk
-from spark_stream.storage.disk import OsDisk
-from spark_stream.storage.message import Message, uncompressed
+from spark_stream.storage.disk import disk
+from spark_stream.storage.disk.disk import OsDisk
+from spark_stream.storage.format.message import Message, uncompressed
 
 ROWS = 300_000
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from spark_stream.errors import DiskFull, StorageFailure
-from spark_stream.storage.descriptors import OPEN_FILES_MAX, DescriptorPool
-from spark_stream.storage.disk import OsDisk
-from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.disk.descriptors import OPEN_FILES_MAX, DescriptorPool
+from spark_stream.storage.disk.disk import OsDisk
+from spark_stream.storage.log.log import PartitionLog
 from tests.storage import logs
 from tests.storage.disks import SmallDisk
 from tests.storage.logs import append_next, format_of, ids, read

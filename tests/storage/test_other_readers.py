@@ -10,11 +10,11 @@ import pytest
 
 from spark_stream.consistency.entries import ENTRY, Kind, aborted_rows
 from spark_stream.consistency.ids import Offset
-from spark_stream.consistency.producers import Stamp
+from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.errors import StorageFailure
-from spark_stream.storage.log import LogFormat, PartitionLog
+from spark_stream.schema.schemas import DEFAULT_SCHEMA
+from spark_stream.storage.log.log import LogFormat, PartitionLog
 from spark_stream.storage.settings import Compression, LogSettings
-from spark_stream.wire.schemas import DEFAULT_SCHEMA
 from tests.storage import logs
 from tests.storage.disks import FailingDisk
 from tests.storage.logs import append_next, everything, format_of, segment_path

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_stream.consistency.ids import EntryIndex, Offset
-from spark_stream.consistency.leader import Boundary
+from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import DiskFull, EntriesGone
-from spark_stream.storage.log import PartitionLog
-from spark_stream.storage.retention import SegmentFacts, removable
+from spark_stream.storage.log.log import PartitionLog
+from spark_stream.storage.log.retention import SegmentFacts, removable
 from spark_stream.storage.settings import LogSettings
-from spark_stream.testing.simulation.disk import SimulatedDisk
+from tests.simulation.disk import SimulatedDisk
 from tests.storage import logs
 from tests.storage.logs import NOW, append_next, format_of, ids, read
 
@@ -32,7 +32,7 @@ def bases(log: PartitionLog) -> list[int]:
 # -- the decision ----------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("which segments retention removes", "storage/retention.py")
+@pytest.mark.rule("which segments retention removes", "storage/log/retention.py")
 @given(
     closed=st.lists(st.tuples(st.integers(0, 100), st.integers(90, 100) | st.none()), max_size=8),
     active_size=st.integers(0, 100),
@@ -110,7 +110,7 @@ def test_a_clock_that_goes_back_closes_nothing(tmp_path):
     assert bases(log) == [0]
 
 
-@pytest.mark.rule("when a segment is closed", "storage/log.py")
+@pytest.mark.rule("when a segment is closed", "storage/log/log.py")
 def test_a_segment_is_closed_before_it_grows_above_segment_bytes(tmp_path):
     log = PartitionLog.open(tmp_path, format_of(segment_bytes=10_000))
     for _ in range(20):
@@ -254,7 +254,7 @@ def died_in_a_roll(disk: SimulatedDisk, changes: int) -> bool:
     return False
 
 
-@pytest.mark.rule("what a log keeps until nothing else tells where it begins", "storage/log.py")
+@pytest.mark.rule("what a log keeps until nothing else tells where it begins", "storage/log/log.py")
 @pytest.mark.parametrize("seed", range(20))
 def test_a_log_knows_where_it_begins_once_all_is_removed_that_was_before_a_roll(seed):
     """Nothing but its schema message tells which entry an empty segment starts with."""

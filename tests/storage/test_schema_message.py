@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spark_stream import batches
 from spark_stream.batches import crc32c
-from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.log.log import PartitionLog
 from tests.examples import examples
 from tests.storage import logs
 from tests.storage.logs import append_next, flip, format_of, segment_path

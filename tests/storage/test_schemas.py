@@ -17,14 +17,14 @@ from spark_stream.batches import conformed, facts_of, header_length
 from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
 from spark_stream.errors import DamagedSegment, SchemaMismatch, UnknownSchema
+from spark_stream.schema.schemas import stored_schema
 from spark_stream.sql.filters import row_filter
-from spark_stream.storage.log import LogFormat, PartitionLog
-from spark_stream.storage.segment import Segment
+from spark_stream.storage.format.stored import digest
+from spark_stream.storage.log.log import LogFormat, PartitionLog
+from spark_stream.storage.segment.segment import Segment
 from spark_stream.storage.settings import Compression, LogSettings
-from spark_stream.storage.stored import digest
-from spark_stream.testing.simulation.disk import SimulatedDisk
-from spark_stream.wire.schemas import stored_schema
 from tests.examples import examples
+from tests.simulation.disk import SimulatedDisk
 from tests.storage.disks import Died
 from tests.storage.logs import FACTS, NOW
 from tests.storage.replicas import HERE, fetch
@@ -137,8 +137,8 @@ STEPS = st.sampled_from(
 
 @pytest.mark.rule(
     "which schema a batch in the log has, and which segment it goes to",
-    "storage/log.py",
-    "storage/log_format.py",
+    "storage/log/log.py",
+    "storage/format/log_format.py",
 )
 @pytest.mark.slow
 @settings(max_examples=examples(500), deadline=None)

@@ -12,23 +12,23 @@ from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE
 from spark_stream.consistency.ids import EntryIndex, Offset
-from spark_stream.consistency.leader import Boundary
+from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import DamagedEntries, DamagedSegment, DiskFull, EntriesGone
-from spark_stream.storage.codec import intact_entries, moved, sealed
-from spark_stream.storage.disk import HOST_DISK
-from spark_stream.storage.log import PartitionLog
-from spark_stream.storage.replica_log import ReplicaLog
+from spark_stream.storage.disk.disk import HOST_DISK
+from spark_stream.storage.format.codec import intact_entries, moved, sealed
+from spark_stream.storage.format.stored import StoredEntries, digest
+from spark_stream.storage.log.log import PartitionLog
+from spark_stream.storage.log.replica_log import ReplicaLog
 from spark_stream.storage.settings import Compression, Flush
-from spark_stream.storage.stored import StoredEntries, digest
-from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.examples import examples
+from tests.simulation.disk import SimulatedDisk
 from tests.storage.disks import SmallDisk
 from tests.storage.logs import append_next, everything, flip, ids, segment_path
 from tests.storage.replicas import HERE, fetch, fill, new_log, seen
 
 
 @pytest.mark.rule(
-    "what makes two replicas the same, and what a follower appends", "storage/stored.py"
+    "what makes two replicas the same, and what a follower appends", "storage/format/stored.py"
 )
 @pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)
@@ -140,7 +140,7 @@ def frame(entries: int = 6) -> StoredEntries:
 
 
 @pytest.mark.rule(
-    "what makes two replicas the same, and what a follower appends", "storage/stored.py"
+    "what makes two replicas the same, and what a follower appends", "storage/format/stored.py"
 )
 @pytest.mark.parametrize("entries", [6, 1])
 def test_a_flipped_bit_anywhere_is_found_before_anything_is_written(entries):

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE
-from spark_stream.storage.codec import END_OF_STREAM
-from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.format.codec import END_OF_STREAM
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Compression
 from tests.examples import examples
 from tests.storage import logs
@@ -160,7 +160,7 @@ def test_a_flipped_bit_in_a_batch_ends_the_log_before_it(sample, data):
         assert holds_exactly(log, starts(10)[row])
 
 
-@pytest.mark.rule("what of a damaged log is served when it opens", "storage/recovery.py")
+@pytest.mark.rule("what of a damaged log is served when it opens", "storage/log/recovery.py")
 @settings(max_examples=examples(60))
 @given(data=st.data(), flips=st.integers(1, 4))
 def test_whatever_is_damaged_in_the_last_segment_what_is_served_is_right(sample, data, flips):

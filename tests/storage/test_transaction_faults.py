@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import ENTRY_SIZE, Kind
-from spark_stream.consistency.producers import Stamp
+from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.errors import DiskFull, StorageFailure
-from spark_stream.storage.disk import HOST_DISK, Disk
-from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.disk.disk import HOST_DISK, Disk
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Flush
-from spark_stream.testing.simulation.disk import SimulatedDisk
 from tests.examples import examples
+from tests.simulation.disk import SimulatedDisk
 from tests.storage import logs
 from tests.storage.disks import Died, FailingDisk, MortalDisk, SmallDisk
 from tests.storage.logs import EPOCH, NOW, flip, format_of, ids, records, segment_path

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import ENTRY_SIZE, Kind
 from spark_stream.consistency.ids import Offset
-from spark_stream.consistency.producers import Stamp
+from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.errors import DamagedSegment, DiskFull
-from spark_stream.storage import reading
-from spark_stream.storage.log import UNLIMITED, PartitionLog
-from spark_stream.storage.reading import Visible
+from spark_stream.storage.log import reading
+from spark_stream.storage.log.log import UNLIMITED, PartitionLog
+from spark_stream.storage.log.reading import Visible
 from spark_stream.storage.settings import Compression
 from tests.examples import examples
 from tests.storage import logs

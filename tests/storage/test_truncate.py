@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import EntryIndex, Offset
-from spark_stream.consistency.leader import Boundary
-from spark_stream.consistency.producers import Stamp
+from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import DiskFull, EntriesGone, StorageFailure
-from spark_stream.storage.codec import END_OF_STREAM
-from spark_stream.storage.disk import HOST_DISK
-from spark_stream.storage.log import PartitionLog
-from spark_stream.storage.stored import digest
-from spark_stream.testing.simulation.disk import SimulatedDisk
+from spark_stream.storage.disk.disk import HOST_DISK
+from spark_stream.storage.format.codec import END_OF_STREAM
+from spark_stream.storage.format.stored import digest
+from spark_stream.storage.log.log import PartitionLog
 from tests.examples import examples
+from tests.simulation.disk import SimulatedDisk
 from tests.storage.disks import FailingDisk, SmallDisk
 from tests.storage.logs import EPOCH, NOW, append_next, everything, ids, records
 from tests.storage.replicas import HERE, fetch, fill, new_log, seen
@@ -272,8 +272,8 @@ def test_a_read_that_is_under_way_goes_on_with_what_it_began(tmp_path):
 
 @pytest.mark.rule(
     "a log is cut back or reset, and no reader notices",
-    "storage/truncation.py",
-    "storage/mapping.py",
+    "storage/log/truncation.py",
+    "storage/disk/mapping.py",
 )
 @pytest.mark.slow
 def test_readers_in_other_threads_see_true_records_through_many_truncations(tmp_path):

@@ -40,17 +40,22 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from spark_stream.client.writing.promises import Failures
-from spark_stream.consistency import election
-from spark_stream.consistency.damage import Verdict, judge
-from spark_stream.consistency.effects import Abandon, Answer, Disown, Effect, Effects
-from spark_stream.consistency.election import LogEnd, Unchanged
+from spark_stream.consistency.control import election
+from spark_stream.consistency.control.damage import Verdict, judge
+from spark_stream.consistency.control.election import LogEnd, Unchanged
+from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
 from spark_stream.consistency.isolation import DROPS_ABORTED, Isolation, upper_bound
-from spark_stream.consistency.lineage import NOTHING_KNOWN, lineage_of, lost_above, surviving
-from spark_stream.consistency.partition_record import PartitionRecord
-from spark_stream.consistency.producers import NOBODY, Duplicate, Refused, Stamp
-from spark_stream.consistency.progress import IsrSettings
+from spark_stream.consistency.partition.effects import Abandon, Answer, Disown, Effect, Effects
+from spark_stream.consistency.partition.producers import NOBODY, Duplicate, Refused, Stamp
+from spark_stream.consistency.partition.progress import IsrSettings
+from spark_stream.consistency.replication.lineage import (
+    NOTHING_KNOWN,
+    lineage_of,
+    lost_above,
+    surviving,
+)
 from tests.consistency.partition_model import Cluster
 from tests.consistency.partition_parts import Link, Process, Write
 from tests.stories.clients import Sent

@@ -17,8 +17,8 @@ from typing import Final
 
 import pytest
 
-from spark_stream.testing.simulation.form import draw
-from spark_stream.testing.simulation.runs import Finding, find, run
+from tests.simulation.form import draw
+from tests.simulation.runs import Finding, find, run
 from tests.testing.planted import BUGS, IN_FILES
 
 FILE: Final = Path(__file__).with_name("seeds.json")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from spark_stream.consistency.entries import Entry
 from spark_stream.storage.settings import Flush
-from spark_stream.testing.simulation.history import Course, Line, Seen
-from spark_stream.testing.simulation.invariants.logs import unexplained
+from tests.simulation.history import Course, Line, Seen
+from tests.simulation.invariants.logs import unexplained
 
 
 def lines(*, committed: int) -> tuple[Line, Line]:

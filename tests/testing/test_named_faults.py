@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from spark_stream.broker.handover import Withdrawals
-from spark_stream.storage import segment
-from spark_stream.storage.kept import KeptSegments
-from spark_stream.testing.simulation.form import Form
-from spark_stream.testing.simulation.runs import ACTORS, run
-from spark_stream.testing.simulation.world import World
+from spark_stream.broker.node.handover import Withdrawals
+from spark_stream.storage.log.kept import KeptSegments
+from spark_stream.storage.segment import segment
+from tests.simulation.form import Form
+from tests.simulation.runs import ACTORS, run
+from tests.simulation.world import World
 from tests.testing.planted_bugs.planting import no_steps
 
 CLIENTS = ("transactions-0", "plain-1", "reader-2", "reader-3", "cutter-4")

@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from spark_stream.testing.simulation.runs import Finding
+from tests.simulation.runs import Finding
 from tests.testing.planted import BUGS
 from tests.testing.seeds import find_bug, recorded
 from tests.testing.test_simulator import RUNS
@@ -33,10 +33,10 @@ def check(name: str, finding: Finding | None) -> None:
 
 @pytest.mark.rule(
     "how a batch of a transaction gets into a partition",
-    "broker/appends/joining.py",
-    "broker/appends/batch.py",
+    "broker/scripting/joining.py",
+    "broker/serving/append_batch.py",
 )
-@pytest.mark.rule("what holds in every simulated run", "testing/simulation/invariants/__init__.py")
+@pytest.mark.rule("what holds in every simulated run", "tests/simulation/invariants/__init__.py")
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str):
     """By its seed, or by all runs if the seed is not true any more: then it takes long."""

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from spark_stream.testing.simulation.clock import VirtualClock
-from spark_stream.testing.simulation.schedule import NOW, Body, Schedule, Signal, Within
+from tests.simulation.clock import VirtualClock
+from tests.simulation.schedule import NOW, Body, Schedule, Signal, Within
 
 
 def schedule(seed: int = 1) -> Schedule:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spark_stream.errors import DiskFull, StorageFailure
-from spark_stream.testing.simulation.disk import SECTOR, SimulatedDisk, SimulatedFile
+from tests.simulation.disk import SECTOR, SimulatedDisk, SimulatedFile
 
 HERE = Path("/log")
 FILE = HERE / "file"

@@ -12,12 +12,12 @@ from multiprocessing import get_context
 import pytest
 from msgspec.structs import replace
 
-from spark_stream.testing.simulation.__main__ import main
-from spark_stream.testing.simulation.form import CLIENTS, FAULTS, NAMED_FAULTS, draw
-from spark_stream.testing.simulation.invariants import INVARIANTS
-from spark_stream.testing.simulation.invariants.base import Invariant
-from spark_stream.testing.simulation.runs import ACTORS, find, run, search, shrink
-from spark_stream.testing.simulation.world import World
+from tests.simulation.__main__ import main
+from tests.simulation.form import CLIENTS, FAULTS, NAMED_FAULTS, draw
+from tests.simulation.invariants import INVARIANTS
+from tests.simulation.invariants.base import Invariant
+from tests.simulation.runs import ACTORS, find, run, search, shrink
+from tests.simulation.world import World
 from tests.testing.planted import BUGS
 
 RUNS = 2_000
@@ -44,7 +44,7 @@ def story_of(seed: int) -> list[str]:
     return story
 
 
-@pytest.mark.rule("what a step of a script does", "broker/step_table.py")
+@pytest.mark.rule("what a step of a script does", "broker/scripting/step_table.py")
 @pytest.mark.slow
 def test_eighty_runs_find_nothing_and_do_what_brokers_are_for():
     """Each raises what it finds, and in most something is written and committed."""
@@ -71,7 +71,7 @@ def test_two_thousand_runs_find_nothing():
 
 
 @pytest.mark.rule(
-    "which run a number stands for", "testing/simulation/form.py", "testing/simulation/schedule.py"
+    "which run a number stands for", "tests/simulation/form.py", "tests/simulation/schedule.py"
 )
 @pytest.mark.slow
 def test_a_seed_is_one_run_whatever_python_hashes_to():

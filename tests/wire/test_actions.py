@@ -8,8 +8,8 @@ from typing import get_type_hints
 
 import pytest
 
-from spark_stream.broker.actions import HANDLERS
-from spark_stream.broker.here import Here
+from spark_stream.broker.actions.here import Here
+from spark_stream.broker.actions.table import HANDLERS
 from spark_stream.wire.actions import ACTIONS
 from tests.test_layers import PACKAGE
 

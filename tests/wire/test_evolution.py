@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from spark_stream.batches import conformed
 from spark_stream.errors import SchemaMismatch, UnsupportedType
-from spark_stream.wire.evolution import check_evolution, evolves, misfit
-from spark_stream.wire.schemas import DEFAULT_SCHEMA
+from spark_stream.schema.evolution import check_evolution, evolves, misfit
+from spark_stream.schema.schemas import DEFAULT_SCHEMA
 
 LADDER = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 PRESENT = pa.schema(
@@ -273,7 +273,7 @@ def _plain(value: object) -> str:
     return str(hash(value)) if value == value else "NaN"  # equal numbers have equal hashes
 
 
-@pytest.mark.rule("what a topic's schema may become", "wire/evolution.py")
+@pytest.mark.rule("what a topic's schema may become", "schema/evolution.py")
 @given(evolved())
 def test_what_may_become_another_schema_is_read_in_it_and_back_without_a_loss(
     case: tuple[pa.RecordBatch, pa.Schema],

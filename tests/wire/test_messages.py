@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.consistency.producers import Stamp
+from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.errors import InvalidRecord, InvalidRequest
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.fetch_messages import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_stream.wire.nearest import meant
+from spark_stream.schema.nearest import meant
 
 
 @pytest.mark.parametrize(

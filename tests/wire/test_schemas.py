@@ -12,9 +12,9 @@ import pytest
 from hypothesis import event, example, given, reject, settings
 from hypothesis import strategies as st
 
-from spark_stream.datasource.types import to_spark
+from spark_stream.datasource.spark.types import to_spark
 from spark_stream.errors import IsologError, SchemaMismatch, UnsupportedType
-from spark_stream.wire.schemas import (
+from spark_stream.schema.schemas import (
     DEFAULT_SCHEMA,
     METADATA,
     fitted,
@@ -22,7 +22,7 @@ from spark_stream.wire.schemas import (
     mismatch,
     stored_schema,
 )
-from spark_stream.wire.type_names import told_apart
+from spark_stream.schema.type_names import told_apart
 from tests.examples import examples
 
 SIMPLE = [
@@ -100,7 +100,7 @@ def test_every_type_that_a_topic_stores_is_taken_in_any_nest(kind, nest):
     assert stored_schema(schema) is schema
 
 
-@pytest.mark.rule("which types a topic stores, and what others become", "wire/stored_types.py")
+@pytest.mark.rule("which types a topic stores, and what others become", "schema/stored_types.py")
 @pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
 @pytest.mark.parametrize(("kind", "stored"), CONVERTED, ids=str)
 def test_a_type_that_spark_lacks_becomes_one_that_it_has_in_any_nest(kind, stored, nest):
@@ -399,7 +399,7 @@ kinds = st.recursive(
 )
 
 
-@pytest.mark.rule("which Arrow types a topic may have, and which batch fits", "wire/schemas.py")
+@pytest.mark.rule("which Arrow types a topic may have, and which batch fits", "schema/schemas.py")
 @settings(max_examples=examples(150))
 @given(kinds, kinds, st.sampled_from([0, 1, 3]))
 @example(pa.list_(pa.list_(pa.null(), 2), 2), pa.list_(pa.list_(pa.null(), 2)), 1)

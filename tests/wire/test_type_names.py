@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from spark_stream.wire.schemas import mismatch
-from spark_stream.wire.type_names import told_apart, type_name
+from spark_stream.schema.schemas import mismatch
+from spark_stream.schema.type_names import told_apart, type_name
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import assert_never
 
-from spark_stream.broker.identity import Endpoint, Identity
+from spark_stream.broker.node.identity import Endpoint, Identity
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.follower_core import (
     Connect,

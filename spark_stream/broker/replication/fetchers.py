@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from spark_stream.broker.identity import Endpoint, Identity
+from spark_stream.broker.node.identity import Endpoint, Identity
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.fetcher import Fetcher
 from spark_stream.broker.replication.lines import Call

@@ -54,9 +54,9 @@ from spark_stream.broker.replication.partitions import (
     PartitionKey,
 )
 from spark_stream.broker.replication.settings import ReplicationSettings
-from spark_stream.consistency.epochs import EpochHistory
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Offset
-from spark_stream.consistency.leader import Boundary
+from spark_stream.consistency.replication.epochs import EpochHistory
+from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import (
     BrokerStopping,
     DamagedEntries,

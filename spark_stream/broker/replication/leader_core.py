@@ -46,7 +46,7 @@ from spark_stream.broker.replication.turns import Slot, Turns
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.errors import BrokerUnavailable, InvalidRequest, IsologError
 from spark_stream.protocol import Bytes
-from spark_stream.storage.stored import StoredEntries
+from spark_stream.storage.format.stored import StoredEntries
 from spark_stream.wire.replication_messages import (
     Acked,
     Agreed,

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from spark_stream.broker.identity import Identity
+from spark_stream.broker.node.identity import Identity
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.leader_stream import LeaderStream
 from spark_stream.broker.replication.partitions import LeadPartitions

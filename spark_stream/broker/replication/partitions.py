@@ -14,11 +14,11 @@ import pyarrow as pa
 from msgspec import Struct
 
 from spark_stream.consistency.entries import Table
-from spark_stream.consistency.epochs import EpochHistory
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
-from spark_stream.consistency.leader import Boundary
+from spark_stream.consistency.replication.epochs import EpochHistory
+from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import IsologError
-from spark_stream.storage.stored import StoredEntries
+from spark_stream.storage.format.stored import StoredEntries
 
 
 class PartitionKey(NamedTuple):

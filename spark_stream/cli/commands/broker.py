@@ -148,8 +148,8 @@ def start(
             raise
         config = load(_named_directory())
     if not daemon:
-        from spark_stream.broker.memory import bound_memory, keep_pandas_out
         from spark_stream.broker.process import serve
+        from spark_stream.broker.serving.memory import bound_memory, keep_pandas_out
 
         if context.obj:
             bound_memory(config.memory_bytes)

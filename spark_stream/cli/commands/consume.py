@@ -28,8 +28,8 @@ from spark_stream.cli.streams import discard_output
 from spark_stream.client.reading.columns import View
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.errors import InvalidOption
+from spark_stream.schema.schemas import METADATA, is_default
 from spark_stream.structs import INT64_MAX
-from spark_stream.wire.schemas import METADATA, is_default
 
 _RECORD: Final = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
 _BUFFER_BYTES: Final = 1 << 20

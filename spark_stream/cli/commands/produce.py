@@ -20,11 +20,11 @@ from spark_stream.cli.options import Bootstrap, LogPath, Topic, log, note, note_
 from spark_stream.client.log import Log
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.errors import InvalidOption, UnknownPartition, UnknownTopic
+from spark_stream.schema.keys import PARTITION_BY, key_columns, split_names
+from spark_stream.schema.schemas import is_default, of_topic
 from spark_stream.sql.ddl import parse_schema
-from spark_stream.wire.keys import PARTITION_BY, key_columns, split_names
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
 from spark_stream.wire.messages import TopicDescription
-from spark_stream.wire.schemas import is_default, of_topic
 
 _INPUT = "The input"
 _TRANSACTION = "A transaction"

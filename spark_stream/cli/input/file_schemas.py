@@ -26,8 +26,8 @@ from spark_stream.cli.input.formats import (
 )
 from spark_stream.cli.input.json_lines import check_lines
 from spark_stream.errors import InvalidOption, InvalidRecord
-from spark_stream.wire.schemas import METADATA
-from spark_stream.wire.stored_types import stored_type, with_inner
+from spark_stream.schema.schemas import METADATA
+from spark_stream.schema.stored_types import stored_type, with_inner
 
 _INFER_BYTES: Final = 64 << 20
 _TOO_FINE: Final = "A topic stores microseconds, as Spark does: round the column first."

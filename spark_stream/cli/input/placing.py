@@ -19,8 +19,8 @@ from spark_stream.cli.input.fitting import Fitting
 from spark_stream.client.reading.columns import KAFKA_COLUMNS
 from spark_stream.client.writing.pending import split
 from spark_stream.errors import UnknownPartition
+from spark_stream.schema.schemas import METADATA, PARTITION, is_default
 from spark_stream.wire.messages import TopicDescription
-from spark_stream.wire.schemas import METADATA, PARTITION, is_default
 
 _ANYWHERE: Final = -1
 

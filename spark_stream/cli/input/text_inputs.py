@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from spark_stream.cli.input.fitting import bad_record
 from spark_stream.errors import InvalidRecord
-from spark_stream.wire.schemas import empty_batch
+from spark_stream.schema.schemas import empty_batch
 
 _NOT_CSV: Final = "Check --format and --delimiter, and that the text is UTF-8."
 

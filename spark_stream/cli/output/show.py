@@ -16,9 +16,9 @@ from rich.table import Table
 from spark_stream.cli.options import Listing, counted
 from spark_stream.cli.output.show_replicas import show_replicas
 from spark_stream.cli.texts import as_json
+from spark_stream.schema.type_names import type_name
 from spark_stream.sql.ddl import schema_text
 from spark_stream.wire.messages import BrokerStatus, TopicDescription
-from spark_stream.wire.type_names import type_name
 
 _UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"))
 _WIDTH_MAX: Final = 10_000

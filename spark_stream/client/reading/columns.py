@@ -18,9 +18,8 @@ import pyarrow as pa
 
 from spark_stream.batches import conformed, conforms
 from spark_stream.errors import InternalError, InvalidOption, SchemaMismatch
-from spark_stream.sql.filters import row_filter
-from spark_stream.wire.nearest import meant
-from spark_stream.wire.schemas import (
+from spark_stream.schema.nearest import meant
+from spark_stream.schema.schemas import (
     DEFAULT_SCHEMA,
     HEADERS_TYPE,
     METADATA,
@@ -30,6 +29,7 @@ from spark_stream.wire.schemas import (
     is_default,
     of_topic,
 )
+from spark_stream.sql.filters import row_filter
 
 _TIMESTAMP_TYPE_CREATE: Final = 0  # Kafka's CreateTime: the producer set it
 _SHARED_ROWS: Final = 1 << 16  # of larger batches, columns that are all alike are made each time

@@ -39,8 +39,8 @@ from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Record
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
-from spark_stream.consistency.transactions import PositionOf
+from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.messages import EARLIEST, LATEST

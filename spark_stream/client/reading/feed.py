@@ -38,7 +38,7 @@ from spark_stream.client.reading.fetching import (
 from spark_stream.client.reading.mapping import LEADERS, CannotMap
 from spark_stream.client.reading.range_core import RangeCore
 from spark_stream.client.reading.ways import Sending, Ways, weakly
-from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InternalError, InvalidRequest, IsologError
 from spark_stream.protocol import Bytes, Credited, Received
 from spark_stream.transport.client import client_loop

@@ -1,7 +1,7 @@
 """What is read, what comes of it, and how an answer of a leader is decoded.
 
-A reader's place is an offset and its lineage (:mod:`spark_stream.consistency.lineage`): a leader
-that lacks records below it says so.
+A reader's place is an offset and its lineage
+(:mod:`spark_stream.consistency.replication.lineage`): a leader that lacks records below it says so.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from spark_stream.client.reading.mapping import (
     placed,
 )
 from spark_stream.consistency.isolation import Bounds, Isolation
-from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.protocol import Bytes
+from spark_stream.schema.schemas import OFFSET, empty_batch
 from spark_stream.transport.failures import TRANSPORT_ERRORS
 from spark_stream.wire.fetch_messages import (
     ChunkFacts,
@@ -34,7 +35,6 @@ from spark_stream.wire.fetch_messages import (
     FetchRange,
     PlacesFacts,
 )
-from spark_stream.wire.schemas import OFFSET, empty_batch
 
 CREDIT: Final = 8 << 20
 """How many bytes a broker may send on a fetch before they are read."""

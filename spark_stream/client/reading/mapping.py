@@ -41,6 +41,7 @@ from spark_stream.client.connecting.router import Router
 from spark_stream.client.reading.columns import offsets_of, runs_of
 from spark_stream.environment import SystemMachine
 from spark_stream.errors import IsologError
+from spark_stream.schema.schemas import TIMESTAMP
 from spark_stream.wire.fetch_messages import (
     ChunkFacts,
     EntryRuns,
@@ -51,7 +52,6 @@ from spark_stream.wire.fetch_messages import (
     PlacesFacts,
     StoredFacts,
 )
-from spark_stream.wire.schemas import TIMESTAMP
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from spark_stream.client.reading.losses import GONE, where_to_go_on
-from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import IsologError, RequestTimeout
 
 RETRY_PAUSE_S: Final = 0.1

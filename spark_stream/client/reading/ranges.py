@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from spark_stream.client.reading.feed import Asked, Feed
 from spark_stream.client.reading.fetching import Fetched, Source
-from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import IsologError
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
 

@@ -23,7 +23,7 @@ from spark_stream.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from spark_stream.wire.schemas import is_default
+from spark_stream.schema.schemas import is_default
 
 LOOK_S: Final = 2.0
 """How often new topics of a pattern are looked for."""

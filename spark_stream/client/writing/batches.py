@@ -20,9 +20,7 @@ from spark_stream.errors import (
     InvalidRequest,
     UnknownPartition,
 )
-from spark_stream.wire.limits import BATCH_BYTES_MAX
-from spark_stream.wire.messages import TopicDescription
-from spark_stream.wire.schemas import (
+from spark_stream.schema.schemas import (
     DEFAULT_SCHEMA,
     TIMESTAMP_COLUMN,
     TIMESTAMP_TYPE,
@@ -30,6 +28,8 @@ from spark_stream.wire.schemas import (
     fitted,
     of_topic,
 )
+from spark_stream.wire.limits import BATCH_BYTES_MAX
+from spark_stream.wire.messages import TopicDescription
 
 AnyHeaders = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
 """A record's headers as ``send`` takes them; only pairs can repeat a name."""

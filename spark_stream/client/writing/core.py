@@ -65,7 +65,7 @@ from spark_stream.client.writing.lanes import (
     settlement_of,
     unknown,
 )
-from spark_stream.consistency.producers import WINDOW
+from spark_stream.consistency.partition.producers import WINDOW
 from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,

@@ -6,7 +6,7 @@ import msgspec
 
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.writing.lanes import Outgoing, Settlement
-from spark_stream.consistency.producers import Stamp
+from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.errors import IsologError
 from spark_stream.wire.messages import TopicDescription
 

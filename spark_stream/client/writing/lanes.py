@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.values import Written
 from spark_stream.consistency.ids import NO_TRANSACTION
-from spark_stream.consistency.producers import (
+from spark_stream.consistency.partition.producers import (
     EPOCH_MAX,
     SEQUENCE_MAX,
     WINDOW,

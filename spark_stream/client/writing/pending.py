@@ -19,8 +19,8 @@ from msgspec import Struct, field
 
 from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
 from spark_stream.client.writing.partitioner import partitions_of
+from spark_stream.schema.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, TIMESTAMP_TYPE
 from spark_stream.transport.loop import Timer
-from spark_stream.wire.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, TIMESTAMP_TYPE
 
 Headers = list[tuple[str, bytes | None]]
 

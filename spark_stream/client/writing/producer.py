@@ -50,11 +50,11 @@ from spark_stream.errors import (
     SchemaMismatch,
     UnknownPartition,
 )
+from spark_stream.schema.keys import key_columns
+from spark_stream.schema.schemas import fitted, is_default, of_topic
 from spark_stream.structs import INT64_MAX
-from spark_stream.wire.keys import key_columns
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.messages import TopicDescription
-from spark_stream.wire.schemas import fitted, is_default, of_topic
 from spark_stream.wire.transaction_messages import Branch
 
 __all__ = ["Branch", "Producer"]

@@ -25,7 +25,7 @@ from spark_stream.client.values import Written
 from spark_stream.client.writing.batches import AnyHeaders
 from spark_stream.client.writing.frames import ArrowData
 from spark_stream.client.writing.producer import Producer, author_of, check_setting
-from spark_stream.consistency.transactions import PositionOf
+from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import (
     ConsumerFenced,
     InvalidOption,

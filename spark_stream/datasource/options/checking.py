@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from spark_stream.datasource.kafka import replaced
+from spark_stream.datasource.options.kafka import replaced
 from spark_stream.datasource.options.table import OPTIONS, Use, names_of_later, options_for
 from spark_stream.errors import InvalidOption, Unsupported
 

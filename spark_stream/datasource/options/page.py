@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from spark_stream.datasource.kafka import KAFKAS, KafkaOption
+from spark_stream.datasource.options.kafka import KAFKAS, KafkaOption
 from spark_stream.datasource.options.table import OPTIONS, Option, Use
 
 _WHOM: Final = {

@@ -10,7 +10,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from spark_stream.client.moments import to_microseconds
-from spark_stream.datasource.offsets import TopicOffsets, from_json
+from spark_stream.datasource.values.offsets import TopicOffsets, from_json
 from spark_stream.errors import InvalidOption, InvalidRequest
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.messages import EARLIEST, LATEST

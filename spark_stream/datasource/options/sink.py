@@ -8,12 +8,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.datasource.content import Replays
 from spark_stream.datasource.options.checking import TOPIC_SETTING, Given, checked, topic_settings
 from spark_stream.datasource.options.table import Use
-from spark_stream.datasource.place import Place, place_of
+from spark_stream.datasource.spark.place import Place, place_of
+from spark_stream.datasource.values.content import Replays
 from spark_stream.errors import InvalidOption
-from spark_stream.wire.keys import PARTITION_BY, split_names
+from spark_stream.schema.keys import PARTITION_BY, split_names
 
 
 class SinkOptions(Struct, frozen=True):

@@ -9,7 +9,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.datasource.limits import NO_LIMITS, Limits
 from spark_stream.datasource.options.checking import Given, check_kind, checked
 from spark_stream.datasource.options.places import (
     Moment,
@@ -20,9 +19,10 @@ from spark_stream.datasource.options.places import (
 )
 from spark_stream.datasource.options.table import Use
 from spark_stream.datasource.options.values import topic_names
-from spark_stream.datasource.place import Place, place_of
-from spark_stream.datasource.selection import Selection
-from spark_stream.datasource.tasks import NO_SPLITTING, Splitting
+from spark_stream.datasource.spark.place import Place, place_of
+from spark_stream.datasource.values.limits import NO_LIMITS, Limits
+from spark_stream.datasource.values.selection import Selection
+from spark_stream.datasource.values.tasks import NO_SPLITTING, Splitting
 from spark_stream.errors import InvalidOption
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import EARLIEST, LATEST

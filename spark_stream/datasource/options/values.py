@@ -9,11 +9,11 @@ from typing import Final
 from spark_stream.client.topics import level
 from spark_stream.client.writing.producer import TIMEOUT_MS_MAX
 from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
-from spark_stream.datasource.content import Replays
+from spark_stream.datasource.values.content import Replays
 from spark_stream.errors import InvalidOption
+from spark_stream.schema.keys import split_names
 from spark_stream.sql.filters import parsed
 from spark_stream.structs import INT64_MAX
-from spark_stream.wire.keys import split_names
 
 SINK_ID_LENGTH_MAX: Final = 200
 """A transactional id has at most 255 characters, and a sink's has a prefix."""

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_stream.broker.appends import core as module
-from spark_stream.broker.appends.core import QUEUED_BYTES_MAX, AppendStreamCore, BatchPlace
+from spark_stream.broker.serving import append_core as module
+from spark_stream.broker.serving.append_core import QUEUED_BYTES_MAX, AppendStreamCore, BatchPlace
 from spark_stream.errors import InvalidRequest
 from tests.examples import examples
 
@@ -294,7 +294,7 @@ EVENTS = st.one_of(
 
 @pytest.mark.rule(
     "in which order a stream's batches are appended and answered, and what bounds it",
-    "broker/appends/core.py",
+    "broker/serving/append_core.py",
 )
 @settings(max_examples=examples(1_000))
 @given(st.lists(EVENTS, max_size=60))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Self
 
-from spark_stream.broker.identity import Endpoint, Identity
 from spark_stream.broker.listening import listening_socket, port_of
-from spark_stream.broker.pool import Pool
+from spark_stream.broker.node.identity import Endpoint, Identity
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leading import Leading
 from spark_stream.broker.replication.lines import Lines
 from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.broker.serving.pool import Pool
 from spark_stream.cluster.identity import ClusterSecret
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import SystemClock

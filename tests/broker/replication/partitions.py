@@ -13,8 +13,8 @@ import pyarrow as pa
 from spark_stream.batches import crc32c
 from spark_stream.broker.replication.partitions import Agreement, PartitionKey
 from spark_stream.consistency.entries import ENTRY, Entry, Table
-from spark_stream.consistency.epochs import EpochHistory, EpochStarts, agreement
-from spark_stream.consistency.leader import Boundary
+from spark_stream.consistency.replication.epochs import EpochHistory, EpochStarts, agreement
+from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import (
     DamagedEntries,
     EntriesGone,
@@ -24,9 +24,9 @@ from spark_stream.errors import (
     StorageFailure,
     UnknownTopic,
 )
-from spark_stream.storage.log import PartitionLog
-from spark_stream.storage.log_format import LogFormat
-from spark_stream.storage.stored import StoredEntries, digest
+from spark_stream.storage.format.log_format import LogFormat
+from spark_stream.storage.format.stored import StoredEntries, digest
+from spark_stream.storage.log.log import PartitionLog
 
 FACTS = (("isolog.format", "1"), ("isolog.topic", "t"), ("isolog.partition", "0"))
 EntryBytes = tuple[bytes, bytes]  # the row, and the bytes of the batch

@@ -18,7 +18,7 @@ from spark_stream.broker.replication.leader_core import LAST, LeaderStreamCore
 from spark_stream.broker.replication.partitions import Agreement, PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.replication.turns import Slot
-from spark_stream.consistency.epochs import EpochHistory
+from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,
@@ -27,7 +27,7 @@ from spark_stream.errors import (
     Unauthenticated,
 )
 from spark_stream.protocol import Bytes
-from spark_stream.storage.stored import StoredEntries
+from spark_stream.storage.format.stored import StoredEntries
 from spark_stream.wire.replication_messages import (
     Acked,
     Agreed,

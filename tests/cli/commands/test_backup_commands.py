@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_stream.cluster.identity import CLUSTER
-from spark_stream.cluster.sqlite import SqliteStore
+from spark_stream.cluster.stores.sqlite import SqliteStore
 
 
 @pytest.fixture(autouse=True)

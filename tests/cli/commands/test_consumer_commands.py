@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.transactions import ReadPosition
+from spark_stream.consistency.transactions.transactions import ReadPosition
 from spark_stream.wire.consumer_messages import PinStart, RecordProgress
 from tests.cli.conftest import Call, Served
 

@@ -10,8 +10,8 @@ import pytest
 
 from spark_stream.cli.input.fitting import Fitting
 from spark_stream.errors import InvalidRecord, IsologError, SchemaMismatch
+from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.sql.ddl import parse_schema
-from spark_stream.wire.schemas import DEFAULT_SCHEMA
 
 
 def fitted(ddl: str, column: pa.Array, *, text: bool = False) -> list[object]:

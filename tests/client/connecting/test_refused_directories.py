@@ -19,7 +19,7 @@ from spark_stream.errors import (
     PortInUse,
     UnsupportedFormat,
 )
-from spark_stream.storage.directory import FORMAT_VERSION
+from spark_stream.storage.disk.directory import FORMAT_VERSION
 from spark_stream.wire import limits
 from tests.client.connecting.listing import listing
 from tests.support import BrokerProcess, free_port
@@ -85,7 +85,7 @@ def test_the_client_knows_the_format_that_the_storage_writes():
     assert limits.FORMAT_VERSION == FORMAT_VERSION
 
 
-@pytest.mark.rule("one broker serves a directory", "broker/lock.py")
+@pytest.mark.rule("one broker serves a directory", "broker/node/lock.py")
 def test_two_brokers_never_open_one_directory(tmp_path):
     """Many start on one empty directory at once: one serves, the others say why not."""
     path = tmp_path / "data"

@@ -15,7 +15,7 @@ from spark_stream.client.reading.columns import (
     shown_schema,
 )
 from spark_stream.errors import InternalError, InvalidOption, SchemaMismatch
-from spark_stream.wire.schemas import DEFAULT_SCHEMA, METADATA, TIMESTAMP
+from spark_stream.schema.schemas import DEFAULT_SCHEMA, METADATA, TIMESTAMP
 
 TYPED = pa.schema(
     [pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())], {"by": "me"}

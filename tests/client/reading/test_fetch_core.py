@@ -17,7 +17,7 @@ from spark_stream.client.reading.fetch_core import (
     RangeOver,
 )
 from spark_stream.client.reading.range_core import RETRY_PAUSE_S, Ask, RangeCore
-from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import BrokerUnavailable, IsologError, NotLeader, UnknownTopic
 from tests.client.reading.test_range_core import PATIENCE_S, Leader
 

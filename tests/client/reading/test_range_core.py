@@ -8,7 +8,7 @@ import random
 import pytest
 
 from spark_stream.client.reading.range_core import RETRY_PAUSE_S, Ask, PauseUntil, RangeCore
-from spark_stream.consistency.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import (
     BrokerUnavailable,
     DataLoss,

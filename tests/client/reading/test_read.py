@@ -20,7 +20,7 @@ from spark_stream.errors import (
     SchemaMismatch,
     UnknownTopic,
 )
-from spark_stream.wire.schemas import TIMESTAMP_TYPE
+from spark_stream.schema.schemas import TIMESTAMP_TYPE
 from tests.support import NUMBERS, eventually, numbers, values
 
 LEVELS = ["read_uncommitted", "read_replicated", "read_committed", "read_atomic"]

@@ -11,7 +11,7 @@ import pytest
 from spark_stream.client.reading.fetching import Fetched
 from spark_stream.client.reading.records import records_of
 from spark_stream.client.values import Record
-from spark_stream.wire.schemas import DEFAULT_SCHEMA
+from spark_stream.schema.schemas import DEFAULT_SCHEMA
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -35,8 +35,8 @@ from spark_stream.client.writing.lanes import (
     Settlement,
     Unacknowledged,
 )
-from spark_stream.consistency import producers
-from spark_stream.consistency.producers import (
+from spark_stream.consistency.partition import producers
+from spark_stream.consistency.partition.producers import (
     EPOCH_MAX,
     WINDOW,
     Accepted,

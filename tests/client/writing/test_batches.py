@@ -8,8 +8,8 @@ import pytest
 from spark_stream.client.writing.batches import as_headers, check_partition
 from spark_stream.client.writing.producer import check_setting
 from spark_stream.errors import InvalidOption, InvalidRecord, UnknownPartition
+from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.wire.messages import PartitionDescription, TopicDescription
-from spark_stream.wire.schemas import DEFAULT_SCHEMA
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from spark_stream.client.writing import core, lanes
 from spark_stream.client.writing.core import ProducerCore
 from spark_stream.client.writing.instructions import EndStream, OpenStream, SendBatch
 from spark_stream.client.writing.lanes import Identity, Lane, Outgoing
-from spark_stream.consistency.producers import EPOCH_MAX
+from spark_stream.consistency.partition.producers import EPOCH_MAX
 from spark_stream.errors import (
     BrokerUnavailable,
     InvalidTransaction,

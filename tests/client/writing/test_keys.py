@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from spark_stream.client.writing.keys import has_keys, key_bytes, partitions_by
 from spark_stream.errors import SchemaMismatch, UnsupportedType
-from spark_stream.wire.keys import check_evolved_key, check_key
+from spark_stream.schema.keys import check_evolved_key, check_key
 from tests.client.writing.test_partitioner import murmur2_of
 from tests.examples import examples
 

@@ -18,8 +18,8 @@ from spark_stream.client.writing.lanes import (
     Settlement,
     Unacknowledged,
 )
-from spark_stream.consistency import producers
-from spark_stream.consistency.producers import (
+from spark_stream.consistency.partition import producers
+from spark_stream.consistency.partition.producers import (
     EPOCH_MAX,
     SEQUENCE_MAX,
     WINDOW,
@@ -216,7 +216,7 @@ def test_the_last_epoch_asks_for_another_identity(transaction):
 
 @pytest.mark.rule(
     "a batch that is sent again is there once",
-    "consistency/producers.py",
+    "consistency/partition/producers.py",
     "client/writing/lanes.py",
 )
 @settings(max_examples=examples(300))

@@ -13,7 +13,7 @@ from spark_stream.client.writing.outcomes import Outcomes
 from spark_stream.client.writing.partitioner import partitions_of
 from spark_stream.client.writing.pending import Pending, split
 from spark_stream.client.writing.promises import Failures
-from spark_stream.wire.schemas import DEFAULT_SCHEMA
+from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from tests.examples import examples
 
 maybe = st.none() | st.binary(max_size=5)

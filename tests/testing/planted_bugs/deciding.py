@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_stream.broker import step_table
-from spark_stream.broker.appends import joining
-from spark_stream.cluster.leases import Leases
+from spark_stream.broker.scripting import joining, step_table
 from spark_stream.cluster.numbers import Numbers
-from spark_stream.consistency import election, producers, replica
-from spark_stream.consistency import transactions as rules
-from spark_stream.consistency.joins import Joins
-from spark_stream.consistency.transactions import State
-from spark_stream.scripts import (
-    consumers,
-    deciding,
-    finishing,
-    records,
-    sweeping,
-)
-from spark_stream.scripts.finishing import Finished
+from spark_stream.cluster.stores.leases import Leases
+from spark_stream.consistency.control import election
+from spark_stream.consistency.partition import producers, replica
+from spark_stream.consistency.partition.joins import Joins
+from spark_stream.consistency.transactions import transactions as rules
+from spark_stream.consistency.transactions.transactions import State
 from spark_stream.scripts.steps import PutRecord, WriteMarkers, together
+from spark_stream.scripts.transactions import consumers, deciding, finishing, records, sweeping
+from spark_stream.scripts.transactions.finishing import Finished
 from tests.testing.planted_bugs.planting import Patch, bug, no_steps
 
 # -- deciding and finishing ------------------------------------------------------------------------

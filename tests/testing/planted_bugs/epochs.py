@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from spark_stream.broker import fetching
-from spark_stream.broker.partition import Partition
-from spark_stream.broker.partition_state import PartitionState, Role
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.partition.state import PartitionState, Role
+from spark_stream.broker.serving import fetching
 from spark_stream.consistency.ids import Offset
-from spark_stream.consistency.lineage import Lineage
+from spark_stream.consistency.replication.lineage import Lineage
 from spark_stream.errors import NotLeader
 from tests.testing.planted_bugs.planting import Patch, bug
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from spark_stream.broker.following import FollowerRole
-from spark_stream.broker.host import Host
+from spark_stream.broker.host.host import Host
+from spark_stream.broker.partition.following import FollowerRole
 from spark_stream.errors import StorageFailure
 from spark_stream.scripts import electing, topics
-from spark_stream.storage.active import ActiveSegment
-from spark_stream.storage.forcing import Forcing
-from spark_stream.storage.log import PartitionLog
+from spark_stream.storage.disk.forcing import Forcing
+from spark_stream.storage.log.log import PartitionLog
+from spark_stream.storage.segment.active import ActiveSegment
 from tests.testing.planted_bugs.planting import Patch, bug, bug_in_files, no_steps
 
 # -- topics ----------------------------------------------------------------------------------------

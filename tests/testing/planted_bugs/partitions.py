@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_stream.broker import fetching
-from spark_stream.broker.appends import batch as append
-from spark_stream.broker.outcomes import Appended
-from spark_stream.broker.partition import Partition
-from spark_stream.broker.partition_state import PartitionState
-from spark_stream.consistency import leader, producers
-from spark_stream.consistency.producers import Accepted, Duplicate
-from spark_stream.consistency.transactions import State
-from spark_stream.scripts import (
-    consumers,
-    cutting,
-    deciding,
-    finishing,
-    positions,
-    sweeping,
-)
+from spark_stream.broker.partition.outcomes import Appended
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.partition.state import PartitionState
+from spark_stream.broker.serving import append_batch as append
+from spark_stream.broker.serving import fetching
+from spark_stream.consistency.partition import producers
+from spark_stream.consistency.partition.producers import Accepted, Duplicate
+from spark_stream.consistency.replication import leader
+from spark_stream.consistency.transactions.transactions import State
+from spark_stream.scripts import cutting
+from spark_stream.scripts.transactions import consumers, deciding, finishing, positions, sweeping
 from tests.testing.planted_bugs.planting import Patch, bug, no_steps
 
 # -- partitions ------------------------------------------------------------------------------------

@@ -7,24 +7,25 @@ from typing import Any
 
 from msgspec import structs
 
-from spark_stream.broker import following
-from spark_stream.broker.folders import TopicFolders
-from spark_stream.broker.followers import Followers
-from spark_stream.broker.host import Host
-from spark_stream.broker.partition import Partition
-from spark_stream.broker.partition_appends import Appends
+from spark_stream.broker.host.folders import TopicFolders
+from spark_stream.broker.host.host import Host
+from spark_stream.broker.partition import following
+from spark_stream.broker.partition.appends import Appends
+from spark_stream.broker.partition.followers import Followers
+from spark_stream.broker.partition.partition import Partition
 from spark_stream.cluster import vouching
-from spark_stream.cluster.leases import Lease, Leases
-from spark_stream.consistency import election, isolation, leader, replica
-from spark_stream.consistency.follower import Agreed, GoOn
+from spark_stream.cluster.stores.leases import Lease, Leases
+from spark_stream.consistency import isolation
+from spark_stream.consistency.control import election
+from spark_stream.consistency.control.partition_record import Member
 from spark_stream.consistency.ids import EntryIndex
-from spark_stream.consistency.partition_record import Member
-from spark_stream.consistency.progress import Progress
-from spark_stream.scripts import (
-    finishing,
-)
-from spark_stream.storage import log, retention
-from spark_stream.storage.log import PartitionLog
+from spark_stream.consistency.partition import replica
+from spark_stream.consistency.partition.progress import Progress
+from spark_stream.consistency.replication import leader
+from spark_stream.consistency.replication.follower import Agreed, GoOn
+from spark_stream.scripts.transactions import finishing
+from spark_stream.storage.log import log, retention
+from spark_stream.storage.log.log import PartitionLog
 from tests.testing.planted_bugs.planting import Patch, bug, no_steps
 
 

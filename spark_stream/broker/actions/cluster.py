@@ -1,0 +1,154 @@
+"""DoActions on the cluster: its state, and where replicas and leaderships are to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spark_stream.broker.actions.cluster_health import Watched, find_problems
+from spark_stream.broker.actions.here import Here
+from spark_stream.broker.node.placing import check_stay
+from spark_stream.cluster.brokers import BrokerState
+from spark_stream.cluster.partitions import PartitionId
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency.control import election
+from spark_stream.consistency.control.assignment import misassigned
+from spark_stream.consistency.control.election import Obstacle, Unchanged
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.errors import InvalidAssignment, InvalidRequest
+from spark_stream.scripts import moving
+from spark_stream.wire.cluster_messages import (
+    BrokerDescription,
+    ClusterDescription,
+    Elected,
+    ElectPreferred,
+    MoveReplicas,
+    NamedBroker,
+    Problem,
+    ProblemKind,
+)
+from spark_stream.wire.messages import Empty
+
+
+def describe_cluster(here: Here, asked: Empty) -> ClusterDescription:
+    here.host.refresh()
+    now, members = here.host.view.now, here.members
+    watched = [
+        Watched(f"{topic.name}/{number}", stored.record, settings.min_insync_replicas)
+        for topic in now.topics.values()
+        for settings in (here.host.settings_of(topic),)
+        for number, stored in now.partitions.get(topic.id, {}).items()
+        if number < topic.partitions
+    ]
+    there = [each.record for each in watched]
+    alive = members.alive()
+    brokers = [
+        BrokerDescription(
+            id=each.id,
+            address=each.address,
+            release=each.release,
+            rack=each.rack,
+            state=each.state.value,
+            alive=broker in alive,
+            leaders=sum(record.leader == broker for record in there),
+            replicas=sum(broker in record.replicas for record in there),
+            in_sync=sum(record.member(broker) is not None for record in there),
+        )
+        for broker, each in sorted(now.brokers.items())
+    ]
+    problems = find_problems(watched, brokers, alive, members.takers().keys())
+    if (lost := here.store.lost) is not None:
+        text = f"{lost.message}: {lost.hint}"
+        problems.insert(0, Problem(ProblemKind.METADATA_LOST, text, 1))
+    return ClusterDescription(
+        cluster_id=here.facts.cluster_id,
+        controller=None if now.controller is None else now.controller.broker,
+        brokers=tuple(brokers),
+        topics=len(now.topics),
+        partitions=len(there),
+        without_leader=sum(record.leader not in alive for record in there),
+        under_replicated=sum(each.lacks_replicas for each in watched),
+        moving=sum(each.is_moving for each in watched),
+        problems=tuple(problems),
+    )
+
+
+def move_replicas(here: Here, asked: MoveReplicas) -> Empty:
+    here.host.refresh()  # another broker may have changed the topic a moment ago
+    topic = here.host.find(asked.topic)
+    hosted = here.host.topic(asked.topic, topic.id)
+    targets = {}
+    for number, brokers in asked.partitions.items():
+        hosted.check_number(number)
+        wrong = misassigned([brokers], here.members.registered().keys(), first_partition=number)
+        if wrong is not None:
+            raise InvalidAssignment(
+                f"topic {topic.name!r}: {wrong.message}", topic=topic.name, partition=number
+            )
+        there = here.host.record(topic, number)
+        comes = set(brokers) - set(() if there is None else there.replicas)
+        check_stay(topic, number, sorted(comes), here.members)
+        targets[PartitionId(topic.id, number)] = [BrokerId(each) for each in brokers]
+    here.desk.run(
+        moving.change_records(
+            list(targets),
+            here.host.view_of,
+            lambda at, record: election.begin_move(record, targets[at]),
+        )
+    )
+    return Empty()
+
+
+def cancel_moves(here: Here, asked: MoveReplicas) -> Empty:
+    here.host.refresh()
+    topic = here.host.find(asked.topic)
+    numbers = asked.partitions or range(topic.partitions)
+    places = [PartitionId(topic.id, number) for number in numbers]
+    alive = here.members.alive()
+    here.desk.run(
+        moving.change_records(
+            places, here.host.view_of, lambda _, record: election.cancel_move(record, alive)
+        )
+    )
+    return Empty()
+
+
+def elect_preferred(here: Here, asked: ElectPreferred) -> Elected:
+    here.host.refresh()
+    topics: Sequence[Topic] = (
+        [here.host.find(asked.topic)] if asked.topic else list(here.host.view.now.topics.values())
+    )
+    alive = here.members.alive()
+    places = [PartitionId(each.id, number) for each in topics for number in range(each.partitions)]
+    outcomes = here.desk.run(
+        moving.change_records(
+            places, here.host.view_of, lambda _, record: election.prefer(record, alive)
+        )
+    )
+    found = list(outcomes.values())
+    obstacles = [each.why for each in found if isinstance(each, Unchanged)]
+    return Elected(
+        elected=len(found) - len(obstacles), not_in_sync=obstacles.count(Obstacle.NOT_PREFERRED)
+    )
+
+
+def decommission(here: Here, asked: NamedBroker) -> Empty:
+    here.host.refresh()
+    others = here.members.takers().keys() - {asked.broker}
+    if here.members.get(asked.broker) is not None and not others:
+        raise InvalidRequest(
+            f"broker {asked.broker} is the only one that can keep replicas",
+            broker=asked.broker,
+            hint="Start another broker first.",
+        )
+    here.desk.run(moving.mark_broker(BrokerId(asked.broker), BrokerState.LEAVING))
+    return Empty()
+
+
+def recommission(here: Here, asked: NamedBroker) -> Empty:
+    here.desk.run(moving.mark_broker(BrokerId(asked.broker), BrokerState.ACTIVE))
+    return Empty()
+
+
+def restore_metadata(here: Here, asked: Empty) -> Empty:
+    here.store.write_back()
+    return Empty()

@@ -1,0 +1,88 @@
+"""DoActions on consumers' names: what is known of queries that have one, and of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from spark_stream.broker.actions.here import Here
+from spark_stream.cluster.queries import Query
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.transactions.transactions import PositionOf, ReadPosition
+from spark_stream.scripts import queries
+from spark_stream.wire.consumer_messages import (
+    ConsumedPartition,
+    ConsumerDescription,
+    ConsumerDescriptions,
+    PinnedStart,
+    PinStart,
+    RecordProgress,
+)
+from spark_stream.wire.messages import Empty
+from spark_stream.wire.transaction_messages import NamedConsumer
+
+
+def pin_start(here: Here, asked: PinStart) -> PinnedStart:
+    query = Query(asked.instance, asked.selection, asked.isolation, asked.starting, asked.start)
+    found = here.desk.run(queries.pin_start(asked.consumer, query, here.desk.now_ms()))
+    if found is None:
+        return PinnedStart(selection=asked.selection, starting="")
+    return PinnedStart(
+        selection=found.selection,
+        starting=found.starting,
+        start=found.start,
+        started_ms=found.started_ms,
+    )
+
+
+def record_progress(here: Here, asked: RecordProgress) -> Empty:
+    query = Query(
+        asked.instance,
+        asked.selection,
+        asked.isolation,
+        positions=tuple(asked.positions),
+    )
+    now_ms = here.desk.now_ms()
+    here.desk.run(queries.record_progress(asked.consumer, query, now_ms, claim=asked.claim))
+    return Empty()
+
+
+def list_consumers(here: Here, asked: Empty) -> ConsumerDescriptions:
+    found = here.desk.run(queries.read_named())
+    clients = [
+        ConsumerDescription(name=name, kind="client", partitions=_partitions(positions))
+        for name, positions in found.consumers.items()
+    ]
+    of_queries = [
+        ConsumerDescription(
+            name=name,
+            kind="query",
+            isolation=Isolation(query.isolation),
+            selection=query.selection,
+            starting=query.starting or None,
+            started_ms=query.started_ms,
+            recorded_ms=query.recorded_ms,
+            partitions=_partitions(query.positions),
+        )
+        for name, query in found.queries.items()
+    ]
+    both = sorted([*clients, *of_queries], key=lambda each: (each.name, each.kind))
+    return ConsumerDescriptions(consumers=both)
+
+
+def _partitions(
+    positions: Iterable[ReadPosition | PositionOf],
+) -> tuple[ConsumedPartition, ...]:
+    return tuple(
+        ConsumedPartition(
+            topic=each.topic,
+            topic_id=each.topic_id,
+            partition=each.partition,
+            offset=each.offset,
+        )
+        for each in positions
+    )
+
+
+def delete_consumer(here: Here, asked: NamedConsumer) -> Empty:
+    here.desk.run(queries.forget_name(asked.consumer))
+    return Empty()

@@ -1,0 +1,168 @@
+"""For a reader on a replica's machine: where its records lie, in the place of the records.
+
+The leader decides everything else as ever: what is visible, what was aborted, where the range ends.
+The files are its own if it is on that machine, and else those of a follower there: the leader names
+the entries then, and the follower says where it has them. The reader maps the files
+(``docs/flight.md``); if it cannot, it asks the leader for the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+
+from spark_stream.broker.actions.here import Here
+from spark_stream.broker.host.host import Host
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.consistency.isolation import VisibleRange
+from spark_stream.consistency.measures import stored_bytes
+from spark_stream.consistency.replication.lineage import Lineage
+from spark_stream.consistency.transactions.transactions import Joined
+from spark_stream.errors import DamagedSegment, EntriesGone, StorageFailure
+from spark_stream.schema.schemas import TIMESTAMP
+from spark_stream.storage.format.chunks import Chunk, Stored
+from spark_stream.storage.log.reading import LOCATED_ENTRIES_MAX
+from spark_stream.storage.log.replica_log import ReplicaLog
+from spark_stream.wire.fetch_messages import (
+    EntryRuns,
+    FetchRange,
+    FilePlace,
+    LocatedEntries,
+    LocateEntries,
+    PlacesFacts,
+    StoredFacts,
+)
+from spark_stream.wire.messages import BrokerAddress
+
+# With less than this, to open a file costs more than to send the records.
+_MAPPED_BYTES_MIN: Final = 256 << 10
+_PLACES_AT_ONCE: Final = 16
+
+
+class Holder(Struct, frozen=True):
+    """Whose files the reader maps: those of ``replica``, a follower; None: the leader's."""
+
+    replica: BrokerAddress | None = None
+
+
+def holder_for(
+    request: FetchRange, boot_id: str | None, log: ReplicaLog, found: VisibleRange, host: Host
+) -> Holder | None:
+    """Whose files the reader is to map for the records of this range; None: it is sent them.
+
+    ``boot_id``: that of the leader's machine, if readers there may map its files.
+    """
+    if request.machine is None:
+        return None
+    if request.filter is not None or request.follow:  # what is counted, or dropped, is read here
+        return None
+    if stored_bytes(log.tables(), found.start, found.end) < _MAPPED_BYTES_MIN:
+        return None
+    if request.machine == boot_id:
+        return Holder()
+    near = _follower_on(request, host)
+    return None if near is None else Holder(near)
+
+
+def _follower_on(request: FetchRange, host: Host) -> BrokerAddress | None:
+    """A member of the ISR on the reader's machine, other than this broker."""
+    record = host.record(host.topic(request.topic, request.topic_id).topic, request.partition)
+    brokers = host.view.now.brokers
+    for member in record.isr if record is not None else ():
+        known = brokers.get(member.broker)
+        if known is None or known.id == host.broker_id or known.boot_id != request.machine:
+            continue
+        return BrokerAddress(id=known.id, address=known.address)
+    return None
+
+
+def locate_entries(here: Here, asked: LocateEntries) -> LocatedEntries:
+    """The action ``locate-entries``.
+
+    Raises:
+        InvalidRequest: the runs do not rise, or name what is no batch.
+    """
+    replica = here.host.replica(Joined(asked.topic, asked.topic_id, asked.partition))
+    if replica is None:
+        return LocatedEntries(places=[None] * len(asked.runs))
+    return LocatedEntries(
+        places=[_place_of(replica, each, doubted=asked.doubted) for each in asked.runs]
+    )
+
+
+def _place_of(replica: Partition, runs: EntryRuns, *, doubted: bool) -> FilePlace | None:
+    indexes = np.array(runs.indexes, np.int64).reshape(-1, 2)
+    try:
+        found = replica.locate(indexes, runs.epoch, doubted=doubted)
+    except (EntriesGone, DamagedSegment, StorageFailure):
+        return None
+    return None if found is None else _file(found)
+
+
+def in_groups(chunks: Iterator[tuple[Chunk, Lineage]]) -> Iterator[list[tuple[Chunk, Lineage]]]:
+    """Neighbouring chunks together: one message says where all of them lie.
+
+    It has some numbers for each entry, and is the header of a frame, of 1 MiB at most.
+    """
+    held: list[tuple[Chunk, Lineage]] = []
+    entries = 0
+    for each in chunks:
+        entries += len(each[0].counts)
+        if held and entries > LOCATED_ENTRIES_MAX:
+            yield held
+            held, entries = [], len(each[0].counts)
+        held.append(each)
+        if len(held) == _PLACES_AT_ONCE:
+            yield held
+            held, entries = [], 0
+    if held:
+        yield held
+
+
+def places(
+    group: Sequence[tuple[Chunk, Lineage]], request: FetchRange, holder: Holder
+) -> PlacesFacts:
+    """Return the message about the chunks of a group."""
+    timed = request.columns is not None and TIMESTAMP.name in request.columns
+    (first, _), (last, lineage) = group[0], group[-1]
+    return PlacesFacts(
+        base=first.base_offset,
+        next=last.next_offset,
+        lineage=lineage,
+        stored=[_facts(*each, holder, timed=timed) for each in group if each[0].stored is not None],
+        replica=holder.replica,
+    )
+
+
+def _file(found: Stored) -> FilePlace:
+    return FilePlace(
+        path=str(found.path),
+        device=found.device,
+        inode=found.inode,
+        parts=found.parts.ravel().tolist(),
+        compressed=found.compressed,
+    )
+
+
+def _facts(chunk: Chunk, lineage: Lineage, holder: Holder, *, timed: bool) -> StoredFacts:
+    found = chunk.stored
+    assert found is not None
+    mine = holder.replica is None
+    return StoredFacts(
+        file=_file(found) if mine else None,
+        indexes=None if mine else found.indexes.ravel().tolist(),
+        epoch=None if mine else found.epoch,
+        entries=found.entries,
+        crc=found.crc,
+        lead=found.lead,
+        rows=int(chunk.counts.sum()),
+        base=chunk.base_offset,
+        next=chunk.next_offset,
+        lineage=lineage,
+        spans=chunk.spans.tolist() if len(chunk.spans) > 1 else None,
+        timestamps=chunk.timestamps.tolist() if timed else None,
+        counts=chunk.counts.tolist() if timed else None,
+    )

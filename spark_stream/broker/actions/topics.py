@@ -1,0 +1,247 @@
+"""DoActions on topics, and on the broker itself: from a message to a message."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+from msgspec import structs
+
+from spark_stream.broker.actions.here import Here
+from spark_stream.broker.actions.leaders import leaders_of
+from spark_stream.broker.host.hosted import HostedTopic
+from spark_stream.broker.node.placing import lone_replica_warning
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.consistency.control.partition_record import PartitionRecord
+from spark_stream.consistency.ids import Offset
+from spark_stream.consistency.isolation import Isolation, upper_bound
+from spark_stream.consistency.measures import reached, stored_bytes
+from spark_stream.consistency.transactions.transactions import Joined
+from spark_stream.errors import IsologError, LeaderEpochFenced, NotLeader, UnknownTopic
+from spark_stream.schema.schemas import DEFAULT_SCHEMA
+from spark_stream.scripts.steps import Describe, Described, together
+from spark_stream.storage.settings import shown_settings
+from spark_stream.version import VERSION
+from spark_stream.wire.messages import (
+    EARLIEST,
+    AlterTopic,
+    AskedTopic,
+    BrokerStatus,
+    CreateTopic,
+    Empty,
+    ListedOffsets,
+    ListOffsets,
+    NamedTopic,
+    PartitionDescription,
+    PartitionOffset,
+    PartitionOffsets,
+    TopicDescription,
+    TopicNames,
+)
+
+
+def create_topic(here: Here, asked: CreateTopic) -> TopicDescription:
+    hosted = here.topics.create(
+        asked.topic,
+        asked.partitions,
+        asked.replication_factor,
+        DEFAULT_SCHEMA if asked.schema is None else asked.schema,
+        asked.config,
+        asked.assignment,
+        asked.token,
+    )
+    return _described(here, hosted)
+
+
+def alter_topic(here: Here, asked: AlterTopic) -> TopicDescription:
+    altered = here.topics.alter(
+        asked.topic, asked.partitions, asked.config, asked.assignment, asked.schema
+    )
+    return _described(here, altered)
+
+
+def delete_topic(here: Here, asked: NamedTopic) -> Empty:
+    here.topics.delete(asked.topic)
+    return Empty()
+
+
+def describe_topic(here: Here, asked: NamedTopic) -> TopicDescription:
+    here.host.refresh()  # another broker may have changed it a moment ago
+    return _described(here, here.host.topic(asked.topic))
+
+
+def list_topics(here: Here, asked: Empty) -> TopicNames:
+    here.host.refresh()
+    return TopicNames(topics=here.host.names())
+
+
+def list_offsets(here: Here, asked: ListOffsets) -> ListedOffsets:
+    found: dict[str, PartitionOffsets] = {}
+    unknown: dict[str, IsologError] = {}
+    if asked.names:
+        here.host.refresh()  # another broker may have made a topic a moment ago
+    for each in asked.topics:
+        try:
+            found[each.topic] = _offsets(here, each)
+        except UnknownTopic as error:
+            unknown[each.topic] = error
+    names = here.host.names() if asked.names else None
+    return ListedOffsets(topics=found, unknown=unknown, names=names)
+
+
+def _offsets(here: Here, asked: AskedTopic) -> PartitionOffsets:
+    hosted = here.host.topic(asked.topic)
+    numbers = range(hosted.topic.partitions) if asked.partitions is None else asked.partitions
+    found: dict[int, PartitionOffset] = {}
+    elsewhere: list[int] = []
+    for number in numbers:
+        try:
+            found[number] = _offset(hosted.partition(number), asked)
+        except (NotLeader, LeaderEpochFenced):
+            elsewhere.append(number)
+    return PartitionOffsets(
+        topic_id=hosted.topic.id,
+        partitions=found,
+        elsewhere=leaders_of(here.host, hosted.topic, elsewhere),
+    )
+
+
+def status(here: Here, asked: Empty) -> BrokerStatus:
+    hosted, checked = here.host.topics(), here.scrub.last
+    return BrokerStatus(
+        version=VERSION,
+        pid=os.getpid(),
+        address=here.facts.address,
+        directory=here.facts.directory,
+        cluster_id=here.facts.cluster_id,
+        topics=len(hosted),
+        partitions=sum(len(each.replicas) for each in hosted),
+        uptime_s=here.clock.monotonic() - here.facts.started,
+        memory=own_memory(psutil.Process()),
+        broker_id=here.host.broker_id,
+        flight=here.facts.flight,
+        checked_ms=None if checked is None else checked.ended_us // 1000,
+        damaged={
+            each.name: int(each.log.boundary_of(hole).offset)
+            for each in here.host.open_replicas()
+            if (hole := each.log.hole) is not None
+        },
+    )
+
+
+def _described(here: Here, hosted: HostedTopic) -> TopicDescription:
+    topic = hosted.topic
+    places = [Joined(topic.name, topic.id, number) for number in range(topic.partitions)]
+    answers = here.desk.run(together(Describe(at) for at in places))
+    for answer in answers:
+        if isinstance(answer, UnknownTopic):  # it was deleted meanwhile
+            raise answer
+    return TopicDescription(
+        name=topic.name,
+        id=topic.id,
+        schema=topic.schema,
+        config=shown_settings(hosted.settings),
+        replication_factor=topic.replication_factor,
+        warning=lone_replica_warning(topic, here.members),
+        schema_version=len(topic.earlier),
+        added=tuple(topic.schema.names[len((*topic.earlier, topic.schema)[0]) :]),
+        partitions=tuple(
+            partition_facts(number, here.host.record(topic, number), answer)
+            for number, answer in enumerate(answers)
+        ),
+    )
+
+
+def partition_facts(
+    number: int, record: PartitionRecord | None, answer: Described | IsologError
+) -> PartitionDescription:
+    """Return a partition as its leader has described it, or why it could not be asked."""
+    described = PartitionDescription(
+        partition=number,
+        leader=None if record is None else record.leader,
+        leader_epoch=0 if record is None else int(record.leader_epoch),
+        replicas=() if record is None else record.replicas,
+        isr=() if record is None else tuple(each.broker for each in record.isr),
+        adding=() if record is None else record.adding,
+        removing=() if record is None else record.removing,
+        log_start_offset=None,
+        log_end_offset=None,
+        high_watermark=None,
+        last_stable_offset=None,
+        size=None,
+        open_transactions=None,
+    )
+    if isinstance(answer, IsologError):
+        return structs.replace(described, error=answer)
+    seen = answer.bounds
+    return structs.replace(
+        described,
+        leader_epoch=int(answer.leader_epoch),
+        log_start_offset=seen.log_start_offset,
+        log_end_offset=seen.log_end_offset,
+        high_watermark=seen.high_watermark if answer.hw_known else None,
+        last_stable_offset=seen.last_stable_offset if answer.hw_known else None,
+        size=answer.size,
+        open_transactions=answer.open_transactions,
+        lag={
+            str(broker): max(0, int(answer.log_end) - int(entry))
+            for broker, entry in answer.followers.items()
+        },
+    )
+
+
+def _offset(partition: Partition, asked: AskedTopic) -> PartitionOffset:
+    """Return what was asked about a partition, all of one leader epoch.
+
+    Raises:
+        NotLeader, LeaderEpochFenced: another one has begun meanwhile.
+    """
+    number, epoch = partition.number, int(partition.leader_epoch)
+    bounds, offset = partition.bounds(), _place(partition, asked)
+    reading = asked.ranges.get(number)
+    found = PartitionOffset(
+        offset=int(offset),
+        epoch=epoch,
+        log_start_offset=int(bounds.log_start_offset),
+        log_end_offset=int(bounds.log_end_offset),
+        lineage=partition.lineage(offset),
+        surviving=[
+            (each, int(partition.surviving(each))) for each in asked.lineages.get(number, ())
+        ],
+        uncommitted=reading is not None and partition.shows_uncommitted(*map(Offset, reading)),
+        size=_size(partition, asked.sizes.get(number)),
+        reached=_reached(partition, asked.budgets.get(number)),
+    )
+    partition.check_leads()
+    partition.check_leader_epoch(epoch)
+    return found
+
+
+def _place(partition: Partition, asked: AskedTopic) -> Offset:
+    if asked.isolation is not Isolation.READ_UNCOMMITTED:
+        partition.check_hw_known()
+    bounds = partition.bounds(asked.isolation)
+    limit = upper_bound(bounds, asked.isolation)
+    if asked.timestamp is not None:
+        found = partition.log.offset_at(asked.timestamp)
+        return limit if found is None else min(found, limit)
+    return bounds.log_start_offset if asked.at == EARLIEST else limit
+
+
+def _size(partition: Partition, asked: tuple[int, int] | None) -> tuple[int, int] | None:
+    """The stored bytes of a range, and those of its first record."""
+    if asked is None:
+        return None
+    tables, (start, end) = partition.log.tables(), asked
+    first = max(start, int(partition.log.start.offset))
+    return stored_bytes(tables, start, end), stored_bytes(tables, first, min(end, first + 1))
+
+
+def _reached(partition: Partition, asked: tuple[int, int, int] | None) -> int | None:
+    return None if asked is None else int(reached(partition.log.tables(), *asked))
+
+
+def own_memory(process: psutil.Process) -> int:
+    """Resident bytes of a process that no file backs (RSS less mapped files)."""
+    seen = process.memory_info()
+    return int(seen.rss - seen.shared)

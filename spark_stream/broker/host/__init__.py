@@ -1,0 +1,8 @@
+"""The replicas of a broker.
+
+``host``          which replicas it has, and how calls find those that it leads
+``hosted``        a topic as a broker has it
+``folders``       the directories of topics: none takes the place of one that is lost
+``proposals``     in-sync replicas on their way to the partitions' records
+``upkeep``        keeps partitions in order; ``housekeeping``: which of them in a round
+"""

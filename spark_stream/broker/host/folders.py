@@ -1,0 +1,133 @@
+"""The folders of topics and the logs in them: an empty one never takes the place of a lost one.
+
+A topic's folder holds all replicas that the broker has of it, and a replica has no files before its
+first record. So a folder that is there says that nothing is missing, and whoever makes one has to
+know that for all of these replicas: when the topic is made, when it gets partitions, when a replica
+moves here, and when the broker starts.
+
+Where others have what is lost the broker begins with an empty folder or log. It says so before
+(``losing``), for the next start finds nothing amiss any more, and it doubts its logs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+
+from spark_stream.broker.host.hosted import format_of
+from spark_stream.cluster.topics import Topic, unknown
+from spark_stream.consistency.control.partition_record import PartitionRecord
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.errors import DamagedSegment, IsologError, StorageFailure
+from spark_stream.storage.disk.directory import LogDirectory
+from spark_stream.storage.log.replica_log import ReplicaLog
+from spark_stream.storage.logs import Logs
+from spark_stream.storage.settings import LogSettings
+
+logger = logging.getLogger(__name__)
+
+_RESTORE = "Restore it from a backup and restart the broker, or delete the topic."
+_RESTART = "Restore it from a backup, or just restart the broker: it fetches the records anew."
+
+
+class TopicFolders:
+    """One broker's. ``losing``: as :class:`~spark_stream.storage.logs.FileLogs` says."""
+
+    def __init__(self, directory: LogDirectory, logs: Logs, losing: Callable[[], None]) -> None:
+        self.doubts: list[str] = []
+        """Why the broker cannot vouch for its logs: what they turned out to have lost."""
+        self._directory = directory
+        self._logs = logs
+        self._losing = losing
+        self._me = BrokerId(directory.broker_id)
+        self._removed: set[str] = set()
+
+    def has(self, topic: Topic) -> bool:
+        """Whether the topic's folder is there."""
+        return self._logs.has_folder(self._directory.topic(topic.name, topic.id))
+
+    def make(
+        self, topic: str, topic_id: str, records: Collection[PartitionRecord], *, starts: bool
+    ) -> None:
+        """Makes a topic's folder if it is missing, and forces its name in any case.
+
+        Who made it may have died before that was forced: then the next power cut would take it.
+
+        ``records``: of all partitions of which this broker has a replica by now. ``starts``: none
+        of these is open, and the broker has not vouched for its logs; only then can it be filled
+        again.
+
+        Raises:
+            UnknownTopic: this process has removed it. A maker that was taken for dead puts such a
+                topic on record, and takes it back once it learns of that.
+            DamagedSegment: it is missing, and must stay so: the next start would take what is lost
+                for empty logs.
+            DiskFull, StorageFailure: it may be there or not; a broker that starts doubts its logs.
+        """
+        folder = self._directory.topic(topic, topic_id)
+        had = [each for each in records if each.member(self._me)]
+        if had and not self._logs.has_folder(folder):
+            if topic_id in self._removed:
+                raise unknown(topic)
+            alone = any(each.is_only_member(self._me) for each in had)
+            lost = f"{folder} is missing, and with it all records of topic {topic!r}"
+            if alone or not starts:
+                what = lost if alone else f"{lost} here: restart the broker"
+                raise DamagedSegment(what, hint=_RESTORE if alone else _RESTART, path=str(folder))
+            self._losing()
+            self.doubts.append(lost)
+        try:
+            self._logs.make_folder(folder)
+        except StorageFailure as error:
+            if starts:
+                self.doubts.append(error.message)
+            raise
+
+    def open_log(
+        self, topic: Topic, settings: LogSettings, number: int, record: PartitionRecord | None
+    ) -> ReplicaLog:
+        """The replica's log; an empty one if its files cannot be opened and others have the rest.
+
+        Raises:
+            DamagedSegment: they cannot be opened, and nobody else has what is in them.
+            DiskFull: nothing was lost by that.
+            StorageFailure: the disk fails, so the broker doubts its logs.
+        """
+        folder = self._directory.partition(topic.name, topic.id, number)
+        log_format = format_of(topic, settings, number)
+        try:
+            log = self._logs.open(folder, log_format)
+        except DamagedSegment as error:
+            if record is None or record.is_only_member(self._me):
+                raise
+            kept = self._logs.set_aside(folder)
+            self.doubts.append(f"{error.message}; what there was is kept in {kept}")
+            log = self._logs.open(folder, log_format)
+        except StorageFailure as error:
+            self.doubts.append(error.message)
+            raise
+        for cut in log.cuts:
+            logger.log(logging.ERROR if cut.grave else logging.WARNING, "recovered %s", cut)
+        if not log.intact or log.failed is not None:
+            self.doubts.append(
+                f"{topic.name}/{number} has lost entries, or its folder, or a force has failed"
+            )
+        return log
+
+    def remove_replica(self, topic: Topic, number: int) -> None:
+        """Removes the files of a replica that moved to another broker, as far as that works."""
+        try:
+            self._logs.remove(self._directory.partition(topic.name, topic.id, number))
+        except IsologError:
+            logger.exception("%s/%d: the files of a replica that moved", topic.name, number)
+
+    def remove(self, topic: Topic) -> None:
+        """Removes the folder of a topic that is gone, with all that is in it.
+
+        Raises:
+            StorageFailure: some of that may be left.
+        """
+        folder = self._directory.topic(topic.name, topic.id)
+        self._removed.add(topic.id)
+        self._logs.remove(folder)
+        self._logs.remove_empty(folder.parent)

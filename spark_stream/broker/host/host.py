@@ -1,0 +1,500 @@
+"""The replicas that a broker has, and how calls find those that it leads.
+
+Which replicas a broker has, and who leads them, is on record (``cluster.partitions``); the broker
+sees the records (``cluster.view``) and follows them: it opens and closes logs, and its partitions
+lead or follow. Logs open at its start, so damage is known at once.
+
+Order of a start: the logs open, and nothing leads or follows; the broker decides whether it can
+vouch for them (``cluster.vouching``); then :meth:`Host.begin`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from spark_stream.broker.host.folders import TopicFolders
+from spark_stream.broker.host.hosted import (
+    HostedTopic,
+    Links,
+    NoLinks,
+    check_id,
+    format_of,
+    unknown_partition,
+)
+from spark_stream.broker.host.upkeep import Upkeep
+from spark_stream.broker.partition.partition import Closing, Partition
+from spark_stream.broker.partition.recent import BROKER_BYTES, Room
+from spark_stream.cluster.partitions import PartitionId, StoredPartition
+from spark_stream.cluster.topics import Topic, unknown
+from spark_stream.cluster.view import ClusterView, News
+from spark_stream.cluster.vouching import Ends
+from spark_stream.consistency.control import election
+from spark_stream.consistency.control.election import LogEnd
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
+from spark_stream.consistency.entries import greatest_numbers
+from spark_stream.consistency.ids import BrokerId, Generation
+from spark_stream.consistency.partition.effects import ProposeIsr, ProposeRecord
+from spark_stream.consistency.partition.progress import GenerationOf
+from spark_stream.consistency.transactions.transactions import Joined
+from spark_stream.environment import Clock
+from spark_stream.errors import (
+    BrokerStopping,
+    IsologError,
+    LeaderUnavailable,
+    NotLeader,
+    UnknownTopic,
+)
+from spark_stream.scripts.electing import Placed
+from spark_stream.storage.disk.directory import LogDirectory
+from spark_stream.storage.log.committed import CommittedMarks
+from spark_stream.storage.logs import FileLogs, Logs
+from spark_stream.storage.settings import LogSettings, parse_settings
+
+logger = logging.getLogger(__name__)
+
+PRODUCER_AGE_US: Final = 24 * 3_600 * 1_000_000
+
+
+class Host:
+    """The replicas of one broker, for any thread; one at a time does :meth:`refresh`."""
+
+    def __init__(
+        self,
+        directory: LogDirectory,
+        view: ClusterView,
+        defaults: LogSettings,
+        clock: Clock,
+        producer_age_us: int = PRODUCER_AGE_US,
+        *,
+        logs: Logs | None = None,
+        losing: Callable[[], None] = lambda: None,
+        proposed: Callable[[Partition, ProposeIsr | ProposeRecord], None] = lambda _, __: None,
+        generation_of: GenerationOf = lambda _: None,
+        recent_bytes: int = BROKER_BYTES,
+        marks: CommittedMarks | None = None,
+    ) -> None:
+        """``producer_age_us``: how long a producer that writes nothing is remembered.
+
+        ``logs``: how logs are opened; None: as files of this host. ``losing``: as
+        :class:`~spark_stream.storage.logs.FileLogs` says, ``proposed`` and ``generation_of``: as
+        :class:`~spark_stream.broker.partition.partition.Partition`. ``recent_bytes``: what may be
+        kept in memory for followers. ``marks``: where high watermarks are remembered.
+        """
+        self._directory = directory
+        self.view = view
+        self._defaults = defaults
+        self._clock = clock
+        logs = FileLogs(losing=losing) if logs is None else logs
+        self._folders = TopicFolders(directory, logs, losing)
+        self._links: Links = NoLinks()
+        self._producer_age = producer_age_us
+        self._proposed = proposed
+        self._generation_of = generation_of
+        self._recent_room = Room(recent_bytes)
+        self.upkeep = Upkeep(clock, marks or CommittedMarks(directory.path))
+        self._applying = threading.RLock()
+        self._stopping = False
+        self.generation: Generation | None = None
+        """Of this broker's logs; known once it has decided whether it vouches for them."""
+        self._has_begun = False
+        self._serves: Callable[[], bool] = lambda: True
+        self._hosted: dict[str, HostedTopic] = {}
+        self._some_trouble = threading.Event()
+        self._looking_for_trouble = threading.Lock()
+        view.refresh()
+        self._reconcile(view.now.topics.values())
+
+    @property
+    def broker_id(self) -> BrokerId:
+        return BrokerId(self._directory.broker_id)
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why the broker cannot vouch for its logs: what they turned out to have lost."""
+        return self._folders.doubts
+
+    # -- looking up --------------------------------------------------------------------------------
+
+    def topics(self) -> list[HostedTopic]:
+        """The topics of which this broker has a replica, by name."""
+        hosted = dict(self._hosted)
+        return [hosted[name] for name in sorted(hosted)]
+
+    def names(self) -> list[str]:
+        """The names of all topics, whoever leads them."""
+        return sorted(self.view.now.topics)
+
+    def topic(self, name: str, topic_id: str | None = None) -> HostedTopic:
+        """The topic; this broker may have no replica of it.
+
+        Raises:
+            UnknownTopic: there is none, or ``topic_id`` is that of an earlier one.
+        """
+        hosted = self._hosted.get(name)
+        if hosted is not None and topic_id in (None, hosted.topic.id):
+            return hosted
+        topic = self.find(name, topic_id)
+        hosted = self._hosted.get(name)
+        if hosted is not None and hosted.topic.id == topic.id:
+            return hosted
+        return HostedTopic(topic, parse_settings(topic.config, self._defaults), self._elsewhere)
+
+    def find(self, name: str, topic_id: str | None = None) -> Topic:
+        """The topic as it is now; UnknownTopic as in :meth:`topic`."""
+        topic = self.view.now.topics.get(name)
+        if topic is None or topic_id not in (None, topic.id):
+            self.refresh()  # it may have been made a moment ago, by another broker
+            topic = self.view.now.topics.get(name)
+        if topic is None:
+            raise unknown(name, self.view.now.topics)
+        check_id(topic, topic_id)
+        return topic
+
+    def settings_of(self, topic: Topic) -> LogSettings:
+        """The topic's settings, with this broker's defaults for those that it does not set."""
+        hosted = self._hosted.get(topic.name)
+        if hosted is not None and hosted.topic is topic:
+            return hosted.settings
+        return parse_settings(topic.config, self._defaults)
+
+    def open_replica(self, at: Joined) -> Partition:
+        """Return this broker's replica, whoever leads.
+
+        Raises:
+            LeaderUnavailable: This broker has no replica of it that is open.
+        """
+        found = self.replica(at)
+        if found is None:
+            raise LeaderUnavailable(
+                f"{at.topic}/{at.partition}: broker {self.broker_id} has no replica that is open",
+                topic=at.topic,
+                partition=at.partition,
+            )
+        return found
+
+    def log_end(self, at: Joined) -> LogEnd | None:
+        """Where this broker's replica ends, as far as it is sound; None: it has none open."""
+        generation, found = self.generation, self.replica(at)
+        if found is None or generation is None:
+            return None
+        last_epoch, end = found.following.sound_end()
+        return LogEnd(generation, last_epoch, end)
+
+    def replica(self, at: Joined) -> Partition | None:
+        """This broker's replica, whoever leads; None: it has none open."""
+        hosted = self._hosted.get(at.topic)
+        if hosted is None or hosted.topic.id != at.topic_id:
+            return None
+        found = hosted.replicas.get(at.partition)
+        return found if isinstance(found, Partition) else None
+
+    def record(self, topic: Topic, number: int) -> PartitionRecord | None:
+        """The partition's record as this broker sees it."""
+        found = self.view_of(PartitionId(topic.id, number))
+        return None if found is None else found.record
+
+    def view_of(self, partition: PartitionId) -> StoredPartition | None:
+        """The partition's record, with its version, as this broker sees it."""
+        return self.view.now.partition(partition)
+
+    def _elsewhere(self, topic: Topic, number: int) -> IsologError:
+        """Why this broker does not serve the partition, and who does."""
+        if number >= topic.partitions:
+            self.refresh()  # it may have been added a moment ago, by another broker
+            if number >= self.partitions_now(topic):
+                return unknown_partition(topic, number)
+        record = self.record(topic, number)
+        where = f"{topic.name}/{number}"
+        if record is None or record.leader in (None, self.broker_id):
+            return LeaderUnavailable(
+                f"{where} has no leader at the moment", topic=topic.name, partition=number
+            )
+        leader = self.view.now.brokers.get(record.leader)
+        address = "" if leader is None else leader.address
+        return NotLeader(
+            f"{where} is led by broker {record.leader} at {address or 'an unknown address'}",
+            topic=topic.name,
+            partition=number,
+            leader=record.leader,
+            address=address,
+            epoch=int(record.leader_epoch),
+        )
+
+    def led(self, topic_id: str, number: int) -> Partition:
+        """The partition of the topic with this id, which this broker leads.
+
+        Raises:
+            UnknownTopic: there is no topic with this id.
+            NotLeader, LeaderUnavailable, UnknownPartition: as :meth:`HostedTopic.partition`.
+        """
+        topic = self.view.now.topic(topic_id)
+        if topic is None:
+            raise UnknownTopic(f"there is no topic with the id {topic_id}", topic_id=topic_id)
+        return self.topic(topic.name, topic_id).partition(number)
+
+    def partitions_now(self, topic: Topic) -> int:
+        """How many partitions the topic has by now; of one that was deleted, how many it had."""
+        now = self.view.now.topics.get(topic.name)
+        return topic.partitions if now is None or now.id != topic.id else now.partitions
+
+    def greatest_numbers(self) -> tuple[int, int]:
+        """The greatest producer id and transaction number in all logs; -1: there is none."""
+        used = [greatest_numbers(each.log.tables()) for each in self.open_replicas()]
+        producers = max((producer for producer, _ in used), default=-1)
+        return producers, max((transaction for _, transaction in used), default=-1)
+
+    # -- following the records ---------------------------------------------------------------------
+
+    def begin(self, serves: Callable[[], bool], links: Links | None = None) -> None:
+        """Let partitions lead and follow as their records say, from now on.
+
+        ``serves``: whether this broker's lease lasts; nothing is led while it does not. ``links``:
+        the streams to leaders; without them this broker follows no other.
+        """
+        with self._applying:
+            self._has_begun, self._serves = True, serves
+            self._links = self._links if links is None else links
+            self._remove_strays()
+            self._assign(self.open_replicas())
+
+    def change_generation(self, generation: Generation) -> None:
+        """This broker's logs are of this generation from now on."""
+        with self._applying:
+            self.generation = generation
+            for partition in self.open_replicas():
+                self._links.unfollow(partition)
+                partition.role.rest(partition.leader_epoch)
+            self._assign(self.open_replicas())
+
+    def troubled(self) -> list[Partition]:
+        """Return the replicas whose logs refuse writes; costs nothing while none does."""
+        with self._looking_for_trouble:
+            if not self._some_trouble.is_set():
+                return []
+            self._some_trouble.clear()
+            found = [each for each in self.open_replicas() if each.fitness.trouble is not None]
+            if found:
+                self._some_trouble.set()
+            return found
+
+    def placed(self) -> list[Placed]:
+        """The partitions of which this broker has a replica, with their records."""
+        found = []
+        for hosted in self.topics():
+            for partition in hosted.open_partitions():
+                stored = self.view_of(PartitionId(partition.topic_id, partition.number))
+                if stored is not None:
+                    at = Joined(partition.topic, partition.topic_id, partition.number)
+                    found.append(Placed(at, stored))
+        return found
+
+    def tick_all(self) -> None:
+        """Look who is in sync after brokers came or went, also while this one may not serve."""
+        for partition in self.open_replicas():
+            partition.role.tick()
+
+    def refresh(self) -> None:
+        """Sees what has changed in the store, and acts on it."""
+        with self._applying:
+            if self._stopping:
+                return
+            news = self.view.refresh()
+            if news:
+                self._close_gone()
+                self._reconcile(self._topics_of(news))
+
+    def _topics_of(self, news: News) -> list[Topic]:
+        """The topics that there is something new about."""
+        now = self.view.now
+        names = set(news.topics)
+        names |= {now.names.get(each.topic_id, "") for each in news.partitions}
+        return [now.topics[name] for name in sorted(names) if name in now.topics]
+
+    def _reconcile(self, topics: Iterable[Topic]) -> None:
+        """Opens and closes replicas of these topics, and gives the others their parts."""
+        for topic in topics:
+            hosted = self._hosted.get(topic.name)
+            wanted = set(self._numbers_here(topic))
+            if hosted is None and not wanted:
+                continue
+            settings = parse_settings(topic.config, self._defaults)
+            replicas = {} if hosted is None else hosted.replicas
+            for number in sorted(replicas.keys() - wanted):
+                if self.record(topic, number) is not None:  # else it is missing: that says nothing
+                    self._remove_replica(topic, number, replicas.pop(number))
+            if added := sorted(wanted - replicas.keys()):
+                self._open_replicas(topic, settings, added, replicas)
+            fresh = HostedTopic(topic, settings, self._elsewhere, replicas)
+            if hosted is not None:  # first the logs: whoever sees the topic may write to them
+                for partition in hosted.open_partitions():
+                    partition.configure(format_of(topic, settings, partition.number))
+            self._hosted[topic.name] = fresh
+            self._assign(fresh.open_partitions())
+        self.upkeep.note_settings(each.settings for each in self._hosted.values())
+
+    def _numbers_here(self, topic: Topic) -> Iterator[int]:
+        for number in range(topic.partitions):
+            record = self.record(topic, number)
+            if record is not None and self.broker_id in (*record.replicas, *record.removing):
+                yield number
+
+    def _assign(self, partitions: Iterable[Partition]) -> None:
+        """Lets each partition lead or follow, as its record says."""
+        generation = self.generation
+        if generation is None or not self._has_begun:
+            return
+        for partition in partitions:
+            found = self.view_of(PartitionId(partition.topic_id, partition.number))
+            if found is None:
+                continue
+            record = found.record
+            me = Member(self.broker_id, generation)
+            partition.following.report_what_is_forced(moves=bool(record.adding or record.removing))
+            if election.leads(record, me):
+                self._links.unfollow(partition)
+                partition.role.lead(me, record, found.version, self._serves)
+            elif record.leader in (None, self.broker_id):
+                self._links.unfollow(partition)
+                partition.role.rest(record.leader_epoch)
+            elif partition.log.failed is None and partition.role.follow(record.leader_epoch):
+                self._links.follow(partition, record.leader, generation)
+
+    def _close_gone(self) -> None:
+        for name, hosted in list(self._hosted.items()):
+            now = self.view.now.topics.get(name)
+            if now is not None and now.id == hosted.topic.id:
+                continue
+            del self._hosted[name]
+            # Its files go when its deletion is found announced: the record may just be missing.
+            deleted = self.view.is_deletion_announced(hosted.topic.id)
+            closing = Closing.TOPIC_DELETED if deleted else Closing.TOPIC_MISSING
+            for partition in hosted.open_partitions():
+                self._close_for_good(partition, closing)
+            for number in hosted.replicas:
+                self.upkeep.forget(hosted.topic.id, number)
+
+    def _close_for_good(self, partition: Partition, closing: Closing) -> None:
+        """Closes what is to be removed: whether its files can still be forced does not matter."""
+        self._links.unfollow(partition)
+        try:
+            partition.close(closing)
+        except IsologError as error:
+            logger.warning("%s: closing what is to be removed: %s", partition.name, error)
+
+    def _remove_strays(self) -> None:
+        """Removes what is left of replicas that moved to others while this broker was away."""
+        topics = self.view.now.topics.values()
+        self.upkeep.keep_topics({each.id for each in topics})
+        for topic in topics:
+            here = set(self._numbers_here(topic))
+            if not self._folders.has(topic):
+                continue
+            for number in range(topic.partitions):
+                if number not in here and self.record(topic, number) is not None:
+                    self._remove_rest(topic, number)
+
+    def _remove_replica(self, topic: Topic, number: int, replica: Partition | IsologError) -> None:
+        """This broker has no replica of the partition any more."""
+        if isinstance(replica, Partition):
+            self._close_for_good(replica, Closing.MOVED)
+        self._remove_rest(topic, number)
+
+    def _remove_rest(self, topic: Topic, number: int) -> None:
+        self.upkeep.forget(topic.id, number)
+        self._folders.remove_replica(topic, number)
+
+    def remove_files(self, topic: Topic) -> None:
+        """Remove the folder of a topic that is gone; StorageFailure where that fails.
+
+        Its partitions are closed first, if they are open: an append would make the folder again.
+        """
+        with self._applying:
+            self.refresh()
+            self._folders.remove(topic)
+
+    def make_folder(self, name: str, topic_id: str) -> None:
+        """Makes the folder of a topic, which may not be on record yet.
+
+        Raises:
+            DamagedSegment, DiskFull, StorageFailure: as ``TopicFolders.make``.
+            BrokerStopping: the broker is shutting down.
+        """
+        if self._stopping:
+            raise BrokerStopping("the broker is shutting down")
+        self._make_folder(name, topic_id, self.view.now.topic(topic_id))
+
+    def _make_folder(self, name: str, topic_id: str, topic: Topic | None) -> None:
+        """``topic``: None if it is not on record."""
+        numbers = self._numbers_here(topic) if topic else ()
+        known = [at for each in numbers if topic and (at := self.record(topic, each))]
+        self._folders.make(name, topic_id, known, starts=not self._has_begun)
+
+    def _open_replicas(
+        self,
+        topic: Topic,
+        settings: LogSettings,
+        numbers: Sequence[int],
+        replicas: dict[int, Partition | IsologError],
+    ) -> None:
+        missing: IsologError | None = None
+        try:
+            self._make_folder(topic.name, topic.id, topic)
+        except IsologError as error:
+            missing = error
+        for number in numbers:
+            try:
+                if missing is not None:
+                    raise missing.again()
+                replicas[number] = self._opened(topic, settings, number)
+            except IsologError as error:
+                logger.error("%s/%d cannot be opened: %s", topic.name, number, error)
+                replicas[number] = error
+
+    def _opened(self, topic: Topic, settings: LogSettings, number: int) -> Partition:
+        log = self._folders.open_log(topic, settings, number, self.record(topic, number))
+        partition = Partition(
+            topic.name,
+            topic.id,
+            number,
+            log,
+            self._producer_age,
+            self._clock,
+            alone=False,
+            moved=self.upkeep.note,
+            proposed=self._proposed,
+            generation_of=self._generation_of,
+            recent_room=self._recent_room,
+            on_trouble=self._some_trouble.set,
+        )
+        self.upkeep.take(partition)
+        return partition
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def close(self) -> bool:
+        """Ends all waits and appends, then flushes and closes every log; whether all went well."""
+        with self._applying:
+            self._stopping = True
+            found = self.open_replicas()
+            for partition in found:
+                self._links.unfollow(partition)
+        self.upkeep.remember(found)
+        in_order = True
+        for partition in found:
+            try:
+                partition.close()
+            except IsologError:
+                in_order = False
+                logger.exception("%s/%d: closing", partition.topic, partition.number)
+        return in_order
+
+    def ends(self) -> Ends:
+        """Where all logs end."""
+        return dict(each for hosted in self._hosted.values() for each in hosted.ends())
+
+    def open_replicas(self) -> list[Partition]:
+        """All replicas that are open, whoever leads them."""
+        return [each for hosted in self._hosted.values() for each in hosted.open_partitions()]

@@ -1,0 +1,118 @@
+"""What a broker has of a topic: its replicas, and the streams by which they follow others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency.ids import BrokerId, Generation
+from spark_stream.errors import IsologError, NotLeader, UnknownPartition, UnknownTopic
+from spark_stream.schema.schemas import TIMESTAMP_COLUMN, is_default
+from spark_stream.storage.format.log_format import LogFormat
+from spark_stream.storage.settings import LogSettings
+
+
+class Links(Protocol):
+    """The streams by which this broker's replicas follow others."""
+
+    def follow(self, partition: Partition, leader: BrokerId, generation: Generation) -> None:
+        """The partition follows that broker from now on, and nobody else."""
+
+    def unfollow(self, partition: Partition) -> None:
+        """It follows nobody."""
+
+
+class NoLinks:
+    """For a broker that is alone."""
+
+    def follow(self, partition: Partition, leader: BrokerId, generation: Generation) -> None:
+        pass
+
+    def unfollow(self, partition: Partition) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class HostedTopic:
+    """A topic, with the replicas that this broker has; one that could not be opened is its error.
+
+    ``elsewhere`` makes the error for a partition that this broker does not lead.
+    """
+
+    topic: Topic
+    settings: LogSettings
+    elsewhere: Callable[[Topic, int], IsologError] = field(repr=False)
+    replicas: dict[int, Partition | IsologError] = field(default_factory=dict)
+
+    def partition(self, number: int) -> Partition:
+        """The partition, which this broker leads.
+
+        Raises:
+            UnknownPartition: the topic has none of this number.
+            NotLeader, LeaderUnavailable: another broker leads it, or nobody does at the moment; it
+                was added a moment ago.
+            IsologError: why it could not be opened.
+        """
+        if number < 0:
+            self.check_number(number)
+        found = self.replicas.get(number)
+        if isinstance(found, Partition) and found.leads:
+            return found
+        error = self.elsewhere(self.topic, number)
+        if isinstance(found, IsologError) and not isinstance(error, NotLeader):
+            raise found.again()
+        raise error
+
+    def check_number(self, number: int) -> None:
+        """UnknownPartition if the topic has no partition of this number."""
+        if not 0 <= number < self.topic.partitions:
+            raise unknown_partition(self.topic, number)
+
+    def open_partitions(self) -> list[Partition]:
+        """The replicas that this broker has open, whoever leads them."""
+        found = dict(self.replicas)
+        return [each for _, each in sorted(found.items()) if isinstance(each, Partition)]
+
+    def led(self) -> list[Partition]:
+        """Those that this broker leads."""
+        return [each for each in self.open_partitions() if each.leads]
+
+    def ends(self) -> Iterator[tuple[str, int]]:
+        """The partition's name and its log's end, as ``cluster.vouching`` has them."""
+        for number, found in self.replicas.items():
+            end = found.log.end.entry if isinstance(found, Partition) else -1
+            yield f"{self.topic.id}/{number}", end
+
+
+def format_of(topic: Topic, settings: LogSettings, number: int) -> LogFormat:
+    """How the log of a partition is written."""
+    facts = (
+        ("isolog.format", "1"),
+        ("isolog.topic", topic.name),
+        ("isolog.topic_id", topic.id),
+        ("isolog.partition", str(number)),
+    )
+    timestamps = TIMESTAMP_COLUMN if is_default(topic.schema) else None
+    return LogFormat(topic.schema, settings, timestamps, facts, topic.earlier)
+
+
+def unknown_partition(topic: Topic, number: int) -> UnknownPartition:
+    """The error for a partition that the topic does not have."""
+    return UnknownPartition(
+        f"topic {topic.name!r} has partitions 0 to {topic.partitions - 1}, not {number}",
+        topic=topic.name,
+        partition=number,
+    )
+
+
+def check_id(topic: Topic, topic_id: str | None) -> None:
+    """UnknownTopic if the id that is meant is that of an earlier topic of the name."""
+    if topic_id is not None and topic_id != topic.id:
+        raise UnknownTopic(
+            f"topic {topic.name!r} was deleted and made anew: its id is {topic.id}, not {topic_id}",
+            topic=topic.name,
+            topic_id=topic.id,
+        )

@@ -1,0 +1,107 @@
+"""In-sync replicas that leaders propose, on their way to the partitions' records; epochs too.
+
+A leader's core proposes (``consistency.progress``); here the proposal becomes a compare-and-set,
+and its outcome goes back to the core. Where the store does not say what became of it, the record is
+looked at until that is known: meanwhile the leader counts everybody who may be in sync.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from msgspec import Struct
+
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.cluster.partitions import PartitionId, decode, key_of, put_of
+from spark_stream.consistency.control import election
+from spark_stream.consistency.control.election import Unchanged
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
+from spark_stream.consistency.partition.effects import ProposeIsr, ProposeRecord
+from spark_stream.errors import IsologError
+from spark_stream.scripts.steps import Get, PutMany, Script
+
+
+class _Proposed(Struct, frozen=True):
+    """What a leader proposed, for the record that it knew."""
+
+    partition: Partition
+    me: Member
+    before: PartitionRecord
+    after: PartitionRecord
+    version: int
+
+    @property
+    def id(self) -> PartitionId:
+        return PartitionId(self.partition.topic_id, self.partition.number)
+
+
+class Proposals:
+    """Those of one broker. Any thread notes one, one thread puts them on record."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._noted: list[_Proposed] = []
+        self.noted = threading.Event()
+
+    def note(self, partition: Partition, proposal: ProposeIsr | ProposeRecord) -> None:
+        """A leader proposes; its partition's lock is held, so this only notes it."""
+        noted = _proposed(partition, proposal)
+        if noted is not None:
+            with self._lock:
+                self._noted.append(noted)
+            self.noted.set()
+
+    def putting(self) -> Script[None]:
+        """Puts on record what was noted, step by step, and tells the leaders the outcome."""
+        self.noted.clear()
+        with self._lock:
+            noted, self._noted = self._noted, []
+        latest = {each.id: each for each in noted}  # of one partition the last counts
+        if not latest:
+            return
+        proposed = list(latest.values())
+        try:
+            versions = yield from PutMany(
+                [put_of(each.id, each.after, each.version) for each in proposed]
+            )
+        except IsologError:
+            self._put_back(proposed)
+            raise
+        for number, (each, version) in enumerate(zip(proposed, versions, strict=True)):
+            try:
+                yield from _tell(each, version)
+            except IsologError:
+                self._put_back(proposed[number:])
+                raise
+
+    def _put_back(self, proposed: list[_Proposed]) -> None:
+        """The outcome is not known: the next round looks again."""
+        with self._lock:
+            self._noted = [*proposed, *self._noted]
+        self.noted.set()
+
+
+def _proposed(partition: Partition, proposal: ProposeIsr | ProposeRecord) -> _Proposed | None:
+    if isinstance(proposal, ProposeRecord):
+        return _Proposed(partition, proposal.me, proposal.before, proposal.after, proposal.version)
+    progress = partition.core.progress
+    if progress is None:
+        return None
+    record = progress.record
+    outcome = election.propose_isr(record, progress.me, record.leader_epoch, proposal.members)
+    after = record if isinstance(outcome, Unchanged) else outcome
+    return _Proposed(partition, progress.me, record, after, proposal.version)
+
+
+def _tell(proposed: _Proposed, version: int | None) -> Script[None]:
+    if version is not None:
+        proposed.partition.role.take_isr(proposed.after, version)
+        return
+    record = yield from Get(key_of(proposed.id))
+    if record is None:
+        return  # the topic is gone
+    found = decode(record)
+    if found.record == proposed.after:  # it was taken, and the answer was lost
+        proposed.partition.role.take_isr(found.record, found.version)
+    else:
+        proposed.partition.role.refuse_isr(proposed.version, found.record, found.version)

@@ -1,0 +1,13 @@
+"""A broker's place in its cluster.
+
+``identity``      which broker this is, and whether a caller is a broker of the same cluster
+``lock``          one broker a directory, and how clients find it
+``stores``        opens the directory with the metadata store that belongs to it
+``members``       the other brokers: who is registered, who is alive
+``standing``      what this broker tells the others: its address, the generation of its logs
+``tenure``        its lease: it leads only while that lasts
+``controlling``   what it does as the controller
+``handover``      hands over what it leads: before it ends, and to preferred leaders
+``placing``       which brokers get the replicas of a new partition
+``scrubbing``     reads segments again and again; ``damaged``: what it does about damage
+"""

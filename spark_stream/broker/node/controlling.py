@@ -1,0 +1,191 @@
+"""A broker as the controller, while it is that: it gives partitions leaders that live, ends moves.
+
+Each round looks whether anybody died or came back, or a record changed; where nothing did, a round
+costs next to nothing. What is due and could not be done is tried again, though less often: a
+partition may be without a leader until a broker is back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from spark_stream.broker.host.host import Host
+from spark_stream.broker.node.members import Members
+from spark_stream.cluster.brokers import BrokerState
+from spark_stream.cluster.controller import ControllerSeat
+from spark_stream.consistency.control.assignment import load_of
+from spark_stream.consistency.control.election import Alive
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.consistency.transactions.transactions import Joined
+from spark_stream.scripts import moving
+from spark_stream.scripts.electing import (
+    Changed,
+    Placed,
+    attend,
+    finish_moves,
+    is_moving,
+    needs_leader,
+)
+from spark_stream.scripts.steps import Script
+
+logger = logging.getLogger(__name__)
+
+ROUND_S: Final = 0.1
+"""How long to pause between two rounds: so long may nobody notice that a leader died."""
+MOVES_S: Final = 0.3
+"""How long to pause between two looks whether a move can be finished."""
+_NAMED: Final = 3  # how many partitions a line of the log names
+_RESTS: Final = 10  # rounds that pass until what could not be done is tried again
+
+
+class Controlling:
+    """What one incarnation of a broker does as the controller, and to become it."""
+
+    def __init__(self, host: Host, members: Members, seat: ControllerSeat) -> None:
+        self._host = host
+        self._members = members
+        self._seat = seat
+        self._seen: tuple[int, Alive] | None = None  # after a round that changed nothing
+        self._rests: int | None = None  # rounds until the next; None: nothing is due
+        self._complaint = ""
+        self._no_moves: int | None = None  # the revision at which no move was under way
+
+    def rounds(self) -> Script[None]:
+        """One round, step by step."""
+        now = self._host.view.now
+        held = now.controller
+        if not self._seat.holds(held):
+            self._seen = None
+            if held is not None and self._lives(held.broker, held.incarnation):
+                return
+            taken = self._seat.take(self._lives)
+            if taken is None:
+                return
+            logger.info("this broker is the controller, in term %d", taken.term)
+        alive = self._members.alive()
+        if self._seen == (now.revision, alive) and self._may_rest():
+            return
+        due = [each for each in self._partitions() if needs_leader(each.stored.record, alive)]
+        log_changes((yield from attend(due, alive, self._members.registered())))
+        leaving = [each.id for each in now.brokers.values() if each.state is BrokerState.LEAVING]
+        for broker in leaving:
+            yield from self._send_away(BrokerId(broker))
+        changed = self._host.view.now.revision != now.revision
+        self._seen = None if changed else (now.revision, alive)
+        self._rests = _RESTS if due or leaving else None
+
+    def finishing(self) -> Script[None]:
+        """Finishes moves that can be, if this broker is the controller.
+
+        Brokers force what they have for that, which may take long: it runs beside the rounds.
+        """
+        now = self._host.view.now
+        if not self._seat.holds(now.controller) or self._no_moves == now.revision:
+            return
+        moving = [each for each in self._partitions() if is_moving(each.stored.record)]
+        self._no_moves = None if moving else now.revision
+        log_changes((yield from finish_moves(moving, self._members.alive())))
+
+    def _may_rest(self) -> bool:
+        """Whether a round may pass in which nothing has changed since the last."""
+        if self._rests is not None:
+            self._rests -= 1
+        return self._rests is None or self._rests > 0
+
+    def _send_away(self, broker: BrokerId) -> Script[None]:
+        """Moves the replicas of a broker that was decommissioned; removes one that has none."""
+        stored = {each.stored.id: each.stored for each in self._partitions()}
+        if not any(broker in each.record.replicas for each in stored.values()):
+            if (yield from moving.remove_broker(broker, lives=self._members.is_alive(broker))):
+                logger.info("broker %s has no replicas any more: it is removed", broker)
+            return
+        load = load_of(each.record.replicas for each in stored.values())
+        if (yield from moving.move_away(stored, broker, self._members.takers(), load)):
+            self._complain(f"broker {broker} leaves; some of its replicas have no other place")
+
+    def _complain(self, what: str) -> None:
+        if what != self._complaint:
+            self._complaint = what
+            logger.warning("%s", what)
+
+    def _lives(self, broker: BrokerId, incarnation: str) -> bool:
+        known = self._members.get(broker)
+        return (
+            known is not None
+            and known.incarnation == incarnation
+            and self._members.is_alive(broker)
+        )
+
+    def _partitions(self) -> Iterator[Placed]:
+        """All partitions of topics that are there."""
+        now = self._host.view.now
+        for topic in now.topics.values():
+            unclean: bool | None = None
+            for number, stored in now.partitions.get(topic.id, {}).items():
+                if number >= topic.partitions:
+                    continue
+                if unclean is None:
+                    unclean = self._host.settings_of(topic).unclean_leader_election
+                yield Placed(Joined(topic.name, topic.id, number), stored, unclean)
+
+
+def log_changes(changes: Sequence[Changed]) -> None:
+    """Log what was changed together: one line for each cause, with counts; details for debugging.
+
+    The death of one broker may change thousands of partitions.
+    """
+    risky = [each for each in changes if each.risky]
+    same: list[Changed] = []
+    moved: list[Changed] = []
+    elected: dict[BrokerId | None, list[Changed]] = {}
+    for each in changes:
+        before, after = each.before, each.after
+        if each.risky:
+            continue
+        if after.leader != before.leader:
+            elected.setdefault(before.leader, []).append(each)
+        else:
+            (moved if after.leader_epoch == before.leader_epoch else same).append(each)
+    if risky:
+        logger.error(
+            "%s: no replica that was in sync has all its records; the one with the longest log"
+            " leads now (%s): committed records may be lost",
+            _names(risky),
+            _leaders(risky),
+        )
+    for former, those in elected.items():
+        earlier = "there was no leader" if former is None else f"after broker {former}"
+        logger.info("%s: led by %s now; %s", _names(those), _leaders(those), earlier)
+    if same:
+        logger.info("%s: led on by %s, in a new epoch", _names(same), _leaders(same))
+    if moved:
+        brokers = _counted(broker for each in moved for broker in each.after.replicas)
+        logger.info("%s: moved, replicas are on %s now", _names(moved), brokers)
+    for each in changes:
+        logger.debug(
+            "%s/%d: broker %s leads in epoch %d, after %s; its replicas are on %s",
+            each.at.topic,
+            each.at.partition,
+            each.after.leader,
+            each.after.leader_epoch,
+            each.before.leader,
+            ", ".join(each.after.replicas),
+        )
+
+
+def _names(changes: Sequence[Changed]) -> str:
+    names = ", ".join(f"{each.at.topic}/{each.at.partition}" for each in changes[:_NAMED])
+    others = len(changes) - _NAMED
+    return f"{len(changes)} partitions ({names}, and {others} more)" if others > 0 else names
+
+
+def _leaders(changes: Sequence[Changed]) -> str:
+    return _counted(str(each.after.leader) for each in changes)
+
+
+def _counted(brokers: Iterable[str]) -> str:
+    counts = sorted(Counter(brokers).items())
+    return ", ".join(f"broker {broker} ({count})" for broker, count in counts)

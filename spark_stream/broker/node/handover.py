@@ -1,0 +1,285 @@
+"""A broker hands over what it leads.
+
+It does so when it ends in order, where its log refuses writes, and where another broker is the
+preferred leader.
+
+Order of steps: the other brokers are asked who can lead, and each probes its own log for that
+(``ProbeReplica``); nothing is appended any more; the followers get what they lack, for a while;
+then the records name other leaders, one compare-and-set each. What a follower lacked by then is cut
+off later: nothing of it was acknowledged as replicated. A partition that nobody else can lead
+stays.
+
+When a replica in trouble hands over is a rule of ``consistency.withdrawal``. When a preferred
+leader leads again is a rule of ``consistency.balance``: nothing of the log is given up for that, so
+a partition whose followers do not catch up in time stays.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Hashable, Iterable
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from spark_stream.broker.host.host import Host
+from spark_stream.broker.node.members import Members
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.cluster.partitions import PartitionId
+from spark_stream.consistency.control import balance, election
+from spark_stream.consistency.control.balance import Settling
+from spark_stream.consistency.control.damage import has_heir
+from spark_stream.consistency.control.election import Alive
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.consistency.transactions.transactions import Joined
+from spark_stream.environment import Clock
+from spark_stream.errors import IsologError
+from spark_stream.scripts.moving import change_records
+from spark_stream.scripts.steps import Pause, ProbeReplica, Script, together
+
+logger = logging.getLogger(__name__)
+
+_PAUSES: Final = 100
+_PAUSE_S: Final = 0.01
+_NAMES_MAX: Final = 5  # in one line of the broker's log
+LOOK_S: Final = 0.2
+"""How long to pause between two looks for replicas in trouble."""
+_BALANCE_S: Final = 3.0
+
+
+def handing_over(host: Host, members: Members) -> Script[int]:
+    """Hand over all that the broker leads; return how many partitions those were."""
+    generation = host.generation
+    if generation is None:
+        return 0
+    me = Member(host.broker_id, generation)
+    led = [
+        partition
+        for hosted in host.topics()
+        for partition in hosted.led()
+        if partition.has_followers
+    ]
+    heirs = yield from find_heirs(host, members, led, me)
+    alive = members.alive()
+    resigned = yield from _resigning(
+        led, host, lambda place, at: election.resign(at, me, alive, heirs.get(place, []))
+    )
+    return len(resigned)
+
+
+def find_heirs(
+    host: Host, members: Members, partitions: Iterable[Partition], me: Member
+) -> Script[dict[PartitionId, list[BrokerId]]]:
+    """Ask live in-sync replicas of the partitions led here whether their logs take writes.
+
+    A broker that does not answer in time is no heir.
+    """
+    alive, steps = members.alive(), []
+    for each in partitions:
+        stored = host.view_of(id_of(each))
+        if not each.leads or stored is None or not has_heir(stored.record, me, alive):
+            continue
+        at = Joined(each.topic, each.topic_id, each.number)
+        live = election.live_members(stored.record, alive)
+        steps += [ProbeReplica(other.broker, at) for other in live if other != me]
+    answers = yield from together(steps)
+    found: dict[PartitionId, list[BrokerId]] = {}
+    for step, answer in zip(steps, answers, strict=True):
+        if not isinstance(answer, IsologError):
+            place = PartitionId(step.at.topic_id, step.at.partition)
+            found.setdefault(place, []).append(step.broker)
+    return found
+
+
+def _resigning(
+    led: Collection[Partition],
+    host: Host,
+    resign: Callable[[PartitionId, PartitionRecord], election.Outcome],
+    *,
+    complete: bool = False,
+) -> Script[list[PartitionId]]:
+    """Let followers catch up, then change the records; return the partitions that others lead.
+
+    ``complete``: a partition whose in-sync replicas have not caught up by then stays.
+    """
+    for partition in led:
+        partition.role.begin_hand_over()
+    for _ in range(_PAUSES):
+        if all(each.is_all_replicated() for each in led):
+            break
+        yield Pause(_PAUSE_S)
+    if complete:
+        led = [each for each in led if each.is_all_replicated()]
+    outcomes = yield from change_records([id_of(each) for each in led], host.view_of, resign)
+    return [each for each, found in outcomes.items() if not isinstance(found, election.Unchanged)]
+
+
+def id_of(partition: Partition) -> PartitionId:
+    """Return the key of the partition's record."""
+    return PartitionId(partition.topic_id, partition.number)
+
+
+class _News(NamedTuple):
+    """What the broker's log says of a replica in trouble: its part, and the error's code."""
+
+    leads: bool
+    code: str
+
+
+class Withdrawals:
+    """The replicas of one broker whose logs refuse writes. One thread looks at them."""
+
+    def __init__(self, host: Host, members: Members, clock: Clock) -> None:
+        self._host = host
+        self._members = members
+        self._clock = clock
+        self._reported: dict[str, _News] = {}
+
+    def looking(self) -> Script[None]:
+        """Hand over what this broker cannot write to and another one can; to be run often."""
+        found, generation = self._host.troubled(), self._host.generation
+        names = {each.name for each in found}
+        self._reported = {name: news for name, news in self._reported.items() if name in names}
+        if not found or generation is None:
+            return
+        now, me = self._clock.steady_us(), Member(self._host.broker_id, generation)
+        due = [each for each in found if (at := each.fitness.trouble) and at.due <= now]
+        left = [each for each in due if not self._takes_writes(each)]
+        heirs = yield from find_heirs(self._host, self._members, left, me)
+        led = [each for each in left if heirs.get(id_of(each))]
+        alive = self._members.alive()
+        try:
+            resigned = yield from _resigning(
+                led,
+                self._host,
+                lambda place, record: election.resign(record, me, alive, heirs[place]),
+            )
+        finally:
+            for partition in led:
+                partition.role.end_hand_over()
+            for partition in left:
+                partition.fitness.put_off()
+        gone = {each for each in led if id_of(each) in resigned}
+        stuck = {each for each in left if each.leads} - gone
+        self._report(gone, "another in-sync replica leads now", leads=False)
+        self._report(stuck, "no other in-sync replica is known to take them", leads=True)
+        self._report(set(left) - gone - stuck, "it does not lead here", leads=False)
+
+    def _takes_writes(self, partition: Partition) -> bool:
+        """Whether a probe of its log succeeds, if one is due before the replica hands over."""
+        trouble = partition.fitness.trouble
+        if trouble is None:
+            return True
+        if not trouble.needs_probe and partition.leads:
+            return False
+        try:
+            partition.probe()
+        except IsologError:
+            return False
+        logger.warning("%s: the log takes writes again", partition.name)
+        return True
+
+    def _report(self, partitions: Collection[Partition], outcome: str, *, leads: bool) -> None:
+        """Log what became of partitions in trouble, in one line, and again once it is different.
+
+        Args:
+            partitions: The partitions in trouble.
+            outcome: What became of them.
+            leads: Whether this broker still leads them.
+        """
+        errors = {each.name: each.fitness.error for each in partitions}
+        found = {name: _News(leads, error.code if error else "") for name, error in errors.items()}
+        names = sorted(name for name, news in found.items() if self._reported.get(name) != news)
+        if not names:
+            return
+        self._reported |= found
+        error = errors[names[0]]
+        logger.error(
+            "%s: the log refuses writes (%s); %s",
+            _named(names),
+            "" if error is None else error.message,
+            outcome,
+        )
+
+
+class Balance:
+    """The partitions of one broker that others should lead. One thread looks at them."""
+
+    def __init__(self, host: Host, members: Members, clock: Clock, settle_s: float) -> None:
+        """``settle_s``: how long a preferred leader must have been able to lead; 0: switch off."""
+        self._host = host
+        self._members = members
+        self._clock = clock
+        self._settle_us = int(settle_s * 1_000_000)
+        self.pause_s = min(settle_s / 10, _BALANCE_S) or _BALANCE_S
+        """How long to pause between two looks."""
+        self._settling: dict[Partition, Settling] = {}
+
+    def looking(self) -> Script[None]:
+        """Hand over what preferred leaders can lead again; to be run often."""
+        generation = self._host.generation
+        if generation is None or not self._settle_us:
+            return
+        now, me = self._clock.steady_us(), Member(self._host.broker_id, generation)
+        alive = self._members.alive()
+        self._settling = balance.after_look(self._settling, self._able(me, alive), now)
+        due = balance.due(self._settling, self._settle_us, now)
+        if not due:
+            return
+        for each in due:  # where nothing comes of it, it is tried again after that time
+            self._settling[each] = replace(self._settling[each], since=now)
+        led = yield from self._taking_writes(due)
+        try:
+            resigned = yield from _resigning(
+                led,
+                self._host,
+                lambda _, record: _prefer(record, me, self._members.alive()),
+                complete=True,
+            )
+        finally:
+            for partition in led:
+                partition.role.end_hand_over()
+        gone = sorted(each.name for each in led if id_of(each) in resigned)
+        if gone:
+            logger.info("%s: led by the preferred leader again", _named(gone))
+
+    def _able(self, me: Member, alive: Alive) -> dict[Partition, Hashable]:
+        """Return what another broker could lead, with what must stay as it is meanwhile."""
+        found: dict[Partition, Hashable] = {}
+        for hosted in self._host.topics():
+            for each in hosted.open_partitions():
+                stored = self._host.view_of(id_of(each))
+                if stored is None or stored.record.leader != me.broker:
+                    continue
+                record, known = stored.record, self._members.get(stored.record.replicas[0])
+                if known and not isinstance(_prefer(record, me, alive), election.Unchanged):
+                    found[each] = (record.leader_epoch, known.incarnation)
+        return found
+
+    def _taking_writes(self, partitions: Collection[Partition]) -> Script[list[Partition]]:
+        """Return those of the partitions whose preferred leaders' logs take a write."""
+        asked = []
+        for each in partitions:
+            stored = self._host.view_of(id_of(each))
+            if stored is not None and each.leads:
+                at = Joined(each.topic, each.topic_id, each.number)
+                asked.append((each, ProbeReplica(stored.record.replicas[0], at)))
+        answers = yield from together(step for _, step in asked)
+        return [
+            each
+            for (each, _), answer in zip(asked, answers, strict=True)
+            if not isinstance(answer, IsologError)
+        ]
+
+
+def _prefer(record: PartitionRecord, me: Member, alive: Alive) -> election.Outcome:
+    """Let the preferred leader lead what this broker leads."""
+    if not election.leads(record, me):
+        return election.Unchanged(election.Obstacle.NOT_THE_LEADER, record)
+    return election.prefer(record, alive)
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
+    return ", ".join(names[:_NAMES_MAX]) + more

@@ -1,0 +1,144 @@
+"""What the others are told of this broker: where it listens, and in which generation its logs are.
+
+The generation is decided when the logs are open (``cluster.vouching``). If a force fails later, the
+broker cannot vouch for that log any more: the system may have dropped what it had not written. So
+it says so on record, then registers with a new generation. By that it is in sync nowhere until its
+logs have been compared with those of their leaders; and where nobody else is in sync, it leads on
+in a new epoch. A batch that turns out to be damaged has the same end, where another replica has it
+(``consistency.damage``).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from spark_stream.broker.host.host import Host
+from spark_stream.broker.node.controlling import log_changes
+from spark_stream.broker.node.damaged import DamagedReplicas
+from spark_stream.broker.node.members import Members
+from spark_stream.cluster.brokers import Brokers, RegisteredBroker
+from spark_stream.cluster.stores.store import MetadataStore
+from spark_stream.cluster.vouching import Doubt, Found, Vouching
+from spark_stream.consistency.control.partition_record import Member
+from spark_stream.consistency.ids import Generation
+from spark_stream.environment import Ids, Machine
+from spark_stream.scripts.electing import Changed, resume
+from spark_stream.scripts.steps import Script
+
+logger = logging.getLogger(__name__)
+
+
+class Runs(Protocol):
+    """Where the broker's directory names the run that uses it."""
+
+    def recorded_run(self) -> str | None:
+        """The run that used it last."""
+
+    def record_run(self, run: str) -> None:
+        """This run uses it from now on, also after a power cut."""
+
+    def forget_run(self) -> None:
+        """No run is named any more, also after a power cut."""
+
+
+class Standing:
+    """One incarnation of a broker, as the records have it."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        host: Host,
+        members: Members,
+        ids: Ids,
+        machine: Machine,
+        runs: Runs,
+    ) -> None:
+        self._store = store
+        self._host = host
+        self._ids = ids
+        self._machine = machine
+        self._runs = runs
+        self._vouching = Vouching(store, host.broker_id)
+        self._run = ""
+        self._failed: set[str] = set()
+        self._damaged = DamagedReplicas(host, members)
+        self._registered: RegisteredBroker | None = None
+
+    @property
+    def me(self) -> Member:
+        """This broker as a member of ISRs."""
+        generation = self._host.generation
+        assert generation is not None
+        return Member(self._host.broker_id, generation)
+
+    def vouch(self) -> None:
+        """Decide the generation of the logs, which are open."""
+        self._run = self._ids.new_id()
+        found = Found(
+            self._runs.recorded_run(),
+            self._host.ends(),
+            not self._host.doubts,
+            self._machine.boot_id(),
+        )
+        generation, reason = self._vouching.begin(found, self._run, self._ids.new_id)
+        self._runs.record_run(self._run)
+        if reason is not None and reason is not Doubt.NEW:
+            logger.error(
+                "this broker cannot vouch for its logs (%s): it is in sync with no leader until its"
+                " logs have been compared with theirs",
+                "; ".join((reason.value, *self._host.doubts)),
+            )
+        self._host.generation = generation
+
+    def register(self, broker: RegisteredBroker) -> None:
+        """Puts the broker on record with its generation."""
+        self._registered = replace(broker, generation=self.me.generation)
+        Brokers(self._store).register(self._registered)
+
+    def leading_again(self, earlier: Member | None = None) -> Script[list[Changed]]:
+        """Lead on what no other broker can lead, in new epochs; return what was changed.
+
+        ``earlier``: as ``resume``.
+        """
+        placed, end_of = self._host.placed(), self._host.log_end
+        changed = yield from resume(placed, self.me, end_of, earlier)
+        log_changes(changed)
+        return changed
+
+    def looking(self) -> Script[None]:
+        """Looks for logs whose forces have failed or whose batches are damaged; to be run often."""
+        if self._registered is None:
+            return
+        failed = {each.name for each in self._host.troubled() if each.log.failed is not None}
+        if not failed <= self._failed:
+            self._vouching.force_failed(self._run)
+            names = ", ".join(sorted(failed - self._failed))
+            self._begin_generation(f"a force has failed ({names})")
+            yield from self.leading_again()
+            self._failed = failed
+        if self._damaged.need_to_leave(self.me):
+            before = self.me
+            names = ", ".join(self._damaged.left)
+            self._begin_generation(f"batches are damaged ({names})")
+            yield from self.leading_again(before)
+
+    def _begin_generation(self, reason: str) -> None:
+        """By the registration this broker is in sync nowhere."""
+        assert self._registered is not None
+        generation = Generation(self._ids.new_id())
+        logger.error(
+            "%s: this broker goes on in a new generation of its logs; it is in sync with no leader"
+            " until they have been compared with the leader's",
+            reason,
+        )
+        self._vouching.begin_generation(self._run, generation)
+        self._registered = replace(self._registered, generation=generation)
+        Brokers(self._store).register(self._registered)
+        self._host.change_generation(generation)
+
+    def end(self) -> None:
+        """All logs are forced and closed, in order."""
+        self._vouching.end(self._run, self._host.ends())

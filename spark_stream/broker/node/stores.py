@@ -1,0 +1,112 @@
+"""A broker's directory and its metadata store belong together, or the broker does not start.
+
+The store says which topics there are; the directory has their records. A store that is new, or an
+older copy, would make topics disappear without a word, and their records with them.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from spark_stream.cluster.backup import STORE_NAME
+from spark_stream.cluster.identity import ClusterSecret, cluster_identity
+from spark_stream.cluster.left_overs import REMOVED
+from spark_stream.cluster.stores.lease_files import running_brokers
+from spark_stream.cluster.stores.sqlite import SqliteStore
+from spark_stream.cluster.stores.store import MetadataStore
+from spark_stream.cluster.topics import TOPICS, decode
+from spark_stream.environment import Ids
+from spark_stream.errors import MetadataLost, WrongCluster
+from spark_stream.storage.disk.directory import (
+    LogDirectory,
+    RunFile,
+    open_directory,
+    recorded_cluster_id,
+    topic_folders,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def open_store(
+    path: Path, metadata: Path | None, ids: Ids, broker_id: str | None = None
+) -> tuple[LogDirectory, SqliteStore, ClusterSecret]:
+    """The broker's directory and its store, which belong to one cluster, and that one's secret.
+
+    ``metadata`` is the file of a shared store; None: the store lies in the directory.
+    ``broker_id``: whose directory it is to be; None: whosever it is.
+
+    Raises:
+        WrongCluster: they do not; or a broker has run in the directory, and the store is empty or
+            missing.
+        MetadataLost: running brokers have another file open than the one at its path, or the
+            write-ahead log beside it is that of another file.
+    """
+    if metadata is None:
+        directory = open_directory(path, new_id=ids.new_id, broker_id=broker_id)
+        file = directory.path / STORE_NAME
+        known: str | None = directory.cluster_id
+    else:
+        file = metadata.resolve()
+        known = recorded_cluster_id(path)
+    if not file.exists():
+        running = running_brokers(lease_folder(path, metadata))
+        if running:
+            raise MetadataLost(
+                f"the metadata store {file} is missing, and brokers run that have it open:"
+                f" {', '.join(running)}",
+                path=str(file),
+            )
+        _check_unused(path, f"there is no metadata store {file}")
+    store = SqliteStore(file)
+    try:
+        if not store.list(""):
+            _check_unused(path, f"the metadata store {file} is empty")
+        found, secret = cluster_identity(store, ids, known)
+        directory = open_directory(path, found, ids.new_id, broker_id=broker_id)
+        _report_unknown_folders(store, path)
+        return directory, store, secret
+    except BaseException:
+        store.close()
+        raise
+
+
+def lease_folder(path: Path, metadata: Path | None) -> Path:
+    """Where the leases of a store's brokers lie: one folder, whatever path leads to the store."""
+    return (path if metadata is None else metadata.resolve().parent) / "leases"
+
+
+def _check_unused(path: Path, lost: str) -> None:
+    """WrongCluster if a broker has run in the directory, for then a store knows it.
+
+    ``lost``: what has become of that store, for the message. Without it the broker would be a
+    cluster of its own, under the id of the one that the directory belongs to.
+    """
+    topics = sorted(set(topic_folders(path).values()))
+    if topics:
+        shown = ", ".join(topics[:3]) + (", …" if len(topics) > 3 else "")
+        found = f"has records of topics ({shown})"
+    elif RunFile(path).recorded_run() is not None:
+        found = f"belongs to cluster {recorded_cluster_id(path)}"
+    else:
+        return
+    raise WrongCluster(
+        f"{path} {found}, and {lost}",
+        hint="Start the broker with the store that the directory was used with, or a backup of"
+        " it: `isolog broker start --metadata FILE` if several brokers share one. For a new log"
+        " give it an empty directory.",
+        path=str(path),
+    )
+
+
+def _report_unknown_folders(store: MetadataStore, path: Path) -> None:
+    known = {decode(each).id for each in store.list(TOPICS)}
+    known |= {each.key.removeprefix(REMOVED) for each in store.list(REMOVED)}
+    for topic_id, name in sorted(topic_folders(path).items()):
+        if topic_id not in known:
+            logger.error(
+                "%s: the metadata store knows no topic of this id: it is older than the directory,"
+                " or has lost the topic; its records are left there and not served",
+                path / "topics" / name / topic_id,
+            )

@@ -1,0 +1,48 @@
+"""A broker's lease, as the broker lives by it: it leads only while its own clock says so.
+
+If the lease was over in between (the process had stood still), others may lead by now. So the
+broker takes a new one, and leads again only after it has seen the records anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from spark_stream.cluster.stores.leases import Lease, Leases
+
+logger = logging.getLogger(__name__)
+
+
+class Tenure:
+    """One incarnation's lease, from construction to :meth:`end`."""
+
+    def __init__(
+        self, leases: Leases, broker_id: str, incarnation: str, refresh: Callable[[], None]
+    ) -> None:
+        """``refresh``: sees the records anew, and acts on them."""
+        self._hold: Callable[[Lease | None], Lease] = lambda after: leases.hold(
+            broker_id, incarnation, after
+        )
+        self._refresh = refresh
+        self._lease = self._hold(None)
+
+    def serves(self) -> bool:
+        """Whether the broker may lead at this moment."""
+        return self._lease.may_serve()
+
+    def renew(self) -> None:
+        """Renews the lease; to be called several times in its duration."""
+        if self._lease.renew():
+            return
+        logger.warning("the lease was over: other brokers may lead what this one led")
+        self._lease.release()
+        fresh = self._hold(
+            self._lease
+        )  # the file of the old one may be gone, by whoever cleared the folder
+        self._refresh()
+        self._lease = fresh
+
+    def end(self) -> None:
+        """Whoever looks finds the lease over."""
+        self._lease.release()

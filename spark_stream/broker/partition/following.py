@@ -1,0 +1,209 @@
+"""What a replica takes from its leader: where the two logs part, then entries, then news.
+
+The rules are in ``consistency.follower``. Before a follower takes anything it tells the leader the
+epochs of its log, as far as that is sound, and cuts off what the leader does not have.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import pyarrow as pa
+
+from spark_stream.broker.partition.outcomes import WakeUp, wake_all
+from spark_stream.broker.partition.state import PartitionState, Role
+from spark_stream.consistency.ids import EntryIndex
+from spark_stream.consistency.partition.effects import Effects
+from spark_stream.consistency.replication.epochs import EpochHistory
+from spark_stream.consistency.replication.follower import (
+    Agreed,
+    BeginAnew,
+    Cut,
+    Refusal,
+    estranged,
+    judge_frame,
+    preparation,
+)
+from spark_stream.errors import EntriesGone
+from spark_stream.storage.disk.aside import FOLDER
+from spark_stream.storage.format.stored import StoredEntries
+
+logger = logging.getLogger(__name__)
+
+
+class FollowerRole:
+    """A replica as it follows, from any thread. ``turn``: that of the state when it asked."""
+
+    def __init__(self, state: PartitionState) -> None:
+        self._state = state
+        self._reports_forced = False
+
+    def history(self) -> EpochHistory:
+        """Return the epochs of the log as far as it is sound, to be compared with a leader's."""
+        with self._state.lock:
+            history, hole = self._state.core.history(), self._state.log.hole
+        return history if hole is None else history.below(hole)
+
+    def sound_end(self) -> tuple[int, EntryIndex]:
+        """Return the last epoch of what is sound of the log (-1: no entry), and where that ends."""
+        history = self.history()
+        return (history.epochs[-1][0] if history.epochs else -1), EntryIndex(history.end)
+
+    def report_what_is_forced(self, *, moves: bool) -> None:
+        """Force what is appended before the leader hears of it, as long as a move goes on.
+
+        Those that go have perhaps forced what was committed, and that is to be on a disk of those
+        that stay.
+        """
+        self._reports_forced = moves
+
+    def agree(self, turn: int, agreed: Agreed) -> EntryIndex:
+        """Cut the log back to what it shares with its leader's; return where it ends now.
+
+        Raises:
+            NotLeader: that turn is over.
+            DiskFull, StorageFailure: it is as it was; the log has refused writes, and no probe has
+                succeeded since.
+        """
+        state = self._state
+        core, log = state.core, state.log
+        with state.lock:
+            epoch = agreed.leader_epoch
+            state.check_follows(turn)
+            state.fitness.check()
+            hole = log.hole
+            prepared = preparation(core.bounds_state, agreed, hole)
+            if isinstance(prepared, Refusal):
+                raise state.refused(prepared, epoch)
+            before, now = log.end.entry, state.clock.steady_us()
+            effects: Effects = []
+            if isinstance(prepared, Cut | BeginAnew) and prepared.lost_from is not None:
+                logger.error(
+                    "%s: the leader of epoch %d has no entry from %d on, which were committed:"
+                    " they are lost",
+                    state.name,
+                    epoch,
+                    prepared.lost_from,
+                )
+            if isinstance(prepared, Cut):
+                end = log.truncate(prepared.entry)
+                below = end.entry < core.bounds_state.high_watermark.entry
+                effects = core.truncate(log.tables(), end, now, lost=below)
+                logger.info("%s: cut entries %d to %d", state.name, end.entry, before - 1)
+                if hole is not None:
+                    logger.warning(
+                        "%s: what is sound of them is kept in %s until it has come again",
+                        state.name,
+                        log.directory / FOLDER,
+                    )
+            elif isinstance(prepared, BeginAnew):
+                log.reset(prepared.at)
+                core.reset(prepared.at, now)
+                logger.info("%s: begins anew at entry %d", state.name, prepared.at.entry)
+            woken = state.carry_out(effects)
+            end_entry = log.end.entry
+        wake_all(woken)
+        if self._reports_forced:
+            state.force()
+        return end_entry
+
+    def take_back(self, turn: int) -> None:
+        """Append what this log had cut at damage, where its leader's next entry is damaged.
+
+        The next session begins after that: the leader is told of these entries, and what it does
+        not have of them is cut off again.
+
+        Raises:
+            NotLeader: that turn is over.
+            DiskFull, StorageFailure: nothing of them is taken back.
+        """
+        state = self._state
+        with state.lock:
+            state.check_follows(turn)
+            with state.fitness:
+                entries = state.log.take_back()
+            if not entries:
+                return
+            high = state.core.bounds_state.high_watermark.entry
+            woken = state.carry_out(state.core.append_replicated(entries, high))
+        wake_all(woken)
+        logger.warning(
+            "%s: the leader's entry %d is damaged: entries %d to %d are taken from what was kept"
+            " here when this log was cut",
+            state.name,
+            entries[0].entry_index,
+            entries[0].entry_index,
+            entries[-1].entry_index,
+        )
+        if self._reports_forced:
+            state.force()
+
+    def append_frame(
+        self, turn: int, first: EntryIndex, frame: StoredEntries, leader_hw: EntryIndex
+    ) -> EntryIndex:
+        """Append what the leader of this turn has sent; return where the log ends now.
+
+        Raises:
+            NotLeader: that turn is over.
+            EntriesGone, DamagedEntries: the entries do not follow the log's end; a checksum fails.
+            DiskFull, StorageFailure: nothing of them is kept, or not all.
+        """
+        state = self._state
+        core, log = state.core, state.log
+        with state.lock:
+            state.check_follows(turn)
+            epoch = core.leader_epoch
+            end, count = log.end.entry, len(frame.rows)
+            judged = judge_frame(epoch, end, epoch, first, count)
+            if isinstance(judged, Refusal):
+                raise state.refused(judged, epoch)
+            if judged.skip < count:
+                rows = frame.rows[judged.skip :]
+                self._check_not_estranged(int(rows[0]["base_offset"]))
+                with state.fitness:
+                    entries = log.append_entries(rows, _data_of(frame, judged.skip))
+                effects = core.append_replicated(entries, leader_hw)
+            else:
+                effects = core.learn_high_watermark(leader_hw)
+            woken = state.carry_out(effects)
+            end_entry = log.end.entry
+        wake_all(woken)
+        if self._reports_forced and judged.skip < count:
+            state.force()
+        return end_entry
+
+    def _check_not_estranged(self, base_offset: int) -> None:
+        """Compare the log with the offset of the leader's next entry; the caller holds the lock.
+
+        Raises:
+            EntriesGone: the log is of another past, and begins anew; the leader is asked again.
+        """
+        state = self._state
+        log_end = state.core.bounds_state.log_end
+        estrangement = estranged(log_end, base_offset)
+        if estrangement is None:
+            return
+        logger.error(
+            "%s: the log is of another past than its leader's (offset %d instead of %d): it begins"
+            " anew, and what it had is lost",
+            state.name,
+            log_end.offset,
+            base_offset,
+        )
+        state.log.reset(estrangement.at)
+        state.core.reset(estrangement.at, state.clock.steady_us())
+        raise EntriesGone(f"{state.name}: begins anew", topic=state.topic, partition=state.number)
+
+    def take_high_watermark(self, turn: int, leader_hw: EntryIndex) -> None:
+        """Take over the high watermark of the leader of this turn."""
+        state = self._state
+        woken: tuple[WakeUp, ...] = ()
+        with state.lock:
+            if state.closed is None and state.role is Role.FOLLOWER and turn == state.turn:
+                woken = state.carry_out(state.core.learn_high_watermark(leader_hw))
+        wake_all(woken)
+
+
+def _data_of(frame: StoredEntries, skip: int) -> pa.Buffer:
+    """Return the bytes of the batches behind the first ``skip`` entries."""
+    return frame.data.slice(int(frame.rows["length"][:skip].sum())) if skip else frame.data

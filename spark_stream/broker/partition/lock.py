@@ -1,0 +1,74 @@
+"""A partition's lock, and what is left to its holder by those who must not wait for it.
+
+Whoever appends holds the lock while the disk takes the bytes. A thread that serves a follower, for
+all partitions of its stream, must not stand still for that. So it leaves its work here: it does it
+itself if the lock is free, and else the holder does it as soon as it lets go.
+
+Why nothing is left lying: work is put down before its owner tries the lock, and a holder looks for
+work after it has let go. So of two who miss each other one always sees the work.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from spark_stream.broker.partition.outcomes import WakeUp, wake_all
+
+logger = logging.getLogger(__name__)
+
+Work = Callable[[], tuple[WakeUp, ...]]
+"""Is done under the lock; returns whom to wake without it."""
+
+
+class PartitionLock:
+    """Not to be taken twice by one thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left: deque[Work] = deque()
+
+    def acquire(self, timeout: float = -1) -> bool:
+        """Waits for so many seconds at most, however long if negative; whether it has the lock."""
+        return self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        """Lets go, and then does what was left meanwhile."""
+        self._lock.release()
+        if self._left:
+            self._work_off()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def do_soon(self, work: Work) -> None:
+        """Does the work under the lock, at once or when its holder lets go; waits for nobody.
+
+        All work is done in the order in which it came. What it raises is logged: its owner may be
+        gone.
+        """
+        self._left.append(work)
+        self._work_off()
+
+    def _work_off(self) -> None:
+        while self._left and self._lock.acquire(blocking=False):
+            woken: tuple[WakeUp, ...] = ()
+            try:
+                while self._left:
+                    woken += _done(self._left.popleft())
+            finally:
+                self._lock.release()
+            wake_all(woken)
+
+
+def _done(work: Work) -> tuple[WakeUp, ...]:
+    try:
+        return work()
+    except Exception:
+        logger.exception("what was left to the holder of a partition's lock")
+        return ()

@@ -1,0 +1,497 @@
+"""One replica of a partition in this broker, for any thread.
+
+**Invariant.** The core (``consistency.replica``) knows exactly the entries of the log that were
+written whole, whenever the lock is free. What it publishes (``bounds_state``) is one value that
+never changes: readers take it without the lock.
+
+**Lock.** Each replica has one lock. It guards core, log, role, waiters and sessions together. A
+batch is inspected, encoded and checksummed before the lock is taken; nobody waits, and no reader is
+woken, while it is held. Work that must not wait for it is left to its holder
+(``partition_lock``). What is called back under the lock (``moved``, ``proposed``, ``news``) only
+notes something.
+
+**Order of effects.** The core judges, the log is written, the core applies the entries and
+publishes the new bounds, its effects are carried out (proposals noted, followers notified), the
+lock is released, and then appends are acknowledged and reads woken.
+
+Parts, over one :class:`~spark_stream.broker.partition.state.PartitionState`:
+
+=================  ==============================================================
+``role``           leading, following, in-sync replicas (``replica_role``)
+``appends``        what producers ask of the leader (``partition_appends``)
+``transactions``   joins and ends of transactions (``partition_transactions``)
+``followers``      what followers ask of the leader (``followers``)
+``following``      what the replica takes from its leader (``following``)
+=================  ==============================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+
+import numpy as np
+import pyarrow as pa
+from msgspec import structs
+
+from spark_stream.broker.partition.appends import Appends
+from spark_stream.broker.partition.callers import Callers
+from spark_stream.broker.partition.fitness import Fitness
+from spark_stream.broker.partition.followers import Followers
+from spark_stream.broker.partition.following import FollowerRole
+from spark_stream.broker.partition.outcomes import Appended, WakeUp, wake_all
+from spark_stream.broker.partition.recent import Recent, Room
+from spark_stream.broker.partition.role import ReplicaRole
+from spark_stream.broker.partition.sessions import Sessions
+from spark_stream.broker.partition.state import PartitionState, Role
+from spark_stream.broker.partition.transactions import PartitionTransactions
+from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
+from spark_stream.consistency.isolation import Bounds, Isolation
+from spark_stream.consistency.partition.atomic import greatest_cut
+from spark_stream.consistency.partition.effects import BOUND_OF, Effects, ProposeIsr, ProposeRecord
+from spark_stream.consistency.partition.extents import SpansSnapshot
+from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.consistency.partition.progress import GenerationOf, IsrSettings
+from spark_stream.consistency.partition.replica import Replica, Surroundings
+from spark_stream.consistency.replication.lineage import Lineage, lineage_of, surviving
+from spark_stream.environment import Clock
+from spark_stream.errors import (
+    BrokerStopping,
+    DamagedSegment,
+    IsologError,
+    LeaderEpochFenced,
+    LeaderUnavailable,
+    UnknownLeaderEpoch,
+    UnknownTopic,
+)
+from spark_stream.scripts.steps import Described
+from spark_stream.storage.format.chunks import Stored
+from spark_stream.storage.format.log_format import LogFormat
+from spark_stream.storage.log.replica_log import ReplicaLog
+from spark_stream.storage.segment.checking import Suspect
+from spark_stream.storage.settings import LogSettings
+
+
+class Closing(Enum):
+    """Why a partition is closed. Who asks for it afterwards is told so."""
+
+    BROKER_STOPS = auto()
+    TOPIC_MISSING = auto()  # its record is gone; its files stay
+    TOPIC_DELETED = auto()
+    MOVED = auto()  # to other brokers: who asks is to go there
+
+    @property
+    def removes_files(self) -> bool:
+        """Whether the files are removed next, so that they need not be forced."""
+        return self in (Closing.TOPIC_DELETED, Closing.MOVED)
+
+
+class Partition:
+    """A replica of a partition. What is asked of its leader is refused while it does not lead."""
+
+    def __init__(
+        self,
+        topic: str,
+        topic_id: str,
+        number: int,
+        log: ReplicaLog,
+        producer_age_us: int,
+        clock: Clock,
+        *,
+        alone: bool = True,
+        moved: Callable[[Partition], None] = lambda _: None,
+        proposed: Callable[[Partition, ProposeIsr | ProposeRecord], None] = lambda _, __: None,
+        generation_of: GenerationOf = lambda _: None,
+        recent_room: Room | None = None,
+        on_trouble: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make a replica over an open log.
+
+        Args:
+            alone: It leads from the start and has no followers; else it has no role yet.
+            moved: Is called whenever housekeeping or a force may have become due.
+            proposed: Is called with changes of the partition's record that are to be made.
+            generation_of: As ``consistency.progress`` says.
+            recent_room: What may be kept in memory for followers (``recent``); None: nothing.
+            on_trouble: Is called when the log refuses a write.
+        """
+        self.topic = topic
+        self.topic_id = topic_id
+        self.number = number
+        self.log = log
+        self.fitness = Fitness(clock, on_trouble)
+        log.when_failed(self._note_failure)
+        self.core = Replica(
+            log.tables(),
+            log.start,
+            log.end,
+            clock.steady_us(),
+            producer_age_us,
+            followers=0 if alone else 1,
+            surroundings=Surroundings(log.boundary_of, generation_of),
+        )
+        self._clock = clock
+        self._cut = (Offset(-1), Offset(-1))
+        self._state = state = PartitionState(
+            topic,
+            number,
+            log,
+            self.core,
+            clock,
+            self.fitness,
+            Sessions(Recent(recent_room or Room(0))),
+            Callers(self.name),
+            moved=lambda: moved(self),
+            proposed=lambda change: proposed(self, change),
+            role=Role.LEADER if alone else Role.NONE,
+        )
+        self._take_isr_settings(log.format.settings)
+        self.role = ReplicaRole(state)
+        self.appends = Appends(state)
+        self.transactions = PartitionTransactions(state)
+        self.followers = Followers(state)
+        self.following = FollowerRole(state)
+
+    # -- what it is --------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The partition's name in messages."""
+        return f"{self.topic}/{self.number}"
+
+    @property
+    def leads(self) -> bool:
+        """Whether it leads, and the broker's lease lasts."""
+        return self._state.leads
+
+    @property
+    def follows(self) -> bool:
+        """Whether it follows a leader."""
+        return self._state.role is Role.FOLLOWER
+
+    @property
+    def turn(self) -> int:
+        """How often its role or epoch has changed: what was begun in an earlier turn is over."""
+        return self._state.turn
+
+    @property
+    def has_followers(self) -> bool:
+        """Whether it leads a partition of which others have replicas too."""
+        progress = self.core.progress
+        return progress is not None and len(progress.record.replicas) > 1
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether its log has never had an entry, and so has no files yet."""
+        return self.core.bounds_state.log_end.entry == 0
+
+    @property
+    def leader_epoch(self) -> LeaderEpoch:
+        """The epoch of the leader that it knows of."""
+        return self.core.leader_epoch
+
+    @property
+    def last_epoch(self) -> LeaderEpoch | None:
+        """The epoch of the log's last entry; None if it has none."""
+        return self.core.epochs.last
+
+    def committed(self) -> tuple[EntryIndex, LeaderEpoch] | None:
+        """Return the high watermark as an entry, and the epoch of the last entry below it.
+
+        None if there is nothing to remember: no entry is known to be committed, the replica is
+        closed, or it leads without followers, so that its whole log is committed.
+        """
+        alone = self.core.progress is not None and not self.has_followers
+        with self._state.lock:
+            return None if alone or self._state.closed is not None else self.core.committed()
+
+    def described(self) -> Described:
+        """Return how the partition is, as its leader sees it."""
+        with self._state.lock:
+            self._state.check_leads()
+            bounds, progress = self.core.bounds_state, self.core.progress
+            found = {} if progress is None else progress.followers()
+            numbers = {transaction for (transaction, _), _ in self.core.undecided.open()}
+            hw_known = self.core.hw_known
+        return Described(
+            bounds.bounds(),
+            bounds.leader_epoch,
+            bounds.log_end.entry,
+            self.log.size,
+            len(numbers),
+            found,
+            hw_known,
+        )
+
+    def check_alone(self, damage: DamagedSegment) -> None:
+        """Check that only this leader can give what is damaged in its log.
+
+        Raises:
+            LeaderUnavailable: another replica is in sync, and is about to lead.
+        """
+        progress = self.core.progress
+        if progress is not None and len(progress.record.isr) > 1:
+            raise LeaderUnavailable(
+                f"{self.name}: {damage.message}; another in-sync replica is to lead",
+                topic=self.topic,
+                partition=self.number,
+            ) from damage
+
+    def check_leads(self) -> None:
+        """Raise NotLeader unless it leads; raise why it is closed if it is."""
+        self._state.check_leads()
+
+    def check_leader_epoch(self, known: int | None) -> None:
+        """Refuse a client that knows the leader in another epoch; None: it knows none.
+
+        Raises:
+            LeaderEpochFenced: the client's epoch is over.
+            UnknownLeaderEpoch: it is newer: this broker may be a leader that was replaced.
+        """
+        present = int(self.leader_epoch)
+        if known is None or known == present:
+            return
+        kind = LeaderEpochFenced if known < present else UnknownLeaderEpoch
+        raise kind(
+            f"{self.name}: the leader epoch is {present} here, not {known}",
+            topic=self.topic,
+            partition=self.number,
+            leader_epoch=present,
+        )
+
+    def is_all_replicated(self) -> bool:
+        """Return whether all in-sync replicas have all entries, or it leads no more."""
+        bounds = self.core.bounds_state
+        return not self.leads or bounds.high_watermark.entry >= bounds.log_end.entry
+
+    def is_replicated(self, entry: EntryIndex, epoch: int) -> bool:
+        """Return whether the entries below ``entry`` of the leader of this epoch are replicated.
+
+        False too while an in-sync replica may have others, which would be there if it led next.
+
+        Raises:
+            NotLeader: another leader's epoch has begun: they may be cut off.
+        """
+        with self._state.lock:
+            self._state.check_leads()
+            if epoch != self.leader_epoch:
+                raise self._state.not_leader()
+            return self.core.is_settled(entry)
+
+    # -- appending ---------------------------------------------------------------------------------
+
+    def append(
+        self,
+        batch: pa.RecordBatch,
+        stamp: Stamp | None = None,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    ) -> Appended:
+        """Append a message, wait for its acknowledgement, and wake the reads that wait for it.
+
+        Raises: as ``Appends.prepare`` and ``Appends.take``.
+        """
+        taken = self.appends.take(self.appends.prepare(batch, stamp), stamp, isolation)
+        assert taken is not None  # without patience_s it waits for the lock
+        wake_all(taken.take_woken())
+        if taken.pending is not None:
+            self.appends.await_acknowledgement(taken, None)
+        return taken.appended
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def bounds(self, isolation: Isolation | None = None) -> Bounds:
+        """Return LEO, HW, LSO and the log's start, as one observation; the cut for READ_ATOMIC."""
+        bounds = self.core.bounds_state.bounds()
+        if isolation is Isolation.READ_ATOMIC:
+            return structs.replace(bounds, atomic_cut=self._own_cut(bounds.last_stable_offset))
+        return bounds
+
+    def _own_cut(self, stable: Offset) -> Offset:
+        # What lies below the LSO is decided and changes no more: the cut is a function of the LSO.
+        known, cut = self._cut
+        if known != stable:
+            cut = Offset(int(greatest_cut([stable], [self.spans()])[0]))
+            self._cut = (stable, cut)
+        return cut
+
+    def spans(self) -> SpansSnapshot:
+        """Return the extents of this partition's transactions, as they are now."""
+        with self._state.lock:
+            return self.core.spans.snapshot()
+
+    def shows_uncommitted(self, start: Offset, end: Offset) -> bool:
+        """Return whether ``[start, end)`` has aborted records, or reaches into an open part."""
+        first = self.core.bounds_state.first_undecided
+        if first is not None and first < end:
+            return True
+        return self.log.has_aborted(start, end)
+
+    def lineage(self, offset: Offset) -> Lineage:
+        """Return what a reader at the offset is to remember of this log."""
+        return lineage_of(self.core.epochs, offset, self.core.bounds_state.high_watermark.offset)
+
+    def surviving(self, lineage: Lineage) -> Offset:
+        """Return up to which offset this log has what the (not empty) lineage names."""
+        bounds = self.core.bounds_state
+        return surviving(lineage, self.core.epochs, bounds.log_start.offset, bounds.log_end)
+
+    def check_hw_known(self) -> None:
+        """Check that the high watermark is known, and so the last stable offset.
+
+        Raises:
+            LeaderUnavailable: a new leader waits until all that it has is replicated: readers of an
+                earlier leader may have seen that.
+        """
+        if not self.core.hw_known:
+            raise self.hw_not_known()
+
+    def hw_not_known(self) -> LeaderUnavailable:
+        """Return the error for what is asked before the high watermark is known."""
+        return LeaderUnavailable(
+            f"{self.name}: the leader of epoch {self.leader_epoch} does not know yet up to"
+            f" where all in-sync replicas have its records",
+            topic=self.topic,
+            partition=self.number,
+        )
+
+    def known_bounds(self) -> Bounds:
+        """Return LEO, HW, LSO and the log's start; raise as :meth:`check_hw_known`."""
+        self.check_hw_known()
+        return self.core.bounds_state.bounds()
+
+    def wait_beyond(self, offset: Offset, isolation: Isolation, wake: WakeUp) -> int | None:
+        """Call ``wake``, once, when the isolation's bound may have passed ``offset``.
+
+        Return a number for :meth:`stop_waiting`, or None if it has passed already.
+
+        Raises:
+            NotLeader, BrokerStopping, UnknownTopic: it cannot be read here. What comes later wakes.
+        """
+        beyond = offset
+        if isolation is Isolation.READ_ATOMIC:
+            seen = self.bounds(isolation)
+            if seen.atomic_cut is not None and seen.atomic_cut > offset:
+                return None
+            beyond = max(offset, seen.last_stable_offset)  # the cut moves only with that
+        callers = self._state.callers
+        with self._state.lock:
+            self._state.check_leads()
+            number = callers.new_number()
+            if not self.core.wait(number, BOUND_OF[isolation], beyond):
+                return None
+            callers.add_read(number, wake)
+        return number
+
+    def stop_waiting(self, number: int) -> None:
+        """Forget a read that waits under this number."""
+        with self._state.lock:
+            self.core.stop_waiting(number)
+            self._state.callers.remove(number)
+
+    # -- its log -----------------------------------------------------------------------------------
+
+    def _note_failure(self) -> None:
+        """Note that the log has failed, so it takes no more until it is opened again."""
+        if self.log.failed is not None:
+            self.fitness.note(self.log.failed)
+
+    def probe(self) -> None:
+        """Check by a write, which is taken back, that the log takes entries.
+
+        Raises:
+            DiskFull, StorageFailure: It does not.
+            BrokerStopping, UnknownTopic, NotLeader: The partition is closed.
+        """
+        with self._state.lock:
+            self._state.check_open()
+            with self.fitness:
+                self.log.probe()
+            self.fitness.end()
+
+    def force(self) -> None:
+        """Put what was appended on the disk, as ``PartitionState.force`` does."""
+        self._state.force()
+
+    def confirm(self, suspect: Suspect) -> bool:
+        """Call :meth:`ReplicaLog.confirm` while nothing is written."""
+        with self._state.lock:
+            return self._state.closed is None and self.log.confirm(suspect)
+
+    def locate(self, indexes: np.ndarray, epoch: int, *, doubted: bool = False) -> Stored | None:
+        """Call :meth:`ReplicaLog.locate`, whatever its role is; return None if it is closed."""
+        with self._state.lock:
+            if self._state.closed is not None:
+                return None
+            return self.log.locate(indexes, epoch, doubted=doubted)
+
+    def configure(self, log_format: LogFormat) -> None:
+        """Append, roll, flush and remove by this format from now on."""
+        if log_format == self.log.format:
+            return
+        with self._state.lock:
+            self.log.format = log_format
+            woken = self._state.carry_out(self._take_isr_settings(log_format.settings))
+        wake_all(woken)
+
+    def _take_isr_settings(self, settings: LogSettings) -> Effects:
+        lag_us = settings.replica_lag_time_max_ms * 1_000
+        known = IsrSettings(settings.min_insync_replicas, lag_us)
+        return self.core.configure(known, self._clock.steady_us())
+
+    def flush_if_due(self, moment: float) -> float | None:
+        """Force what was appended if ``flush.ms`` says so; else return when it will; None: never.
+
+        Both moments are on the monotonic clock.
+        """
+        with self._state.lock:
+            due = None if self._state.closed is not None else self.log.next_flush_due(moment)
+            if due is not None and due <= moment:
+                self.log.flush_if_due(moment)
+                due = None
+            return due
+
+    def housekeep(self) -> int | None:
+        """Roll and remove what is due; return when more is due if nothing moves; None: never.
+
+        By the steady clock, in microseconds.
+        """
+        put_shorter = self.log.drop_tail() if self._state.closed is None else None
+        with self._state.lock:
+            if self._state.closed is not None:
+                return None
+            if put_shorter is not None:
+                put_shorter()
+            now = self._clock.steady_us()
+            try:
+                self.log.housekeep(now, self.bounds().last_stable_offset)
+            finally:  # segments may have gone before an error
+                self.core.evict(self.log.start)
+            dues = (self.core.forget_producers(now), self.log.housekeeping_due())
+            return min((due for due in dues if due is not None), default=None)
+
+    def close(self, closing: Closing = Closing.BROKER_STOPS) -> None:
+        """End appends and waits, then close the files.
+
+        Everything acknowledged is in them, and on the disk unless they are removed next.
+        """
+        state = self._state
+        woken: tuple[WakeUp, ...] = ()
+        try:
+            with state.lock:
+                if state.closed is not None:
+                    return
+                state.closed = self._refusal_after(closing)
+                woken = state.callers.end_all(state.closed)
+                state.sessions.end_all()
+                state.moved()
+                self.log.close(forced=not closing.removes_files)
+        finally:
+            wake_all(woken)
+
+    def _refusal_after(self, closing: Closing) -> IsologError:
+        """Return what callers get once the replica has been closed for this reason."""
+        if closing in (Closing.TOPIC_DELETED, Closing.TOPIC_MISSING):
+            return UnknownTopic(f"topic {self.topic!r} was deleted", topic=self.topic)
+        if closing is Closing.MOVED:
+            return self._state.not_leader()
+        return BrokerStopping("the broker is shutting down")

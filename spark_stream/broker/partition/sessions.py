@@ -1,0 +1,64 @@
+"""The sessions of a leader's followers, as the replica's shell keeps them.
+
+Who is told of news, and the last batches, which are kept in memory while there is anyone to give
+them to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from spark_stream.broker.partition.recent import Recent
+from spark_stream.consistency.entries import Entry
+from spark_stream.storage.format.message import Message
+
+News = Callable[[bool], None]
+"""Tells a follower's stream of news: of entries, or (False) only of the high watermark."""
+
+
+class Sessions:
+    """By their numbers. The caller holds the replica's lock."""
+
+    def __init__(self, recent: Recent) -> None:
+        self.recent = recent
+        self._news: dict[int, News] = {}
+
+    def __contains__(self, session: int) -> bool:
+        return session in self._news
+
+    def start(self, session: int, news: News) -> None:
+        """A follower's session."""
+        self._news[session] = news
+
+    def keep(self, sessions: Collection[int]) -> None:
+        """All others are over: their followers are told so, and ask for new ones."""
+        if not self._news:
+            return  # asked with every append, and most partitions have no followers
+        for session in [each for each in self._news if each not in sessions]:
+            self._news.pop(session)(True)  # it looks, and finds that its session is over
+        self._let_go()
+
+    def end(self, session: int) -> bool:
+        """The follower is gone; False: the session had ended before."""
+        known = self._news.pop(session, None) is not None
+        self._let_go()
+        return known
+
+    def end_all(self) -> None:
+        """The followers are told so: they find another leader."""
+        self.keep(())
+
+    def _let_go(self) -> None:
+        if not self._news:
+            self.recent.clear()
+
+    def give_batch(self, entry: Entry, message: Message) -> None:
+        """The entry was appended, with this batch."""
+        if self._news:
+            self.recent.keep(entry, message)
+            self.give_news()
+
+    def give_news(self, *, entries: bool = True) -> None:
+        """There are entries, or only (False) the high watermark has moved."""
+        for news in self._news.values():
+            news(entries)

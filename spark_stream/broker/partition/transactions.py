@@ -1,0 +1,137 @@
+"""The transactions of one partition, as its leader keeps them: joins, seals, markers.
+
+Order of steps (``consistency.joins``): a join is opened, put on record, and confirmed; a decided
+transaction is sealed, and then its producers' parts get their markers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spark_stream.broker.partition.outcomes import OpenTransaction, WakeUp, wake_all
+from spark_stream.broker.partition.state import PartitionState
+from spark_stream.consistency.entries import Entry, Kind
+from spark_stream.consistency.partition.joins import PendingJoin
+from spark_stream.scripts.steps import Marked
+from spark_stream.storage.format.log_format import marker_at
+
+
+class PartitionTransactions:
+    """Transactions in one partition, from any thread."""
+
+    def __init__(self, state: PartitionState) -> None:
+        self._state = state
+
+    def has_joined(self, transaction: int, producer_id: int) -> bool:
+        """Return whether batches of the transaction are taken; judged again when one comes."""
+        return (transaction, producer_id) in self._state.core.joins
+
+    def open_join(
+        self, transaction: int, producer_id: int, patience_s: float = -1
+    ) -> PendingJoin | None:
+        """Open a join before the transaction's record names this partition, for its first batch.
+
+        Return None if others held the partition for ``patience_s``: nothing was done.
+        """
+        state = self._state
+        if not state.lock.acquire(timeout=patience_s):
+            return None
+        try:
+            state.check_leads()
+            return state.core.joins.open(transaction, producer_id)
+        finally:
+            state.lock.release()
+
+    def close_join(self, pending: PendingJoin, *, on_record: bool, waits: bool = True) -> None:
+        """Confirm a join if the record names this partition; give it up if the record refused.
+
+        A transaction that was sealed meanwhile has not joined: its batches are refused
+        (``consistency.joins``). ``waits=False``: where others hold the partition, return at once;
+        the holder does this when it lets go.
+        """
+        state = self._state
+
+        def close() -> tuple[WakeUp, ...]:
+            if on_record:
+                state.core.joins.confirm(pending)
+            else:
+                state.core.joins.give_up(pending)
+            return ()
+
+        if waits:
+            with state.lock:
+                close()
+        else:
+            state.lock.do_soon(close)
+
+    def open(self) -> list[OpenTransaction]:
+        """Return the open ones, with where each producer's part of them begins, earliest first."""
+        with self._state.lock:
+            return [
+                OpenTransaction(transaction, producer_id, part.first_offset)
+                for (transaction, producer_id), part in self._state.core.undecided.open()
+            ]
+
+    def seal(self, transaction: int) -> None:
+        """Take nothing more of a decided transaction; NotLeader: ask another broker."""
+        with self._state.lock:
+            self._state.check_leads()
+            self._state.core.joins.seal(transaction)
+
+    def end(self, transaction: int, takes: Callable[[int], bool]) -> Marked:
+        """Write the markers of a decided transaction: commits for the producer ids it takes.
+
+        What is ended already stays as it is. The answer says up to where its markers are.
+
+        Raises:
+            DiskFull, StorageFailure: some markers may be missing; the call can be repeated.
+            NotLeader: another broker leads the partition.
+            BrokerStopping, UnknownTopic, NotLeader: the partition is closed.
+        """
+        self.seal(transaction)
+        return self._end_parts(transaction, takes, lambda _: True)
+
+    def drop_branch(self, transaction: int, producer_id: int) -> None:
+        """Abort what one producer id wrote in a transaction that goes on; take no more of it.
+
+        Raises: as :meth:`end`.
+        """
+        with self._state.lock:
+            self._state.check_takes()  # else a replica that does not lead would forget the join
+            self._state.core.joins.drop(transaction, producer_id)
+        self._end_parts(transaction, lambda _: False, lambda each: each == producer_id)
+
+    def _end_parts(
+        self, transaction: int, takes: Callable[[int], bool], ends: Callable[[int], bool]
+    ) -> Marked:
+        """Write the markers of the producer ids that end now."""
+        state, core = self._state, self._state.core
+        written: list[Entry] = []
+        woken: tuple[WakeUp, ...] = ()
+        try:
+            with state.lock:
+                state.check_takes()
+                try:
+                    for producer_id, part in core.undecided.parts(transaction):
+                        if ends(producer_id):
+                            kind = Kind.COMMIT if takes(producer_id) else Kind.ABORT
+                            written.append(self._mark(kind, producer_id, part.epoch, transaction))
+                finally:  # all at once: a transaction may have many branches
+                    effects = core.apply(*written)
+                    if written:
+                        state.sessions.give_news()
+                    woken = state.carry_out(effects)
+                bounds = core.bounds_state
+                settled = core.is_settled(bounds.log_end.entry)
+        finally:  # also of a transaction whose next marker found no room
+            wake_all(woken)
+        end = bounds.log_end.entry
+        return Marked(end, bounds.leader_epoch, settled)
+
+    def _mark(self, kind: Kind, producer_id: int, epoch: int, transaction: int) -> Entry:
+        """Write one marker and return its entry; the caller holds the lock."""
+        state = self._state
+        at, now, leader_epoch = state.log.end, state.clock.steady_us(), state.core.leader_epoch
+        with state.fitness:
+            state.log.mark(kind, producer_id, epoch, transaction, leader_epoch, now)
+        return marker_at(at, kind, producer_id, epoch, transaction, leader_epoch, now)

@@ -1,0 +1,9 @@
+"""What takes several steps, here and on other brokers (``spark_stream/scripts``).
+
+``driver``        drives scripts
+``step_table``    what each step does on this broker
+``steps``         steps as they travel; ``peers`` takes them to other brokers
+``joining``       how a batch of a transaction gets into a partition
+``topics``        topics made, altered and deleted
+``transactions``  transactions that the broker looks after by itself
+"""

@@ -1,0 +1,128 @@
+"""A batch of a transaction on its way into a partition, as scripts.
+
+Order of steps (``consistency.joins`` says why): the partition opens a join, the join is put on
+record, the partition confirms it, and then it takes the batch. Where the
+join is confirmed already, only the last is left. Many partitions can join before their batches
+come, with one write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from spark_stream.broker.partition.outcomes import Candidate, Taken
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.partition.joins import PendingJoin
+from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.consistency.transactions.transactions import Joined
+from spark_stream.errors import InvalidTransaction, IsologError, ProducerFenced
+from spark_stream.scripts.steps import Script, Step
+from spark_stream.scripts.transactions import deciding
+from spark_stream.scripts.transactions.finishing import Finished
+
+
+class TakeBatch(Step[Taken | None]):
+    """The partition takes the batch; None: others held it for ``patience_s``."""
+
+    partition: Partition
+    candidate: Candidate
+    stamp: Stamp | None
+    isolation: Isolation
+    patience_s: float
+
+    def take(self) -> Taken | None:
+        return self.partition.appends.take(
+            self.candidate, self.stamp, self.isolation, self.patience_s
+        )
+
+
+class AwaitAcknowledgement(Step[None]):
+    """Waits until a batch that was taken is as safe as it asked to be; fails where it never is."""
+
+    partition: Partition
+    taken: Taken
+    timeout_s: float
+
+    def wait(self) -> None:
+        self.partition.appends.await_acknowledgement(self.taken, self.timeout_s)
+
+
+def take_in_transaction(
+    finished: Finished, batch: TakeBatch, stamp: Stamp, transactional_id: str
+) -> Script[Taken | None]:
+    """Takes a batch of a transaction, after the partition has joined that.
+
+    None: others held the partition for as long as the batch has patience, and it was not taken.
+
+    Raises: as ``Partition.take``, and as ``deciding.join``.
+    """
+    if not (yield from _join(finished, batch, stamp, transactional_id)):
+        return None
+    try:
+        taken = yield from batch
+    except (InvalidTransaction, ProducerFenced) as error:
+        explained = deciding.explain_refusal(transactional_id, stamp.transaction, error)
+        raise (yield from explained) from None
+    return taken
+
+
+def _join(
+    finished: Finished, batch: TakeBatch, stamp: Stamp, transactional_id: str
+) -> Script[bool]:
+    """The partition takes part in the transaction, or is about to refuse its batches.
+
+    False: others held the partition. A transaction that is sealed meanwhile has not joined: its
+    batches are refused.
+    """
+    at = batch.partition
+    if at.transactions.has_joined(stamp.transaction, stamp.producer_id):
+        return True
+    pending = at.transactions.open_join(stamp.transaction, stamp.producer_id, batch.patience_s)
+    if pending is None:
+        return False
+    yield from _put_on_record(finished, [(at, pending)], stamp, transactional_id, waits=True)
+    return True
+
+
+def join_together(
+    finished: Finished, partitions: Iterable[Partition], stamp: Stamp, transactional_id: str
+) -> Script[None]:
+    """Let different partitions join the transaction, as far as they are free and led here.
+
+    What has not joined then joins with its first batch, or learns why it cannot.
+
+    Raises: as ``deciding.join``.
+    """
+    opened = []
+    for each in partitions:
+        with suppress(IsologError):
+            pending = each.transactions.open_join(
+                stamp.transaction, stamp.producer_id, patience_s=0
+            )
+            if pending is not None:
+                opened.append((each, pending))
+    if opened:
+        yield from _put_on_record(finished, opened, stamp, transactional_id, waits=False)
+
+
+def _put_on_record(
+    finished: Finished,
+    opened: Sequence[tuple[Partition, PendingJoin]],
+    stamp: Stamp,
+    transactional_id: str,
+    *,
+    waits: bool,
+) -> Script[None]:
+    """Put joins on record that are open, and close them; ``waits``: as ``close_join``."""
+    on_record = False
+    places = [Joined(at.topic, at.topic_id, at.number) for at, _ in opened]
+    try:
+        yield from deciding.join(
+            finished, transactional_id, stamp.transaction, stamp.producer_id, stamp.epoch, *places
+        )
+        on_record = True
+    finally:
+        for at, pending in opened:
+            at.transactions.close_join(pending, on_record=on_record, waits=waits)

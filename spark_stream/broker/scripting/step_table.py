@@ -1,0 +1,172 @@
+"""What each step of a script does in one broker. One step waits for no other."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from spark_stream.broker.host.host import Host
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.scripting.joining import AwaitAcknowledgement, TakeBatch
+from spark_stream.cluster.numbers import NUMBERS, Numbers
+from spark_stream.cluster.partitions import PartitionId
+from spark_stream.cluster.stores.store import MetadataStore
+from spark_stream.cluster.transactions import TransactionIndex
+from spark_stream.consistency.ids import LeaderEpoch
+from spark_stream.consistency.transactions.transactions import Joined
+from spark_stream.errors import IsologError, NotLeader
+from spark_stream.scripts.steps import (
+    FIRST_EPOCH,
+    BrokerStep,
+    DeleteMany,
+    DeleteRecord,
+    Describe,
+    DropBranch,
+    FindTopic,
+    FindTransactions,
+    Force,
+    ForceReplica,
+    Get,
+    IsReplicated,
+    ListRecords,
+    MakeFolder,
+    Marked,
+    Numbering,
+    PartitionStep,
+    Pause,
+    ProbeReplica,
+    PutMany,
+    PutRecord,
+    ReadBounds,
+    ReadEpochs,
+    ReadExtents,
+    ReadLogEnd,
+    Refresh,
+    RemoteStep,
+    RemoveFiles,
+    Seal,
+    Step,
+    TakeNumber,
+    WriteMarkers,
+)
+
+logger = logging.getLogger(__name__)
+
+Answer = Any | IsologError
+
+
+class StepTable:
+    """The steps of one broker. Whoever drives its scripts carries them out here."""
+
+    def __init__(self, store: MetadataStore, host: Host) -> None:
+        self._host = host
+        transactions = TransactionIndex(store)
+        self._numbers = {
+            Numbering.TRANSACTIONS: Numbers(store, f"{NUMBERS}transactions"),
+            Numbering.PRODUCERS: Numbers(store, f"{NUMBERS}producers"),
+        }
+        self._table: Mapping[type[Step[Any]], Callable[[Any], Any]] = {
+            Get: lambda step: store.get(step.key),
+            ListRecords: lambda step: store.list(step.prefix),
+            PutRecord: lambda step: store.put(step.key, step.value, step.expected),
+            PutMany: lambda step: store.put_many(step.puts),
+            DeleteMany: lambda step: store.delete_many(step.deletes),
+            DeleteRecord: lambda step: store.delete(step.key, step.expected),
+            FindTransactions: lambda step: transactions.find(step.by, step.value),
+            TakeNumber: lambda step: self._numbers[step.of].take(step.above),
+            FindTopic: lambda step: host.find(step.name, step.topic_id),
+            RemoveFiles: lambda step: host.remove_files(step.topic),
+            Refresh: lambda step: host.refresh(),
+            ReadEpochs: lambda step: self._epochs(step.places),
+            Pause: lambda step: time.sleep(step.seconds),
+            TakeBatch: lambda step: step.take(),
+            AwaitAcknowledgement: lambda step: step.wait(),
+        }
+
+    def carry_out(self, step: Step[Any]) -> Any:
+        """Carries out a step that is on no partition; raises what it raises."""
+        return self._table[type(step)](step)
+
+    def pass_over_used_numbers(self) -> None:
+        """Takes no number again that is in a log of this broker. Before anybody asks for one."""
+        used = self._host.greatest_numbers()
+        for what, number in zip((Numbering.PRODUCERS, Numbering.TRANSACTIONS), used, strict=True):
+            if self._numbers[what].pass_over(number):
+                logger.error(
+                    "the metadata store is older than the logs: number %d of %s, which is in a"
+                    " log, was not known to it",
+                    number,
+                    what.value,
+                )
+
+    def run_here(self, step: RemoteStep) -> Any:
+        """Carries out a step that is this broker's to do.
+
+        Raises:
+            NotLeader: it is another broker's; ``leader`` in its details says whose.
+        """
+        if isinstance(step, BrokerStep):
+            if step.broker != self._host.broker_id:
+                raise NotLeader(f"this is broker {self._host.broker_id}", leader=step.broker)
+            return _OF_BROKER[type(step)](self._host, step)
+        return _HERE[type(step)](self._led(step), step)
+
+    def _led(self, step: PartitionStep[Any]) -> Partition:
+        """The partition, which this broker leads in an epoch that the step allows."""
+        place = step.at
+        partition = self._host.topic(place.topic, place.topic_id).partition(place.partition)
+        if partition.leader_epoch >= step.least_epoch:
+            return partition
+        self._host.refresh()  # who asks has seen a later leader on record
+        partition = self._host.topic(place.topic, place.topic_id).partition(place.partition)
+        if partition.leader_epoch >= step.least_epoch:
+            return partition
+        raise NotLeader(
+            f"{partition.name}: this broker leads it in epoch {partition.leader_epoch}, and the"
+            f" epoch {step.least_epoch} is on record",
+            topic=place.topic,
+            partition=place.partition,
+            leader="",
+        )
+
+    def _epochs(self, places: Iterable[Joined]) -> list[LeaderEpoch]:
+        """The leader epochs on record."""
+        self._host.refresh()
+        found = (self._host.view_of(PartitionId(at.topic_id, at.partition)) for at in places)
+        return [FIRST_EPOCH if each is None else each.record.leader_epoch for each in found]
+
+
+def _mark(partition: Partition, step: WriteMarkers) -> Marked:
+    marked = partition.transactions.end(step.transaction, frozenset(step.taken).__contains__)
+    if step.taken:
+        partition.force()
+    return marked
+
+
+def _force_replica(host: Host, step: ForceReplica) -> None:
+    host.refresh()
+    host.open_replica(step.at).force()
+
+
+_HERE: Final[Mapping[type[PartitionStep[Any]], Callable[[Partition, Any], Any]]] = {
+    Seal: lambda partition, step: partition.transactions.seal(step.transaction),
+    WriteMarkers: _mark,
+    IsReplicated: lambda at, step: at.is_replicated(step.entry, step.leader_epoch),
+    DropBranch: lambda at, step: at.transactions.drop_branch(step.transaction, step.producer_id),
+    Force: lambda partition, step: partition.force(),
+    ReadBounds: lambda partition, step: partition.known_bounds(),
+    ReadExtents: lambda partition, step: partition.spans(),
+    Describe: lambda partition, step: partition.described(),
+}
+
+_OF_BROKER: Final[Mapping[type[BrokerStep[Any]], Callable[[Host, Any], Any]]] = {
+    MakeFolder: lambda host, step: host.make_folder(step.topic, step.topic_id),
+    ReadLogEnd: lambda host, step: host.log_end(step.at),
+    ForceReplica: _force_replica,
+    ProbeReplica: lambda host, step: host.open_replica(step.at).probe(),
+}
+
+REMOTE_STEPS: Final[tuple[type[RemoteStep], ...]] = (*_HERE, *_OF_BROKER)
+"""The steps that another broker may ask for."""

@@ -1,0 +1,281 @@
+"""Topics as operators ask for them: checked and placed here, made, altered, deleted by scripts.
+
+Changes of one topic come one after the other; changes of different topics, and everything else,
+do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from msgspec.structs import replace
+
+from spark_stream.broker.host.host import Host
+from spark_stream.broker.host.hosted import HostedTopic
+from spark_stream.broker.node.members import Members
+from spark_stream.broker.node.placing import default_factor, placed, placed_by_hand
+from spark_stream.broker.scripting.driver import Driver
+from spark_stream.cluster.topics import Topic, check_name, check_partitions
+from spark_stream.consistency.control.partition_record import PartitionRecord
+from spark_stream.environment import Ids
+from spark_stream.errors import (
+    InvalidConfig,
+    InvalidTopic,
+    SchemaMismatch,
+    StorageFailure,
+    UnsupportedType,
+)
+from spark_stream.schema.evolution import VERSIONS_MAX, check_evolution
+from spark_stream.schema.keys import PARTITION_BY, check_evolved_key, check_setting
+from spark_stream.schema.schemas import of_topic, stored_schema
+from spark_stream.scripts import left_overs
+from spark_stream.scripts import topics as scripts
+from spark_stream.scripts.steps import Script
+from spark_stream.storage.settings import LogSettings, parse_settings
+
+logger = logging.getLogger(__name__)
+
+
+class TopicDesk:
+    """Makes, alters and deletes topics; any broker may be asked for any topic."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        host: Host,
+        members: Members,
+        defaults: LogSettings,
+        ids: Ids,
+        default_replication_factor: int | None = None,
+    ) -> None:
+        """``default_replication_factor`` is for topics that name none; None: ``default_factor``."""
+        self._default_replication_factor = default_replication_factor
+        self._driver = driver
+        self._host = host
+        self._members = members
+        self._defaults = defaults
+        self._ids = ids
+        self._free = threading.Condition()
+        self._changing: set[str] = set()
+
+    def create(
+        self,
+        name: str,
+        partitions: int,
+        replication_factor: int | None,
+        schema: pa.Schema,
+        config: Mapping[str, Any],
+        assignment: Sequence[Sequence[str]] | None = None,
+        token: str = "",
+    ) -> HostedTopic:
+        """Make a topic; on any error nothing is left of it. Raises: as :meth:`plan`.
+
+        ``token``: the topic that an earlier request with it made is the answer.
+        """
+        topic, records = self.plan(name, partitions, replication_factor, schema, config, assignment)
+        topic = replace(topic, token=token)
+        with self._changes(name):
+            topic = self._driver.run(scripts.create_topic(topic, records, self._host.broker_id))
+        return self._host.topic(name, topic.id)
+
+    def plan(
+        self,
+        name: str,
+        partitions: int,
+        replication_factor: int | None,
+        schema: pa.Schema,
+        config: Mapping[str, Any],
+        assignment: Sequence[Sequence[str]] | None = None,
+    ) -> tuple[Topic, Sequence[PartitionRecord]]:
+        """The topic as it is to be, checked, and the first records of its partitions.
+
+        ``replication_factor``: None for the cluster's default. ``assignment``: the brokers of each
+        partition, the preferred leader first; None: they are spread over the brokers that are
+        alive.
+
+        Raises:
+            InvalidTopic, InvalidAssignment, InvalidConfig, SchemaMismatch: naming what is wrong.
+        """
+        check_name(name)
+        self._host.refresh()  # a broker may have started a moment ago
+        if assignment is not None:
+            partitions, replication_factor = len(assignment), len(next(iter(assignment), ()))
+        elif replication_factor is None:
+            replication_factor = self._default_replication_factor or default_factor(self._members)
+        topic = Topic(
+            name=name,
+            id=self._ids.new_id(),
+            schema=stored_schema(schema),
+            partitions=partitions,
+            config={key: str(value) for key, value in config.items()},
+            replication_factor=replication_factor,
+        )
+        check_partitions(topic)
+        _check_key(topic, parse_settings(topic.config, self._defaults))
+        if assignment is not None:
+            return topic, placed_by_hand(topic, assignment, self._members)
+        return topic, placed(topic, partitions, self._host.view, self._members)
+
+    def alter(
+        self,
+        name: str,
+        partitions: int | None,
+        config: Mapping[str, Any],
+        assignment: Sequence[Sequence[str]] | None = None,
+        schema: pa.Schema | None = None,
+    ) -> HostedTopic:
+        """Gives a topic more partitions, other settings, its next schema; or, on an error, nothing.
+
+        ``assignment``: the brokers of each new partition.
+
+        Raises:
+            UnknownTopic: there is no such topic.
+            InvalidTopic, InvalidAssignment, InvalidConfig, SchemaMismatch, UnsupportedType: as
+                :meth:`plan_change`.
+        """
+        change = self.plan_change(name, partitions, config, schema)
+        with self._changes(name):
+            altered = self._driver.run(
+                scripts.alter_topic(name, change, self.plan_added(assignment))
+            )
+        return self._host.topic(name, altered.id)
+
+    def plan_added(
+        self, assignment: Sequence[Sequence[str]] | None = None
+    ) -> Callable[[Topic, Topic], Sequence[PartitionRecord]]:
+        """Where the partitions go that a topic's new form has and its old one has not."""
+
+        def place(old: Topic, new: Topic) -> Sequence[PartitionRecord]:
+            added = new.partitions - old.partitions
+            if assignment is None:
+                return placed(new, added, self._host.view, self._members)
+            if len(assignment) != added:
+                raise InvalidTopic(
+                    f"{len(assignment)} new partitions are assigned, and {added} are added",
+                    topic=new.name,
+                    hint="Name the brokers of each partition that is added, and of no other.",
+                )
+            return placed_by_hand(new, assignment, self._members, old.partitions)
+
+        return place
+
+    def plan_change(
+        self,
+        name: str,
+        partitions: int | None,
+        config: Mapping[str, Any],
+        schema: pa.Schema | None = None,
+    ) -> Callable[[Topic], Topic]:
+        """What becomes of the topic as it is found then.
+
+        It raises:
+            InvalidTopic: fewer partitions than there are, or too many; too many schemas.
+            InvalidConfig: naming the setting.
+            SchemaMismatch, UnsupportedType: as ``check_evolution``.
+        """
+
+        def change(old: Topic) -> Topic:
+            new = replace(
+                old,
+                partitions=old.partitions if partitions is None else partitions,
+                config={**old.config, **{key: str(value) for key, value in config.items()}},
+            )
+            if new.partitions < old.partitions:
+                raise InvalidTopic(
+                    f"topic {name!r} has {old.partitions} partitions and cannot have fewer"
+                    f" ({new.partitions} were asked for)",
+                    topic=name,
+                    hint="Partitions can only be added; for fewer, make another topic.",
+                )
+            settings = parse_settings(new.config, self._defaults)
+            columns = parse_settings(old.config, self._defaults).partition_by
+            if settings.partition_by != columns:
+                raise InvalidConfig(
+                    f"topic {name!r} is made with {PARTITION_BY}={','.join(columns)!r}, which"
+                    " cannot change",
+                    hint="Make another topic with the setting, and copy the records.",
+                    setting=PARTITION_BY,
+                    topic=name,
+                )
+            check_partitions(new)
+            return new if schema is None else _evolved(new, schema, columns)
+
+        return change
+
+    def delete(self, name: str) -> None:
+        """Deletes a topic and its records; UnknownTopic if there is no such topic."""
+        with self._changes(name):
+            topic = self._driver.run(scripts.delete_topic(name))
+            self._driver.run(left_overs.remove_own(topic, self._host.broker_id))
+
+    def removing_left_overs(self, *, starts: bool = False) -> Script[list[str]]:
+        """Remove what a crash, or a deletion, left of topics; return the names of those.
+
+        ``starts``: nothing that an earlier process of this broker was making is under way.
+        """
+        removed = []
+        me = self._host.broker_id
+        for record in (yield from left_overs.left_overs()):
+            gone = {
+                broker
+                for broker in left_overs.makers(record)
+                if (starts if broker == me else not self._members.is_alive(broker))
+            }
+            lost = {
+                each
+                for each in (*left_overs.brokers_of(record), *left_overs.makers(record))
+                if self._members.get(each) is None
+            }
+            name = left_overs.name_of(record)
+            try:
+                if (yield from left_overs.remove_left_over(record, me, gone, lost - {me})):
+                    removed.append(name)
+            except StorageFailure:  # the next look tries it again
+                logger.exception("topic %r was deleted, and some of its files are left", name)
+        return removed
+
+    @contextmanager
+    def _changes(self, name: str) -> Iterator[None]:
+        """No other change of the topic by this broker meanwhile."""
+        with self._free:
+            self._free.wait_for(lambda: name not in self._changing)
+            self._changing.add(name)
+        try:
+            yield
+        finally:
+            with self._free:
+                self._changing.remove(name)
+                self._free.notify_all()
+
+
+def _check_key(topic: Topic, settings: LogSettings) -> None:
+    """Raise InvalidConfig if the topic's records cannot be placed by ``partition.by``."""
+    try:
+        check_setting(topic.schema, settings.partition_by)
+    except (SchemaMismatch, UnsupportedType) as error:
+        raise InvalidConfig(
+            f"{PARTITION_BY}: {error.message}",
+            hint=error.hint,
+            setting=PARTITION_BY,
+            column=error.details["column"],
+            topic=topic.name,
+        ) from None
+
+
+def _evolved(topic: Topic, schema: pa.Schema, key: Sequence[str]) -> Topic:
+    following = check_evolution(topic.name, topic.schema, schema)
+    with of_topic(topic.name):
+        check_evolved_key(topic.schema, following, key)
+    earlier = (*topic.earlier, topic.schema)
+    if len(earlier) >= VERSIONS_MAX:
+        raise InvalidTopic(
+            f"topic {topic.name!r} has had {VERSIONS_MAX} schemas, and there can be no more",
+            topic=topic.name,
+            hint="Make another topic, and copy the records.",
+        )
+    return replace(topic, schema=following, earlier=earlier)

@@ -1,0 +1,197 @@
+"""Transactions as a broker looks after them: in sweeps, and at its start.
+
+What is asked of transactions is scripts (``spark_stream.scripts``); here is what a broker keeps for
+them in memory, and what it runs by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Final, TypeVar
+
+from spark_stream.broker.host.host import Host
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.scripting.driver import Driver
+from spark_stream.cluster.stores.leases import Leases
+from spark_stream.cluster.transactions import By
+from spark_stream.consistency.ids import LeaderEpoch
+from spark_stream.consistency.transactions.transactions import Joined, Transaction
+from spark_stream.environment import Clock
+from spark_stream.errors import IsologError
+from spark_stream.scripts.steps import FindTransactions, Script
+from spark_stream.scripts.transactions import records, sweeping
+from spark_stream.scripts.transactions.finishing import Finished
+from spark_stream.scripts.transactions.stopped import forget_stopped
+from spark_stream.scripts.transactions.sweeping import SINK_EXPIRY_S, LostMarker, Swept, Watch
+
+logger = logging.getLogger(__name__)
+
+_ALL_S: Final = 30.0  # between two looks at what is over as well, which may be old enough to forget
+T = TypeVar("T")
+
+
+class TransactionDesk:
+    """The transactions that are asked of one broker."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        host: Host,
+        clock: Clock,
+        coordinator: str,
+        leases: Leases,
+        *,
+        sink_expiry_s: float = SINK_EXPIRY_S,
+    ) -> None:
+        """``coordinator``: this broker's id, as records name it.
+
+        ``sink_expiry_s``: how long the id of a sink is kept that is not used.
+        """
+        self._driver = driver
+        self._host = host
+        self._clock = clock
+        self.coordinator = coordinator
+        self._leases = leases
+        self._sink_expiry_s = sink_expiry_s
+        self.finished = Finished()
+        self._watch = Watch()
+        self._complaints: dict[str, str] = {}
+        self._all_at = -math.inf  # when it last looked at all records
+        self._found_open: list[tuple[Joined, int]] = []  # when it began to lead
+        self._led: dict[Partition, LeaderEpoch] = {}  # when it looked last
+        self._lost: list[LostMarker] = []  # which the next sweep tries to write again
+
+    def run(self, script: Script[T]) -> T:
+        """Drives a script to its end."""
+        return self._driver.run(script)
+
+    def now_ms(self) -> int:
+        """The time that people see, in milliseconds since the epoch."""
+        return self._clock.steady_us() // 1_000
+
+    # -- by itself --------------------------------------------------------------------------------
+
+    def recovering(self) -> Script[None]:
+        """Finish what is decided, and write markers that were lost; before the first reader."""
+        yield from self.sweeping()
+        for join in (yield from records.read_joins()):  # whose brokers died before removing them
+            self.finished.ended[join.number] = join.transactional_id
+        for record in (yield from self._mine(whole=False)):
+            try:
+                yield from sweeping.mark_dropped_again(record)
+            except IsologError as error:
+                self._complain(record, error)
+        self._find_open()
+        yield from self._restore_markers()
+
+    def sweeping(self) -> Script[None]:
+        """Abort what is too old, finish what is decided, forget what is never asked for again.
+
+        To be called often: most looks are at transactions under way only.
+        """
+        yield from self._write_lost_markers()
+        began = self._clock.monotonic()
+        self._find_open()
+        yield from self._restore_markers()
+        whole = began - self._all_at >= min(_ALL_S, self._sink_expiry_s)
+        if whole:
+            yield from forget_stopped(self.now_ms())
+        found = yield from self._mine(whole=whole)
+        if whole:
+            self._all_at = began
+            self._watch.keep_only(found)
+        for record in found:
+            if self._looks_after(record.coordinator):  # the one before may have taken long
+                yield from self._sweep_record(record)
+        yield from self._forget_joins()
+
+    def _find_open(self) -> None:
+        """Notes what is open in the partitions that this broker has begun to lead."""
+        led = [each for hosted in self._host.topics() for each in hosted.led()]
+        for partition in led:
+            if self._led.get(partition) != partition.leader_epoch:
+                self._found_open += _open_parts(partition)
+        self._led = {each: each.leader_epoch for each in led}
+
+    def _restore_markers(self) -> Script[None]:
+        """Writes the markers that were lost of what was open at the start.
+
+        What its record calls decided is left to who finishes it. That may be a broker that has done
+        so before the marker was lost, and puts it on record only now: so each look includes these.
+        """
+        if not self._found_open:
+            return
+        still = {each for partition in self._led for each in _open_parts(partition)}
+        self._found_open = [each for each in self._found_open if each in still]
+        known = {(each.at, each.number) for each in self._lost}  # those are tried again anyway
+        parts = [each for each in self._found_open if each not in known]
+        for each in (yield from sweeping.restore_markers(parts)):
+            where = f"{each.at.topic}/{each.at.partition}"
+            lost = "%s: the marker of transaction %d was lost; it is %s"
+            logger.warning(lost, where, each.number, each.fate)
+            if each.failure is not None:
+                logger.error("%s: transaction %d: %s", where, each.number, each.failure)
+                self._lost.append(each)
+
+    def _write_lost_markers(self) -> Script[None]:
+        lost, self._lost = self._lost, []
+        for each in lost:
+            tried = yield from sweeping.write_lost_marker(each)
+            if tried.failure is not None:
+                self._lost.append(tried)
+
+    def _forget_joins(self) -> Script[None]:
+        """Removes the joins of transactions that have ended, those of many with one write."""
+        ended = [self.finished.ended.popitem() for _ in range(len(self.finished.ended))]
+        try:
+            self.finished.ended.update((yield from records.forget_joins(ended)))
+        except IsologError:
+            self.finished.ended.update(ended)
+            raise
+
+    def _mine(self, *, whole: bool) -> Script[list[Transaction]]:
+        """The records that this broker looks after: all, or those of transactions under way."""
+        found = yield from FindTransactions(By.ANY if whole else By.UNDER_WAY)
+        mine = {name: self._looks_after(name) for name in {each.coordinator for each in found}}
+        return [record for record in found if mine[record.coordinator]]
+
+    def _looks_after(self, coordinator: str) -> bool:
+        """Return whether records of this coordinator are this broker's to sweep.
+
+        They are its own, or of a broker that is gone. An id that has begun no transaction has no
+        coordinator ("") yet: any broker may forget it.
+        """
+        return coordinator in ("", self.coordinator) or not self._leases.alive(coordinator)
+
+    def _sweep_record(self, record: Transaction) -> Script[None]:
+        now_s, now_ms = self._clock.monotonic(), self.now_ms()
+        try:
+            swept = yield from sweeping.sweep_record(
+                self.finished, self._watch, record, now_s, now_ms, self._sink_expiry_s
+            )
+        except IsologError as error:
+            self._complain(record, error)
+            return
+        self._complaints.pop(record.transactional_id, None)
+        if swept is Swept.EXPIRED:
+            logger.warning(
+                "transaction %d of %r was open for more than %d ms: aborted",
+                record.number,
+                record.transactional_id,
+                record.timeout_ms,
+            )
+
+    def _complain(self, record: Transaction, error: IsologError) -> None:
+        """Once for each reason: the sweep will be here again in a moment."""
+        reason = f"{record.number}: {error}"
+        if self._complaints.get(record.transactional_id) != reason:
+            self._complaints[record.transactional_id] = reason
+            log = logger.warning if error.retriable else logger.error
+            log("transaction %d of %r: %s", record.number, record.transactional_id, error)
+
+
+def _open_parts(partition: Partition) -> list[tuple[Joined, int]]:
+    place = Joined(partition.topic, partition.topic_id, partition.number)
+    numbers = {each.transaction for each in partition.transactions.open()}
+    return [(place, number) for number in sorted(numbers)]

@@ -1,0 +1,399 @@
+"""A stream of batches to one topic, each acknowledged by itself (``core`` has the rules).
+
+It has no thread. Its frames come on the loop's thread. A pool for appends takes one after the
+other: it decodes a frame, appends its batch if nothing has to be waited for, and sends the
+acknowledgement. A batch that waits to be replicated is acknowledged by the thread on which the
+follower's report arrives: no send waits for a client.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Protocol, TypeAlias
+
+import pyarrow as pa
+from msgspec import Struct
+
+from spark_stream.broker.host.host import Host
+from spark_stream.broker.host.hosted import HostedTopic
+from spark_stream.broker.partition.outcomes import WakeUp
+from spark_stream.broker.scripting.joining import join_together
+from spark_stream.broker.scripting.transactions import TransactionDesk
+from spark_stream.broker.serving.append_batch import Append, StreamFacts, joins_of
+from spark_stream.broker.serving.append_core import AppendStreamCore, BatchPlace
+from spark_stream.broker.serving.memory import memory_errors
+from spark_stream.broker.serving.pool import Pool, TakesWork
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency.isolation import PRODUCER_LEVELS
+from spark_stream.environment import Clock
+from spark_stream.errors import InternalError, InvalidRequest, IsologError, SchemaMismatch
+from spark_stream.protocol import Bytes
+from spark_stream.schema.evolution import evolves
+from spark_stream.schema.schemas import mismatch
+from spark_stream.transport.loop import Loop, Timer
+from spark_stream.wire.messages import AppendTo, Envelope
+
+logger = logging.getLogger(__name__)
+
+_TAKES_WORK: Final = TakesWork()
+_TURN_BATCHES: Final = 64
+"""What a stream appends before others have their turn."""
+
+
+class AppendFrame(Struct, frozen=True):
+    """A batch with its envelope, as received. ``size``: what it costs of the stream's credit."""
+
+    envelope: Bytes
+    batch: Bytes | pa.RecordBatch
+    size: int = 0
+
+
+class AppendClient(Protocol):
+    """The client's end of a stream. Nothing here waits for it."""
+
+    def send(self, header: Bytes, /, *, end: bool = False) -> bool:
+        """Send an answer, or the end; return False if it takes none now."""
+
+    def consumed(self, size: int, /) -> None:
+        """Let it send so many bytes more."""
+
+    def fail(self, error: IsologError, /) -> None:
+        """End the stream with an error."""
+
+
+Opening: TypeAlias = Callable[[], tuple[AppendTo, pa.Schema]]
+"""Returns what the client asked for, and the schema of its batches."""
+
+
+class AppendStreams(Struct, frozen=True):
+    """What all streams of appends of a broker share."""
+
+    host: Host
+    desk: TransactionDesk
+    pool: Pool
+    wake: Callable[[tuple[WakeUp, ...]], None]
+    loop: Loop
+    clock: Clock
+    memory_bytes: int
+
+
+class AppendStream:
+    """One stream. ``over`` is called once, when nothing is left of it.
+
+    ``partition``: of a batch without an envelope. ``start`` lets a thread call :meth:`work`; the
+    pool does it unless that is given.
+    """
+
+    def __init__(
+        self,
+        streams: AppendStreams,
+        client: AppendClient,
+        opening: Opening,
+        over: Callable[[], None],
+        partition: int | None = None,
+        start: Callable[[], object] | None = None,
+    ) -> None:
+        self._streams = streams
+        self._client = client
+        self._opening = opening
+        self._over = over
+        self._partition = partition
+        self._start = start or partial(streams.pool.submit, self.work)
+        self._facts: StreamFacts
+        self._hosted: HostedTopic
+        self._schema: pa.Schema
+        self._lock = threading.Lock()  # guards what follows
+        self._core: AppendStreamCore[AppendFrame, Append] = AppendStreamCore()
+        self._is_gone = False  # the client
+        self._is_over = False
+        self._timer: Timer | None = None
+        self._timer_at: float | None = None
+
+    # -- from the client, on any one thread --------------------------------------------------------
+
+    def take(self, frame: AppendFrame) -> None:
+        """Take a frame; its batch is appended in its turn."""
+        with self._lock:
+            self._core.receive(frame)
+            self._go_on()
+
+    def end(self) -> None:
+        """Note that the client sends no more."""
+        with self._lock:
+            self._core.end()
+            self._go_on()
+
+    def leave(self) -> None:
+        """Note that the client is gone. What it had sent is appended."""
+        with self._lock:
+            self._is_gone = True
+            self._core.end()
+            self._go_on()
+
+    def take_credit(self) -> None:
+        """Note that the client takes answers again."""
+        with self._lock:
+            self._go_on()
+
+    # -- with the lock -----------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Send what there is to send, take what there is room for, and end if all is done."""
+        core = self._core
+        if core.outbox:
+            self._send_answers()
+        if core.begin_taking():
+            self._start()
+        if core.is_over and not self._is_over:
+            self._is_over = True
+            if self._timer is not None:
+                self._timer.cancel()
+            try:
+                if core.failure is not None:
+                    self._client.fail(core.failure)
+                elif not self._is_gone:
+                    self._client.send(b"", end=True)
+            except Exception:
+                logger.debug("the client was gone", exc_info=True)
+            self._over()
+
+    def _send_answers(self) -> None:
+        outbox = self._core.outbox
+        while outbox:
+            try:
+                if not self._is_gone and not self._client.send(outbox[0]):
+                    return
+            except Exception:  # its end is about to be told
+                self._is_gone = True
+            self._core.sent()
+
+    def _set_timer(self) -> None:
+        at = self._core.next_deadline()
+        if at is None or (self._timer_at is not None and self._timer_at <= at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        pause_s = max(0.0, at - self._streams.clock.monotonic())
+        self._timer = self._streams.loop.call_later(pause_s, self._end_late)
+
+    def _end_late(self) -> None:
+        """Answer batches whose time is over; on the loop's thread."""
+        submit = self._streams.pool.submit
+        with self._lock:
+            self._timer = self._timer_at = None
+            for place in self._core.late(self._streams.clock.monotonic()):
+                if place.work.pending is not None:
+                    submit(partial(self._finish, place))
+                else:
+                    submit(partial(self._work_off, place.partition))
+            self._set_timer()
+
+    # -- on a thread of the pool -------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Append the batches of received frames, one after the other."""
+        try:
+            if not hasattr(self, "_facts"):
+                self._open()
+            for _ in range(_TURN_BATCHES):
+                with self._lock:
+                    frame = self._core.next_frame()
+                    if frame is None:
+                        self._go_on()  # perhaps there is one by now, or this was the last
+                        return
+                if frame.size:
+                    self._client.consumed(frame.size)
+                self._try(self._begin(frame))
+        except Exception as error:
+            if not isinstance(error, IsologError):
+                logger.exception("a stream of appends")
+                error = InternalError(f"append: {type(error).__name__}: {error}")
+            with self._lock:
+                self._core.fail(error)
+                self._core.next_frame()
+                self._go_on()
+        else:
+            self._start()
+
+    def _open(self) -> None:
+        """Look at what the stream is for.
+
+        Raises:
+            UnknownTopic, SchemaMismatch, InvalidRequest: for the stream as a whole.
+        """
+        streams = self._streams
+        request, self._schema = self._opening()
+        if request.isolation not in PRODUCER_LEVELS:
+            raise InvalidRequest(
+                f"a producer's isolation is {' | '.join(PRODUCER_LEVELS)}, not {request.isolation}"
+            )
+        self._hosted = streams.host.topic(request.topic, request.topic_id)
+        _check_fits(streams.host, self._hosted, self._schema)
+        self._facts = StreamFacts(request, streams.clock, streams.desk.finished, streams.wake)
+
+    def _begin(self, frame: AppendFrame) -> BatchPlace[Append]:
+        """Decode a frame; return its batch, in its place.
+
+        Raises:
+            IsologError: it makes no sense, or the topic is gone; the stream ends.
+        """
+        if frame.envelope:
+            envelope = Envelope.from_bytes(bytes(frame.envelope))
+        elif self._partition is not None:
+            envelope = Envelope(partition=self._partition)
+        else:
+            raise InvalidRequest(
+                "which partition? Name it in the path, or in a batch's app_metadata"
+            )
+        batch = frame.batch
+        if not isinstance(batch, pa.RecordBatch):
+            with memory_errors(self._streams.memory_bytes):
+                try:
+                    batch = pa.ipc.read_record_batch(pa.py_buffer(batch), self._schema)
+                except pa.ArrowMemoryError:
+                    raise
+                except (pa.ArrowException, OSError) as error:
+                    raise InvalidRequest(f"the stream is not valid Arrow IPC: {error}") from None
+        topic = self._hosted.topic
+        self._hosted = self._streams.host.topic(topic.name, topic.id)  # it may have been altered
+        append = Append(self._facts, self._hosted, envelope, batch)
+        with self._lock:
+            place = self._core.add(envelope.partition, append, append.deadline)
+        append.answer_with = partial(self._answer, place)
+        return place
+
+    def _try(self, place: BatchPlace[Append]) -> None:
+        """Append a batch, unless something has to be waited for: then it is queued.
+
+        Cold partitions have queues too: each waits for the disk by itself.
+        """
+        append = place.work
+        with self._lock:
+            waits = self._core.has_queue(place.partition)
+        joins = append.to_join is not None
+        if not (waits or joins or append.is_cold) and self._is_through(place):
+            return
+        submit = self._streams.pool.submit
+        with self._lock:
+            if not self._core.queue(place, append.size):
+                return
+            if not joins:
+                submit(partial(self._work_off, place.partition))
+            elif self._core.join(place):
+                submit(self._join_all)
+
+    def _is_through(self, place: BatchPlace[Append]) -> bool:
+        """Try to append a batch; return False if others hold its partition."""
+        append = place.work
+        with _TAKES_WORK:  # the frames for the followers
+            is_answered = self._streams.desk.run(append.try_once())
+        if is_answered:
+            return True
+        if append.pending is None:
+            return False
+        with self._lock:
+            self._core.wait(place)
+            self._set_timer()
+        append.pending.when_settled(partial(self._settle, place))
+        return True
+
+    def _work_off(self, partition: int) -> None:
+        """Append the batches of a queue, until it is empty or others hold the partition."""
+        with self._lock:
+            place: BatchPlace[Append] | None = self._core.first(partition)
+        while place is not None:
+            if not self._is_through(place):
+                with self._lock:
+                    wait = self._core.hold(place)
+                    self._set_timer()
+                held = place.work.held
+                assert held is not None
+                held.appends.call_when_free(partial(self._resume, partition, wait))
+                return
+            with self._lock:
+                place = self._core.through(place)
+                self._go_on()
+
+    def _join_all(self) -> None:
+        """Let group after group join; append what can be appended then, and queue the rest."""
+        while True:
+            with self._lock:
+                group = self._core.next_group()
+                if not group:
+                    self._go_on()
+                    return
+            self._join([each.work for each in group])
+            for place in group:
+                if self._is_through(place):
+                    with self._lock:
+                        is_last = self._core.through(place) is None
+                        self._go_on()
+                    if is_last:
+                        continue
+                self._streams.pool.submit(partial(self._work_off, place.partition))
+
+    def _join(self, batches: Sequence[Append]) -> None:
+        """Let the partitions of these batches join their transactions; never raise.
+
+        Where a batch's partition has not joined then, the append of the batch says why.
+        """
+        name, desk = self._facts.request.transactional_id, self._streams.desk
+        if name is None:
+            return
+        for stamp, partitions in joins_of(batches):
+            try:
+                desk.run(join_together(desk.finished, partitions, stamp, name))
+            except IsologError:
+                pass
+            except Exception:
+                logger.exception(
+                    "%d partitions join transaction %d", len(partitions), stamp.transaction
+                )
+
+    def _finish(self, place: BatchPlace[Append]) -> None:
+        """Answer a batch that is settled, or whose time is over; waits for nothing."""
+        self._streams.desk.run(place.work.finish())
+
+    # -- from any thread, without a partition's lock -----------------------------------------------
+
+    def _settle(self, place: BatchPlace[Append]) -> None:
+        with self._lock:
+            if not self._core.settle(place):
+                return
+        self._finish(place)
+
+    def _resume(self, partition: int, wait: int) -> None:
+        with self._lock:
+            if self._core.resume(partition, wait):
+                self._streams.pool.submit(partial(self._work_off, partition))
+
+    def _answer(self, place: BatchPlace[Append], message: bytes) -> None:
+        with self._lock:
+            self._core.answer(place, message)
+            self._go_on()
+
+
+def _check_fits(host: Host, hosted: HostedTopic, schema: pa.Schema) -> None:
+    """Check that a stream's schema is the topic's or may become that; raise SchemaMismatch.
+
+    A client that writes in an earlier schema of the topic goes on; so does one that has heard of a
+    newer one before this broker.
+    """
+    if _misfit(hosted.topic, schema) is not None:
+        host.refresh()
+        wrong = _misfit(host.topic(hosted.topic.name, hosted.topic.id).topic, schema)
+        if wrong is not None:
+            raise wrong
+
+
+def _misfit(topic: Topic, schema: pa.Schema) -> SchemaMismatch | None:
+    wrong = mismatch(topic.schema, schema)
+    if wrong is None or not topic.earlier:
+        return wrong
+    # Where no nulls are taken, each batch is looked at; what its schema says does not count.
+    taken = pa.schema([each.with_nullable(True) for each in topic.schema])
+    return None if evolves(schema, taken) else wrong

@@ -1,0 +1,338 @@
+"""A fetch that costs no thread while it waits: for records, or for its reader.
+
+A task runs on a pool until it has to wait, and is submitted again by what it waits for: an append
+that moves the bound beyond its position, credit on its stream, its deadline, or the end of its
+stream. Each wait has a number, so that only the first of these counts.
+
+======================  ==========================================  ==========================
+state                   what ends it                                then
+======================  ==========================================  ==========================
+queued or running       it has to wait, or is over                  waiting, or over
+waiting for records     append, deadline, the stream is over        queued
+waiting for credit      credit, the stream is over                  queued
+======================  ==========================================  ==========================
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Final
+
+import pyarrow as pa
+from msgspec import Struct
+
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.serving.memory import memory_errors
+from spark_stream.broker.serving.pool import Pool
+from spark_stream.consistency.ids import Offset
+from spark_stream.consistency.isolation import Isolation, upper_bound
+from spark_stream.environment import Clock
+from spark_stream.errors import InternalError, IsologError
+from spark_stream.protocol import Body, Credited, Received, StreamOver, nbytes_of
+from spark_stream.storage.format.message import uncompressed
+from spark_stream.transport.failures import error_bytes
+from spark_stream.transport.loop import Loop, Timer
+from spark_stream.transport.streams import Stream, StreamEvent
+
+logger = logging.getLogger(__name__)
+
+WAITING_MAX: Final = 10_000
+"""Fetches of a broker that wait at once; one beyond them gets an empty answer and asks again."""
+_APART_BYTES_MIN: Final = 256 << 10
+"""Batches from this size on are sent from where their columns lie, without a copy."""
+_TURN_BYTES: Final = 8 << 20
+"""What a fetch sends before others have their turn."""
+_HELD_BYTES_MAX: Final = 64 << 10
+"""Small frames wait for each other up to this size: each write costs more than they do."""
+
+Answer = tuple[pa.RecordBatch | tuple[memoryview, ...], bytes]
+"""Records, or the IPC messages that they are stored as, in parts; and their facts."""
+
+
+class AwaitRecords(Struct, frozen=True):
+    """An instruction of a fetch: wait until the isolation's bound is above ``offset``.
+
+    It is answered with whether that is so; False: ``deadline`` came first, or too many wait.
+    """
+
+    partition: Partition
+    offset: Offset
+    isolation: Isolation
+    deadline: float
+
+
+def _body(records: pa.RecordBatch | tuple[memoryview, ...]) -> Body:
+    if isinstance(records, tuple):
+        return records
+    return uncompressed(records, _APART_BYTES_MIN).parts if records.num_rows else b""
+
+
+Answers = Generator[Answer | AwaitRecords, bool, None]
+
+
+def answers_in_time(answers: Answers, clock: Clock) -> Iterator[Answer]:
+    """Yield the answers of a fetch; the caller's thread sleeps where it has to wait."""
+    reply: bool | None = None
+    while True:
+        try:
+            step = next(answers) if reply is None else answers.send(reply)
+        except StopIteration:
+            return
+        reply = None
+        if isinstance(step, AwaitRecords):
+            reply = _is_in_time(step, clock)
+        else:
+            yield step
+
+
+def _is_in_time(wait: AwaitRecords, clock: Clock) -> bool:
+    while True:
+        woken = threading.Event()
+        place = wait.partition.wait_beyond(wait.offset, wait.isolation, woken.set)
+        if place is None:
+            return True
+        left = wait.deadline - clock.monotonic()
+        if left <= 0 or not woken.wait(left):
+            wait.partition.stop_waiting(place)
+            return False
+        if upper_bound(wait.partition.bounds(wait.isolation), wait.isolation) > wait.offset:
+            return True
+
+
+class FetchTasks:
+    """What the fetches of a broker share."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        woken: Pool,
+        loop: Loop,
+        clock: Clock,
+        memory_bytes: int,
+        turn_bytes: int = _TURN_BYTES,
+    ) -> None:
+        """``woken``: for fetches whose wait for records is over; hundreds may be woken at once.
+
+        ``turn_bytes``: what a fetch sends before others have their turn.
+        """
+        self.turn_bytes = turn_bytes
+        self.pool = pool
+        self.woken = woken
+        self.loop = loop
+        self.clock = clock
+        self.memory_bytes = memory_bytes
+        self._lock = threading.Lock()
+        self._waiting = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many fetches wait for records."""
+        return self._waiting
+
+    def enter(self) -> bool:
+        """Count one more that waits; return False if there are too many."""
+        with self._lock:
+            if self._waiting >= WAITING_MAX:
+                return False
+            self._waiting += 1
+            return True
+
+    def leave(self) -> None:
+        """Count one fewer."""
+        with self._lock:
+            self._waiting -= 1
+
+
+class FetchTask:
+    """Sends the answers of one fetch on its stream. ``call`` is held until it is over."""
+
+    def __init__(
+        self,
+        tasks: FetchTasks,
+        stream: Stream,
+        schema: pa.Schema,
+        answers: Answers,
+        call: AbstractContextManager[None],
+    ) -> None:
+        self._tasks = tasks
+        self._stream = stream
+        self._answers = answers
+        self._call = call
+        self._lock = threading.Lock()
+        self._wait = 0  # the number of the present wait
+        self._is_waiting = False
+        self._is_woken = False
+        self._has_credit = False
+        self._reply: bool | None = None  # to the generator, when it goes on
+        self._records: tuple[AwaitRecords, int] | None = None
+        self._timer: tuple[float, Timer] | None = None  # of the deadline of the present wait
+        self._unsent: tuple[bytes, Body] | None = (
+            b"",
+            memoryview(schema.serialize()),
+        )
+        self._held = 0  # bytes of answers that wait for more
+
+    def begin(self) -> None:
+        """Begin to answer, on the caller's thread."""
+        self._call.__enter__()
+        self._stream.handle = self._handle
+        self._run()
+
+    # -- what it waits for ----------------------------------------------------------------------
+
+    def _handle(self, event: StreamEvent) -> None:
+        """Take an event of the stream; on the loop's thread."""
+        if isinstance(event, Received):
+            return
+        with self._lock:
+            self._has_credit = True
+            is_for_it = self._records is None or not isinstance(event, Credited)
+            if not (self._is_waiting and is_for_it):
+                return
+            self._is_waiting = False
+        self._tasks.pool.submit(self._run)
+
+    def _wake(self, wait: int) -> None:
+        """End the wait for records of this number, unless something else did."""
+        with self._lock:
+            if self._wait != wait:
+                return
+            self._is_woken = True
+            if not self._is_waiting:
+                return
+            self._is_waiting = False
+        self._tasks.woken.submit(self._run)
+
+    def _expire(self) -> None:
+        """End the present wait: its time is over; on the loop's thread."""
+        self._timer = None
+        self._wake(self._wait)
+
+    def _cancel_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer[1].cancel()
+
+    # -- on a thread of the pool ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with memory_errors(self._tasks.memory_bytes):
+                if not self._advance():
+                    return
+            self._stream.send(b"", end=True)
+        except StreamOver:
+            pass
+        except IsologError as error:
+            self._stream.fail(error_bytes(error))
+        except Exception as error:
+            logger.exception("a fetch")
+            text = f"the fetch failed: {type(error).__name__}: {error}"
+            self._stream.fail(error_bytes(InternalError(text)))
+        self._end()
+
+    def _end(self) -> None:
+        self._cancel_timer()
+        self._answers.close()
+        self._call.__exit__(None, None, None)
+
+    def _advance(self) -> bool:
+        """Go on until something has to be waited for; return True at the end."""
+        if self._records is not None:
+            wait = self._records[0]
+            if not self._is_satisfied() and not self._await(wait):
+                return False
+        left = self._tasks.turn_bytes
+        while self._stream.over is None:
+            if self._unsent is not None:
+                if not self._send(*self._unsent):
+                    return False
+                left -= nbytes_of(self._unsent[1])
+                self._unsent = None
+                if left <= 0:
+                    self._tasks.pool.submit(self._run)
+                    return False
+            try:
+                reply, self._reply = self._reply, None
+                step = next(self._answers) if reply is None else self._answers.send(reply)
+            except StopIteration:
+                return True
+            if isinstance(step, AwaitRecords):
+                self._flush()
+                if not self._await(step):
+                    return False
+            else:
+                batch, facts = step
+                self._unsent = facts, _body(batch)
+        return True
+
+    def _send(self, header: bytes, body: Body) -> bool:
+        """Send a frame; return False if the task waits for credit now."""
+        held = self._held + len(header) + nbytes_of(body)
+        more = held <= _HELD_BYTES_MAX
+        while True:
+            with self._lock:
+                self._has_credit = False
+            if self._stream.send(header, body, more=more):
+                self._held = held if more and header else 0  # the schema is in no hurry
+                return True
+            self._flush()
+            with self._lock:
+                if not self._has_credit:
+                    self._is_waiting = True
+                    return False
+
+    def _flush(self) -> None:
+        """Send what waits for more, if there is an answer among it."""
+        if self._held:
+            self._held = 0
+            self._stream.flush()
+
+    def _await(self, wait: AwaitRecords) -> bool:
+        """Begin to wait for records; return False if the task waits now, else set the reply."""
+        while True:
+            left = wait.deadline - self._tasks.clock.monotonic()
+            if left <= 0 or not self._tasks.enter():
+                self._reply = False
+                return True
+            with self._lock:
+                self._wait += 1
+                self._is_woken = False
+                wake = partial(self._wake, self._wait)
+            try:
+                place = wait.partition.wait_beyond(wait.offset, wait.isolation, wake)
+            except BaseException:
+                self._tasks.leave()
+                raise
+            if place is None:
+                self._tasks.leave()
+                self._reply = True
+                return True
+            timer = self._timer  # which the loop may take away at any time
+            if timer is None or timer[0] != wait.deadline:
+                self._cancel_timer()
+                self._timer = wait.deadline, self._tasks.loop.call_later(left, self._expire)
+            with self._lock:
+                self._records = wait, place
+                # Its end may have come before the task waited for it.
+                self._is_waiting = not self._is_woken and self._stream.over is None
+                if self._is_waiting:
+                    return False
+            if self._is_satisfied():
+                return True
+
+    def _is_satisfied(self) -> bool:
+        """End the present wait and set the reply; return False if it has to be begun anew."""
+        assert self._records is not None
+        (wait, place), self._records = self._records, None
+        wait.partition.stop_waiting(place)
+        self._tasks.leave()
+        is_over = self._stream.over is not None
+        now = self._tasks.clock.monotonic()
+        bound = upper_bound(wait.partition.bounds(wait.isolation), wait.isolation)
+        self._reply = not is_over and bound > wait.offset
+        return self._reply or is_over or now >= wait.deadline

@@ -1,0 +1,452 @@
+"""What answers a fetch: of each range the visible records, then the next offset to read from.
+
+Decides and reads the log, and neither sends nor waits: it yields answers and instructions to wait,
+which :mod:`spark_stream.broker.serving.fetch_task` carries out. A range of a few records costs its
+reader a call, whatever is in it, so one call may ask for many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from typing import Final
+
+import pyarrow as pa
+from msgspec import Struct
+
+from spark_stream.broker.actions.mapped import Holder, holder_for, in_groups, places
+from spark_stream.broker.host.host import Host
+from spark_stream.broker.host.hosted import HostedTopic
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.serving.fetch_task import Answer, Answers, AwaitRecords
+from spark_stream.consistency.ids import Offset
+from spark_stream.consistency.isolation import (
+    DROPS_ABORTED,
+    Evicted,
+    Isolation,
+    OutOfRange,
+    VisibleRange,
+    upper_bound,
+    visible_range,
+)
+from spark_stream.consistency.replication.lineage import Lineage, lost_above
+from spark_stream.environment import Clock
+from spark_stream.errors import (
+    DamagedSegment,
+    DataLoss,
+    EntriesGone,
+    InvalidFilter,
+    InvalidRequest,
+    IsologError,
+    OffsetEvicted,
+    OffsetOutOfRange,
+    SchemaMismatch,
+    StorageFailure,
+)
+from spark_stream.schema.schemas import LEADER_COLUMNS, empty_batch
+from spark_stream.sql.filters import row_filter
+from spark_stream.storage.format.chunks import Chunk
+from spark_stream.storage.log.log import UNLIMITED
+from spark_stream.storage.segment.filtering import RowFilter
+from spark_stream.wire.fetch_messages import (
+    ChunkFacts,
+    EndFacts,
+    FailureFacts,
+    Fetch,
+    FetchRange,
+)
+from spark_stream.wire.messages import EARLIEST, LATEST
+
+FOLLOW_S: Final = 60.0
+"""For how long a fetch that follows waits for the next record before it ends."""
+
+
+class Projection(Struct, frozen=True):
+    """The columns of an answer: those stored, and those that the leader makes (``_offset`` …)."""
+
+    schema: pa.Schema
+    stored: tuple[str, ...] | None
+
+    def applied(self, chunk: Chunk) -> pa.RecordBatch:
+        """The chunk's rows with exactly these columns."""
+        if self.stored is None:
+            return chunk.batch
+        arrays = [chunk.column(field.name) for field in self.schema]
+        if not arrays:
+            return chunk.batch
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def projection_of(
+    hosted: HostedTopic, columns: list[str] | None, *, encoded: bool = False
+) -> Projection:
+    """The projection, or SchemaMismatch naming a column that the topic lacks.
+
+    ``encoded``: where all columns of the topic are asked for, they come in the topic's order.
+    """
+    schema = hosted.topic.schema.remove_metadata()
+    if columns is None:
+        return Projection(schema, None)
+    fields = []
+    for name in columns:
+        if name in schema.names:
+            fields.append(schema.field(name))
+        elif name in LEADER_COLUMNS:
+            fields.append(LEADER_COLUMNS[name])
+        else:
+            raise SchemaMismatch(
+                f"topic {hosted.topic.name!r} has no column {name!r}; it has"
+                f" {', '.join(schema.names)}",
+                column=name,
+            )
+    if len({field.name for field in fields}) != len(fields):
+        raise InvalidRequest("a column is asked for twice")
+    stored = tuple(field.name for field in fields if field.name in schema.names)
+    if encoded and len(fields) == len(stored) == len(schema):
+        return Projection(schema, None)
+    return Projection(pa.schema(fields), stored)
+
+
+def row_filter_of(hosted: HostedTopic, request: FetchRange) -> RowFilter | None:
+    """What the request's filter means for the partition.
+
+    Raises:
+        InvalidFilter: it is none, or does not fit the topic's columns.
+    """
+    if request.filter is None:
+        return None
+    topic = hosted.topic
+    return row_filter(request.filter, topic.name, topic.schema, request.partition)
+
+
+def bound(
+    host: Host, request: FetchRange, *, encoded: bool = False
+) -> tuple[HostedTopic, Projection, RowFilter | None]:
+    """The topic, and what the request's columns and filter mean in its schema.
+
+    Raises:
+        UnknownTopic: there is none, or it is another one by now.
+        SchemaMismatch, InvalidRequest, InvalidFilter: as :func:`projection_of` and
+            :func:`row_filter_of`, also once this broker has seen what is on record.
+    """
+    hosted = host.topic(request.topic, request.topic_id)
+    try:
+        projection = projection_of(hosted, request.columns, encoded=encoded)
+        return hosted, projection, row_filter_of(hosted, request)
+    except (SchemaMismatch, InvalidFilter):
+        host.refresh()  # its schema may have been altered a moment ago, by another broker
+        known, hosted = hosted, host.topic(request.topic, request.topic_id)
+        if hosted.topic.schema.equals(known.topic.schema):
+            raise
+    projection = projection_of(hosted, request.columns, encoded=encoded)
+    return hosted, projection, row_filter_of(hosted, request)
+
+
+class RangeStream:
+    """One fetch: checked when it is made, then an iterator of answers."""
+
+    def __init__(
+        self,
+        host: Host,
+        request: FetchRange,
+        cancelled: Callable[[], bool],
+        clock: Clock,
+        boot_id: str | None = None,
+        number: int | None = None,
+        *,
+        encoded: bool = False,
+    ) -> None:
+        """``number``: which one it is of several ranges; None: the only one."""
+        hosted, self._projection, self._rows = bound(host, request, encoded=encoded)
+        self._host = host
+        self._number = number
+        self._encoded = encoded
+        self._boot_id = boot_id
+        self._topic = hosted.topic
+        self._partition: Partition = hosted.partition(request.partition)
+        self._request = request
+        self._cancelled = cancelled
+        self._clock = clock
+        self._wait_s = request.wait_ms / 1000 or FOLLOW_S
+        self._until = clock.monotonic() + self._wait_s
+        self._partition.check_leader_epoch(request.leader_epoch)
+        self._epoch = int(self._partition.leader_epoch)  # of all that the stream tells
+        self._position = self._start()
+        self._lineage = self._partition.lineage(self._position)
+        self._bound_known = True
+        self._given = 0  # records of the last answer
+        self._check_lineages()
+        self._visible()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of every batch that the stream gives."""
+        return self._projection.schema
+
+    def _start(self) -> Offset:
+        isolation, start = self._request.isolation, self._request.start
+        if start == LATEST and isolation is not Isolation.READ_UNCOMMITTED:
+            self._partition.check_hw_known()
+        bounds = self._partition.bounds(isolation)
+        if start >= 0:
+            return Offset(start)
+        if start == EARLIEST:
+            return bounds.log_start_offset
+        return upper_bound(bounds, isolation)
+
+    def _check_lineages(self) -> None:
+        """DataLoss if the start or the end that was asked for is one of records that were cut off.
+
+        Its ``left`` is where to go on.
+        """
+        request = self._request
+        for offset, lineage in (
+            (request.start, request.start_lineage),
+            (request.end, request.end_lineage),
+        ):
+            if not lineage or offset is None:
+                continue
+            left = lost_above(offset, lineage, int(self._partition.surviving(lineage)))
+            if left is not None:
+                raise DataLoss(
+                    f"{request.topic}/{request.partition}: offsets {left} to {offset - 1} were cut"
+                    f" off since they were seen, in leader epoch {lineage[-1][0]}: the present"
+                    " leader does not have them",
+                    topic=request.topic,
+                    partition=request.partition,
+                    left=left,
+                )
+
+    def _visible(self) -> VisibleRange:
+        """What can be read now from the present position on.
+
+        Raises:
+            OffsetOutOfRange, OffsetEvicted: naming the offset asked for and the nearest there is.
+        """
+        request = self._request
+        self._partition.check_leads()
+        self._partition.check_leader_epoch(self._epoch)
+        end = None if request.end is None else Offset(request.end)
+        self._bound_known = self._partition.core.hw_known  # asked before the bounds are
+        bounds = self._partition.bounds(request.isolation)
+        found = visible_range(bounds, request.isolation, self._position, end)
+        where = f"{request.topic}/{request.partition}"
+        if isinstance(found, OutOfRange):
+            raise OffsetOutOfRange(
+                f"{where}: offset {found.start} is above the log end offset {found.log_end_offset}",
+                topic=request.topic,
+                partition=request.partition,
+                asked=int(found.start),
+                log_end_offset=int(found.log_end_offset),
+            )
+        if isinstance(found, Evicted):
+            raise self._evicted(found.start, found.log_start_offset)
+        return found
+
+    def _evicted(self, asked: Offset, log_start: Offset) -> OffsetEvicted:
+        topic, partition = self._request.topic, self._request.partition
+        return OffsetEvicted(
+            f"{topic}/{partition}: offset {asked} is gone; the first left is {log_start}",
+            topic=topic,
+            partition=partition,
+            asked=int(asked),
+            log_start_offset=int(log_start),
+        )
+
+    def answers(self) -> Answers:
+        """Batches with their facts; the last one is empty and says where to read on.
+
+        Between them are instructions to wait. One of several ranges that was answered to its end
+        has no last one.
+        """
+        request = self._request
+        left = request.max_records or UNLIMITED
+        begin = told = self._position
+        more = True
+        while more:
+            found, more = yield from self._awaited()
+            for answer in self._records(found, left):
+                left -= self._given
+                yield answer
+                told = self._position
+            more = more and request.follow and not self._at_end() and left > 0
+            more = more and not self._cancelled()
+            if request.wait_ms:  # its reader asks again, and is told more then
+                more = more and self._position == told and self._position >= found.end
+                more = more and self._clock.monotonic() < self._until
+        if self._position == begin:
+            self._check_not_short()
+        whole = begin < told and request.end is not None and told >= request.end
+        if not (whole and self._number is not None):
+            yield self._last()
+
+    def _check_not_short(self) -> None:
+        """LeaderUnavailable if nothing of a range is shown only since the bound is not known yet.
+
+        An earlier leader may have told the range's end as its bound. If the range seemed to be over
+        below that, its reader would miss records that were committed.
+        """
+        request = self._request
+        if request.end is None or self._at_end() or self._bound_known:
+            return
+        if request.isolation is not Isolation.READ_UNCOMMITTED:
+            raise self._partition.hw_not_known()
+
+    def _awaited(self) -> Generator[AwaitRecords, bool, tuple[VisibleRange, bool]]:
+        """What can be read, after a wait if need be; and whether it makes sense to go on."""
+        request = self._request
+        found = self._visible()
+        if found.count or self._at_end() or not (request.wait_ms or request.follow):
+            return found, True
+        if not request.wait_ms:
+            self._until = self._clock.monotonic() + self._wait_s
+        more = yield AwaitRecords(self._partition, self._position, request.isolation, self._until)
+        return (self._visible() if more else found), more
+
+    def _at_end(self) -> bool:
+        end = self._request.end
+        return end is not None and self._position >= end
+
+    def _records(self, found: VisibleRange, max_records: int) -> Iterator[Answer]:
+        if found.count == 0:
+            return
+        holder = holder_for(self._request, self._boot_id, self._partition.log, found, self._host)
+        chunks = self._partition.log.read(
+            found.start,
+            found.end,
+            self._projection.stored,
+            max_records,
+            self._request.max_bytes or UNLIMITED,
+            committed=self._request.isolation in DROPS_ABORTED,
+            rows=self._rows,
+            locating=holder is not None,
+            encoded=self._encoded and holder is None,
+            schema=self._topic.schema,
+        )
+        try:
+            if holder is not None:
+                yield from self._places(chunks, holder)
+                return
+            for chunk, lineage in self._told(chunks):
+                self._position, self._lineage = chunk.next_offset, lineage
+                self._given = chunk.rows
+                facts = self._facts(chunk, lineage)
+                if chunk.messages:
+                    yield chunk.messages, facts.to_bytes()
+                elif chunk.batch.num_rows:
+                    yield self._projection.applied(chunk), facts.to_bytes()
+                elif self._cancelled():  # a filter may read for long and find nothing
+                    return
+        except DamagedSegment as error:
+            self._partition.check_alone(error)
+            raise
+        except (EntriesGone, StorageFailure):
+            # If the segment was evicted meanwhile, that is the better error; the bounds may not
+            # show it yet.
+            if self._position < (log_start := self._partition.log.start.offset):
+                raise self._evicted(self._position, log_start) from None
+            self._visible()
+            raise
+
+    def _told(self, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, Lineage]]:
+        """The chunks with their lineages; what was read before another epoch began is this one's.
+
+        Where they lie holds for as long as this epoch does: only a replica that follows cuts files.
+        """
+        for chunk in chunks:
+            lineage = self._partition.lineage(chunk.next_offset)
+            self._partition.check_leader_epoch(self._epoch)
+            yield chunk, lineage
+
+    def _places(self, chunks: Iterator[Chunk], holder: Holder) -> Iterator[Answer]:
+        """Where the chunks lie, in the place of their records."""
+        for group in in_groups(self._told(chunks)):
+            last, self._lineage = group[-1]
+            self._position = last.next_offset
+            if any(chunk.stored is not None for chunk, _ in group):
+                facts = places(group, self._request, holder)
+                yield empty_batch(self.schema), facts.to_bytes()
+
+    def _facts(self, chunk: Chunk, lineage: Lineage) -> ChunkFacts:
+        spans = chunk.spans.tolist() if len(chunk.spans) > 1 else None
+        return ChunkFacts(
+            base=chunk.base_offset,
+            next=chunk.next_offset,
+            lineage=lineage,
+            spans=spans,
+            messages=len(chunk.counts) if chunk.messages else 1,
+            range=self._number or 0,
+        )
+
+    def _last(self) -> Answer:
+        bounds, known = self._partition.bounds(), self._partition.core.hw_known
+        told = known and self._partition.leader_epoch == self._epoch
+        facts = EndFacts(
+            next=self._position,
+            lineage=self._lineage,
+            bounds=bounds if told else None,
+            partitions=self._host.partitions_now(self._topic),
+            leader_epoch=self._epoch,
+            range=self._number or 0,
+        )
+        empty = empty_batch(self.schema)
+        return empty, facts.to_bytes()
+
+
+class FetchStream:
+    """The ranges of one call. What is wrong with one of several ends that one alone.
+
+    ``boot_id``: that of this machine, if readers on it may map the files. ``encoded``: answers may
+    have the stored messages of records in their place, and columns in the order of the topic.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        request: Fetch,
+        cancelled: Callable[[], bool],
+        clock: Clock,
+        boot_id: str | None = None,
+        *,
+        encoded: bool = False,
+    ) -> None:
+        """Look at the first range.
+
+        Raises:
+            UnknownTopic, SchemaMismatch, InvalidRequest, InvalidFilter: as :func:`bound`.
+            OffsetOutOfRange, OffsetEvicted, DataLoss, NotLeader, …: the only range cannot be read.
+        """
+        first, *more = request.ranges
+        open_range = partial(
+            RangeStream, host, cancelled=cancelled, clock=clock, boot_id=boot_id, encoded=encoded
+        )
+        self._cancelled = cancelled
+        if not more:
+            only = open_range(first)
+            self.schema = only.schema
+            self._answers = only.answers()
+        else:
+            _, projection, _ = bound(host, first, encoded=encoded)
+            self.schema = projection.schema
+            self._answers = self._of_several(request.ranges, open_range)
+
+    def answers(self) -> Answers:
+        """Return the answers of all ranges, in their order; call it once."""
+        return self._answers
+
+    def _of_several(
+        self, ranges: list[FetchRange], open_range: Callable[..., RangeStream]
+    ) -> Answers:
+        for number, asked in enumerate(ranges):
+            if self._cancelled():
+                return
+            try:
+                stream = open_range(asked, number=number)
+                if not stream.schema.equals(self.schema):
+                    raise InvalidRequest(
+                        f"range {number} has other columns than the first: {stream.schema.names}"
+                    )
+                yield from stream.answers()
+            except IsologError as error:
+                facts = FailureFacts(range=number, error=error)
+                yield empty_batch(self.schema), facts.to_bytes()

@@ -1,0 +1,285 @@
+"""The Flight facade: appends, fetches and actions for clients in any language, if it is configured.
+
+Any Flight client finds its way: ``ListFlights`` names the topics, ``GetFlightInfo`` of a path
+[topic] or [topic, partition] gives one endpoint a partition, and its ticket reads that partition.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from spark_stream.broker.actions.here import Here
+from spark_stream.broker.actions.table import run_action
+from spark_stream.broker.serving.activity import Activity
+from spark_stream.broker.serving.append_stream import AppendFrame, AppendStream, AppendStreams
+from spark_stream.broker.serving.fetch_task import Answer, answers_in_time
+from spark_stream.broker.serving.fetching import FetchStream, bound
+from spark_stream.broker.serving.memory import memory_error, memory_errors
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency.isolation import Bounds
+from spark_stream.consistency.transactions.transactions import Joined
+from spark_stream.errors import (
+    InternalError,
+    InvalidRequest,
+    IsologError,
+    UnknownPartition,
+    Unsupported,
+)
+from spark_stream.protocol import Bytes
+from spark_stream.scripts.steps import read_bounds
+from spark_stream.wire.actions import ACTIONS
+from spark_stream.wire.addresses import location
+from spark_stream.wire.fetch_messages import Fetch, ReadTopic
+from spark_stream.wire.flight import to_flight
+from spark_stream.wire.messages import AppendTo
+
+logger = logging.getLogger(__name__)
+
+_ANSWERS_MAX: Final = 1024
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Every error leaves the broker typed; one that nobody foresaw is logged with its trace."""
+    try:
+        yield
+    except IsologError as error:
+        raise to_flight(error) from None
+    except (fl.FlightError, GeneratorExit):
+        raise
+    except Exception as error:
+        logger.exception("%s", what)
+        raise to_flight(InternalError(f"{what}: {type(error).__name__}: {error}")) from None
+
+
+class FlightFacade(fl.FlightServerBase):
+    """A broker for Flight clients in any language. It serves from its construction on."""
+
+    def __init__(
+        self,
+        bind: str,
+        here: Here,
+        activity: Activity,
+        appends: AppendStreams,
+        memory_bytes: int,
+    ) -> None:
+        self._here = here
+        self._activity = activity
+        self._appends = appends
+        self._memory_bytes = memory_bytes
+        super().__init__(bind)
+
+    def do_put(
+        self,
+        context: fl.ServerCallContext,
+        descriptor: fl.FlightDescriptor,
+        reader: fl.MetadataRecordBatchReader,
+        writer: fl.FlightMetadataWriter,
+    ) -> None:
+        with self._activity.call(), translated("append"):
+            request, partition = target_of(descriptor)
+            put = _Put(writer.write)
+            opening = (request, reader.schema)
+            stream = AppendStream(
+                self._appends, put, lambda: opening, put.over.set, partition, put.go.set
+            )
+            with put.answering(stream):
+                stream.work()  # opens it
+                try:
+                    frames = self._frames(reader)
+                    while put.failure is None and (frame := next(frames, None)) is not None:
+                        stream.take(frame)
+                        put.go.wait()
+                        put.go.clear()
+                        stream.work()
+                finally:
+                    stream.end()
+                    put.over.wait()
+            if put.failure is not None:
+                raise put.failure
+
+    def _frames(self, reader: fl.MetadataRecordBatchReader) -> Iterator[AppendFrame]:
+        while True:
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                return
+            except pa.ArrowMemoryError:
+                raise memory_error(self._memory_bytes) from None
+            except fl.FlightError:
+                raise
+            except (pa.ArrowException, OSError) as error:
+                raise InvalidRequest(f"the stream is not valid Arrow IPC: {error}") from None
+            if chunk.data is None:
+                raise InvalidRequest("a message without a batch")
+            envelope = chunk.app_metadata
+            yield AppendFrame(b"" if envelope is None else envelope.to_pybytes(), chunk.data)
+
+    def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
+        with self._activity.call(), translated("fetch"):
+            host, clock, cancelled = self._here.host, self._here.clock, context.is_cancelled
+            request = Fetch.from_bytes(ticket.ticket)
+            stream = FetchStream(host, request, cancelled, clock)
+            return fl.GeneratorStream(stream.schema, self._answers(stream))
+
+    def _answers(self, stream: FetchStream) -> Iterator[Answer]:
+        with (
+            self._activity.call(),
+            translated("fetch"),
+            memory_errors(self._memory_bytes),
+        ):
+            yield from answers_in_time(stream.answers(), self._here.clock)
+
+    def do_exchange(
+        self,
+        context: fl.ServerCallContext,
+        descriptor: fl.FlightDescriptor,
+        reader: fl.MetadataRecordBatchReader,
+        writer: fl.MetadataRecordBatchWriter,
+    ) -> None:
+        with self._activity.call(), translated("exchange"):
+            raise Unsupported("there is no DoExchange: DoPut appends, DoGet reads")
+
+    def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> Iterator[fl.Result]:
+        with self._activity.call(), translated(f"action {action.type}"):
+            answer = run_action(self._here, action.type, action.body.to_pybytes())
+            return iter([fl.Result(answer.to_bytes())])
+
+    def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
+        return [(name, str(action)) for name, action in ACTIONS.items()]
+
+    def list_flights(
+        self, context: fl.ServerCallContext, criteria: bytes
+    ) -> Iterator[fl.FlightInfo]:
+        with self._activity.call(), translated("list"):
+            return iter([self._info(ReadTopic(topic=name)) for name in self._here.host.names()])
+
+    def get_flight_info(
+        self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
+    ) -> fl.FlightInfo:
+        with self._activity.call(), translated("info"):
+            if descriptor.descriptor_type == fl.DescriptorType.CMD:
+                return self._info(ReadTopic.from_bytes(descriptor.command))
+            request, partition = target_of(descriptor)
+            return self._info(ReadTopic(topic=request.topic, partition=partition))
+
+    def get_schema(
+        self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
+    ) -> fl.SchemaResult:
+        return fl.SchemaResult(self.get_flight_info(context, descriptor).schema)
+
+    def _info(self, asked: ReadTopic) -> fl.FlightInfo:
+        """Return what is asked for as one endpoint for each partition, at its leader."""
+        hosted = self._here.host.topic(asked.topic, asked.topic_id)
+        topic, path = hosted.topic, [asked.topic]
+        numbers: Iterable[int] = range(topic.partitions)
+        if asked.partition is not None:
+            hosted.check_number(asked.partition)
+            path, numbers = [*path, str(asked.partition)], [asked.partition]
+        fetches = [asked.fetch(each) for each in numbers]
+        # A bad filter is refused now.
+        _, projection, _ = bound(self._here.host, fetches[0].ranges[0])
+        places = [Joined(topic.name, topic.id, each) for each in numbers]
+        bounds = self._here.desk.run(read_bounds(places))
+        return fl.FlightInfo(
+            projection.schema,
+            fl.FlightDescriptor.for_path(*path),
+            [
+                fl.FlightEndpoint(each.to_bytes(), self._locations(topic, number))
+                for number, each in zip(numbers, fetches, strict=True)
+            ],
+            sum(_records(each) for each in bounds),
+            -1,
+        )
+
+    def _locations(self, topic: Topic, number: int) -> list[str]:
+        """Return where the partition's leader serves Flight; nowhere if it does not."""
+        host = self._here.host
+        record = host.record(topic, number)
+        leader = None if record is None else record.leader
+        known = None if leader is None else host.view.now.brokers.get(leader)
+        return [location(known.flight)] if known is not None and known.flight else []
+
+
+class _Put:
+    """The client of a DoPut. A thread of its own writes the answers, for each may wait for it."""
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write = write
+        self._answers: SimpleQueue[bytes | None] = SimpleQueue()
+        self._is_full = False
+        self.go = Event()
+        """There is work to do for the thread that reads."""
+        self.over = Event()
+        self.failure: IsologError | None = None
+
+    def send(self, header: Bytes, /, *, end: bool = False) -> bool:
+        self._is_full = not end  # before the look: the other thread looks after each answer
+        if not end and self._answers.qsize() < _ANSWERS_MAX:
+            self._is_full = False
+            self._answers.put(bytes(header))
+        return not self._is_full
+
+    def consumed(self, size: int, /) -> None:
+        """Do nothing: gRPC gives credit by itself."""
+
+    def fail(self, error: IsologError, /) -> None:
+        self.failure = error
+        self.go.set()
+
+    @contextmanager
+    def answering(self, stream: AppendStream) -> Iterator[None]:
+        """Write answers meanwhile, and those that are left at the end."""
+        thread = Thread(target=self._run, args=(stream,), name="isolog-answers", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._answers.put(None)
+            thread.join()
+
+    def _run(self, stream: AppendStream) -> None:
+        while (answer := self._answers.get()) is not None:
+            try:
+                self._write(answer)
+            except Exception:  # the client is gone
+                stream.leave()
+                self._write = lambda _: None
+            if self._is_full:
+                stream.take_credit()
+
+
+def target_of(descriptor: fl.FlightDescriptor) -> tuple[AppendTo, int | None]:
+    """Return what a descriptor names, and the partition if it names one.
+
+    It is an AppendTo message as its command, or the path [topic(, partition)].
+    """
+    if descriptor.descriptor_type == fl.DescriptorType.PATH:
+        path = [part.decode("utf-8", "replace") for part in descriptor.path]
+        if not 1 <= len(path) <= 2 or not path[0]:
+            raise InvalidRequest(f"a path is [topic] or [topic, partition], not {path}")
+        number = _partition_of(path[1]) if len(path) == 2 else None
+        return AppendTo(topic=path[0][:255]), number
+    return AppendTo.from_bytes(descriptor.command), None
+
+
+def _partition_of(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise InvalidRequest(f"{text[:40]!r} is not the number of a partition")
+    if len(text) > 9:
+        raise UnknownPartition(f"no topic has a partition {text[:40]}")
+    return int(text)
+
+
+def _records(found: Bounds | IsologError) -> int:
+    if isinstance(found, IsologError):
+        return 0
+    return int(found.log_end_offset - found.log_start_offset)

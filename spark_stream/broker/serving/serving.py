@@ -1,0 +1,219 @@
+"""What a broker serves through its door: actions, appends, fetches, and the streams of its peers.
+
+The methods of the protocol's streams, and what their frames hold:
+
+===============  ==========================  ======================================================
+method           OPEN (header; body)         then
+===============  ==========================  ======================================================
+``act``          action; request             one answer
+``run-steps``    ; request                   one answer
+``append``       stream's facts; schema      batches (envelope; batch) and acknowledgements
+``fetch``        ; request                   schema, then batches (facts; batch)
+``replicate``    ; request                   what the leader says, and what the follower says
+===============  ==========================  ======================================================
+
+All of it runs on pools of threads: one for appends, one for fetches that were woken by records,
+and one for the rest. Streams of appends, fetches and followers use a thread while they have
+something to do (``appends``, ``fetch_task``, ``replication``). A stream ends by an answer or a
+typed error; an unforeseen error is logged with its trace.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+
+from spark_stream.broker.actions.here import Here
+from spark_stream.broker.actions.table import run_action
+from spark_stream.broker.node.identity import Identity
+from spark_stream.broker.partition.outcomes import WakeUp, wake_all
+from spark_stream.broker.replication.leading import Leading
+from spark_stream.broker.scripting.step_table import StepTable
+from spark_stream.broker.scripting.steps import run_steps
+from spark_stream.broker.serving.activity import Activity
+from spark_stream.broker.serving.append_stream import AppendFrame, AppendStream, AppendStreams
+from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks
+from spark_stream.broker.serving.fetching import FetchStream
+from spark_stream.broker.serving.pool import Pool
+from spark_stream.environment import Clock
+from spark_stream.errors import BrokerStopping, InternalError, InvalidRequest, IsologError
+from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver
+from spark_stream.transport.failures import TRANSPORT_ERRORS, error_bytes
+from spark_stream.transport.loop import Loop
+from spark_stream.transport.streams import BlockingStream, Stream, StreamEvent
+from spark_stream.wire.fetch_messages import Fetch
+from spark_stream.wire.messages import AppendTo
+from spark_stream.wire.methods import ACT, APPEND, FETCH, REPLICATE, RUN_STEPS
+from spark_stream.wire.replication_messages import OpenReplication
+
+logger = logging.getLogger(__name__)
+
+_FEW: Final = 4
+"""Reads that an append wakes itself."""
+_WOKEN_THREADS: Final = 1
+"""What answers woken fetches: each more delays appends, which want the same interpreter."""
+
+
+class Serving:
+    """Serves the streams of one broker. ``leading``: None if it has no followers."""
+
+    def __init__(
+        self,
+        here: Here,
+        table: StepTable,
+        me: Identity,
+        activity: Activity,
+        clock: Clock,
+        loop: Loop,
+        memory_bytes: int,
+        leading: Leading | None = None,
+        boot_id: str | None = None,
+    ) -> None:
+        """``boot_id``: that of this machine, if readers on it may map the files."""
+        self._here = here
+        self._table = table
+        self._me = me
+        self._activity = activity
+        self._clock = clock
+        self._leading = leading
+        self._boot_id = boot_id
+        self._pool = Pool(loop)
+        self._append_pool = Pool(loop)  # appends do not wait for hundreds of fetches to be answered
+        self._appends = AppendStreams(
+            here.host, here.desk, self._append_pool, self._wake, loop, clock, memory_bytes
+        )
+        self._woken_pool = Pool(loop, _WOKEN_THREADS, prior=self._append_pool)
+        self._fetches = FetchTasks(self._pool, self._woken_pool, loop, clock, memory_bytes)
+        self._methods: dict[str, Callable[[StreamOpened, Any], None]] = {
+            ACT: self._act,
+            RUN_STEPS: self._run_steps,
+            FETCH: self._fetch,
+        }
+
+    def serve(self, opened: StreamOpened, stream: Stream) -> None:
+        """Serve a new stream; on the loop's thread, for a server's door."""
+        if opened.method == REPLICATE:
+            self._replicate(opened, stream)
+        elif opened.method == APPEND:
+            self._append(opened, stream)
+        elif not self._pool.submit(partial(self._run, opened, stream)):
+            stream.fail(error_bytes(BrokerStopping("the broker is about to stop")))
+
+    @property
+    def appends(self) -> AppendStreams:
+        """What streams of appends share."""
+        return self._appends
+
+    def stop(self) -> None:
+        """Serve no more short requests; streams that are served end by themselves."""
+        self._append_pool.stop()
+        self._woken_pool.stop()
+        self._pool.stop()
+
+    def _wake(self, woken: tuple[WakeUp, ...]) -> None:
+        """Wake reads; many of them on another thread than that of the append."""
+        if len(woken) <= _FEW or not self._woken_pool.submit(partial(wake_all, woken)):
+            wake_all(woken)
+
+    def _run(self, opened: StreamOpened, stream: Any) -> None:
+        try:
+            method = self._methods.get(opened.method)
+            if method is None:
+                raise InvalidRequest(f"there is no method {opened.method!r}")
+            if method == self._fetch:
+                method(opened, stream)  # it goes on when this returns
+                return
+            with self._activity.call():
+                method(opened, BlockingStream(stream))
+        except IsologError as error:
+            stream.fail(error_bytes(error))
+        except (*TRANSPORT_ERRORS, StreamOver):
+            pass  # the client is gone, or gave the stream up
+        except Exception as error:
+            logger.exception("%s", opened.method)
+            text = f"{opened.method}: {type(error).__name__}: {error}"
+            stream.fail(error_bytes(InternalError(text)))
+
+    def _act(self, opened: StreamOpened, stream: BlockingStream) -> None:
+        name = bytes(opened.header).decode("utf-8", "replace")
+        answer = run_action(self._here, name, bytes(opened.body)).to_bytes()
+        stream.send(b"", answer, end=True)
+
+    def _run_steps(self, opened: StreamOpened, stream: BlockingStream) -> None:
+        stream.send(b"", run_steps(self._table, self._me, bytes(opened.body)), end=True)
+
+    def _append(self, opened: StreamOpened, stream: Stream) -> None:
+        """Serve a stream of appends; on the loop's thread."""
+        use = ExitStack()
+        use.enter_context(self._activity.call())
+        appends = AppendStream(self._appends, _Appender(stream), partial(_asked, opened), use.close)
+
+        def handle(event: StreamEvent) -> None:
+            match event:
+                case Received():
+                    if event.header or event.body or not event.end:
+                        appends.take(AppendFrame(event.header, event.body, event.size))
+                    if event.end:
+                        appends.end()
+                case Credited():
+                    appends.take_credit()
+                case _:
+                    appends.leave()
+
+        stream.handle = handle
+        if opened.end:
+            appends.end()
+        if not self._append_pool.submit(appends.work):
+            stream.fail(error_bytes(BrokerStopping("the broker is about to stop")))
+            use.close()
+
+    def _fetch(self, opened: StreamOpened, stream: Stream) -> None:
+        asked = FetchStream(
+            self._here.host,
+            Fetch.from_bytes(bytes(opened.body)),
+            lambda: stream.over is not None,
+            self._clock,
+            self._boot_id,
+            encoded=True,
+        )
+        call = self._activity.call()
+        FetchTask(self._fetches, stream, asked.schema, asked.answers(), call).begin()
+
+    def _replicate(self, opened: StreamOpened, stream: Stream) -> None:
+        """Serve a follower; its stream has no thread."""
+        use = ExitStack()
+        use.enter_context(self._activity.call())
+        try:
+            if self._leading is None:
+                raise InvalidRequest("this broker has no followers")
+            asked = OpenReplication.from_bytes(bytes(opened.body))
+            self._leading.serve(asked, stream, use.close)
+        except IsologError as error:
+            stream.fail(error_bytes(error))
+            use.close()
+
+
+class _Appender:
+    """The client of a stream of appends."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.send = stream.send
+        self.consumed = stream.consumed
+
+    def fail(self, error: IsologError) -> None:
+        self._stream.fail(error_bytes(error))
+
+
+def _asked(opened: StreamOpened) -> tuple[AppendTo, pa.Schema]:
+    """Return what a stream of appends is for, and its schema."""
+    request = AppendTo.from_bytes(bytes(opened.header))
+    try:
+        return request, pa.ipc.read_schema(pa.py_buffer(opened.body))
+    except (pa.ArrowException, OSError) as error:
+        raise InvalidRequest(f"the stream's schema is not valid Arrow: {error}") from None

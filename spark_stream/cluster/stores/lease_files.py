@@ -1,0 +1,150 @@
+"""Leases of brokers on one host: a small file for each, beside the metadata store.
+
+A renewal rewrites some bytes of an open file. It takes no lock, makes no room on the disk and waits
+for no flush: a lease need not outlive the host. A new incarnation puts a new file in the place of
+the old one; whoever still has that open writes into a file that nobody finds.
+
+The holder has its file locked (flock). The kernel lets go of the lock when the process ends,
+however it does; so a file that is not locked is nobody's lease any more. A holder locks its file
+before it is in place, so nobody who looks at the lock is ever in its way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from spark_stream.cluster.stores.leases import DURATION_S, Renewal
+from spark_stream.errors import StorageFailure
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
+_LENGTH_MAX: Final = 512
+
+
+class LeaseFiles:
+    """The board of a host: a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._make_folder()
+
+    def take_place(self, broker_id: str, incarnation: str, duration_s: float) -> LeaseFile:
+        self._make_folder()  # a broker takes its place again if somebody removed all of it
+        return LeaseFile(self._path(broker_id), _checked(incarnation), duration_s)
+
+    def read(self, broker_id: str) -> Renewal | None:
+        path = self._path(broker_id)
+        with _named(path):
+            while True:
+                try:
+                    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    return None
+                try:
+                    shown = _renewal(os.pread(descriptor, _LENGTH_MAX, 0))
+                    if _is_locked(descriptor):
+                        return shown
+                    if os.fstat(descriptor).st_nlink:  # no later file had its place meanwhile
+                        return None
+                finally:
+                    os.close(descriptor)
+
+    def _make_folder(self) -> None:
+        with _named(self.folder):
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+
+    def _path(self, broker_id: str) -> Path:
+        return self.folder / _checked(broker_id)
+
+
+class LeaseFile:
+    """One incarnation's file, open until it is cleared."""
+
+    def __init__(self, path: Path, incarnation: str, duration_s: float) -> None:
+        self._path = path
+        self._incarnation = incarnation
+        self._duration_ms = round(duration_s * 1000)
+        # The same name at every start: what a crash leaves of one start, the next one removes.
+        made = path.with_name(f"{path.name}.new")
+        with _named(path):
+            made.unlink(missing_ok=True)
+            self._descriptor = os.open(
+                made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+            )
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._rewrite(0)
+            os.replace(made, path)
+
+    def write(self, count: int) -> bool:
+        with _named(self._path):
+            if not self._is_in_place():
+                return False
+            self._rewrite(count)
+            return True
+
+    def clear(self) -> None:
+        with _named(self._path):
+            if self._descriptor >= 0:
+                if self._is_in_place():
+                    self._path.unlink(missing_ok=True)
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def _is_in_place(self) -> bool:
+        return self._descriptor >= 0 and os.fstat(self._descriptor).st_nlink > 0
+
+    def _rewrite(self, count: int) -> None:
+        shown = f"{self._incarnation} {count:020} {self._duration_ms}\n"
+        os.pwrite(self._descriptor, shown.encode(), 0)
+
+
+def running_brokers(folder: Path) -> list[str]:
+    """Return the ids of the brokers whose processes hold their id's lock in the lease folder."""
+    found = []
+    for path in sorted(folder.glob("*.lock")):
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                found.append(path.stem)
+            finally:
+                os.close(descriptor)
+    return found
+
+
+def _renewal(content: bytes) -> Renewal:
+    line, _, _ = content.decode("ascii", "replace").partition("\n")
+    incarnation, *numbers = line.split(" ")
+    if len(numbers) == 2 and all(each.isdecimal() for each in numbers):
+        return Renewal(incarnation, int(numbers[0]), int(numbers[1]) / 1000)
+    # Somebody has tampered with it: it is nobody's, and is not renewed.
+    return Renewal("", 0, DURATION_S)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Whether somebody has the file locked. Several may look at once."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} cannot be a part of a file's name")
+    return name
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageFailure(f"lease {path}: {error.strerror}", path=str(path)) from error

@@ -1,0 +1,532 @@
+"""The metadata store for brokers on one host: one SQLite file, one short transaction a change.
+
+Processes that change, open or close the file take turns (``turns``). SQLite never waits here: it
+reports a busy file at once, and this module waits. SQLite's own waiting is not fair, and it does
+not wait at all where a read lock becomes a write lock, as when a new file gets its write-ahead log.
+
+Changes that wait in one process go into the file by one commit: its force to the disk is nearly all
+that a change costs. Each remains a compare-and-set of its own. Reads have a connection of their own
+and wait for no change. The table ``deleted`` has the deleted keys and their revisions, apart from
+old ones, up to the revision ``forgotten``. The file's ``user_version`` is the form of its tables
+and records: a store in any other form is refused.
+
+The file may be deleted, replaced or overwritten while brokers have it open. Each poll and each
+change looks what is at the path, and no process opens another file than others have open
+(``store_files``):
+
+============  =================  ========  ======================================================
+state         file at the path   changes   how it is in place again
+============  =================  ========  ======================================================
+in place      the open one       accepted
+deleted       none               refused   it is moved back, or a broker writes it back
+replaced      another one        refused   it is moved back
+written back  the copy           refused   the next look opens the copy
+overwritten   the open one with  refused   a backup is put back after all brokers have ended
+              other content
+============  =================  ========  ======================================================
+
+Reads go on in each state but the last. A close in the second or third keeps a copy (``.saved``).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+from msgspec import Struct
+
+from spark_stream.cluster.stores.keys import end_of
+from spark_stream.cluster.stores.store import Changes, Delete, Put, Record, check_distinct
+from spark_stream.cluster.stores.store_files import (
+    StorePlace,
+    check_header,
+    new_number,
+    save_lost,
+)
+from spark_stream.cluster.stores.turns import Turns
+from spark_stream.environment import Clock, SystemClock
+from spark_stream.errors import (
+    DiskFull,
+    IsologError,
+    MetadataLost,
+    NotALogDirectory,
+    StorageFailure,
+    UnsupportedFormat,
+)
+
+logger = logging.getLogger(__name__)
+
+_A = TypeVar("_A")
+
+FORM: Final = 1
+"""The form of the tables and of all records in them. It rises with each release that changes it."""
+_SCHEMA: Final = (
+    "pragma journal_mode = wal",
+    "pragma synchronous = full",
+    "create table if not exists record ("
+    " key text primary key, value text not null, version integer not null) without rowid",
+    "create table if not exists counter ("
+    " name text primary key, value integer not null) without rowid",
+    "insert or ignore into counter values ('version', 0), ('forgotten', 0)",
+    "create index if not exists record_version on record (version)",
+    "create table if not exists deleted (revision integer primary key, key text not null)",
+)
+_TABLES: Final = "select name from sqlite_master where type = 'table'"
+_REVISION: Final = "version"  # names of counters
+_FORGOTTEN: Final = "forgotten"
+_NUMBER: Final = "pragma application_id = {}"
+_COUNTER: Final = "select value from counter where name = ?"
+_COUNT: Final = "update counter set value = ? where name = ?"
+_INSERT: Final = "insert or ignore into record values (?, ?, ?)"
+_UPDATE: Final = "update record set value = ?, version = ? where key = ? and version = ?"
+_DELETE: Final = "delete from record where key = ? and version = ?"
+_NOTE_DELETED: Final = "insert into deleted values (?, ?)"
+_FIRST_DELETED: Final = "select min(revision) from deleted"
+_FORGET_DELETED: Final = "delete from deleted where revision <= ?"
+_CHANGED: Final = (
+    "select 'counter', name, null, value from counter"
+    " union all select 'deleted', key, null, revision from deleted where revision > ? and ({keys})"
+    " union all select 'record', key, value, version from record where version > ? and ({keys})"
+)
+_STAMP: Final = "pragma data_version"  # moves with every change of the file by somebody else
+DELETED_KEPT: Final = 100_000
+"""For as many changes a deletion is remembered: whoever asks later reads all records anew."""
+_WAIT_S: Final = 10.0  # no change takes so long: a process that has the file longer has stopped
+_CLOSE_WAIT_S: Final = 1.0
+_READ_PAUSE_S: Final = 0.001
+
+
+class _Waiting(Struct, Generic[_A]):
+    """A change that a thread waits for: what it does from a revision on, and what came of it.
+
+    Each answer that is true stands for one revision.
+    """
+
+    change: Callable[[sqlite3.Connection, int], Sequence[_A]]
+    answers: Sequence[_A] | None = None
+    error: BaseException | None = None
+
+
+class SqliteStore:
+    """Versions come from one counter: a record that is deleted and made anew repeats none."""
+
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+        self._path = path
+        self._clock = clock or SystemClock()
+        self._reading = threading.Lock()
+        self._committing = threading.Lock()
+        self._waiting: deque[_Waiting[Any]] = deque()
+        self._closed = False
+        # SQLite's stamp of the file at the last look, the revision, and what to say until it moves.
+        self._unchanged: tuple[tuple[int], int] | None = None
+        self._nothing = Changes(0, {}, complete=True)
+        with ExitStack() as undo, self._named():
+            check_header(path)  # before anything is made beside a file that is not ours
+            self._place = StorePlace(path)
+            undo.callback(self._place.close)
+            with self._place.opening():
+                self._turns = Turns(path.with_name(path.name + "-turns"), self._clock)
+                undo.callback(self._turns.close)
+                self._writer = _connected(path)
+                undo.callback(self._writer.close)
+                with self._turn(self._prepare):
+                    self._reader = _connected(path)
+                    # SQLite opens its log by name with the first read: names may be gone later.
+                    self._reader.execute(_COUNTER, (_REVISION,)).fetchone()
+            undo.pop_all()
+        self._looking = threading.Lock()
+        self._lost: MetadataLost | None = None
+
+    def get(self, key: str) -> Record | None:
+        rows = self._read("select key, value, version from record where key = ?", key)
+        return rows[0] if rows else None
+
+    def list(self, prefix: str) -> Sequence[Record]:
+        query = "select key, value, version from record where key >= ?"
+        end = end_of(prefix)
+        if end is None:
+            return self._read(f"{query} order by key", prefix)
+        return self._read(f"{query} and key < ? order by key", prefix, end)
+
+    def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
+        return self.put_many([Put(key, value, expected)])[0]
+
+    def delete(self, key: str, expected: int) -> bool:
+        return self.delete_many([Delete(key, expected)])[0]
+
+    def put_many(self, puts: Sequence[Put]) -> Sequence[int | None]:
+        check_distinct(puts)
+        texts = [json.dumps(each.value, separators=(",", ":")) for each in puts]
+
+        def change(connection: sqlite3.Connection, revision: int) -> list[int | None]:
+            versions: list[int | None] = []
+            for put, text in zip(puts, texts, strict=True):
+                following = revision + 1
+                if put.expected == 0:
+                    done = connection.execute(_INSERT, (put.key, text, following))
+                else:
+                    done = connection.execute(_UPDATE, (text, following, put.key, put.expected))
+                revision += done.rowcount
+                versions.append(following if done.rowcount else None)
+            return versions
+
+        return self._change(_Waiting(change))
+
+    def delete_many(self, deletes: Sequence[Delete]) -> Sequence[bool]:
+        check_distinct(deletes)
+
+        def change(connection: sqlite3.Connection, revision: int) -> list[bool]:
+            deleted = []
+            for key, expected in deletes:
+                done = connection.execute(_DELETE, (key, expected)).rowcount == 1
+                if done:
+                    revision += 1
+                    connection.execute(_NOTE_DELETED, (revision, key))
+                deleted.append(done)
+            return deleted
+
+        return self._change(_Waiting(change))
+
+    def changes(self, since: int, prefixes: Sequence[str] = ("",)) -> Changes:
+        # Every broker asks many times a second, and mostly nothing has changed: this is kept short.
+        if self._lost is not None or not self._place.is_unchanged():
+            with self._named():
+                self._look()
+            if self._place.is_overwritten:
+                return self._none_since(since)
+        with self._reading:
+            try:
+                stamp = self._reader.execute(_STAMP).fetchone()
+            except sqlite3.Error:
+                stamp = None  # what is wrong, or busy, the long way finds out
+            if stamp is not None and self._unchanged == (stamp, since):
+                return self._nothing
+        with self._named(), self._reading:
+            (stamp,) = self._fetch(_STAMP)
+            changes = self._changes_since(since, prefixes)
+            if not self._place.is_unchanged():
+                self._look(takes=False)
+            if self._place.is_overwritten:
+                return self._none_since(since)
+            # A change between the two reads has another stamp, so the next call reads again.
+            self._unchanged = (stamp, changes.revision)
+            self._nothing = Changes(changes.revision, {}, complete=changes.revision == 0)
+            return changes
+
+    def _none_since(self, since: int) -> Changes:
+        """Return no changes: those that can be read of an overwritten file are of two files."""
+        if since == 0:
+            self._check_in_place()
+        return Changes(since, {}, complete=False)
+
+    def _changes_since(self, since: int, prefixes: Sequence[str]) -> Changes:
+        condition, bounds = _within(prefixes)
+        query = _CHANGED.format(keys=condition)
+        rows = self._fetch(query, since, *bounds, since, *bounds)
+        counters = {name: number for kind, name, _, number in rows if kind == "counter"}
+        complete = since == 0 or not counters[_FORGOTTEN] <= since <= counters[_REVISION]
+        if complete:
+            rows = self._fetch(query, -1, *bounds, -1, *bounds)
+            counters = {name: number for kind, name, _, number in rows if kind == "counter"}
+        changed: dict[str, Record | None] = {}
+        if not complete:
+            changed = {key: None for kind, key, _, _ in rows if kind == "deleted"}
+        for kind, key, value, version in rows:
+            if kind == "record":
+                changed[key] = Record(key, json.loads(value), version)
+        return Changes(counters[_REVISION], changed, complete)
+
+    def close(self) -> None:
+        with self._named():
+            if self._closed:
+                return
+            self._closed = True
+            self._look(takes=False)
+            if self._place.is_overwritten:
+                # To close the connections would write their log into what is in the file now.
+                self._place.close()
+                return
+            if self._lost is not None:
+                with self._reading:
+                    save_lost(self._reader, self._path)
+            # A close takes its turn: the last one removes SQLite's write-ahead log.
+            in_turn = self._turns.take(lambda: True, _CLOSE_WAIT_S)
+            with self._reading:
+                self._reader.close()
+            self._writer.close()
+            if in_turn:  # else others stand in the line, and its file must stay
+                self._turns.close()
+                self._turns.end()
+            self._place.close()
+
+    @property
+    def lost(self) -> MetadataLost | None:
+        """Why changes are refused: the file at the path is not the open one; None: it is."""
+        return self._lost
+
+    def write_back(self) -> None:
+        """Write the open copy to its path, from which a file was deleted. All stores then take it.
+
+        Raises:
+            InvalidRequest: nothing is missing, or there is another file.
+            MetadataLost: the file was overwritten, or other brokers have another file open.
+            StorageFailure: the open copy is damaged.
+        """
+        with self._named(), self._turn(self._begin):  # nobody changes the open file meanwhile
+            try:
+                with self._reading:
+                    self._place.write_back(self._reader)
+            finally:
+                self._writer.execute("rollback")
+        logger.warning("metadata store %s: the open copy was written back", self._path)
+        self._look()
+
+    def _look(self, *, takes: bool = True) -> None:
+        """Find out whether the open file is still the one at the path, or take its new copy."""
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            lost = self._place.look()
+            if lost is None or (takes and self._take_copy()):
+                if self._lost is not None:
+                    logger.warning("metadata store %s: it is in its place again", self._path)
+                self._lost = None
+            elif self._lost is None or lost.message != self._lost.message:
+                self._lost = lost
+                logger.error("%s", self._lost)
+        finally:
+            self._looking.release()
+
+    def _take_copy(self) -> bool:
+        """Open the file that is there now, if it was written back from the open one."""
+        if not self._place.is_copy():
+            return False
+        with ExitStack() as undo:
+            fresh = [_connected(self._path) for _ in range(2)]
+            try:
+                for each in fresh:
+                    undo.callback(each.close)
+                    each.execute(_SCHEMA[1])  # of a connection, not of the file
+                    each.execute(_COUNTER, (_REVISION,)).fetchone()
+            except sqlite3.Error:  # another process has the file: the next look tries again
+                return False
+            if not self._turns.take(lambda: True, _WAIT_S):
+                return False
+            try:
+                if not self._place.is_copy():  # it went away while this waited
+                    return False
+                with self._reading:
+                    # SQLite leaves the write-ahead log at the path alone: the file has moved.
+                    self._reader.close()
+                    self._writer.close()
+                    self._reader, self._writer = fresh
+                    self._place.take_copy()
+                    self._unchanged = None
+                undo.pop_all()
+            finally:
+                self._turns.end()
+        return True
+
+    def _check_in_place(self) -> None:
+        """MetadataLost if the file at the path is not the open one: a change would be lost."""
+        if not self._place.is_unchanged():
+            self._look(takes=False)  # the turn that this takes is the caller's
+            if self._lost is not None:
+                raise self._lost.again()
+            if not self._place.is_there():  # another thread is finding it out
+                raise MetadataLost(f"the metadata store {self._path} is not in its place")
+
+    def _read(self, statement: str, *arguments: str) -> Sequence[Record]:
+        with self._named():
+            with self._reading:
+                rows = self._fetch(statement, *arguments)
+            if self._place.is_overwritten:
+                self._check_in_place()
+            return [
+                Record(str(key), json.loads(value), int(version)) for key, value, version in rows
+            ]
+
+    def _fetch(self, statement: str, *arguments: str | int) -> Sequence[tuple[Any, ...]]:
+        deadline = None
+        while True:
+            try:
+                return self._reader.execute(statement, arguments).fetchall()
+            except sqlite3.OperationalError as error:  # somebody opens or closes the file
+                if not _is_busy(error):
+                    raise
+            now = self._clock.monotonic()
+            deadline = deadline or now + _WAIT_S
+            if now > deadline:
+                raise self._held_too_long()
+            time.sleep(_READ_PAUSE_S)
+
+    def _change(self, mine: _Waiting[_A]) -> Sequence[_A]:
+        """Carry out a change, together with all others that wait by then; return its answers."""
+        if self._lost is not None:  # brokers try again and again: that costs no turn in the line
+            with self._named():
+                self._check_in_place()
+        self._waiting.append(mine)
+        with self._committing:
+            if mine.answers is None and mine.error is None:
+                self._commit_all([self._waiting.popleft() for _ in range(len(self._waiting))])
+        if mine.error is not None:
+            raise mine.error.again() if isinstance(mine.error, IsologError) else mine.error
+        assert mine.answers is not None
+        return mine.answers
+
+    def _commit_all(self, group: Sequence[_Waiting[Any]]) -> None:
+        """Carry out the changes together; one by one if one of them is wrong itself."""
+        try:
+            self._commit(group)
+        except BaseException as error:
+            # All share trouble with the disk or the lock; anything else is the fault of one change.
+            cause = error.__cause__ if isinstance(error, IsologError) else error
+            shared = not isinstance(cause, Exception) or isinstance(cause, (sqlite3.Error, OSError))
+            for each in group:
+                if shared or len(group) == 1:
+                    each.error = error
+                else:
+                    self._commit_all([each])
+
+    def _commit(self, group: Sequence[_Waiting[Any]]) -> None:
+        """Carry out all changes of the group, or none."""
+        with self._named(), self._turn(self._begin):
+            try:
+                self._check_in_place()
+                before = revision = _counter(self._writer, _REVISION)
+                answers = []
+                for each in group:
+                    answers.append(each.change(self._writer, revision))
+                    revision += sum(1 for answer in answers[-1] if answer)
+                if revision > before:
+                    self._writer.execute(_COUNT, (revision, _REVISION))
+                    _forget_deleted(self._writer, revision)
+                if self._writer.in_transaction:
+                    self._writer.execute("commit")
+            except BaseException:
+                if self._writer.in_transaction:  # a full disk ends it by itself
+                    self._writer.execute("rollback")
+                raise
+        for each, done in zip(group, answers, strict=True):
+            each.answers = done
+
+    @contextmanager
+    def _turn(self, attempt: Callable[[], bool]) -> Iterator[None]:
+        if not self._turns.take(attempt, _WAIT_S):
+            raise self._held_too_long()
+        try:
+            yield
+        finally:
+            self._turns.end()
+
+    def _begin(self) -> bool:
+        return self._executed("begin immediate")
+
+    def _prepare(self) -> bool:
+        try:
+            tables = {str(name) for (name,) in self._writer.execute(_TABLES)}
+            (form,) = self._writer.execute("pragma user_version").fetchone()
+        except sqlite3.OperationalError as error:
+            if _is_busy(error):
+                return False
+            raise
+        if tables and "record" not in tables:
+            raise NotALogDirectory(
+                f"metadata store {self._path}: it is another program's database (it has a table"
+                f" {min(tables)!r})",
+                hint="Name a new file, or one that isolog made.",
+                path=str(self._path),
+            )
+        if tables and form != FORM:
+            raise UnsupportedFormat(
+                f"metadata store {self._path} has form {form}; this release reads form {FORM}",
+                path=str(self._path),
+            )
+        # These come before the tables, and before there is a log: a process may end in between.
+        first = () if tables else (f"pragma user_version = {FORM}", _NUMBER.format(new_number()))
+        return all(self._executed(statement) for statement in (*first, *_SCHEMA))
+
+    def _executed(self, statement: str) -> bool:
+        """False if somebody else has the file: nothing was done then."""
+        try:
+            self._writer.execute(statement).fetchall()
+        except sqlite3.OperationalError as error:
+            if _is_busy(error):
+                return False
+            raise
+        return True
+
+    def _held_too_long(self) -> StorageFailure:
+        return StorageFailure(
+            f"metadata store {self._path}: another process has held it for {_WAIT_S:g} s",
+            path=str(self._path),
+            hint="A broker on this store may be stopped: continue or end it, then try again.",
+        )
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, ValueError, OSError) as error:
+            kind = DiskFull if _is_full(error) else StorageFailure
+            text = f"metadata store {self._path}: {error}"
+            raise kind(text, hint=_hint(error), path=str(self._path)) from error
+
+
+def _is_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+
+
+def _counter(connection: sqlite3.Connection, name: str) -> int:
+    return int(connection.execute(_COUNTER, (name,)).fetchone()[0])
+
+
+def _forget_deleted(connection: sqlite3.Connection, revision: int) -> None:
+    """Keeps at most twice as many as it promises, so that it seldom has to do anything."""
+    (first,) = connection.execute(_FIRST_DELETED).fetchone()
+    if first is not None and revision - first >= 2 * DELETED_KEPT:
+        forgotten = revision - DELETED_KEPT
+        connection.execute(_FORGET_DELETED, (forgotten,))
+        connection.execute(_COUNT, (forgotten, _FORGOTTEN))
+
+
+def _within(prefixes: Sequence[str]) -> tuple[str, list[str]]:
+    """A condition that says that a key has one of the prefixes, and its arguments.
+
+    The plus keeps SQLite from going through the keys: the index of versions is far shorter.
+    """
+    conditions, bounds = ["false"], list[str]()
+    for prefix in prefixes:
+        end = end_of(prefix)
+        conditions.append("+key >= ?" if end is None else "(+key >= ? and +key < ?)")
+        bounds += [prefix] if end is None else [prefix, end]
+    return " or ".join(conditions), bounds
+
+
+def _is_busy(error: sqlite3.OperationalError) -> bool:
+    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def _hint(error: Exception) -> str | None:
+    """What to do, where it is not what the error's class says."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return "The file is damaged, or not a store: restore it from a backup."
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN) or isinstance(error, OSError):
+        return "Its folder must be there, and the broker must be allowed to write to it."
+    return None

@@ -1,0 +1,97 @@
+"""What a replica's core asks of those who keep it, after an event: its effects.
+
+Those who wait are numbers that they were given. Reads wait for one of three bounds to pass an
+offset, appends for their acknowledgement; each is named in one effect, once.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from msgspec import Struct
+
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
+from spark_stream.consistency.ids import EntryIndex, Offset
+from spark_stream.consistency.isolation import Bounds, Isolation
+
+
+class Bound(Enum):
+    """What a reader waits for: one of the offsets that bound what it sees."""
+
+    LOG_END = "log end offset"
+    HIGH_WATERMARK = "high watermark"
+    LAST_STABLE = "last stable offset"
+
+
+BOUND_OF: Final = {
+    Isolation.READ_UNCOMMITTED: Bound.LOG_END,
+    Isolation.READ_REPLICATED: Bound.HIGH_WATERMARK,
+    Isolation.READ_COMMITTED: Bound.LAST_STABLE,
+    Isolation.READ_ATOMIC: Bound.LAST_STABLE,  # its cut moves only when that does
+}
+
+
+class Wake(Struct, frozen=True):
+    """These reads have something to see."""
+
+    waiters: tuple[int, ...]
+
+
+class Answer(Struct, frozen=True):
+    """These appends are as safe as they asked to be: acknowledge them."""
+
+    tickets: tuple[int, ...]
+
+
+class Disown(Struct, frozen=True):
+    """The records of these appends were cut off before they were acknowledged."""
+
+    tickets: tuple[int, ...]
+
+
+class Abandon(Struct, frozen=True):
+    """These appends waited when the replica ceased to lead.
+
+    Their records may stay or be cut off: the next leader knows.
+    """
+
+    tickets: tuple[int, ...]
+
+
+class ProposeIsr(Struct, frozen=True):
+    """Put these members on the partition's record, by a compare-and-set on this version of it.
+
+    ``isr_changed`` or ``isr_refused`` tells the outcome; where it cannot be known, neither does.
+    """
+
+    members: tuple[Member, ...]
+    version: int
+
+
+class ProposeRecord(Struct, frozen=True):
+    """Put this record in the place of the one of this version: the leader cannot lead by that."""
+
+    me: Member
+    before: PartitionRecord
+    after: PartitionRecord
+    version: int
+
+
+class HighWatermarkMoved(Struct, frozen=True):
+    """Followers are to hear of the leader's high watermark."""
+
+    entry: EntryIndex
+
+
+Effect = Wake | Answer | Disown | Abandon | ProposeIsr | HighWatermarkMoved
+Effects = list[Effect]
+
+
+def offset_of(bounds: Bounds, bound: Bound) -> Offset:
+    """Where the bound is."""
+    if bound is Bound.LOG_END:
+        return bounds.log_end_offset
+    if bound is Bound.HIGH_WATERMARK:
+        return bounds.high_watermark
+    return bounds.last_stable_offset

@@ -1,0 +1,389 @@
+"""What a leader knows of its followers: how far they are, who is in sync, what is replicated.
+
+**Invariant.** Whoever is in the partition's ISR, or may be in it by now, has every entry below the
+high watermark. So the leader waits for the *maximal* ISR: the members on the record as it knows it,
+those whom it has proposed, and those whom it is about to propose. A member that is on its way out
+counts until its removal is on record.
+
+**Sessions.** A follower reports under a session, in the generation of its logs. What it reported
+counts for the member of that generation only, also when the session is over; a new session begins
+with what both logs share. Reports of earlier sessions are ignored. The session of a broker that is
+found dead is over. A replica that is moved away loses its log: what it had reported is forgotten
+with its session.
+
+**Who leaves.** A member leaves that lacks an entry which the leader appended longer than
+``lag_max_us`` ago, one that has not reported for so long since the election, one that is not alive
+in its generation, and one that has said that its log refuses writes and has not reported since.
+
+**Who joins.** A follower joins that has reported in its session, would not leave at once, has
+reached the high watermark, and has all that the leader had when it was elected (its *inherited
+end*: all that earlier leaders may have committed is below it). Before its first report its log may
+not have been cut to what both share: it could be elected with entries that nobody else has. A
+follower that is close behind is *admitted* first: from then on the high watermark waits for it, so
+that it can be reached while appends go on.
+
+**Who may have more.** The same holds for a member of the ISR until its first report in the leader's
+epoch: its log may go on with entries of an earlier leader. If it is elected next, they are there
+again. So a transaction is not over before all members have reported (:attr:`Progress.all_cut`): it
+would be open once more in a partition where it has its markers, or needs none.
+
+**Order.** One proposal at a time is under way. Its outcome is the record after the compare-and-set,
+or as it was found instead. While the outcome is not known, whoever was proposed counts. News of a
+later version ends a proposal too, for it cannot be taken any more; its own outcome may come when
+another one is under way, and says nothing of that.
+
+Source: Kafka's Partition (maximal ISR, caught-up time, leader epoch start) and KIP-903.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from spark_stream.consistency.control.election import leads
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
+from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation
+
+GenerationOf = Callable[[BrokerId], Generation | None]
+"""The generation in which a broker is registered and alive; None: it is not alive."""
+
+_NEAR: Final = 16  # a follower is close behind that lacks nothing older than this part of the lag
+_MARKS: Final = 64  # how many times are remembered within the greatest lag
+
+
+class IsrSettings(Struct, frozen=True):
+    """``min_insync``: with fewer in-sync replicas the high watermark stands still.
+
+    A partition with fewer replicas than that needs all it has. ``lag_max_us``: how long a member
+    may lack an entry, in microseconds.
+    """
+
+    min_insync: int = 1
+    lag_max_us: int = 10_000_000
+
+
+class _Follower(Struct):
+    """A follower in one generation: it has the entries below ``acked``.
+
+    ``reported``: it has said so in its present session. ``was_cut``: it has in any session, so its
+    log has been cut to what it shares with the leader's. ``refuses``: it has said that its log
+    refuses writes, and has not reported since.
+    """
+
+    member: Member
+    acked: EntryIndex
+    session: int | None = None
+    admitted: bool = False
+    reported: bool = False
+    was_cut: bool = False
+    refuses: bool = False
+
+
+class Ages:
+    """When a leader appended which entry: to within a part of ``span``, and back to ``span``."""
+
+    def __init__(self, now: int, span: int) -> None:
+        """What is there already counts as appended now."""
+        self.span = span
+        self._entries = [0]
+        self._times = [now]
+
+    @property
+    def step(self) -> int:
+        """How much older than it is an entry may be said to be."""
+        return self.span // _MARKS
+
+    def appended(self, entry: int, now: int) -> None:
+        """The entry of this index was appended, and maybe some behind it."""
+        if now - self._times[-1] >= self.step:
+            self._entries.append(entry)
+            self._times.append(now)
+            old = bisect_right(self._times, now - self.span - 2 * self.step) - 1
+            if old > 0:
+                del self._entries[:old], self._times[:old]
+
+    def time_of(self, entry: int) -> int:
+        """When the entry was appended: at this time, or a step later."""
+        return self._times[max(0, bisect_right(self._entries, entry) - 1)]
+
+
+class Progress:
+    """A leader's followers, in one epoch. All times are the leader's, in microseconds."""
+
+    def __init__(
+        self,
+        me: Member,
+        record: PartitionRecord,
+        version: int,
+        inherited_end: EntryIndex,
+        settings: IsrSettings,
+        generation_of: GenerationOf,
+        now: int,
+    ) -> None:
+        """``record``, at ``version`` in the store, says that ``me`` leads."""
+        if not leads(record, me):
+            raise ValueError(f"{me} does not lead by this record: {record}")
+        self.me = me
+        self.record = record
+        self.version = version
+        self.inherited_end = inherited_end
+        self.settings = settings
+        self.proposed: tuple[Member, ...] | None = None
+        self._over = False
+        self._generation_of = generation_of
+        self._followers: dict[Member, _Follower] = {}
+        self._sessions: dict[int, _Follower] = {}
+        self._ages = Ages(now, settings.lag_max_us)
+        self._began = now
+        self._find_maximal()
+
+    # -- what is known ----------------------------------------------------------------------------
+
+    @property
+    def maximal(self) -> tuple[Member, ...]:
+        """Whom the high watermark waits for, besides the leader."""
+        return tuple(each.member for each in self._awaited)
+
+    @property
+    def enough(self) -> bool:
+        """Whether the ISR is large enough for the high watermark to move."""
+        needed = min(self.settings.min_insync, len(self.record.replicas))
+        return len(self.record.isr) >= needed
+
+    @property
+    def alone(self) -> bool:
+        """Whether what the leader appends is replicated at once."""
+        return not self._awaited and self.enough
+
+    @property
+    def all_cut(self) -> bool:
+        """Whether no member of the maximal ISR can have entries that the leader lacks."""
+        return all(each.was_cut for each in self._awaited)
+
+    @property
+    def waits(self) -> int:
+        """How many followers a record waits for at least; too few members are waited for too."""
+        return len(self._awaited) or (0 if self.enough else 1)
+
+    def acked(self, member: Member) -> EntryIndex | None:
+        """How far the member is, as far as the leader knows; None: it has never reported."""
+        found = self._followers.get(member)
+        return None if found is None else found.acked
+
+    @property
+    def session_numbers(self) -> Collection[int]:
+        """The numbers of the sessions that are not over."""
+        return self._sessions.keys()
+
+    def sessions(self) -> Iterator[tuple[int, Member, EntryIndex]]:
+        """(number, whose it is, how far it is) of each session."""
+        return ((number, each.member, each.acked) for number, each in self._sessions.items())
+
+    def followers(self) -> dict[BrokerId, EntryIndex]:
+        """How far each replica is that has a session, or is waited for."""
+        return {
+            each.member.broker: each.acked
+            for each in self._followers.values()
+            if each.session is not None or each in self._awaited
+        }
+
+    def replicated(self, log_end: EntryIndex) -> EntryIndex:
+        """All entries below this index are on the maximal ISR; 0 where that is too small."""
+        if not self.enough:
+            return EntryIndex(0)
+        return min((each.acked for each in self._awaited), default=log_end)
+
+    # -- events -----------------------------------------------------------------------------------
+
+    def appended(self, entry: int, now: int) -> None:
+        """The leader appended this entry, and maybe some behind it."""
+        self._ages.appended(entry, now)
+
+    def started(self, session: int, member: Member, acked: EntryIndex) -> None:
+        """A follower's session begins; it has the entries below ``acked``, the same as here.
+
+        An earlier session of the broker ends with that.
+        """
+        for number, each in list(self._sessions.items()):
+            if each.member.broker == member.broker:
+                self.left(number)
+        found = self._followers.get(member)
+        if found is None:
+            found = self._followers[member] = _Follower(member, acked)
+        found.acked = acked
+        found.session = session
+        found.reported = False
+        self._sessions[session] = found
+        self._find_maximal()
+
+    def reported(self, session: int, acked: EntryIndex) -> bool:
+        """The follower has the entries below ``acked``. True: it may join by that."""
+        found = self._sessions.get(session)
+        if found is None or (found.reported and acked <= found.acked):
+            return False
+        found.reported, found.was_cut, found.refuses = True, True, False
+        found.acked = max(found.acked, acked)
+        return found.member not in self.record.isr
+
+    def refuses_writes(self, session: int) -> None:
+        """The log of this session's follower refuses writes."""
+        found = self._sessions.get(session)
+        if found is not None:
+            found.refuses = True
+
+    def left(self, session: int) -> None:
+        """The session is over. What its follower reported still holds."""
+        found = self._sessions.pop(session, None)
+        if found is not None:
+            found.session = None
+            found.admitted = False
+            self._find_maximal()
+
+    def end_sessions_of_dead(self) -> None:
+        """Who died reports again under a new session before it joins.
+
+        The end of its connection may not have been noticed, and it may have come back without what
+        it had reported.
+        """
+        for number, each in list(self._sessions.items()):
+            if self._generation_of(each.member.broker) is None:
+                self.left(number)
+
+    def changed(self, record: PartitionRecord, version: int) -> bool:
+        """The record is this now, at this version. False: that is nothing new.
+
+        A record that has another leader, or another epoch, ends this leader's epoch: it is not
+        taken in here, what was counted counts on, and nothing is proposed any more.
+        """
+        if version <= self.version:
+            return False
+        if not leads(record, self.me) or record.leader_epoch != self.record.leader_epoch:
+            self._over = True
+            return False
+        if record.isr != self.proposed:
+            self._forget_moved(record)
+        self.record, self.version, self.proposed = record, version, None
+        for each in self._followers.values():
+            each.admitted = each.admitted and each.member not in record.isr
+        self._find_maximal()
+        return True
+
+    def _forget_moved(self, record: PartitionRecord) -> None:
+        """Somebody else has changed the record, maybe several times.
+
+        A replica that went, and maybe comes again, has lost its log in between: its session counts
+        for nothing any more. One that has only begun to come asks for a session once more.
+        """
+        for number, each in list(self._sessions.items()):
+            broker = each.member.broker
+            if broker not in record.replicas or broker in record.adding:
+                del self._sessions[number]
+                del self._followers[each.member]
+
+    def refused(self, proposed_at: int, record: PartitionRecord, version: int) -> None:
+        """The proposal for that version was not taken, and will not be: the record was this one."""
+        is_present = proposed_at == self.version  # any later version has ended it
+        self.changed(record, version)
+        if is_present:
+            self.proposed = None
+            self._find_maximal()
+
+    def configure(self, settings: IsrSettings) -> None:
+        """The topic's settings are these now."""
+        self.settings = settings
+        self._ages.span = settings.lag_max_us
+
+    def propose(
+        self, high_watermark: EntryIndex, log_end: EntryIndex, now: int
+    ) -> tuple[Member, ...] | None:
+        """Who should be in sync instead of whom; None: nobody else, or a proposal is under way.
+
+        What is proposed counts from now on, until :meth:`changed` or :meth:`refused`. Followers
+        that are close behind are admitted on the way, and those that fell back are not any more.
+        """
+        if self.proposed is not None or self._over:
+            return None
+        reach = max(high_watermark, self.inherited_end)
+        members = {
+            each.broker: each
+            for each in self.record.isr
+            if each == self.me or self._stays(each, log_end, now)
+        }
+        for each in self._sessions.values():
+            if each.member in self.record.isr:
+                continue  # its place in the ISR is judged above
+            each.admitted = self._is_near(each, log_end, now)
+            caught_up = each.reported and each.acked >= reach
+            if caught_up and self._stays(each.member, log_end, now):
+                members[each.member.broker] = each.member
+        isr = tuple(members[broker] for broker in self.record.replicas if broker in members)
+        if set(isr) != set(self.record.isr):
+            self.proposed = isr
+        self._find_maximal()
+        return self.proposed
+
+    def due(self, log_end: EntryIndex) -> int | None:
+        """When :meth:`propose` may have more to say if nobody reports meanwhile; None: never."""
+        if self.proposed is not None or self._over:
+            return None
+        return min(
+            (
+                since + self._patience(each) + 1
+                for each in self._awaited
+                if (since := self._behind_since(each, log_end)) is not None
+            ),
+            default=None,
+        )
+
+    # -- who is waited for ------------------------------------------------------------------------
+
+    def _is_near(self, follower: _Follower, log_end: EntryIndex, now: int) -> bool:
+        """Whether a follower that is not in sync is to be waited for, so that it can be."""
+        member = follower.member
+        if follower.acked < self.inherited_end or member.broker not in self.record.replicas:
+            return False
+        if self._generation_of(member.broker) != member.generation:
+            return False
+        near = self.settings.lag_max_us // _NEAR
+        within = self._patience(follower) if follower.admitted else near
+        return self._lag(follower.acked, log_end, now) <= within
+
+    def _stays(self, member: Member, log_end: EntryIndex, now: int) -> bool:
+        if self._generation_of(member.broker) != member.generation:
+            return False
+        follower = self._followers[member]
+        if follower.refuses:
+            return False
+        behind_since = self._behind_since(follower, log_end)
+        return behind_since is None or now - behind_since <= self._patience(follower)
+
+    def _behind_since(self, follower: _Follower, log_end: EntryIndex) -> int | None:
+        """Since when a follower has lacked an entry, or not reported; None: it has all, and has."""
+        if follower.acked < log_end:
+            return self._ages.time_of(follower.acked)
+        return None if follower.was_cut else self._began
+
+    def _patience(self, follower: _Follower) -> int:
+        """How long one that is waited for may lack an entry."""
+        lag = self.settings.lag_max_us
+        return (2 * (lag // _NEAR) if follower.admitted else lag) + self._ages.step
+
+    def _lag(self, acked: EntryIndex, log_end: EntryIndex, now: int) -> int:
+        """How long the oldest entry that a follower lacks has been there; 0: it lacks none."""
+        return 0 if acked >= log_end else now - self._ages.time_of(acked)
+
+    def _find_maximal(self) -> None:
+        """Finds whom the high watermark waits for, and forgets followers that are nowhere."""
+        admitted = [each.member for each in self._followers.values() if each.admitted]
+        members = {*self.record.isr, *(self.proposed or ()), *admitted} - {self.me}
+        self._followers = {
+            member: each
+            for member, each in self._followers.items()
+            if each.session is not None or member in members
+        }
+        for member in members - self._followers.keys():
+            self._followers[member] = _Follower(member, EntryIndex(0))
+        self._awaited = [self._followers[member] for member in sorted(members)]

@@ -1,0 +1,518 @@
+"""The core of a replica: what it knows of its partition, and what follows from each event.
+
+A replica's log is in files, its lock and its threads are in the broker; here is all the rest, and
+nothing here waits. An event is a method: it changes what is known and returns effects, which are
+for the caller to carry out. The same code runs at a leader, at a follower and in a simulation.
+
+**One fold.** What is derived from a log (producers, open transactions, extents, epochs) comes from
+:meth:`Replica.apply` entry by entry, at a leader and at a follower alike, and from the entries
+tables at once when a log opens or was cut back. Both ways give the same.
+
+**Order.** An entry is in the log before it is applied, and its derived state is complete before the
+new bounds are published, by the assignment of ``bounds_state``; so whoever reads the bounds without
+a lock never sees an end without the transaction that holds it back.
+
+**Acknowledgements.** A batch outside a transaction that asks for ``read_uncommitted`` is answered
+once it is appended. Every other one, and each batch of a transaction, is answered when its records
+are below the high watermark: so a commit never takes a transaction whose tail a failover lost. A
+batch that is there already is answered under the same rule as the first.
+
+**Roles.** A replica that was just opened has none. ``lead_replicas`` makes it the
+leader of an epoch, ``follow`` a follower in one; epochs never fall. A leader keeps its followers'
+progress (``consistency.progress``), a follower takes what its leader sends
+(``consistency.follower``) and believes its high watermark as far as its own log goes.
+
+**What a new leader knows.** Its high watermark is a lower bound until all that it had when it was
+elected is replicated: earlier leaders may have shown readers more. Until then ``hw_known`` is
+False, and nobody is told the high watermark or the last stable offset; what is below them is read.
+
+**Waiters** are numbers that the caller gives. They wait for one of three bounds to pass an offset;
+whoever is satisfied is named in an effect, once, and forgotten.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
+from spark_stream.consistency.entries import Entry, Kind, Table
+from spark_stream.consistency.ids import (
+    NO_PRODUCER,
+    NO_TRANSACTION,
+    EntryIndex,
+    LeaderEpoch,
+    Offset,
+)
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.partition import producers
+from spark_stream.consistency.partition.effects import (
+    Abandon,
+    Answer,
+    Bound,
+    Disown,
+    Effects,
+    HighWatermarkMoved,
+    ProposeIsr,
+    Wake,
+    offset_of,
+)
+from spark_stream.consistency.partition.extents import Spans
+from spark_stream.consistency.partition.joins import Joins
+from spark_stream.consistency.partition.producers import (
+    Accepted,
+    Duplicate,
+    Refused,
+    Stamp,
+    Wrong,
+)
+from spark_stream.consistency.partition.progress import GenerationOf, IsrSettings, Progress
+from spark_stream.consistency.partition.undecided import Undecided
+from spark_stream.consistency.partition.waiting import Waiters
+from spark_stream.consistency.replication import leader
+from spark_stream.consistency.replication.epochs import EpochHistory, EpochStarts, agreement
+from spark_stream.consistency.replication.follower import Agreed, Refusal, misfit_of
+from spark_stream.consistency.replication.leader import Boundary, LeaderState
+
+
+def _nowhere(entry: EntryIndex) -> Boundary:
+    raise ValueError(f"this replica was not told where entry {entry} begins")
+
+
+class Surroundings(Struct, frozen=True):
+    """What a replica asks of those who keep it, and is answered at once.
+
+    ``boundary_of`` finds the place before an entry of its log, ``generation_of`` the generation in
+    which a broker is registered and alive.
+    """
+
+    boundary_of: Callable[[EntryIndex], Boundary] = _nowhere
+    generation_of: GenerationOf = lambda _: None
+
+
+_ALONE: Final = Surroundings()
+
+
+class Replica:
+    """One replica of a partition. One caller at a time; ``bounds_state`` may be read by any."""
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        log_start: Boundary,
+        log_end: Boundary,
+        now: int,
+        producer_age: int,
+        followers: int = 0,
+        surroundings: Surroundings = _ALONE,
+    ) -> None:
+        """``tables``: the log's entries. ``now`` and ``producer_age`` are in microseconds.
+
+        ``followers``: how many other replicas there are; with any, nothing of the log is known to
+        be replicated.
+        """
+        self._producer_age = producer_age
+        self._surroundings = surroundings
+        self._isr_settings = IsrSettings()
+        self._session_numbers = itertools.count()
+        self.progress: Progress | None = None
+        self.joins = Joins()
+        self._tickets = Waiters()
+        self._waiters = {bound: Waiters() for bound in Bound}
+        self._bound_of: dict[int, Bound] = {}
+        state = leader.opened(LeaderEpoch(0), log_start, log_end, followers)
+        self._derive(tables, state, now)
+
+    def _derive(self, tables: Sequence[Table], state: LeaderState, now: int) -> None:
+        """Derives everything anew from the entries that are there."""
+        self.producers = producers.derived(tables, now, self._producer_age)
+        self.spans = Spans.derived(tables)
+        self.epochs = EpochStarts.derived(tables)
+        self.undecided = Undecided.derived(tables, state.high_watermark.entry)
+        self.bounds_state = leader.undecided_from(state, self.undecided.first())
+        self._end_before = state.log_end  # before the last entries were applied
+
+    # -- what is known ----------------------------------------------------------------------------
+
+    @property
+    def leader_epoch(self) -> LeaderEpoch:
+        """The epoch of the present leader."""
+        return self.bounds_state.leader_epoch
+
+    def judge(self, stamp: Stamp, records: int) -> Accepted | Duplicate | Refused:
+        """What becomes of a stamped batch of which ``records`` are good, at the leader.
+
+        In a transaction nothing is taken but under a confirmed join (``consistency.joins``).
+        """
+        key = (stamp.transaction, stamp.producer_id)
+        if stamp.transaction != NO_TRANSACTION and key not in self.joins:
+            return Refused(Wrong.ENDED, 0)
+        return producers.judge(self.producers.get(stamp.producer_id), stamp, records)
+
+    @property
+    def hw_known(self) -> bool:
+        """Whether the high watermark is the partition's, and not a lower bound of it."""
+        progress, high = self.progress, self.bounds_state.high_watermark.entry
+        if progress is None:
+            return self.bounds_state.followers == 0
+        return high >= progress.inherited_end
+
+    def is_settled(self, entry: EntryIndex) -> bool:
+        """Whether in-sync replicas have all below ``entry``, and nothing that this leader lacks."""
+        high = self.bounds_state.high_watermark.entry
+        return high >= entry and (self.progress is None or self.progress.all_cut)
+
+    def sessions(self) -> Collection[int]:
+        """The sessions of followers that count."""
+        return () if self.progress is None else self.progress.session_numbers
+
+    def has_enough_replicas(self, stamp: Stamp | None, level: Isolation) -> bool:
+        """Whether there are in-sync replicas enough for an append that waits for them."""
+        progress = self.progress
+        return progress is None or progress.enough or not _waits(stamp, level)
+
+    def history(self) -> EpochHistory:
+        """The epochs of the log, to be compared with another replica's."""
+        state = self.bounds_state
+        return self.epochs.history(state.log_start.entry, state.log_end.entry)
+
+    # -- roles ------------------------------------------------------------------------------------
+
+    def lead_replicas(self, me: Member, record: PartitionRecord, version: int, now: int) -> Effects:
+        """The record, at this version in the store, makes this replica the leader of its epoch."""
+        self._begin(record.leader_epoch)
+        self.progress = Progress(
+            me,
+            record,
+            version,
+            self.bounds_state.log_end.entry,
+            self._isr_settings,
+            self._surroundings.generation_of,
+            now,
+        )
+        return self._settle(now)
+
+    def follow(self, epoch: LeaderEpoch) -> Effects:
+        """Another replica leads from this epoch on, or nobody does.
+
+        Appends that wait are abandoned, reads are woken: they find another leader.
+        """
+        self._begin(epoch)
+        self.progress = None
+        self.bounds_state = leader.waiting_for(self.bounds_state, 1)
+        abandoned = tuple(self._tickets.beyond(0))
+        woken = tuple(self._bound_of)
+        for waiter in woken:
+            self.stop_waiting(waiter)
+        effects: Effects = [Abandon(abandoned)] if abandoned else []
+        return [*effects, Wake(woken)] if woken else effects
+
+    def _begin(self, epoch: LeaderEpoch) -> None:
+        if epoch < self.leader_epoch:
+            raise ValueError(f"epoch {epoch} after {self.leader_epoch}: epochs never fall")
+        self.joins.clear()
+        self.bounds_state = replace(self.bounds_state, leader_epoch=epoch)
+
+    # -- the leader's followers -------------------------------------------------------------------
+
+    def follower_started(
+        self, member: Member, epoch: int, history: EpochHistory, now: int
+    ) -> tuple[Agreed | Refusal, Effects]:
+        """A follower of this epoch tells what its log holds, and takes frames from now on."""
+        progress = self.progress
+        wrong = misfit_of(self.leader_epoch, epoch)
+        if wrong is not None:
+            return wrong, []
+        if progress is None:
+            return Refusal.NOT_LEADING, []
+        if member.broker not in progress.record.replicas or member.broker == progress.me.broker:
+            return Refusal.NOT_A_REPLICA, []
+        state, session = self.bounds_state, next(self._session_numbers)
+        shared, start = agreement(history, self.history()), state.log_start.entry
+        if shared is None and start <= history.start <= state.log_end.entry:
+            # What the follower evicted was committed: both logs are the same up to its start.
+            shared = EntryIndex(history.start)
+        elif shared is None and history.start <= start <= history.end:
+            # What was evicted here was committed, and who is in sync has all of that. It must not
+            # begin anew: a crash on the way would leave it in sync with a part of its log.
+            shared = start if member in progress.maximal else None
+        begin = state.log_start if shared is None else None
+        progress.started(session, member, EntryIndex(0) if shared is None else shared)
+        first = state.log_start.entry if shared is None else shared
+        agreed = Agreed(self.leader_epoch, session, first, state.high_watermark.entry, begin)
+        return agreed, self._settle(now)
+
+    def follower_acked(self, session: int, entry: EntryIndex, now: int) -> Effects:
+        """The follower of this session has the entries below ``entry``."""
+        progress = self.progress
+        if progress is None:
+            return []
+        if entry > self.bounds_state.log_end.entry:
+            raise ValueError(f"acknowledged past the log end: {entry}")
+        if progress.reported(session, entry):
+            return self._settle(now)
+        return self._advance()
+
+    def follower_refuses_writes(self, session: int, now: int) -> Effects:
+        """The log of this session's follower refuses writes: it is to leave the ISR."""
+        if self.progress is None:
+            return []
+        self.progress.refuses_writes(session)
+        return self._settle(now)
+
+    def follower_left(self, session: int, now: int) -> Effects:
+        """The session is over; what was reported in it still holds."""
+        if self.progress is None:
+            return []
+        self.progress.left(session)
+        return self._settle(now)
+
+    def tick(self, now: int) -> Effects:
+        """Some time has passed, or brokers have come or gone: who is in sync may change."""
+        if self.progress is None:
+            return []
+        self.progress.end_sessions_of_dead()
+        return self._settle(now)
+
+    def tick_due(self) -> int | None:
+        """When ``tick`` may have something to say if nobody acknowledges meanwhile; None: never."""
+        progress = self.progress
+        return None if progress is None else progress.due(self.bounds_state.log_end.entry)
+
+    def isr_changed(self, record: PartitionRecord, version: int, now: int) -> Effects:
+        """The record is this now, at this version: a proposal was taken, or another changed it.
+
+        A record of another leader or epoch is for ``lead_replicas`` or ``follow``.
+        """
+        progress = self.progress
+        if progress is None or not progress.changed(record, version):
+            return []
+        return self._settle(now)
+
+    def isr_refused(
+        self, proposed_at: int, record: PartitionRecord, version: int, now: int
+    ) -> Effects:
+        """The proposal for the record of version ``proposed_at`` was not taken and cannot be any
+        more: the record was this instead.
+        """
+        if self.progress is None:
+            return []
+        self.progress.refused(proposed_at, record, version)
+        return self._settle(now)
+
+    def configure(self, settings: IsrSettings, now: int) -> Effects:
+        """The topic's settings are these now."""
+        self._isr_settings = settings
+        if self.progress is None:
+            return []
+        self.progress.configure(settings)
+        return self._settle(now)
+
+    def _settle(self, now: int) -> Effects:
+        """What follows for the high watermark, and for who is in sync."""
+        effects = self._advance()
+        progress, state = self.progress, self.bounds_state
+        assert progress is not None
+        if progress.proposed is None:
+            isr = progress.propose(state.high_watermark.entry, state.log_end.entry, now)
+            if isr is not None:
+                effects.append(ProposeIsr(isr, progress.version))
+        return [*effects, *self._advance()]
+
+    def _advance(self) -> Effects:
+        """Moves the high watermark as far as the in-sync replicas are."""
+        progress, state = self.progress, self.bounds_state
+        assert progress is not None
+        if state.followers != progress.waits:
+            self.bounds_state = state = leader.waiting_for(state, progress.waits)
+        upto = progress.replicated(state.log_end.entry)
+        if upto <= state.high_watermark.entry:
+            return []
+        return self._publish(leader.replicated(state, self._boundary(upto, state.log_end)))
+
+    def _boundary(self, entry: EntryIndex, end: Boundary) -> Boundary:
+        """The place before an entry of the log, which ends at ``end``: mostly there, or before."""
+        for known in (end, self._end_before):
+            if entry == known.entry:
+                return known
+        return self._surroundings.boundary_of(entry)
+
+    # -- the follower's log -----------------------------------------------------------------------
+
+    def append_replicated(self, entries: Sequence[Entry], leader_hw: EntryIndex) -> Effects:
+        """The leader's entries are in the log, behind all others."""
+        return self._publish(self._learned(self._folded(entries), leader_hw))
+
+    def recall(self, committed: EntryIndex, epoch: LeaderEpoch) -> None:
+        """Take up the high watermark of an earlier process, if the log has the entry before it."""
+        state = self.bounds_state
+        there = state.log_start.entry < committed <= state.log_end.entry
+        if there and self.epochs.epoch_of(committed - 1) == epoch:
+            self._publish(self._learned(state, committed))
+
+    def committed(self) -> tuple[EntryIndex, LeaderEpoch] | None:
+        """Return what :meth:`recall` takes later, or None if no entry is known to be committed."""
+        entry = self.bounds_state.high_watermark.entry
+        epoch = self.epochs.epoch_of(entry - 1)
+        return None if epoch is None else (entry, epoch)
+
+    def learn_high_watermark(self, leader_hw: EntryIndex) -> Effects:
+        """The leader's high watermark is at this entry, which the log may not have yet."""
+        known = self._learned(self.bounds_state, leader_hw)
+        return [] if known is self.bounds_state else self._publish(known)
+
+    def _learned(self, state: LeaderState, leader_hw: EntryIndex) -> LeaderState:
+        """The state of a follower that hears of its leader's high watermark."""
+        upto = min(leader_hw, state.log_end.entry)
+        if upto <= state.high_watermark.entry:
+            return state
+        return leader.replicated(state, self._boundary(upto, state.log_end))
+
+    # -- events -----------------------------------------------------------------------------------
+
+    def apply(self, *entries: Entry) -> Effects:
+        """The entries are in the log, behind all others; they become visible together."""
+        return self._publish(self._folded(entries))
+
+    def _folded(self, entries: Sequence[Entry]) -> LeaderState:
+        """What the entries make of the bounds; all else that follows from them is known then."""
+        state = self.bounds_state
+        self._end_before = state.log_end
+        for entry in entries:
+            at = state.log_end
+            if (entry.entry_index, entry.base_offset) != at:
+                place = f"{entry.entry_index} (offset {entry.base_offset})"
+                raise ValueError(f"the entry {place} does not follow the log end {at}")
+            self.epochs.appended(LeaderEpoch(entry.leader_epoch), at)
+            if entry.producer_id != NO_PRODUCER:
+                self._fold(entry)
+            state = leader.appended(state, entry.count)
+        if self.progress is not None and entries:
+            self.progress.appended(entries[0].entry_index, entries[0].appended)
+        return state
+
+    def _fold(self, entry: Entry) -> None:
+        writer, transaction = entry.producer_id, entry.transaction
+        self.producers[writer] = producers.folded(self.producers.get(writer), entry)
+        if transaction == NO_TRANSACTION:
+            return
+        if entry.kind is Kind.DATA:
+            first = Offset(entry.base_offset)
+            self.undecided.began(transaction, writer, entry.producer_epoch, first)
+            self.spans.appended(transaction, writer, first, first + entry.count - 1)
+            return
+        if entry.kind is Kind.ABORT:
+            self.spans.aborted(transaction, writer)
+        self.undecided.marked(transaction, writer, entry.entry_index)
+
+    def use_up(self, stamp: Stamp, now: int) -> None:
+        """A batch without a good record was refused; its sequence is not used again.
+
+        No entry tells of it: it holds for this leader.
+        """
+        known = self.producers.get(stamp.producer_id)
+        end = self.bounds_state.log_end.offset
+        self.producers[stamp.producer_id] = producers.appended(known, stamp, end, 0, now)
+
+    def acknowledge(
+        self, ticket: int, stamp: Stamp | None, level: Isolation, last_offset: int
+    ) -> bool:
+        """Whether an append is answered at once; if not, an effect of a later event answers it."""
+        if not _waits(stamp, level) or last_offset < self.bounds_state.high_watermark.offset:
+            return True
+        self._tickets.add(ticket, last_offset)
+        return False
+
+    def give_up(self, ticket: int) -> None:
+        """Nobody waits for this append's answer any more."""
+        self._tickets.cancel(ticket)
+
+    def wait(self, waiter: int, bound: Bound, offset: int) -> bool:
+        """A read waits until the bound is above the offset; False: it is already."""
+        if offset_of(self.bounds_state.bounds(), bound) > offset:
+            return False
+        self._waiters[bound].add(waiter, offset)
+        self._bound_of[waiter] = bound
+        return True
+
+    def stop_waiting(self, waiter: int) -> None:
+        """The read's time is over, or its caller is gone."""
+        bound = self._bound_of.pop(waiter, None)
+        if bound is not None:
+            self._waiters[bound].cancel(waiter)
+
+    def evict(self, log_start: Boundary) -> None:
+        """Retention removed the entries below this place."""
+        self.bounds_state = leader.evicted(self.bounds_state, log_start)
+        self.spans.evicted(self.bounds_state.log_start.offset)
+
+    def forget_producers(self, now: int) -> int | None:
+        """Forgets the producers that have written nothing for too long.
+
+        From when on that holds for the next one, if none writes meanwhile; None: for none.
+        """
+        times = {
+            producer_id: expires
+            for producer_id, state in self.producers.items()
+            if (expires := producers.expires(state, self._producer_age)) is not None
+        }
+        old = [producer_id for producer_id, expires in times.items() if expires <= now]
+        for producer_id in old:
+            del self.producers[producer_id], times[producer_id]
+        return min(times.values(), default=None)
+
+    def truncate(
+        self, tables: Sequence[Table], log_end: Boundary, now: int, *, lost: bool = False
+    ) -> Effects:
+        """The log was cut back to ``log_end``; ``tables`` are what is left of it.
+
+        What the entries that are gone had done to producers, transactions and epochs is undone.
+        ``lost``: committed entries are among them, which a follower was told to give up.
+        """
+        self._derive(tables, leader.truncated(self.bounds_state, log_end, lost=lost), now)
+        disowned = self._tickets.beyond(log_end.offset)
+        effects = self._publish(self.bounds_state)  # an open transaction may be gone as a whole
+        return [Disown(tuple(disowned)), *effects] if disowned else effects
+
+    def reset(self, log_start: Boundary, now: int) -> None:
+        """The follower's log is empty and begins at this place."""
+        self._derive([], leader.emptied(self.bounds_state, log_start), now)
+
+    # -- effects ----------------------------------------------------------------------------------
+
+    def _publish(self, state: LeaderState) -> Effects:
+        leads = self.progress is not None
+        moved = leads and state.high_watermark != self.bounds_state.high_watermark
+        self.undecided.replicated(state.high_watermark.entry)
+        self.bounds_state = leader.undecided_from(state, self.undecided.first())
+        effects: Effects = []
+        if moved:
+            effects.append(HighWatermarkMoved(state.high_watermark.entry))
+        if self._tickets:
+            answered = self._tickets.passed(state.high_watermark.offset)
+            if answered:
+                effects.append(Answer(tuple(answered)))
+        if self._bound_of:
+            bounds = self.bounds_state.bounds()
+            woken = list(
+                itertools.chain.from_iterable(
+                    waiters.passed(offset_of(bounds, bound))
+                    for bound, waiters in self._waiters.items()
+                    if waiters
+                )
+            )
+            for waiter in woken:
+                del self._bound_of[waiter]
+            if woken:
+                effects.append(Wake(tuple(woken)))
+        return effects
+
+
+def _waits(stamp: Stamp | None, level: Isolation) -> bool:
+    """Whether an append is acknowledged only once it is replicated."""
+    inside = stamp is not None and stamp.transaction != NO_TRANSACTION
+    return inside or level is not Isolation.READ_UNCOMMITTED

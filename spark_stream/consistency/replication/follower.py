@@ -1,0 +1,144 @@
+"""What a follower does with its leader's answer, and which frames it takes.
+
+**Order.** A follower tells the epochs of its log; the leader answers with the place up to which
+both logs hold the same (``epochs.agreement``). The follower cuts off what it has beyond that
+place *before* it takes a frame and before it reports anything. From then on its log is a prefix of
+its leader's, and each frame goes on where the log ends.
+
+**Cutting below the high watermark.** What is below a follower's high watermark is on every in-sync
+replica, so also on any leader that was elected from them. A leader that asks for a deeper cut was
+elected because all of those were lost, or by an unclean election. The follower obeys, or the
+replicas never meet again, and says loudly what is lost (:attr:`Cut.lost_from`).
+
+**Damage.** A follower whose batch of an entry is damaged tells its leader the epochs of the log
+before that entry only. So the leader's answer is a cut there at the latest, and what is cut comes
+again from the leader. That loses nothing, although it lies below the high watermark.
+
+**Epochs.** A frame of an older epoch comes from a leader that is none any more; one of a newer
+epoch comes from a leader that this replica has not heard of yet, and is asked for again.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from msgspec import Struct
+
+from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
+from spark_stream.consistency.replication.leader import Boundary, LeaderState
+
+
+class Refusal(Enum):
+    """Why a request, or a frame, of another broker is not taken."""
+
+    NOT_LEADING = "this broker does not lead the partition"
+    FENCED = "it is of an epoch that is over"
+    UNKNOWN_EPOCH = "it is of an epoch that this broker has not heard of yet"
+    NOT_A_REPLICA = "the broker is none of the partition's replicas"
+    GAP = "it does not go on where the log ends"
+
+
+class Agreed(Struct, frozen=True):
+    """A leader's answer to a follower that begins: they share the entries below ``entry``.
+
+    ``begin``: they share nothing that is still there; the follower begins anew at this place, which
+    is where the leader's log starts. ``high_watermark`` is an entry index.
+    """
+
+    leader_epoch: LeaderEpoch
+    session: int
+    entry: EntryIndex
+    high_watermark: EntryIndex
+    begin: Boundary | None = None
+
+
+class GoOn(Struct, frozen=True):
+    """The follower's log is a prefix of its leader's already."""
+
+
+class Cut(Struct, frozen=True):
+    """Cut the log back so that it ends at ``entry``.
+
+    ``lost_from``: committed entries from here on are lost; None: none are.
+    """
+
+    entry: EntryIndex
+    lost_from: EntryIndex | None = None
+
+
+class BeginAnew(Struct, frozen=True):
+    """Remove all entries; the log is empty and begins at this place.
+
+    ``lost_from``: as in :class:`Cut`.
+    """
+
+    at: Boundary
+    lost_from: EntryIndex | None = None
+
+
+Preparation = GoOn | Cut | BeginAnew
+
+
+def preparation(
+    state: LeaderState, agreed: Agreed, hole: EntryIndex | None = None
+) -> Preparation | Refusal:
+    """What the follower does with its log before it takes frames.
+
+    ``hole``: its first damaged entry, of which the leader was told as if the log ended before it.
+    """
+    wrong = misfit_of(state.leader_epoch, agreed.leader_epoch)
+    if wrong is not None:
+        return wrong
+    high = state.high_watermark.entry
+    if agreed.begin is not None:
+        if state.log_start == state.log_end == agreed.begin:
+            return GoOn()
+        has_committed = state.log_start.entry < high and agreed.begin.entry < high
+        first = max(state.log_start.entry, agreed.begin.entry)
+        is_lost = has_committed and (hole is None or first < hole)
+        return BeginAnew(agreed.begin, first if is_lost else None)
+    if agreed.entry > state.log_end.entry:
+        raise ValueError(f"agreed past the log end: {agreed.entry} > {state.log_end}")
+    if agreed.entry == state.log_end.entry:
+        return GoOn()
+    is_lost = agreed.entry < high and (hole is None or agreed.entry < hole)
+    return Cut(agreed.entry, agreed.entry if is_lost else None)
+
+
+class Take(Struct, frozen=True):
+    """Append the frame's entries, without the first ``skip``, which are there already."""
+
+    skip: int = 0
+
+
+def judge_frame(
+    epoch: LeaderEpoch, log_end: EntryIndex, frame_epoch: int, first: int, count: int
+) -> Take | Refusal:
+    """What a follower in this epoch, whose log ends here, does with a frame of its session.
+
+    The frame holds ``count`` entries from the index ``first`` on.
+    """
+    wrong = misfit_of(epoch, frame_epoch)
+    if wrong is not None:
+        return wrong
+    if first > log_end:
+        return Refusal.GAP
+    return Take(min(log_end - first, count))
+
+
+def estranged(log_end: Boundary, base_offset: int) -> BeginAnew | None:
+    """What the follower does where the leader's next entry has this offset; None: it fits.
+
+    The offsets of one entry differ only if records were given up that this replica had evicted:
+    its log is of another past. It removes all, and then asks its leader again from entry 0 on.
+    """
+    if base_offset == log_end.offset:
+        return None
+    return BeginAnew(Boundary(EntryIndex(0), Offset(0)), lost_from=EntryIndex(0))
+
+
+def misfit_of(epoch: LeaderEpoch, asked: int) -> Refusal | None:
+    """What is wrong with a request of the epoch ``asked``; None: it is of this epoch."""
+    if asked < epoch:
+        return Refusal.FENCED
+    return Refusal.UNKNOWN_EPOCH if asked > epoch else None

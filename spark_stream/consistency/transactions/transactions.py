@@ -1,0 +1,366 @@
+"""A transaction's life as a table, and the record of it.
+
+There is one record for each transactional id: who owns the id now, and its present or last
+transaction. An event takes the record to the next (or is denied, and changes nothing); the caller
+puts the new record in the place of the old by one compare-and-set, and that decides.
+
+Which partitions the transaction may have written to is on records of their own, one for each
+(``cluster.transactions``), so this record stays small however many they are. JOIN changes nothing
+in it: it says whether such a record, which has just been written, came before the decision.
+
+::
+
+                    BEGIN                COMMIT                FINISH
+    EMPTY, ─────────────────────▶ OPEN ───────────▶ COMMITTING ───────▶ COMMITTED
+    COMMITTED,                     │   ABORT, EXPIRE, KILL,    FINISH
+    ABORTED                        └───────────────▶ ABORTING ────────▶ ABORTED
+                                      a new owner
+
+Who may ask: BEGIN, BRANCH, RENEW, DROP, ANNOUNCE, COMMIT and ABORT are the owner's (the
+``instance`` that took the id over last); JOIN is a partition leader's, before the transaction's
+first batch there; WITHDRAW is a new owner's of a consumer's name; EXPIRE is anybody's who has
+watched the record for its timeout; KILL is an operator's; FINISH is asked for by whoever
+wrote the markers. What each event does is in ``transaction_events``. What only sinks ask (BRANCH,
+DROP, and their forms of the others) is in ``sinks``; ANNOUNCE and WITHDRAW are in
+``announcements``.
+
+Invariants:
+
+* a number names one transaction for good; numbers rise with each transaction of an id;
+* the owner's epoch rises with every transaction, and each branch has a producer id that is used in
+  no other, so a delayed request of an earlier transaction can do nothing to a later one;
+* no partition takes a batch whose join was not on record before the decision, so the joins that
+  are on record after it are all that need a marker, and any broker can finish the transaction;
+* once COMMITTING, always committed; once ABORTING, always aborted. A repeated call gets the same
+  answer; the opposite one is denied;
+* the next transaction begins after the one before is finished everywhere;
+* a commit that moves positions of named consumers announces them in the record, looks who owns the
+  names after that, and decides only while its announcement stands (``scripts.consumers`` says why).
+
+Order of steps: the decision, then the markers, then the consumers' positions, then FINISH (which
+may come later than the answer). A crash between any two leaves a decided record, which is finished
+again from its first step: markers of a transaction that is not open in a partition are not written
+twice.
+
+Source: Kafka's TransactionCoordinator; KIP-890 (an epoch a transaction); KIP-360.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from spark_stream.consistency.replication.lineage import NOTHING_KNOWN
+from spark_stream.structs import Name, OffsetField, PartitionField, Positional
+
+FENCED_KEPT: Final = 64
+
+
+class State(StrEnum):
+    """Where the present or last transaction of an id stands."""
+
+    EMPTY = "empty"
+    OPEN = "open"
+    COMMITTING = "committing"
+    ABORTING = "aborting"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+class Event(StrEnum):
+    """What may happen to it."""
+
+    INIT = "init"
+    BEGIN = "begin"
+    JOIN = "join"
+    BRANCH = "branch"
+    RENEW = "renew"
+    DROP = "drop"
+    ANNOUNCE = "announce"
+    WITHDRAW = "withdraw"
+    COMMIT = "commit"
+    ABORT = "abort"
+    EXPIRE = "expire"
+    KILL = "kill"
+    FINISH = "finish"
+
+
+TABLE: Final[Mapping[tuple[State, Event], State]] = {
+    (State.EMPTY, Event.INIT): State.EMPTY,
+    (State.COMMITTED, Event.INIT): State.COMMITTED,
+    (State.ABORTED, Event.INIT): State.ABORTED,
+    (State.OPEN, Event.INIT): State.ABORTING,
+    (State.EMPTY, Event.BEGIN): State.OPEN,
+    (State.COMMITTED, Event.BEGIN): State.OPEN,
+    (State.ABORTED, Event.BEGIN): State.OPEN,
+    (State.OPEN, Event.JOIN): State.OPEN,
+    (State.OPEN, Event.BRANCH): State.OPEN,
+    (State.OPEN, Event.RENEW): State.OPEN,
+    (State.OPEN, Event.DROP): State.OPEN,
+    (State.OPEN, Event.ANNOUNCE): State.OPEN,
+    (State.OPEN, Event.WITHDRAW): State.OPEN,
+    (State.OPEN, Event.COMMIT): State.COMMITTING,
+    (State.COMMITTING, Event.COMMIT): State.COMMITTING,
+    (State.COMMITTED, Event.COMMIT): State.COMMITTED,
+    (State.OPEN, Event.ABORT): State.ABORTING,
+    (State.ABORTING, Event.ABORT): State.ABORTING,
+    (State.ABORTED, Event.ABORT): State.ABORTED,
+    (State.OPEN, Event.EXPIRE): State.ABORTING,
+    (State.OPEN, Event.KILL): State.ABORTING,
+    (State.COMMITTING, Event.FINISH): State.COMMITTED,
+    (State.ABORTING, Event.FINISH): State.ABORTED,
+    (State.COMMITTED, Event.FINISH): State.COMMITTED,
+    (State.ABORTED, Event.FINISH): State.ABORTED,
+}
+
+DECIDED: Final = frozenset({State.COMMITTING, State.ABORTING})
+ABORTS: Final = frozenset({State.ABORTING, State.ABORTED})
+COMMITS: Final = frozenset({State.COMMITTING, State.COMMITTED})
+
+
+class Cause(StrEnum):
+    """Why a transaction was aborted."""
+
+    NONE = ""
+    ASKED = "asked"
+    EXPIRED = "expired"
+    KILLED = "killed"
+    FENCED = "fenced"
+
+
+class Denial(StrEnum):
+    """Why an event changes nothing."""
+
+    FENCED = "fenced"  # another instance owns the id
+    ABORTED = "aborted"  # the transaction was aborted: it expired, or an operator did it
+    OVER = "over"  # the transaction is not the present one any more
+    UNKNOWN = "unknown"  # there never was such a transaction
+    INVALID = "invalid"  # the table has no such transition
+    PENDING = "pending"  # a decided transaction has to be finished first, then ask again
+    FOREIGN = "foreign"  # a producer id that is no branch of this transaction
+    IN_USE = "in_use"  # the sink belongs to another query
+    STALE = "stale"  # a batch below the last committed one
+    DONE = "done"  # the batch is committed already: nothing to write, no error
+
+
+class Joined(Positional):
+    """A partition that the transaction writes to."""
+
+    topic: Name
+    topic_id: str
+    partition: PartitionField
+
+
+class ReadPosition(Positional):
+    """All records of a partition below the offset are read."""
+
+    topic: Name
+    topic_id: str
+    partition: PartitionField
+    offset: OffsetField
+
+
+class PositionOf(Positional):
+    """Where a named consumer goes on in a partition.
+
+    ``lineage``: that of the offset, where it is known: if records below the offset are cut off
+    later, the consumer finds out.
+    """
+
+    consumer: Name
+    topic: Name
+    topic_id: str
+    partition: PartitionField
+    offset: OffsetField
+    lineage: tuple[tuple[OffsetField, OffsetField], ...] = NOTHING_KNOWN
+
+
+class Content(Positional):
+    """What a batch put into a topic: enough to tell a replay that is not the same.
+
+    The digests depend neither on the order of the rows nor on how tasks share them: ``floats`` is
+    of the floating-point values, ``digest`` of all others.
+    """
+
+    topic: Name
+    rows: OffsetField
+    digest: Annotated[int, Meta(ge=0)]
+    floats: Annotated[int, Meta(ge=0)] = 0
+
+    def __post_init__(self) -> None:
+        if max(self.digest, self.floats) >= 1 << 64:
+            raise ValueError("Expected digests of 64 bits")
+
+
+class Transaction(Struct, frozen=True):
+    """The record of a transactional id: who owns it, and its present or last transaction.
+
+    Times in milliseconds since the epoch, by the clock of the broker that was asked. They are for
+    people: no transaction expires by them (``scripts.sweeping``).
+    """
+
+    transactional_id: str
+    """What the record is of: any name that its users chose."""
+
+    instance: str = ""
+    """The producer (or the run of a query) that took the id over last; "": nobody has."""
+    fenced: tuple[str, ...] = ()
+    """Instances that were displaced, the latest last."""
+    unused: bool = True
+    """The instance has begun no transaction yet."""
+    timeout_ms: int = 60_000
+    """How long a transaction may go without a sign of life from its owner."""
+    coordinator: str = ""
+    """The broker that expires and finishes the transaction if its owner does not.
+
+    "": the id has begun no transaction yet."""
+
+    state: State = State.EMPTY
+    """Where the transaction stands."""
+    number: int = -1
+    """The transaction's number; -1 before the id's first transaction."""
+    after: int = -1
+    """The number that its BEGIN named as the one before."""
+    producer_id: int = -1
+    """The producer id that its owner writes under; -1: it writes under branches only."""
+    epoch: int = -1
+    """The epoch of that producer id that its owner writes in."""
+    is_restored: bool = False
+    """The record is of a backup: logs may have later epochs of that producer id."""
+    cause: Cause = Cause.NONE
+    """Why the transaction was aborted."""
+    branches: tuple[int, ...] = ()
+    """The producer ids of a sink's task attempts."""
+    dropped: tuple[int, ...] = ()
+    """Branches that failed: aborted, and never taken."""
+    taken: tuple[int, ...] = ()
+    """The producer ids that its commit named; what others wrote aborts."""
+    positions: tuple[PositionOf, ...] = ()
+    """Where consumers go on once it is committed; while it is open: where its commit wants them."""
+    began_ms: int = 0
+    """When the transaction began."""
+    deadline_ms: int = 0
+    """When its timeout ends, or the id was last used. A sign of life changes it."""
+
+    query: str = ""
+    """The query whose sink this is; "": no sink's."""
+    batch: int = -1
+    """The batch that the present transaction writes."""
+    run: str = ""
+    """The driver that planned that batch."""
+    planned: int = -1
+    """When that driver planned it, on a clock of its own."""
+    committed_batch: int = -1
+    """The last batch that was committed; -1: none."""
+    content: tuple[Content, ...] | None = None
+    """What that batch wrote; None: it is not known."""
+
+
+class Denied(Struct, frozen=True):
+    """The event changed nothing; ``transaction`` is the record as it is."""
+
+    why: Denial
+    transaction: Transaction
+
+
+Outcome = Transaction | Denied
+
+
+class Allotted(Struct, frozen=True):
+    """What a broker gives a transaction that begins.
+
+    ``number`` is above those of all earlier ones of the id, and nobody has used ``producer_id``.
+    """
+
+    number: int
+    producer_id: int
+    coordinator: str = ""
+
+
+def moved(transaction: Transaction, event: Event) -> State | None:
+    """The state that the table has for it; None: there is no such transition."""
+    return TABLE.get((transaction.state, event))
+
+
+def entered(transaction: Transaction, event: Event, **changes: Any) -> Transaction:
+    """The record after an event that the table allows, with what else the event changes."""
+    return replace(transaction, state=TABLE[transaction.state, event], **changes)
+
+
+def renewed(transaction: Transaction, now_ms: int) -> Transaction:
+    """The record of an open transaction after a sign of life."""
+    deadline = deadline_after(transaction, now_ms + transaction.timeout_ms)
+    return entered(transaction, Event.RENEW, deadline_ms=deadline)
+
+
+def deadline_after(transaction: Transaction, deadline_ms: int) -> int:
+    """The deadline, but never the one before: a sign of life has to change the record."""
+    return deadline_ms + (deadline_ms == transaction.deadline_ms)
+
+
+def begun(transaction: Transaction, allotted: Allotted, now_ms: int) -> Transaction:
+    """The record at the beginning of its next transaction."""
+    if allotted.number <= transaction.number:
+        raise ValueError(f"transaction {allotted.number} after {transaction.number}: numbers rise")
+    return entered(
+        transaction,
+        Event.BEGIN,
+        number=allotted.number,
+        coordinator=allotted.coordinator,
+        unused=False,
+        cause=Cause.NONE,
+        batch=-1,
+        run="",
+        planned=-1,
+        branches=(),
+        dropped=(),
+        taken=(),
+        positions=(),
+        began_ms=now_ms,
+        deadline_ms=deadline_after(transaction, now_ms + transaction.timeout_ms),
+    )
+
+
+def owned(transaction: Transaction, instance: str) -> Transaction:
+    """The record in the hands of this instance; whoever had it is fenced."""
+    if transaction.instance == instance:
+        return transaction
+    fenced = transaction.fenced
+    if transaction.instance:
+        fenced = (*fenced, transaction.instance)[-FENCED_KEPT:]
+    cause = Cause.FENCED if transaction.state is State.OPEN else transaction.cause
+    return replace(transaction, instance=instance, fenced=fenced, unused=True, cause=cause)
+
+
+def aborting(transaction: Transaction, event: Event, cause: Cause) -> Transaction:
+    """The open transaction, decided against by the event."""
+    return entered(transaction, event, cause=cause)
+
+
+def not_owner(transaction: Transaction, instance: str) -> Denied | None:
+    """Why the instance may not ask for anything of the id; None if it may."""
+    if instance == transaction.instance:
+        return None
+    known = bool(transaction.instance)
+    return Denied(Denial.FENCED if known else Denial.UNKNOWN, transaction)
+
+
+def not_open(transaction: Transaction, number: int, event: Event) -> Denied | None:
+    """Why the event cannot be of this transaction now; None if it can."""
+    if number > transaction.number:
+        return Denied(Denial.UNKNOWN, transaction)
+    if number < transaction.number:
+        return Denied(Denial.OVER, transaction)
+    if moved(transaction, event) is not None:
+        return None
+    if transaction.state in ABORTS:
+        fenced = transaction.cause is Cause.FENCED
+        asked = transaction.cause is Cause.ASKED and event is Event.COMMIT
+        return Denied(
+            Denial.FENCED if fenced else Denial.INVALID if asked else Denial.ABORTED, transaction
+        )
+    return Denied(Denial.INVALID, transaction)

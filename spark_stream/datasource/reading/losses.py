@@ -1,0 +1,217 @@
+"""Records of a query's range that are gone: an error, or one warning, as ``failOnDataLoss`` says.
+
+Everything here is known from the log's answers, not guessed: a topic that was made anew by its id,
+records that were cut off by the lineages of the query's offsets, what retention removed by the
+first offset that is left.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from msgspec.structs import replace
+
+from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage, lost_above
+from spark_stream.datasource.values.offsets import Found, Offsets, Range, TopicOffsets
+from spark_stream.errors import DataLoss
+from spark_stream.wire.messages import PartitionOffsets
+
+logger = logging.getLogger(__name__)
+
+_NAMED_MAX: Final = 8
+"""So many partitions of a topic are named in a message."""
+
+
+class Losses:
+    """The losses of one query."""
+
+    def __init__(self, fail: bool) -> None:
+        self._fail = fail
+        self._told: set[str] = set()
+
+    def report(self, message: str, **details: str | int) -> None:
+        """DataLoss, or a warning: once, though a query may come to it at every trigger."""
+        if self._fail:
+            raise DataLoss(message, hint=None, **details)
+        if message not in self._told:
+            self._told.add(message)
+            logger.warning("%s; going on with what is left (failOnDataLoss is false)", message)
+
+    def kept(self, at: Offsets, now: Found) -> dict[str, TopicOffsets]:
+        """The offsets, none above what its lineage survives up to; reports what was cut off.
+
+        ``now`` has been asked about the lineages of ``at``. Topics that are not as they were stay
+        as they are in ``at``.
+        """
+        found = {}
+        for name, topic in at.items():
+            latest = now.latest.get(name)
+            if latest is None or latest.topic_id != topic.id:
+                found[name] = topic
+                continue
+            offsets = {
+                number: self._kept(
+                    name, number, offset, topic.lineages.get(number, NOTHING_KNOWN), latest
+                )
+                for number, offset in topic.offsets.items()
+            }
+            found[name] = topic.moved(offsets)
+        return found
+
+    def _kept(
+        self, name: str, number: int, offset: int, lineage: Lineage, latest: PartitionOffsets
+    ) -> int:
+        now = latest.partitions.get(number)
+        if now is None:
+            return offset
+        end, present = now.log_end_offset, now.epoch
+        if lineage:
+            held = dict(now.surviving).get(lineage, end)
+            left = lost_above(offset, lineage, held)
+        else:  # the checkpoint does not tell it: what is beyond the log's end is gone for certain
+            left = end if end < offset else None
+        if left is None:
+            return offset
+        where = f"{name}/{number}"
+        details: dict[str, str | int] = {
+            "topic": name,
+            "partition": number,
+            "leader_epoch": present,
+        }
+        under = ""
+        if lineage:
+            details["epoch"] = lineage[-1][0]
+            under = f" under leader epoch {lineage[-1][0]}"
+        read = f"{where}: the query has read up to offset {offset}{under}"
+        if lineage and lineage[-1][0] > present:
+            self.report(
+                f"{read}, but the log is in epoch {present} and ends at {end}: an older copy of it"
+                " is in its place",
+                **details,
+            )
+            return left
+        self.report(
+            f"{read}, but offsets {left} to {offset - 1} were cut off: the present leader does not"
+            f" have them (the log is in epoch {present} and ends at {end})",
+            **details,
+        )
+        return left
+
+    def check_topics(self, start: Offsets, now: Found) -> None:
+        """Reports topics that are gone, or that are others than those of the start."""
+        for name in sorted(now.missing):
+            self.deleted(name, start.get(name))
+        for name, latest in now.latest.items():
+            before = start.get(name)
+            if before is not None and before.id != latest.topic_id:
+                self.made_anew(name, before, latest.topic_id)
+
+    def ends(self, start: Offsets, now: Found) -> dict[str, TopicOffsets]:
+        """How far the query can read now, given where it is; reports topics that are gone."""
+        self.check_topics(start, now)
+        ends = {name: start[name] for name in now.missing if name in start}
+        for name, latest in now.latest.items():
+            before = start.get(name)
+            if before is not None and before.id != latest.topic_id:
+                before = None
+            found = TopicOffsets(latest.topic_id, latest.offsets, latest.lineages)
+            ends[name] = found if before is None else _not_below(before, found)
+        return ends
+
+    def passed_over(self, at: Offsets, now: Found) -> Offsets:
+        """The offsets from which a query that goes on after losses finds records again.
+
+        What retention removed before takes no share of a limit. A query that fails plans it, and
+        is told.
+        """
+        if self._fail:
+            return at
+        found = dict(at)
+        for name, topic in at.items():
+            latest = now.latest.get(name)
+            if latest is not None and latest.topic_id == topic.id:
+                left = latest.log_start_offsets
+                found[name] = topic.moved(
+                    {
+                        number: max(offset, left.get(number, 0))
+                        for number, offset in topic.offsets.items()
+                    }
+                )
+        return found
+
+    def deleted(self, name: str, before: TopicOffsets | None) -> None:
+        """The topic is not there; ``before``: up to where the query has read it."""
+        self.report(f"topic {name!r} was deleted{_rest_is_gone(name, before)}", topic=name)
+
+    def made_anew(self, name: str, before: TopicOffsets, now: str) -> None:
+        """The topic was deleted and made again since the query read it; ``now``: its id."""
+        self.report(
+            f"topic {name!r} was deleted and made anew: its id was {before.id}, now it is {now}"
+            f"{_rest_is_gone(name, before)}",
+            topic=name,
+        )
+
+    def readable(
+        self, asked: Iterable[Range], now: Found, new: Collection[str] = ()
+    ) -> list[Range]:
+        """The ranges less what retention removed or what was deleted; reports that.
+
+        Topics that are ``new`` to the query are read from their first record that is left, and
+        nothing of them is lost.
+        """
+        kept = []
+        for each in asked:
+            latest = now.latest.get(each.topic)
+            details: dict[str, str | int] = {"topic": each.topic, "partition": each.partition}
+            if latest is None or latest.topic_id != each.topic_id:
+                now_id = None if latest is None else latest.topic_id
+                self.report(gone_with_topic(each, each.start, now_id), **details)
+                continue
+            now_there = latest.partitions.get(each.partition)
+            first = 0 if now_there is None else now_there.log_start_offset
+            start = each.start
+            if start < first and each.topic in new:
+                start = first
+            if start < first:
+                self.report(removed_by_retention(each, start, first), **details)
+                start = first
+            if start < each.end:
+                kept.append(replace(each, start=start))
+        return kept
+
+
+def _not_below(before: TopicOffsets, bounds: TopicOffsets) -> TopicOffsets:
+    """The bounds; what was read lies above them where the level was another one before."""
+    above = {n: at for n, at in before.offsets.items() if at > bounds.offsets.get(n, at)}
+    lineages = {n: before.lineages.get(n, NOTHING_KNOWN) for n in above}
+    return TopicOffsets(bounds.id, {**bounds.offsets, **above}, {**bounds.lineages, **lineages})
+
+
+def _rest_is_gone(name: str, before: TopicOffsets | None) -> str:
+    """What a query had not read of a topic that is gone, to follow the message of that."""
+    if before is None or not before.offsets:
+        return ""
+    places = [f"offset {offset} of {name}/{n}" for n, offset in sorted(before.offsets.items())]
+    more = len(places) - _NAMED_MAX
+    if more > 0:
+        places = [*places[:_NAMED_MAX], f"{more} partitions more"]
+    return f"; what it had from {', '.join(places)} on is gone"
+
+
+def gone_with_topic(asked: Range, first: int, now_id: str | None) -> str:
+    """The message about a range, from ``first`` on, of a topic that is deleted, or another now."""
+    anew = f" and made anew: its id was {asked.topic_id}, now it is {now_id}" if now_id else ""
+    return (
+        f"{asked.topic}/{asked.partition}: offsets {first} to {asked.end - 1} went with their"
+        f" topic, which was deleted{anew}"
+    )
+
+
+def removed_by_retention(asked: Range, first: int, left: int) -> str:
+    """The message about a range of which retention has removed what is before ``left``."""
+    return (
+        f"{asked.topic}/{asked.partition}: offsets {first} to {min(left, asked.end) - 1} were"
+        f" removed by retention; the first left is {left}"
+    )

@@ -1,0 +1,481 @@
+"""Topics, schemas and bounds as a query needs them.
+
+Everything here runs on the driver, and asks the log through this process's session.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from msgspec.structs import replace
+
+from spark_stream.client.consumers import ConsumersClient
+from spark_stream.client.reading.columns import View, shown_schema
+from spark_stream.client.topics import TopicsClient
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.replication.lineage import Lineage
+from spark_stream.datasource.options import SourceOptions
+from spark_stream.datasource.reading.losses import Losses
+from spark_stream.datasource.reading.nulls import check_nullability
+from spark_stream.datasource.spark.session import Session, located, session
+from spark_stream.datasource.values.limits import Place
+from spark_stream.datasource.values.offsets import (
+    Found,
+    Offsets,
+    Range,
+    TopicOffsets,
+    clusters,
+    from_checkpoint,
+    known_offsets,
+    ranges,
+    to_json,
+)
+from spark_stream.datasource.values.selection import Selection
+from spark_stream.errors import InvalidOption, SchemaMismatch, UnknownTopic, WrongCluster
+from spark_stream.schema.evolution import widens
+from spark_stream.schema.schemas import empty_batch, fitted, is_default, of_topic
+from spark_stream.schema.type_names import told_apart
+from spark_stream.sql.filters import row_filter
+from spark_stream.structs import INT64_MAX
+from spark_stream.wire.messages import AskedTopic, CutTopic, PartitionOffsets, TopicDescription
+
+logger = logging.getLogger(__name__)
+
+
+class Planner:
+    """The planning side of one reader. Holds no connection, so that it can be sent to a worker."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self.losses = Losses(options.fail_on_data_loss)
+        self._told = False  # of uncommitted records: once a query
+        self._dropped: set[str] = set()  # what was told of as no longer selected
+        self._matching: tuple[str, ...] = ()  # the topics of a pattern that were seen last
+
+    @property
+    def _session(self) -> Session:
+        return session(self.options.place)
+
+    @property
+    def topics(self) -> TopicsClient:
+        """What this process asks about topics."""
+        return self._session.topics
+
+    @property
+    def consumers(self) -> ConsumersClient:
+        """What this process asks about consumers' names."""
+        return self._session.consumers
+
+    @classmethod
+    def of(cls, options: SourceOptions) -> Planner:
+        """For the log that is there now; its options are what the tasks of the query get."""
+        return cls(replace(options, place=located(options.place)))
+
+    def logged(self, offsets: Offsets) -> dict[str, Any]:
+        """The offsets as Spark logs them, with the log that they are of."""
+        return to_json(offsets, self._session.cluster_id)
+
+    def read_back(self, value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
+        """The offsets that Spark logged.
+
+        Raises:
+            InvalidRequest: they are no offsets of this source, or do not name their log.
+            WrongCluster: they are of another log than the one that the query reads now.
+        """
+        found = from_checkpoint(value)
+        self.check_log(value, "the checkpoint")
+        return found
+
+    def check_log(self, value: Mapping[str, Any], said_by: str) -> None:
+        """Raise WrongCluster if these logged offsets are of another log."""
+        here = self._session.cluster_id
+        for name, cluster_id in clusters(value).items():
+            if cluster_id != here:
+                raise WrongCluster(
+                    f"{said_by}: topic {name!r} is of the log {cluster_id}, and"
+                    f" {self.options.place.name} is the log {here}",
+                    hint="Give the place of that log, or begin a new query here: with a new"
+                    " checkpoint, and other startingOffsets.",
+                    topic=name,
+                    expected=cluster_id,
+                    found=here,
+                )
+
+    @property
+    def selection(self) -> Selection:
+        """Which topics and partitions are read."""
+        return self.options.selection
+
+    def described(self) -> dict[str, TopicDescription]:
+        """The topics that are selected; those that were deleted are left out.
+
+        Raises:
+            UnknownTopic: one is not there, and ``failOnDataLoss`` is set.
+            InvalidOption: partitions are assigned that a topic does not have.
+        """
+        found = {}
+        by_name = self.selection.pattern is None
+        for name in self.selection.of(() if by_name else self.topics.names()):
+            try:
+                found[name] = self.topics.describe(name)
+                self.selection.check_partitions(name, len(found[name].partitions))
+            except UnknownTopic:
+                # One of a pattern was deleted a moment ago. Of others it is told when it is known
+                # what the query has read of them.
+                if by_name and self.options.fail_on_data_loss:
+                    raise
+        return found
+
+    def shown(self) -> pa.Schema:
+        """The columns that the query shows where it does not choose them.
+
+        Raises:
+        SchemaMismatch: the topics differ; the message names a column.
+            InvalidFilter: the filter is none, or does not fit a topic's columns.
+            UnknownTopic: none of the topics exists.
+        """
+        topics = self.described()
+        if not topics:
+            raise self.no_topic("nobody knows the columns")
+        for name, topic in topics.items():
+            if self.options.filter is not None:
+                row_filter(self.options.filter, name, topic.schema)
+        schemas = {name: self._shown(topic.schema) for name, topic in topics.items()}
+        (first, schema), *others = schemas.items()
+        for name, other in others:
+            if not other.equals(schema):
+                raise SchemaMismatch(
+                    f"topics {first!r} and {name!r} have different columns:"
+                    f" {_difference(schema, other)}",
+                    hint="Choose the columns they share with .schema(...), or read each by itself.",
+                )
+        return schema
+
+    def no_topic(self, consequence: str) -> UnknownTopic:
+        """The error of a query that has no topic where it needs one."""
+        if self.selection.pattern is not None:
+            return UnknownTopic(
+                f"no topic matches subscribePattern {self.selection.pattern!r}: {consequence}",
+                hint="A stream may wait for such a topic if it names its columns with .schema(...)."
+                " The pattern has to match the whole name.",
+            )
+        return UnknownTopic(
+            f"there is no topic {' or '.join(map(repr, self.selection.names))}: {consequence}",
+            hint="Make the topic anew, or name the columns with .schema(...).",
+        )
+
+    def _shown(self, stored: pa.Schema) -> pa.Schema:
+        options = self.options
+        if is_default(stored) and options.include_metadata:
+            raise InvalidOption(
+                "includeMetadata is for typed topics; this one shows topic, partition, offset and"
+                " timestamp anyway",
+                option="includeMetadata",
+            )
+        if not is_default(stored) and options.include_headers:
+            raise InvalidOption(
+                "includeHeaders is for default-schema topics; a typed topic has no headers",
+                option="includeHeaders",
+            )
+        return shown_schema(
+            stored, metadata=options.include_metadata, headers=options.include_headers
+        )
+
+    def check_projection(self, wanted: pa.Schema) -> None:
+        """Raises if the query does not fit a topic.
+
+        SchemaMismatch: the topic lacks a column, or has it in another type.
+        InvalidFilter: the filter does not fit its columns.
+        """
+        for name, topic in self.described().items():
+            view = planned_view(topic, wanted, self.options.filter)
+            with of_topic(name):
+                fitted(empty_batch(view.schema), wanted)
+            check_nullability(name, View.of(name, topic.schema, wanted.names).schema, wanted)
+
+    @property
+    def atomic(self) -> bool:
+        """Whether bounds have to be cuts: offsets that no transaction lies on both sides of."""
+        return self.options.isolation is Isolation.READ_ATOMIC
+
+    def latest(
+        self, *seen: Offsets, reading: Iterable[Range] = (), watched: Offsets | None = None
+    ) -> Found:
+        """The present bounds of what is selected; topics that are gone are in ``missing``.
+
+        Those of ``reading`` are looked at whether they are selected or not. With up to where the
+        lineages of the offsets in ``seen`` survive. Where the level shows them, the first time that
+        uncommitted records are in the ranges of ``reading`` is told. ``watched``: whether there are
+        any from these offsets on is in the answer, and not told.
+        """
+        asked = _by_topic(reading)
+        shown: dict[str, dict[int, tuple[int, int]]] = {}
+        if self._shows_uncommitted and not self._told:
+            shown = asked if watched is None else _from_here_on(watched)
+        found = self._looked(seen, shown, self._names(seen, asked))
+        if watched is None:
+            self._tell_of_uncommitted(found)
+        return self._selected(found, asked)
+
+    def _names(self, seen: Iterable[Offsets], asked: Iterable[str]) -> list[str]:
+        """The topics to look at: what a pattern matches is found on the way."""
+        names = self._matching if self.selection.pattern is not None else self.selection.names
+        read = (name for each in seen for name in each if self.selection.takes_topic(name))
+        return list(dict.fromkeys([*names, *read, *asked]))
+
+    def _selected(self, found: Found, asked: Mapping[str, Mapping[int, object]]) -> Found:
+        """What was found of selected partitions, and of those that were asked for by name."""
+        if not self.selection.assigned:
+            return found
+        latest = {
+            name: at.only(
+                {
+                    n
+                    for n in at.partitions
+                    if self.selection.takes(name, n) or n in asked.get(name, ())
+                }
+            )
+            for name, at in found.latest.items()
+        }
+        return replace(found, latest=latest)
+
+    def check_checkpoint(self, at: Offsets) -> None:
+        """InvalidOption if a checkpoint's offsets are of other partitions only.
+
+        It is another query's then, and this one would begin as if it were new. Where
+        ``failOnDataLoss`` is not set, that is told of as whatever else is no longer selected.
+        """
+        kept = self.selection.kept(at).values()
+        there = [name for name, topic in at.items() if topic.offsets]
+        if there and self.options.fail_on_data_loss and not any(each.offsets for each in kept):
+            option = self.selection.option
+            raise InvalidOption(
+                f"{option}: the checkpoint is of {', '.join(map(repr, there))}, and nothing of that"
+                f" is selected by {self.selection}",
+                option=option,
+                hint="Give this query a checkpointLocation of its own, or select as well what the"
+                " checkpoint is of; with failOnDataLoss=false it goes on as a new query would.",
+            )
+
+    def still_selected(self, at: Offsets) -> dict[str, TopicOffsets]:
+        """The offsets of what is selected; tells once of what a checkpoint has and is no more.
+
+        Raises: as :meth:`check_checkpoint`.
+        """
+        self.check_checkpoint(at)
+        kept = self.selection.kept(at)
+        for name, topic in at.items():
+            left_out = sorted(topic.offsets.keys() - (kept[name].offsets if name in kept else {}))
+            whole = len(left_out) == len(topic.offsets)
+            if left_out and name not in self._dropped:
+                self._dropped.add(name)
+                what = f"topic {name!r}" if whole else f"{name}/{', '.join(map(str, left_out))}"
+                logger.warning(
+                    "%s is in the checkpoint, and %s no longer selects it: its further records are"
+                    " not read. If it is selected again later, it is read from its earliest record",
+                    what,
+                    self.selection.option,
+                )
+        return kept
+
+    def with_new_topics(self, begin: Offsets, now: Found) -> dict[str, TopicOffsets]:
+        """The offsets, and the earliest of topics that they do not know: there those begin."""
+        new = {
+            name: TopicOffsets(topic.topic_id, topic.log_start_offsets, {})
+            for name, topic in now.latest.items()
+            if name not in begin
+        }
+        return {**begin, **new}
+
+    @property
+    def _shows_uncommitted(self) -> bool:
+        return self.options.isolation is Isolation.READ_UNCOMMITTED
+
+    def _tell_of_uncommitted(self, found: Found) -> None:
+        names = [name for name, at in found.latest.items() if at.uncommitted]
+        if names:
+            self._told = True
+            logger.warning(
+                "%s: records of aborted or open transactions are among those that are read, for"
+                " isolation is read_uncommitted; to read committed records only, set the option"
+                " isolation=read_committed",
+                ", ".join(names),
+            )
+
+    def _looked(
+        self,
+        seen: Iterable[Offsets],
+        shown: Mapping[str, dict[int, tuple[int, int]]],
+        names: Sequence[str],
+    ) -> Found:
+        by_pattern = self.selection.pattern is not None
+        while True:
+            looked = self.topics.look_up(
+                [
+                    AskedTopic.of(
+                        topic=name,
+                        isolation=self.options.isolation,
+                        lineages={n: list(each) for n, each in _lineages(name, seen).items()},
+                        ranges=shown.get(name, {}),
+                    )
+                    for name in names
+                ],
+                names=by_pattern,
+            )
+            if by_pattern:
+                self._matching = self.selection.of(looked.names)
+                if not set(self._matching) <= set(names):  # there are new ones
+                    names = list(dict.fromkeys([*names, *self._matching]))
+                    continue
+            latest = looked.topics
+            gone = looked.unknown.keys() & {each for at in seen for each in at}
+            found = Found(latest, frozenset(gone if by_pattern else looked.unknown))
+            if not self.atomic or not latest:
+                return found
+            # A topic's own bounds are cuts of that topic; a transaction may span several.
+            try:
+                cut = self._cut({name: (at.topic_id, {}, {}) for name, at in latest.items()})
+            except UnknownTopic:  # one was deleted in between: look again
+                continue
+            if all(cut[name].keys() == at.partitions.keys() for name, at in latest.items()):
+                moved = {name: at.moved(cut[name]) for name, at in latest.items()}
+                return replace(found, latest=moved)
+            # A topic has got more partitions in between: look again.
+
+    def sizes(self, asked: list[Range]) -> dict[Place, tuple[int, int]]:
+        """The stored bytes of each range, and those of its first record.
+
+        Ranges of a topic that was deleted meanwhile are left out.
+        """
+        found = self._measured(
+            AskedTopic.of(topic=name, sizes=places) for name, places in _by_topic(asked).items()
+        )
+        return {
+            (name, n): each.size
+            for name, at in found.items()
+            for n, each in at.partitions.items()
+            if each.size is not None
+        }
+
+    def reached(self, asked: list[Range], budgets: Mapping[Place, int]) -> dict[Place, int]:
+        """How far whole records of each range take no more than its budget of bytes."""
+        found = self._measured(
+            AskedTopic.of(
+                topic=name,
+                budgets={n: (*ends, budgets.get((name, n), 0)) for n, ends in places.items()},
+            )
+            for name, places in _by_topic(asked).items()
+        )
+        return {
+            (name, n): each.reached
+            for name, at in found.items()
+            for n, each in at.partitions.items()
+            if each.reached is not None
+        }
+
+    def _measured(self, asked: Iterable[AskedTopic]) -> Mapping[str, PartitionOffsets]:
+        return self.topics.look_up(list(asked)).topics
+
+    def cut_below(self, ends: Offsets) -> dict[str, TopicOffsets]:
+        """The greatest cut that is nowhere above the ends."""
+        cut = self._cut({name: (topic.id, {}, topic.offsets) for name, topic in ends.items()})
+        return {
+            name: topic.moved({number: cut[name][number] for number in topic.offsets})
+            for name, topic in ends.items()
+        }
+
+    def cut_between(self, begin: Offsets, limited: Offsets, ends: Offsets) -> Offsets:
+        """How far a reader at ``begin`` goes that wants to go no farther than ``limited``.
+
+        To the greatest cut within. Where a transaction is larger than that, beyond it, but never
+        above ``ends``, which is a cut: records below it that are not in ``limited`` come later.
+        """
+        moving = {each.topic for each in ranges(begin, ends)}
+        asked = {
+            name: (topic.id, known_offsets(begin, name, topic.id), topic.offsets)
+            for name, topic in limited.items()
+            if name in moving
+        }
+        try:
+            cut = self._cut(asked)
+        except UnknownTopic:  # deleted since: what is left of the range is known when it is read
+            return ends
+        found = {
+            name: topic.moved(
+                {number: min(end, cut[name][number]) for number, end in topic.offsets.items()}
+            )
+            if name in moving
+            else topic
+            for name, topic in ends.items()
+        }
+        return found if any(ranges(begin, found)) else ends
+
+    def _cut(
+        self, topics: Mapping[str, tuple[str, Mapping[int, int], Mapping[int, int]]]
+    ) -> Mapping[str, Mapping[int, int]]:
+        """A cut; for each topic its id, and the offsets that it is to lie between."""
+        return self._session.transactions.cut(
+            CutTopic.of(topic=name, topic_id=topic_id, lower=dict(lower), upper=dict(upper))
+            for name, (topic_id, lower, upper) in topics.items()
+        )
+
+
+def _lineages(name: str, seen: Iterable[Offsets]) -> dict[int, set[Lineage]]:
+    """Those of the topic's offsets, by partition."""
+    found: dict[int, set[Lineage]] = {}
+    for each in seen:
+        for number, lineage in each[name].lineages.items() if name in each else ():
+            if lineage:
+                found.setdefault(number, set()).add(lineage)
+    return found
+
+
+def _from_here_on(begin: Offsets) -> dict[str, dict[int, tuple[int, int]]]:
+    """Topic → partition → where it begins, and the greatest offset that there may be."""
+    return {
+        name: {number: (offset, INT64_MAX) for number, offset in topic.offsets.items()}
+        for name, topic in begin.items()
+    }
+
+
+def _by_topic(reading: Iterable[Range]) -> dict[str, dict[int, tuple[int, int]]]:
+    """Topic → partition → start and end."""
+    found: dict[str, dict[int, tuple[int, int]]] = {}
+    for each in reading:
+        found.setdefault(each.topic, {})[each.partition] = (each.start, each.end)
+    return found
+
+
+def _difference(one: pa.Schema, other: pa.Schema) -> str:
+    for name in dict.fromkeys([*one.names, *other.names]):
+        if name not in one.names or name not in other.names:
+            return f"only one of them has column {name!r}"
+        kinds = one.field(name).type, other.field(name).type
+        if kinds[0] != kinds[1]:
+            return f"column {name!r} is {' and '.join(told_apart(*kinds))}"
+    return "the order of their columns"
+
+
+def planned_view(topic: TopicDescription, wanted: pa.Schema, filter: str | None) -> View:
+    """The columns of a query, in its types.
+
+    The topic's schema may have been altered since the query was planned; or it was before, and what
+    this process knows of the topic is older. What was widened since is narrowed again, as long as
+    all values fit.
+
+    Raises:
+        SchemaMismatch: the topic lacks a column; it is named.
+        InvalidFilter: the filter is none, or does not fit the topic's columns.
+    """
+    view = View.of(topic.name, topic.schema, wanted.names, filter=filter)
+    fields = [
+        field.with_type(asked.type).with_nullable(asked.nullable)
+        if widens(asked.type, field.type) or widens(field.type, asked.type)
+        else field.with_nullable(asked.nullable)
+        for field, asked in zip(view.schema, wanted, strict=True)
+    ]
+    return dataclasses.replace(view, schema=pa.schema(fields))

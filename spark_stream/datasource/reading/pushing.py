@@ -1,0 +1,112 @@
+"""Filters that Spark hands to a batch read: those that the leader can apply, Spark need not.
+
+Spark asks a reader for them only where ``spark.sql.python.filterPushdown.enabled`` is on, and
+where it is off it refuses a reader that would take them. No reader is told that setting. But Spark
+asks in a Python worker that is there for nothing else, and in all others it only plans or reads.
+
+Spark keeps what a reader took with the DataFrame, for all queries over it: who wants that asks for
+it, with the option ``pushFilters``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from decimal import Decimal, getcontext
+from typing import Any, Final
+
+from pyspark.sql import datasource as spark
+from pyspark.sql.types import StringType, StructType
+
+from spark_stream.datasource.reading.reader import IsologReader
+from spark_stream.datasource.spark.plainly import plainly
+from spark_stream.errors import InvalidFilter
+from spark_stream.sql.tree import (
+    Column,
+    Compare,
+    Holds,
+    In,
+    IsNull,
+    Literal,
+    Not,
+    Order,
+    Part,
+    Predicate,
+)
+from spark_stream.sql.writing import both, literal_of, sql_of
+
+
+class PushingReader(IsologReader):
+    """A batch source that lets the leader apply Spark's filters."""
+
+    @plainly
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
+        """Takes what the leader can apply; gives the rest back."""
+        texts = [self._text_of(each) for each in filters]
+        self.keep_only(both(*texts))
+        return [each for each, text in zip(filters, texts, strict=True) if text is None]
+
+    def _text_of(self, pushed: Any) -> str | None:
+        """The filter as SQL that fits all topics; None: Spark is to apply it."""
+        tree = _tree_of(pushed)
+        if tree is None or not _goes_by_bytes(self.schema, pushed):
+            return None
+        text = sql_of(tree)
+        try:
+            self.check_filter(text)
+        except InvalidFilter:
+            return None
+        return text
+
+
+def _tree_of(pushed: Any) -> Predicate | None:
+    """The filter as a tree; None: there is none."""
+    if isinstance(pushed, spark.Not):
+        part = _tree_of(pushed.child)
+        return None if part is None else Not(part)
+    if isinstance(pushed, spark.IsNull):
+        return IsNull(Column(pushed.attribute))
+    if isinstance(pushed, spark.IsNotNull):
+        return Not(IsNull(Column(pushed.attribute)))
+    if isinstance(pushed, spark.In):
+        items = [_literal(value) for value in pushed.value]
+        known = tuple(each for each in items if each is not None)
+        return In(Column(pushed.attribute), known) if known and len(known) == len(items) else None
+    make = _MADE.get(type(pushed))
+    value = None if make is None else _literal(pushed.value)
+    return None if make is None or value is None else make(Column(pushed.attribute), value)
+
+
+def _literal(value: Any) -> Literal | None:
+    """Return the value as a literal, or None if a filter has no such value, or it may be rounded.
+
+    PySpark multiplies decimals in the context of the process, which rounds to its precision (28).
+    A value with as many digits may have been another one, and Spark drops a filter that is taken.
+    """
+    if isinstance(value, Decimal) and len(value.as_tuple().digits) >= getcontext().prec:
+        return None
+    return literal_of(value)
+
+
+_MADE: Final[dict[type, Callable[[Column, Any], Predicate]]] = {
+    spark.EqualTo: lambda column, value: Compare(Order.EQUAL, column, value),
+    spark.EqualNullSafe: lambda column, value: Compare(Order.SAME, column, value),
+    spark.LessThan: lambda column, value: Compare(Order.LESS, column, value),
+    spark.LessThanOrEqual: lambda column, value: Compare(Order.LESS_OR_EQUAL, column, value),
+    spark.GreaterThan: lambda column, value: Compare(Order.LESS, value, column),
+    spark.GreaterThanOrEqual: lambda column, value: Compare(Order.LESS_OR_EQUAL, value, column),
+    spark.StringStartsWith: lambda column, value: Holds(column, Part.START, value),
+    spark.StringEndsWith: lambda column, value: Holds(column, Part.END, value),
+    spark.StringContains: lambda column, value: Holds(column, Part.ANYWHERE, value),
+}
+
+
+def _goes_by_bytes(schema: StructType, pushed: Any) -> bool:
+    """Whether Spark compares the column as the leader does: texts by their bytes, not otherwise."""
+    while isinstance(pushed, spark.Not):
+        pushed = pushed.child
+    kind: Any = schema
+    for name in pushed.attribute:
+        if not isinstance(kind, StructType) or name not in kind.names:
+            return False
+        kind = kind[name].dataType
+    return not isinstance(kind, StringType) or kind == StringType()

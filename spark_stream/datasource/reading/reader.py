@@ -1,0 +1,309 @@
+"""The batch source, and how any source reads a range: in a worker, batch after Arrow batch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import pyarrow as pa
+from msgspec import Struct
+from msgspec.structs import replace
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from spark_stream.client.reading.columns import View
+from spark_stream.client.reading.fetching import Fetched, Source
+from spark_stream.client.reading.ranges import Wanted, read_range, read_together
+from spark_stream.consistency.isolation import Bounds, Isolation
+from spark_stream.datasource.options import SourceOptions
+from spark_stream.datasource.reading.losses import gone_with_topic, removed_by_retention
+from spark_stream.datasource.reading.naming import NamedQuery
+from spark_stream.datasource.reading.planning import Planner, planned_view
+from spark_stream.datasource.reading.starts import check_order, resolved
+from spark_stream.datasource.spark.plainly import plainly
+from spark_stream.datasource.spark.session import session
+from spark_stream.datasource.spark.travel import Travels
+from spark_stream.datasource.spark.types import to_arrow
+from spark_stream.datasource.values.offsets import Offsets, Range, ranges
+from spark_stream.datasource.values.tasks import Task, tasks
+from spark_stream.errors import (
+    DataLoss,
+    InvalidFilter,
+    IsologError,
+    NotVisibleYet,
+    OffsetEvicted,
+    SchemaMismatch,
+    UnknownTopic,
+)
+from spark_stream.schema.schemas import fitted
+from spark_stream.sql.filters import row_filter
+from spark_stream.sql.writing import both
+from spark_stream.wire.allocator import keep_free_memory
+from spark_stream.wire.messages import EARLIEST, LATEST, TopicDescription
+
+logger = logging.getLogger(__name__)
+
+_WAIT_MS: Final = 2_000
+_ROWS_AT_ONCE: Final = 10_000
+
+
+class RangeReader(Struct, frozen=True):
+    """Reads ranges; this travels to the workers. ``schema`` is Spark's, and the projection."""
+
+    options: SourceOptions
+    schema: StructType
+
+    @plainly
+    def read(self, task: Task) -> Iterator[pa.RecordBatch]:
+        """The records of the task's ranges, in batches that have exactly Spark's schema.
+
+        Raises:
+            DataLoss: records of the range are gone, and ``failOnDataLoss`` is set.
+            NotVisibleYet: a transaction that was open when the batch was planned is open still.
+            SchemaMismatch: a column has another type than the query was planned with.
+        """
+        keep_free_memory()
+        schema = to_arrow(self.schema)
+        if len(task) == 1:
+            yield from self._read(task[0], schema)
+        else:
+            yield from combined(self._read_many(task, schema))
+
+    def _read_many(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The ranges in one call as far as that goes, and what is left of each by itself."""
+        left = dict(enumerate(task))
+        sources = {}
+        views: dict[tuple[str, int], View] = {}
+        for number, asked in left.items():
+            try:
+                sources[number] = self._source(asked, schema, views)
+            except IsologError:  # it is told when the range is read by itself
+                logger.debug("%s/%d is read by itself", asked.topic, asked.partition)
+        numbers = list(sources)
+        wanted = [Wanted(sources[n], task[n].start, task[n].end) for n in numbers]
+        for place, fetched in read_together(wanted):
+            number = numbers[place]
+            left[number] = replace(left[number], start=fetched.next)
+            if fetched.batch.num_rows:
+                yield fitted(fetched.batch, schema)
+        for asked in left.values():
+            yield from self._read(asked, schema)
+
+    def _read(self, asked: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        position = asked.start
+        while position < asked.end:
+            try:
+                source = self._source(asked, schema, {})
+                for fetched in _visible(source, position, asked.end):
+                    position = fetched.next
+                    if fetched.batch.num_rows:
+                        yield fitted(fetched.batch, schema)
+            except OffsetEvicted as error:
+                first = int(error.details["log_start_offset"])
+                removed = removed_by_retention(asked, position, first)
+                self._lost(self._loss(asked, removed), error)
+                position = first
+            except UnknownTopic as error:
+                gone = gone_with_topic(asked, position, self._present_id(asked.topic))
+                self._lost(self._loss(asked, gone), error)
+                return
+            except DataLoss as error:
+                self._lost(error, error)
+                asked = replace(asked, end=int(error.details.get("left", position)))
+
+    def _source(
+        self, asked: Range, schema: pa.Schema, views: dict[tuple[str, int], View]
+    ) -> Source:
+        """What to read the range from; ``views``: those made before, by topic and version."""
+        here = session(self.options.place)
+        topic = here.topics.known(asked.topic)
+        if topic.id != asked.topic_id:  # this process remembers an earlier topic of the name
+            topic = here.topics.describe(asked.topic)
+        if topic.id != asked.topic_id:
+            raise UnknownTopic(f"topic {asked.topic!r} was made anew", topic=asked.topic)
+        version = topic.id, topic.schema_version
+        if version not in views:
+            views[version] = self._view(topic, schema)
+        view = views[version]
+        isolation = self.options.isolation
+        if isolation is Isolation.READ_ATOMIC:
+            isolation = Isolation.READ_COMMITTED  # what is atomic is the range: it ends at a cut
+        return Source(
+            here.topics.router,
+            view,
+            asked.topic_id,
+            asked.partition,
+            isolation,
+            asked.lineage,
+            self.options.mapped_reads,
+        )
+
+    def _view(self, topic: TopicDescription, schema: pa.Schema) -> View:
+        """The query's columns, in the types that the topic had when it was planned."""
+        try:
+            return planned_view(topic, schema, self.options.filter)
+        except (SchemaMismatch, InvalidFilter):
+            now = session(self.options.place).topics.describe(topic.name)
+            if now.id != topic.id or now.schema_version == topic.schema_version:
+                raise
+        # The query was planned after the topic was altered, and this process had not heard of it.
+        return planned_view(now, schema, self.options.filter)
+
+    def _present_id(self, topic: str) -> str | None:
+        """The id of the topic that has the name now; None: none has."""
+        try:
+            return session(self.options.place).topics.describe(topic).id
+        except UnknownTopic:
+            return None
+
+    def _loss(self, asked: Range, message: str) -> DataLoss:
+        return DataLoss(message, topic=asked.topic, partition=asked.partition)
+
+    def _lost(self, error: DataLoss, cause: Exception) -> None:
+        if self.options.fail_on_data_loss:
+            raise error from (None if cause is error else cause)
+        logger.warning("%s; going on with what is left (failOnDataLoss is false)", error.message)
+
+
+def _visible(source: Source, start: int, end: int) -> Iterator[Fetched]:
+    """Read a range, up to its end.
+
+    The end of a range may hold only records of aborted transactions; then the leader is asked once
+    more where to read on. It may also lie above the bound of the isolation level, if the batch was
+    planned under another level; then this waits for the bound.
+
+    Raises:
+        NotVisibleYet: the bound did not move for the time that the source waits for a broker.
+        DataLoss: the log ends below the end of the range; ``left`` is where it ends.
+    """
+    position, wait_ms = start, 0
+    give_up = time.monotonic() + source.router.timeout_s
+    while position < end:
+        before, bounds = position, None
+        for fetched in read_range(source, position, end, wait_ms=wait_ms):
+            position, bounds = fetched.next, fetched.bounds or bounds
+            yield fetched
+        if position > before:
+            give_up = time.monotonic() + source.router.timeout_s
+        elif bounds is not None:
+            _check_there(source, position, end, bounds)
+        if position == before and time.monotonic() > give_up:
+            raise _not_visible(source, position, end, bounds)  # None: its leader does not know them
+        wait_ms = max(1, min(_WAIT_MS, int(1000 * (give_up - time.monotonic()))))
+
+
+def _check_there(source: Source, position: int, end: int, bounds: Bounds) -> None:
+    """DataLoss if the log ends below the range's end."""
+    topic, number, left = source.view.topic, source.partition, bounds.log_end_offset
+    if left < end:
+        raise DataLoss(
+            f"{topic}/{number}: offsets {max(position, left)} to {end - 1} are gone: the log ends"
+            f" at {left}",
+            topic=topic,
+            partition=number,
+            left=max(position, left),
+        )
+
+
+def _not_visible(source: Source, position: int, end: int, bounds: Bounds | None) -> NotVisibleYet:
+    topic, number = source.view.topic, source.partition
+    hint = None
+    if bounds is None:
+        why = "their new leader does not know yet which records are committed"
+        hint = "Nothing is lost. See that the partition's in-sync replicas run, and start again."
+    elif bounds.last_stable_offset < bounds.high_watermark:
+        why = f"a transaction that began at offset {bounds.last_stable_offset} is still open"
+    else:
+        why = "not all in-sync replicas have them"
+        hint = (
+            "Nothing is lost. See why a follower lags (`isolog cluster status`), and start again."
+        )
+    return NotVisibleYet(
+        f"{topic}/{number}: offsets {position} to {end - 1} of this batch are in the log, but not"
+        f" visible yet: {why}",
+        hint=hint,
+        topic=topic,
+        partition=number,
+        offset=position,
+    )
+
+
+def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Neighbouring small batches as one: each that Spark gets has a cost, large or small."""
+    held: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        if rows >= _ROWS_AT_ONCE:
+            yield pa.concat_batches(held)
+            held, rows = [], 0
+    if held:
+        yield pa.concat_batches(held)
+
+
+class IsologReader(Travels, DataSourceReader):
+    """The batch source: the range is fixed when the query is planned."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._planner = Planner.of(options)
+        self._ranges = RangeReader(self._planner.options, schema)
+        self._planner.check_projection(to_arrow(schema))
+
+    @property
+    def schema(self) -> StructType:
+        """The query's columns."""
+        return self._ranges.schema
+
+    def keep_only(self, filter: str | None) -> None:
+        """Reads only what this filter keeps, of what the query's own keeps."""
+        options = self._ranges.options
+        self._ranges = replace(
+            self._ranges, options=replace(options, filter=both(options.filter, filter))
+        )
+
+    def check_filter(self, text: str) -> None:
+        """InvalidFilter if it does not fit the columns of a topic."""
+        for name, topic in self._planner.described().items():
+            row_filter(text, name, topic.schema)
+
+    @plainly
+    def partitions(self) -> list[InputPartition]:
+        options, losses = self._planner.options, self._planner.losses
+        start = self._start()
+        end: Offsets = resolved(self._planner, options.ending, LATEST).offsets
+        check_order(options, start, end)
+        now = self._planner.latest(start, end, reading=ranges(start, end))
+        losses.check_topics(start, now)
+        start, end = losses.kept(start, now), losses.kept(end, now)
+        visible = {
+            name: topic.moved(
+                {
+                    number: min(offset, now.latest[name].offsets[number])
+                    for number, offset in topic.offsets.items()
+                }
+            )
+            for name, topic in end.items()
+            if name in now.latest
+        }
+        if self._planner.atomic and options.ending.place != LATEST:
+            visible = self._planner.cut_below(visible)
+        new = visible.keys() - start.keys()  # of a pattern, since the start was pinned
+        readable = losses.readable(ranges(start, visible), now, new)
+        return [InputPartition(each) for each in tasks(readable, options.splitting)]
+
+    def _start(self) -> Offsets:
+        def first() -> Offsets:
+            found = resolved(self._planner, self._planner.options.starting, EARLIEST).offsets
+            if not found:
+                raise self._planner.no_topic("there is nothing to read")
+            return found
+
+        name = self._planner.options.consumer
+        return first() if name is None else NamedQuery(self._planner, name).pinned_start(first)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Where there is nothing to read, Spark makes up one partition without a range.
+        return self._ranges.read(partition.value) if partition.value is not None else iter(())

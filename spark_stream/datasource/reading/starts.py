@@ -1,0 +1,201 @@
+"""Where a query starts and ends by its options: words, numbers, times or a progress, to offsets."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from spark_stream.consistency.replication.lineage import Lineage
+from spark_stream.datasource.options.places import (
+    At,
+    FromProgress,
+    Moment,
+    Named,
+    said_at,
+    topics_of,
+)
+from spark_stream.datasource.options.source import Bound, SourceOptions
+from spark_stream.datasource.reading.planning import Planner
+from spark_stream.datasource.values.offsets import Offsets, TopicOffsets, known_offsets
+from spark_stream.errors import InvalidOption, OffsetOutOfRange, UnknownTopic
+from spark_stream.wire.messages import EARLIEST, LATEST, PartitionOffsets
+
+logger = logging.getLogger(__name__)
+
+
+class Resolved(Struct, frozen=True):
+    """The offsets that an option means now; ``moving``: asked later, it may mean other ones."""
+
+    offsets: dict[str, TopicOffsets]
+    moving: bool
+
+
+def resolved(planner: Planner, bound: Bound, unnamed: int) -> Resolved:
+    """The offsets that the option means now; partitions left out take ``unnamed``.
+
+    Offsets of a progress keep their lineages. A moment after which there is no record means the
+    bound of the isolation level, as "latest" does.
+
+    Raises:
+        UnknownTopic: there is no such topic.
+        InvalidOption: a partition that the topic does not have.
+        OffsetOutOfRange: an offset above the log's end, where ``failOnDataLoss`` is set.
+        DataLoss: a progress of a topic that was deleted or made anew since, likewise.
+        WrongCluster: a progress of a query on another log.
+    """
+    option, place = bound.option, bound.place
+    if isinstance(place, FromProgress):
+        planner.check_log(place.logged, option)
+    present = _present(planner, option, place)
+    found: dict[str, TopicOffsets] = {}
+    moving = place == LATEST
+    for name, now in present.items():
+        bounds = now.offsets
+        known: Named = place
+        seen: Mapping[int, Lineage] = {}
+        if isinstance(place, FromProgress):
+            known, seen = _of_progress(planner, name, place, now.topic_id)
+        wanted = _wanted(option, name, known, now, unnamed)
+        offsets = _offsets(planner, option, name, wanted, now, lineages=bool(seen))
+        reached = {
+            n: each
+            for n, each in now.lineages.items()
+            if each and (offsets[n] == bounds[n] or offsets[n] >= each[-1][1])
+        }
+        found[name] = TopicOffsets(now.topic_id, offsets, {**reached, **seen})
+        if not isinstance(place, FromProgress):
+            moving = moving or any(
+                _moves(at, offsets[number], bounds[number]) for number, at in wanted.items()
+            )
+    return Resolved(found, moving)
+
+
+def check_order(options: SourceOptions, start: Offsets, end: Offsets) -> None:
+    """InvalidOption if a partition ends before it starts; ``latest`` says of no end that it does.
+
+    Under a level with a lower bound than the start "latest" may be below it: nothing is read then.
+    """
+    starting, ending = options.starting, options.ending
+    for name, topic in end.items():
+        known = known_offsets(start, name, topic.id)
+        for number, last in topic.offsets.items():
+            said = said_at(ending.place, name, number)
+            if said in (None, LATEST) or last >= known.get(number, 0):
+                continue
+            raise InvalidOption(
+                f"{name}/{number}: the query would end ({ending.option}) at offset {last}, before"
+                f" it starts ({starting.option}), at offset {known[number]}",
+                option=ending.option,
+            )
+
+
+def _moves(said: At, offset: int, bound: int) -> bool:
+    """Whether what was said of a partition may mean another offset later."""
+    if isinstance(said, Moment):
+        return offset >= bound
+    return said == LATEST or (said >= 0 and said != offset)
+
+
+def _present(planner: Planner, option: str, place: Named) -> dict[str, PartitionOffsets]:
+    """The selected topics as they are now."""
+    found = dict(planner.latest().latest)
+    selection = planner.selection
+    for name in selection.names:
+        if name not in found:  # this raises, unless it has been made since
+            found[name] = planner.topics.offsets(name, isolation=planner.options.isolation)
+    for name in topics_of(place):
+        if name not in found:
+            if not isinstance(place, FromProgress):
+                raise UnknownTopic(f"{option}: there is no topic {name!r}", topic=name)
+            planner.losses.deleted(name, place.offsets[name])
+    return found
+
+
+def _wanted(
+    option: str, name: str, place: Named, now: PartitionOffsets, unnamed: int
+) -> dict[int, At]:
+    """What the place says of each partition of the topic."""
+    if isinstance(place, Mapping):
+        for number in place.get(name, ()):
+            if number not in now.partitions:
+                raise InvalidOption(
+                    f"{option}: topic {name!r} has partitions 0 to {len(now.partitions) - 1}, not"
+                    f" {number}",
+                    option=option,
+                )
+    wanted = {}
+    for number in now.partitions:
+        said = said_at(place, name, number)
+        wanted[number] = unnamed if said is None else said
+    return wanted
+
+
+def _offsets(
+    planner: Planner,
+    option: str,
+    name: str,
+    wanted: Mapping[int, At],
+    now: PartitionOffsets,
+    *,
+    lineages: bool,
+) -> dict[int, int]:
+    """The offsets of the places; with ``lineages`` these tell what the log does not have."""
+    found: dict[int, int] = {}
+    by_moment: dict[Moment, list[int]] = defaultdict(list)
+    for number, at in wanted.items():
+        if isinstance(at, Moment):
+            by_moment[at].append(number)
+        elif at == EARLIEST:
+            found[number] = now.partitions[number].log_start_offset
+        elif at == LATEST:
+            found[number] = now.partitions[number].offset
+        else:
+            found[number] = at if lineages else _within(planner, option, name, number, at, now)
+    for moment, numbers in by_moment.items():
+        at_moment = planner.topics.offsets(
+            name,
+            timestamp_us=moment.microseconds,
+            isolation=planner.options.isolation,
+            partitions=numbers,
+        )
+        # What has come since the bounds were looked up comes later, and a cut stays a cut.
+        found |= {n: min(at, now.partitions[n].offset) for n, at in at_moment.offsets.items()}
+    return dict(sorted(found.items()))
+
+
+def _of_progress(
+    planner: Planner, name: str, place: FromProgress, topic_id: str
+) -> tuple[Named, Mapping[int, Lineage]]:
+    """What a progress says of the topic: offsets and their lineages."""
+    topic = place.offsets.get(name)
+    if topic is None:
+        return {}, {}
+    if topic.id != topic_id:
+        planner.losses.made_anew(name, topic, topic_id)
+        return {}, {}
+    return {name: topic.offsets}, topic.lineages
+
+
+def _within(
+    planner: Planner, option: str, name: str, number: int, offset: int, now: PartitionOffsets
+) -> int:
+    present = now.partitions[number]
+    end = present.log_end_offset
+    if offset <= end:
+        return offset
+    message = f"{option}: {name}/{number}: offset {offset} is above the log's end, which is {end}"
+    if planner.options.fail_on_data_loss:
+        raise OffsetOutOfRange(
+            message,
+            hint=f"Give an offset from {present.log_start_offset} to {end}, or set"
+            " failOnDataLoss to false to go on from the log's end.",
+            topic=name,
+            partition=number,
+            asked=offset,
+            log_end_offset=end,
+        )
+    logger.warning("%s; going on from there (failOnDataLoss is false)", message)
+    return end

@@ -1,0 +1,205 @@
+"""The streaming source. Its offsets are the log's; Spark's checkpoint keeps them.
+
+What Spark does, and what follows (facts in ``docs/spark.md``):
+
+* ``initialOffset`` is asked for again on a restart if batch 0 was not committed. A start that moves
+  ("latest") would then be another. So the first batch of a query with a moving start is empty, and
+  ends where it starts: Spark writes that into its checkpoint, and there the start is pinned before
+  the first record is read. A start above the logged end is then an empty range, with nothing lost.
+  With the option ``consumer`` the store has the start instead (``naming``).
+* limits count records (aborted ones as well, where their level hides them), and are shared out by
+  backlog; ``ReadAllAvailable`` means no limit. Under read_atomic a batch ends at a cut: it may be
+  smaller than the limit, and is larger where one transaction is. Spark's limits say too little
+  (``limits``), so Spark hears of one only to give it back.
+* with Trigger.AvailableNow the end is fixed once, at the start, and nothing more is waited for.
+* a trigger looks at the log once: what ``latestOffset`` has found is what ``partitions`` and
+  ``reportLatestOffset`` of that trigger need. The tasks find out by themselves what is gone since.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from msgspec import Struct
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from spark_stream.datasource.options import SourceOptions
+from spark_stream.datasource.reading.naming import NamedQuery
+from spark_stream.datasource.reading.planning import Planner
+from spark_stream.datasource.reading.reader import RangeReader
+from spark_stream.datasource.reading.starts import Resolved, resolved
+from spark_stream.datasource.spark.plainly import plainly
+from spark_stream.datasource.spark.travel import Travels
+from spark_stream.datasource.spark.types import to_arrow
+from spark_stream.datasource.values.limits import Pace
+from spark_stream.datasource.values.offsets import (
+    Found,
+    Offsets,
+    TopicOffsets,
+    known_offsets,
+    ranges,
+)
+from spark_stream.datasource.values.tasks import tasks
+from spark_stream.errors import Unsupported
+from spark_stream.structs import INT64_MAX
+from spark_stream.wire.messages import EARLIEST
+
+
+class _Planned(Struct, frozen=True):
+    """A micro-batch from ``begin`` to ``ends``, and what the log was like when it was planned."""
+
+    begin: Offsets
+    ends: Offsets
+    now: Found
+
+    def covers(self, begin: Offsets, until: Offsets) -> bool:
+        """Whether it is this very batch, and nothing is left to ask about it.
+
+        Uncommitted records are told of where they are in the batch: that is asked once it is known
+        where the batch ends.
+        """
+        if begin != self.begin or until != self.ends:
+            return False
+        return all(
+            not at.uncommitted
+            and known_offsets(begin, name, at.topic_id).keys() >= at.partitions.keys()
+            for name, at in self.now.latest.items()
+        )
+
+
+class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One streaming query's source: lives on the driver; ``read`` runs on copies in workers."""
+
+    travels_with = ("_ranges",)
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._planner = Planner.of(options)
+        self._ranges = RangeReader(self._planner.options, schema)
+        self._planner.check_projection(to_arrow(schema))
+        self._pace = Pace(self._planner.options.limits, self._planner, time.monotonic)
+        self._planned: _Planned | None = None
+        self._initial: dict[str, TopicOffsets] | None = None
+        self._pinned = True
+        self._target: dict[str, TopicOffsets] | None = None
+        name = self._planner.options.consumer
+        self._named = None if name is None else NamedQuery(self._planner, name)
+
+    @plainly
+    def initialOffset(self) -> dict[str, Any]:
+        if self._initial is None:  # Spark asks twice, and must get one answer
+            if self._named is None:
+                found = self._first_start()
+                self._initial, self._pinned = found.offsets, not found.moving
+            else:
+                self._initial = self._named.pinned_start(lambda: self._first_start().offsets)
+        return self._planner.logged(self._initial)
+
+    def _first_start(self) -> Resolved:
+        return resolved(self._planner, self._planner.options.starting, EARLIEST)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        limits = self._planner.options.limits
+        return ReadMaxRows(limits.max_offsets or INT64_MAX) if limits.any else ReadAllAvailable()
+
+    @plainly
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._planner.latest().offsets()
+
+    @plainly
+    def reportLatestOffset(self) -> dict[str, Any]:
+        now = self._planner.latest() if self._planned is None else self._planned.now
+        return self._planner.logged(now.offsets())
+
+    @plainly
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        asked = self._planner.read_back(start)
+        if self._named is not None:
+            self._named.tell(asked)  # Spark plans a micro-batch when the one before it is done
+        if not self._pinned:
+            self._pinned = True
+            if asked == self._initial:
+                return start
+        selected = self._planner.still_selected(asked)
+        now = self._planner.latest(selected, watched=selected)
+        begin = self._planner.with_new_topics(self._planner.losses.kept(selected, now), now)
+        ends = self._ends(begin, now, limit)
+        if ends is None:
+            return start
+        self._planned = _Planned(asked, ends, now)
+        return self._planner.logged(ends)
+
+    def _ends(self, begin: Offsets, now: Found, limit: ReadLimit) -> Offsets | None:
+        """How far the next micro-batch goes, with the log as it is ``now``; None: not yet."""
+        ends: Offsets = self._planner.losses.ends(begin, now)
+        if self._target is not None:
+            ends = _capped(begin, ends, self._target)
+        if isinstance(limit, ReadAllAvailable):
+            return ends
+        if not isinstance(limit, ReadMaxRows):
+            raise Unsupported(f"Spark asks for a read limit that isolog does not know: {limit}")
+        left = self._planner.losses.passed_over(begin, now)
+        if self._target is None and self._pace.awaits_more(left, ends):
+            return None
+        limited: Offsets = self._pace.limited(left, ends)
+        if self._planner.atomic and limited != ends:
+            limited = self._planner.cut_between(begin, limited, ends)
+        return limited
+
+    @plainly
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        begin, until = self._planner.read_back(start), self._planner.read_back(end)
+        if begin == until:
+            return []
+        # A batch that is planned again after a restart was planned over an earlier log: its end may
+        # be above what is left of it, just as its start.
+        losses = self._planner.losses
+        planned = self._planned
+        if planned is not None and planned.covers(begin, until):
+            now = planned.now
+        else:
+            self._planner.check_checkpoint(until)
+            now = self._planner.latest(begin, until, reading=ranges(begin, until))
+        asked = ranges(losses.kept(begin, now), losses.kept(until, now))
+        new = until.keys() - begin.keys()
+        readable = losses.readable(asked, now, new)
+        return [InputPartition(each) for each in tasks(readable, self._planner.options.splitting)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._ranges.read(partition.value)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Tells how far the query is: retention does not wait, and Spark's checkpoint has it."""
+        if self._named is not None:
+            self._named.tell(self._planner.read_back(end))
+
+    def stop(self) -> None:
+        """Nothing: the process's connection is shared with its other queries."""
+
+
+def _capped(begin: Offsets, ends: Offsets, target: Offsets) -> dict[str, TopicOffsets]:
+    """The ends, but none above the target; what the target does not know stays where it is."""
+    capped = {}
+    for name, topic in ends.items():
+        goal = target.get(name)
+        if goal is None or goal.id != topic.id:
+            if name in begin:
+                capped[name] = begin[name]
+            continue
+        at = known_offsets(begin, name, topic.id)
+        capped[name] = topic.moved(
+            {
+                number: max(at.get(number, 0), min(end, goal.offsets.get(number, 0)))
+                for number, end in topic.offsets.items()
+            }
+        )
+    return capped

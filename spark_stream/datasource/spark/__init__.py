@@ -1,0 +1,11 @@
+"""What is Spark's: types, sessions, processes, errors.
+
+``types``    Spark's types and Arrow's
+``session``  one connection a process, made after the fork
+``place``    where the log is; what a path means
+``host``     this host, and the JVM of Spark's driver
+``worker``   a Python worker of Spark
+``travel``   what Spark sends to a worker, which says there what is missing
+``tables``   the options of a catalog's table, kept with its columns
+``plainly``  our errors as Spark shows them
+"""

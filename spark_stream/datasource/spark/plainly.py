@@ -1,0 +1,88 @@
+"""Our errors as Spark shows them: the useful line first, with no traceback before it.
+
+Spark puts the traceback of a Python worker into its own message, thousands of characters before the
+line that says what is wrong. Its switch for that is a variable of the worker's environment, looked
+at when an exception has come out of the worker's work; the worker then ends. So the switch is set
+when one of our errors leaves our code: no other traceback is hidden by it, and a defect in our code
+keeps its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, ParamSpec, TypeVar
+
+from pyspark.sql.datasource import DataSourceStreamReader
+
+from spark_stream.datasource.spark.place import IN_A_WORKER
+from spark_stream.errors import InternalError, IsologError
+
+HIDES: Final = "SPARK_HIDE_TRACEBACK"
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@contextmanager
+def _plain() -> Iterator[None]:
+    try:
+        yield
+    except InternalError:
+        raise
+    except IsologError:
+        if IN_A_WORKER in os.environ:
+            os.environ[HIDES] = "1"
+        raise
+
+
+def plainly(method: Callable[P, R]) -> Callable[P, R]:
+    """Wraps a method that Spark calls: Spark shows our errors from it in one line."""
+    if inspect.isgeneratorfunction(method):
+
+        @functools.wraps(method)
+        def iterated(*args: P.args, **kwargs: P.kwargs) -> Iterator[Any]:
+            with _plain():
+                yield from method(*args, **kwargs)
+
+        return iterated  # type: ignore[return-value]
+
+    @functools.wraps(method)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _plain():
+            return method(*args, **kwargs)
+
+    return called
+
+
+class RefusedStream(DataSourceStreamReader):
+    """Stands for a stream reader that could not be made, and raises its error when it is asked.
+
+    If ``streamReader`` itself raises, PySpark fails over the reader that is missing, and shows that
+    error instead of ours.
+    """
+
+    def __init__(self, error: IsologError) -> None:
+        self._error = error
+
+    @plainly
+    def getDefaultReadLimit(self) -> Any:
+        raise self._error
+
+    @plainly
+    def initialOffset(self) -> dict[str, Any]:
+        raise self._error
+
+    @plainly
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        raise self._error
+
+    @plainly
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Any:
+        raise self._error
+
+    def read(self, partition: Any) -> Any:
+        raise self._error

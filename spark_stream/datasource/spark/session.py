@@ -1,0 +1,141 @@
+"""One connection a process and place, made after the fork.
+
+Spark's Python workers are forked and used again. A forked child must not use what its parent has
+opened: so sessions are remembered by process id.
+
+A session speaks to one log, and to none that the query was not planned with. Whoever plans writes
+the id of the log's cluster, and the host of a directory, into the place that the tasks get
+(:func:`located`). A task on another host, or one that finds another log there, fails before it
+reads or writes anything.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.consumers import ConsumersClient
+from spark_stream.client.topics import TopicsClient
+from spark_stream.client.transactions import TransactionsClient
+from spark_stream.datasource.spark import host as hosts
+from spark_stream.datasource.spark.place import Place
+from spark_stream.errors import InvalidOption, UnknownLog, WrongCluster
+from spark_stream.wire.messages import BrokerStatus, Empty
+
+
+class Session(Struct, frozen=True):
+    """What this process uses to speak to a log."""
+
+    connection: Connection
+    topics: TopicsClient
+    transactions: TransactionsClient
+    consumers: ConsumersClient
+    cluster_id: str
+
+
+_ABORT_S: Final = 5.0
+
+_lock = threading.Lock()
+_sessions: dict[tuple[int, Place], Session] = {}
+
+
+def session(place: Place, *, create: bool = False) -> Session:
+    """This process's session with the log at ``place``, which is made there if ``create`` says so.
+
+    Raises:
+        UnknownLog: there is no log, and none is to be made.
+        WrongCluster: the log there is not the one that the place means.
+        InvalidOption: the place is a directory of another host.
+    """
+    key = (os.getpid(), place)
+    with _lock:
+        found = _sessions.get(key)
+    if found is not None:
+        return found
+    made = _connected(place, create)
+    with _lock:
+        return _sessions.setdefault(key, made)
+
+
+def located(place: Place, *, create: bool = False) -> Place:
+    """The place, and which log is there now: what the tasks of a query get. Raises as a session."""
+    key = (os.getpid(), place)
+    with _lock:
+        known = _sessions.get(key)
+    if known is not None and not _still_there(known):
+        with _lock:  # another log was made at the place, or is to be made
+            _sessions.pop(key, None)
+    here = session(place, create=create)
+    found = replace(place, cluster_id=here.cluster_id)
+    with _lock:
+        _sessions.setdefault((os.getpid(), found), here)
+    return found
+
+
+def session_for_aborts(place: Place) -> Session:
+    """Return a session whose calls wait for a moment only.
+
+    An abort is best effort: a transaction also times out. What is stopped must not wait once more
+    for brokers that are gone. Raises as a session.
+    """
+    return session(replace(place, timeout_s=min(place.timeout_s, _ABORT_S)))
+
+
+def _still_there(known: Session) -> bool:
+    try:
+        known.connection.act("status", Empty(), BrokerStatus)
+    except (WrongCluster, UnknownLog):
+        return False
+    return True
+
+
+def check_one_log(here: Session, others: Iterable[str | None]) -> None:
+    """WrongCluster, if tasks wrote to another log than the one that this session speaks to."""
+    for other in set(others) - {None, here.cluster_id}:
+        raise WrongCluster(
+            f"tasks of this query wrote to the log {other}, and its driver is at the log"
+            f" {here.cluster_id}",
+            hint="Nothing is committed. Give a path or bootstrap that means one log everywhere.",
+            expected=here.cluster_id,
+            found=other,
+        )
+
+
+def _connected(place: Place, create: bool) -> Session:
+    _check_host(place)
+    path = None if place.path is None else Path(place.path)
+    connection = Connection(
+        place.bootstrap, path, place.timeout_s, create=create, cluster_id=place.cluster_id
+    )
+    try:
+        connection.retried(lambda link, within_s: link.connect(within_s))
+    except UnknownLog as error:
+        raise UnknownLog(
+            error.message,
+            hint="Check the path. A sink with createTopic=true makes the log and its topic.",
+            **error.details,
+        ) from None
+    topics, transactions = TopicsClient(connection), TransactionsClient(connection)
+    assert connection.cluster_id is not None
+    consumers = ConsumersClient(connection, topics)
+    return Session(connection, topics, transactions, consumers, connection.cluster_id)
+
+
+def _check_host(place: Place) -> None:
+    if place.path is None or place.host is None or place.host == hosts.this_host():
+        return
+    raise InvalidOption(
+        f"path {place.path} is a directory of the host of Spark's driver, and this task runs on"
+        f" another host ({socket.gethostname()})",
+        option="path",
+        hint="Start a broker on the driver's host (isolog broker start --dir DIR --listen"
+        " HOST:PORT), and give bootstrap=HOST:PORT instead of path.",
+    )

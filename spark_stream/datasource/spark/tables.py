@@ -1,0 +1,118 @@
+"""Tables of a catalog: ``CREATE TABLE … USING isolog OPTIONS (…)``.
+
+Spark shows a table's OPTIONS to ``schema()`` alone, when the table is created without columns. Who
+reads or writes the table later is given none of them. It is given the table's columns, though, with
+their comments (``tests/spark/test_tables.py``). So the options are kept in the comment of the
+table's first column, and are found there again (decision 24):
+
+    isolog {"path": "/data/log", "subscribe": "numbers", "topic": "numbers"}
+
+A table with declared columns never meets ``schema()``: whoever declares them writes that comment.
+And rows that have the table's column names already are inserted without its comments: there the
+query has to say where (``WITH (path '…', topic '…')``).
+
+One set of options serves the source and the sink. Each takes those that are for it. The table's
+``isolation`` is the source's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+import pyspark.sql.types as st
+from msgspec import Struct
+
+from spark_stream.datasource.spark.place import Place
+from spark_stream.errors import InvalidOption
+
+_PREFIX: Final = "isolog "
+_OPTION: Final = "option."
+_SELECTING: Final = ("subscribe", "subscribepattern", "assign")
+_WHERE: Final = ("path", "bootstrap", *_SELECTING, "topic")
+
+
+class TableOptions(Struct, frozen=True):
+    """The OPTIONS of a table; names in lower case."""
+
+    given: Mapping[str, str]
+
+    def at(self, place: Place) -> TableOptions:
+        """The same with the path made absolute: a table means one directory for good."""
+        if "path" not in self.given or place.path is None:
+            return self
+        return TableOptions({**self.given, "path": place.path})
+
+    def kept_in(self, schema: st.StructType) -> st.StructType:
+        """The columns, with these options in the comment of the first."""
+        first, *others = schema.fields
+        comment = _PREFIX + json.dumps(dict(sorted(self.given.items())))
+        kept = st.StructField(first.name, first.dataType, first.nullable, {"comment": comment})
+        return st.StructType([kept, *others])
+
+
+def table_options(options: Mapping[str, str]) -> TableOptions | None:
+    """The OPTIONS of the table that is being created; None where none is.
+
+    Spark mixes them with properties of its own and the user's, and gives each but the path a second
+    time with a prefix.
+    """
+    lower = {name.lower(): value for name, value in options.items()}
+    if "provider" not in lower:
+        return None
+    given = {
+        name.removeprefix(_OPTION): value
+        for name, value in lower.items()
+        if name.startswith(_OPTION)
+    }
+    if "path" in lower:
+        given["path"] = lower["path"]
+    return TableOptions(with_one_topic(given))
+
+
+def with_one_topic(given: Mapping[str, str]) -> dict[str, str]:
+    """The options, where the topic to read is also the one to write to, unless they name both."""
+    found = dict(given)
+    if "topic" in found:
+        if not any(name in found for name in _SELECTING):
+            found["subscribe"] = found["topic"]
+    elif "subscribe" in found and "," not in found["subscribe"]:
+        found["topic"] = found["subscribe"]
+    return found
+
+
+def kept_options(options: Mapping[str, str], schema: st.StructType) -> TableOptions | None:
+    """The options of the table whose columns these are; None where they are no table's.
+
+    Options that say where to read or write are the query's own. Then a comment that a DataFrame has
+    from a table is not looked at.
+    """
+    if any(name.lower() in _WHERE for name in options):
+        return None
+    for field in schema.fields:
+        comment = field.metadata.get("comment") if field.metadata else None
+        if isinstance(comment, str) and comment.startswith(_PREFIX + "{"):
+            return TableOptions(with_one_topic(_parsed(field.name, comment)))
+    return None
+
+
+def names_both_sides(options: Mapping[str, str]) -> bool:
+    """Whether these options are for a source and a sink together, as those of a temporary view."""
+    names = {name.lower() for name in options}
+    return "topic" in names and any(name in names for name in _SELECTING)
+
+
+def _parsed(column: str, comment: str) -> dict[str, str]:
+    try:
+        found = json.loads(comment.removeprefix(_PREFIX))
+    except ValueError as error:
+        raise InvalidOption(
+            f"the comment of column {column!r} starts with {_PREFIX!r}, and what follows is no JSON"
+            f" object: {error}",
+            hint='Write it as: COMMENT \'isolog {"path": "/data/log", "topic": "numbers"}\'.',
+        ) from None
+    return {
+        str(name).lower(): value if isinstance(value, str) else json.dumps(value)
+        for name, value in found.items()
+    }

@@ -1,0 +1,183 @@
+"""Streaming offsets: what Spark logs in its checkpoint, and the ranges between two of them.
+
+As JSON: ``{"<topic>": {"id": "<topic id>", "cluster": "<cluster id>", "partitions":
+{"0": {"offset": 42, "epoch": 3}}}}``. The topic's id tells a topic that was deleted and made anew
+from the one that was read before; the cluster's id tells another log from that one's. A checkpoint
+always has it; an option with offsets that were written by hand may leave it out.
+
+``epoch`` is the leader epoch in which the record before the offset was written; it is left out
+where nobody knows it. That is a lineage of one claim
+(:mod:`spark_stream.consistency.replication.lineage`). Beside it is ``lineage``, ``[[epoch, end],
+…]``, where the offset has another one: the query stands below, or above, the offset that it was
+told of, or records of several epochs are not replicated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.errors import InvalidRequest
+from spark_stream.structs import INT64_MAX
+from spark_stream.wire.messages import PartitionOffsets
+
+
+class TopicOffsets(Struct, frozen=True):
+    """The offsets of one topic: partition → offset, and their lineages where they are known."""
+
+    id: str
+    offsets: Mapping[int, int]
+    lineages: Mapping[int, Lineage]
+
+    def moved(self, offsets: Mapping[int, int]) -> TopicOffsets:
+        """The same topic at other offsets."""
+        return TopicOffsets(self.id, offsets, self.lineages)
+
+
+Offsets = Mapping[str, TopicOffsets]
+
+
+class Found(Struct, frozen=True):
+    """The log as it is now: topic → its offsets under the isolation level, and its bounds."""
+
+    latest: Mapping[str, PartitionOffsets]
+    missing: frozenset[str]
+
+    def offsets(self) -> dict[str, TopicOffsets]:
+        """The bounds as streaming offsets, wherever a query is."""
+        return {
+            name: TopicOffsets(topic.topic_id, topic.offsets, topic.lineages)
+            for name, topic in self.latest.items()
+        }
+
+
+class Range(Struct, frozen=True):
+    """The records ``[start, end)`` of one partition; ``lineage``: that of the end."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    end: int
+    lineage: Lineage = NOTHING_KNOWN
+
+
+def to_json(offsets: Offsets, cluster_id: str) -> dict[str, Any]:
+    """Return the offsets in the log of this cluster as Spark logs them."""
+    return {
+        name: {
+            "id": topic.id,
+            "cluster": cluster_id,
+            "partitions": {
+                str(number): _place(offset, topic.lineages.get(number, NOTHING_KNOWN))
+                for number, offset in sorted(topic.offsets.items())
+            },
+        }
+        for name, topic in sorted(offsets.items())
+    }
+
+
+def from_json(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
+    """Return offsets from their JSON.
+
+    Raises:
+        InvalidRequest: They are no offsets of this source.
+    """
+    try:
+        return {str(name): _topic(topic) for name, topic in value.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _not_ours(value) from error
+
+
+def from_checkpoint(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
+    """Return the offsets that Spark gives back.
+
+    Raises:
+        InvalidRequest: They are no offsets of this source, or do not name their log.
+    """
+    found = from_json(value)
+    if clusters(value).keys() != found.keys():
+        raise _not_ours(value)
+    return found
+
+
+def _not_ours(value: Mapping[str, Any]) -> InvalidRequest:
+    return InvalidRequest(
+        f"the checkpoint's offset is not isolog's: {value!r}",
+        hint="Use the checkpoint of this very query, or a new one.",
+    )
+
+
+def _topic(logged: Mapping[str, Any]) -> TopicOffsets:
+    """The logged offsets of a topic."""
+    places = {_number(int(number)): place for number, place in logged["partitions"].items()}
+    return TopicOffsets(
+        str(logged["id"]),
+        {number: _number(place["offset"]) for number, place in places.items()},
+        {number: _lineage(place) for number, place in places.items()},
+    )
+
+
+def _place(offset: int, lineage: Lineage) -> dict[str, Any]:
+    """An offset and its lineage as Spark logs them."""
+    if not lineage:
+        return {"offset": offset}
+    place = {"offset": offset, "epoch": lineage[-1][0]}
+    if lineage == ((lineage[-1][0], offset),):
+        return place
+    return place | {"lineage": [list(claim) for claim in lineage]}
+
+
+def _lineage(place: Mapping[str, Any]) -> Lineage:
+    """The lineage of a logged offset; ValueError if it is none."""
+    if "epoch" not in place and "lineage" not in place:
+        return NOTHING_KNOWN
+    last = _number(place["epoch"])
+    if "lineage" not in place:
+        return ((last, _number(place["offset"])),)
+    lineage = tuple((_number(epoch), _number(end)) for epoch, end in place["lineage"])
+    rising = all(list(each) == sorted(each) for each in zip(*lineage, strict=True))
+    if not lineage or lineage[-1][0] != last or not rising:
+        raise ValueError(f"no lineage: {place!r}")
+    return lineage
+
+
+def _number(value: object) -> int:
+    """An offset or an epoch; ValueError for anything else."""
+    if type(value) is not int or not 0 <= value <= INT64_MAX:
+        raise ValueError(f"no offset, and no epoch: {value!r}")
+    return value
+
+
+def clusters(value: Mapping[str, Any]) -> dict[str, str]:
+    """Return the log of each topic of a logged offset that names it."""
+    return {
+        name: topic["cluster"]
+        for name, topic in value.items()
+        if isinstance(topic.get("cluster"), str) and topic["cluster"]
+    }
+
+
+def known_offsets(offsets: Offsets, name: str, topic_id: str) -> Mapping[int, int]:
+    """Where the topic of this id stands; nowhere, if the offsets know none, or another one."""
+    topic = offsets.get(name)
+    return topic.offsets if topic is not None and topic.id == topic_id else {}
+
+
+def ranges(start: Offsets, end: Offsets) -> Iterator[Range]:
+    """What lies between two offsets, partition by partition.
+
+    A partition that the start does not know begins at 0, and so does one of a topic that was made
+    anew. Where the end is below the start there is nothing: the records up to the end were given
+    before (Spark asks so when a query with a moving start begins again).
+    """
+    for name, topic in sorted(end.items()):
+        known = known_offsets(start, name, topic.id)
+        for number, last in sorted(topic.offsets.items()):
+            first = known.get(number, 0)
+            if first < last:
+                lineage = topic.lineages.get(number, NOTHING_KNOWN)
+                yield Range(name, topic.id, number, first, last, lineage)

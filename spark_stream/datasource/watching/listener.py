@@ -1,0 +1,119 @@
+"""A listener that watches queries: how far each is behind, in the log of the driver and as metrics.
+
+    from spark_stream.datasource.watching.listener import LagListener
+
+    spark.streams.addListener(LagListener(metrics_port=9465))
+
+It looks at what Spark tells of every micro-batch, and asks no broker. Under which name a query
+shows where it is in ``isolog consumers list`` says the query's option ``consumer``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from spark_stream.datasource.watching.lag import PartitionLag, lags
+from spark_stream.datasource.watching.metrics import QueryMetrics
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+logger = logging.getLogger(__name__)
+
+LOG_EVERY_S: Final = 10.0
+
+
+class LagListener(StreamingQueryListener):
+    """Watches all queries of a session that read isolog; the others it leaves alone.
+
+    Of each query a line is logged at level INFO, every ``log_every_s`` seconds at most:
+    ``query flights: batch 12, 1,204 records behind (t/0: 1,000, t/1: 204)``.
+    """
+
+    def __init__(
+        self,
+        *,
+        metrics_port: int | None = None,
+        registry: CollectorRegistry | None = None,
+        log_every_s: float = LOG_EVERY_S,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``metrics_port``: answer Prometheus' scrapes there (0: on a free port, see ``port``).
+
+        ``registry``: put the metrics there, for whoever serves that. Without either there are none.
+
+        Raises:
+            InvalidOption: metrics are asked for, and prometheus-client is not installed.
+        """
+        wanted = metrics_port is not None or registry is not None
+        self._metrics = QueryMetrics(registry) if wanted else None
+        self.port: int | None = None
+        if self._metrics is not None and metrics_port is not None:
+            self.port = self._metrics.serve(metrics_port)
+        self._log_every_s = log_every_s
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._found: dict[str, list[PartitionLag]] = {}
+        self._names: dict[str, str] = {}
+        self._logged: dict[str, float] = {}
+
+    def lags(self) -> dict[str, list[PartitionLag]]:
+        """By query (its name, or its id where it has none) the lag of each of its partitions."""
+        with self._lock:
+            return {self._names[run]: list(found) for run, found in self._found.items()}
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing is known of it yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        progress = json.loads(event.progress.json)
+        found = lags(progress)
+        if not found:
+            return
+        run, name = str(progress["runId"]), str(progress.get("name") or progress["id"])
+        with self._lock:
+            self._found[run], self._names[run] = found, name
+            due = self._monotonic() - self._logged.get(run, -self._log_every_s) >= self._log_every_s
+            if due:
+                self._logged[run] = self._monotonic()
+        if due:
+            logger.info("%s", _line(name, progress, found))
+        if self._metrics is not None:
+            self._metrics.note(name, progress, found)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """What was known of it still holds."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        run = str(event.runId)
+        with self._lock:
+            known = self._found.pop(run, None)
+            name = self._names.pop(run, "")
+            self._logged.pop(run, None)
+            runs_on = name in self._names.values()  # a later run of it has begun meanwhile
+        if known is not None and not runs_on and self._metrics is not None:
+            self._metrics.forget(name)
+
+
+def _line(name: str, progress: Mapping[str, Any], found: list[PartitionLag]) -> str:
+    behind = Counter({f"{each.topic}/{each.partition}": each.records for each in found})
+    most = [f"{where}: {records:,}" for where, records in behind.most_common(5) if records]
+    more = sum(1 for records in behind.values() if records) - len(most)
+    if more > 0:
+        most.append(f"and {more} more")
+    where = f" ({', '.join(most)})" if most else ""
+    return f"query {name}: batch {progress['batchId']}, {behind.total():,} records behind{where}"

@@ -1,0 +1,179 @@
+"""The branches that a sink's tasks write under, and what the driver makes of them.
+
+Every attempt of a task has a branch of its own in the transaction of its micro-batch. A commit
+message carries it, and the commit takes the branches of the messages that it is given, and no
+others: what a failed, killed or slower attempt wrote aborts with the same decision.
+
+A task that fails drops its branch: what it wrote is aborted at once, and the others go on.
+
+The driver keeps nothing between calls. If the answer to a commit is lost, the same commit is asked
+again and gets the same answer; and whatever an abort asks, a decided commit stays.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct, field, structs
+
+from spark_stream.client.transactions import TransactionsClient
+from spark_stream.consistency.transactions.transactions import Content
+from spark_stream.datasource.values.content import Measure, Replays, summed
+from spark_stream.datasource.writing.driver import NO_PLAN, Plan
+from spark_stream.datasource.writing.identity import Identity
+from spark_stream.datasource.writing.renewal import TIMEOUT_MS
+from spark_stream.datasource.writing.replays import check_replay
+from spark_stream.errors import (
+    InvalidTransaction,
+    IsologError,
+    ProducerFenced,
+    TransactionAborted,
+    UnknownTransaction,
+)
+from spark_stream.wire.sink_messages import OpenBranch
+from spark_stream.wire.transaction_messages import Branch
+
+logger = logging.getLogger(__name__)
+
+
+class TaskBranch(Branch, kw_only=True):
+    """The branch of one task attempt. ``committed``: it wrote nothing."""
+
+    instance: str
+    batch: int
+
+    @property
+    def transaction(self) -> tuple[str, str, int]:
+        """Transactional id, owner and number: they name the transaction."""
+        return self.transactional_id, self.instance, self.number
+
+
+class Written(Struct, frozen=True):
+    """What a task made of its rows: for whom, how much, and under which branch (None: no row)."""
+
+    identity: Identity
+    content: Mapping[str, Measure] = field(default_factory=dict)
+    branch: TaskBranch | None = None
+
+
+def opened(
+    transactions: TransactionsClient,
+    identity: Identity,
+    plan: Plan = NO_PLAN,
+    timeout_ms: int = TIMEOUT_MS,
+) -> TaskBranch:
+    """A new branch of the transaction that writes the identity's batch.
+
+    Raises:
+        SinkInUse: the transactional id belongs to another query.
+        StaleBatch: a later batch is committed already.
+        ProducerFenced: a later run of the query has taken over.
+        TransactionAborted: the driver has given the batch up.
+    """
+    branch = transactions.open_branch(_claim(identity, plan, timeout_ms))
+    return TaskBranch(**structs.asdict(branch), instance=identity.instance, batch=identity.batch)
+
+
+def _claim(identity: Identity, plan: Plan, timeout_ms: int) -> OpenBranch:
+    return OpenBranch.of(
+        transactional_id=identity.transactional_id,
+        query=identity.query,
+        instance=identity.instance,
+        batch=identity.batch,
+        timeout_ms=timeout_ms,
+        run=plan.run,
+        planned=plan.planned,
+        renamed=identity.streaming,
+    )
+
+
+def commit(
+    transactions: TransactionsClient,
+    tasks: Sequence[Written],
+    batch: int,
+    *,
+    replays: Replays = Replays.FAIL,
+) -> None:
+    """Commits the micro-batch that these tasks wrote; returns when it is visible.
+
+    If it was committed before, or no task had a row, nothing is written. Then the rows must be
+    those on record, as far as ``replays`` says so, and what a dead run left open is aborted.
+
+    Raises:
+        DifferentReplay: other rows were committed as this batch.
+        TransactionAborted, ProducerFenced, and others: nothing of the batch is visible.
+    """
+    if not tasks:
+        return
+    identity = tasks[0].identity
+    content = summed(task.content for task in tasks)
+    branches = [task.branch for task in tasks if task.branch is not None]
+    if all(branch.committed for branch in branches):
+        settled = transactions.settle_batch(_claim(identity, NO_PLAN, TIMEOUT_MS))
+        if settled.committed and settled.content is not None:
+            check_replay(identity, settled.content, content, replays)
+        return
+    whole = _one_transaction(branches, batch)
+    transactions.commit(
+        *whole,
+        [branch.producer_id for branch in branches],
+        batch=batch,
+        content=[Content(topic=topic, **structs.asdict(found)) for topic, found in content.items()]
+        if identity.remembered
+        else None,
+    )
+
+
+def _one_transaction(branches: Sequence[TaskBranch], batch: int) -> tuple[str, str, int]:
+    """The transaction that all of them wrote in, which is the batch's."""
+    wholes = {(branch.transaction, branch.batch, branch.committed) for branch in branches}
+    (whole, *others) = sorted(wholes)
+    transaction, written, _ = whole
+    name = transaction[0]
+    if others:
+        numbers = sorted({branch.number for branch in branches})
+        raise TransactionAborted(
+            f"the tasks of batch {batch} of {name!r} wrote in different transactions"
+            f" ({', '.join(map(str, numbers))}): the first ended before the last task began",
+            hint="Restart the query: it writes the batch again, once.",
+        )
+    if written != batch:
+        raise InvalidTransaction(
+            f"Spark commits batch {batch} of {name!r}, its tasks wrote batch {written}",
+            hint="Restart the query; if it happens again, this Spark release is not supported.",
+        )
+    return transaction
+
+
+def drop(transactions: TransactionsClient, branch: TaskBranch) -> None:
+    """Aborts what a failed task has written: no reader waits for it. Raises nothing."""
+    name, instance, number = branch.transaction
+    try:
+        transactions.drop_branch(name, instance, number, branch.producer_id)
+    except IsologError as error:
+        logger.warning("a failed task's branch of %r was not aborted: %s", name, error)
+
+
+def abort(transactions: TransactionsClient, branches: Iterable[TaskBranch]) -> None:
+    """Aborts what is still open of the branches' transactions. Raises nothing.
+
+    What cannot be aborted now, the query's next run aborts, or its own timeout does.
+    """
+    for whole in {branch.transaction for branch in branches if not branch.committed}:
+        try:
+            transactions.abort(*whole)
+        except (InvalidTransaction, TransactionAborted, ProducerFenced, UnknownTransaction):
+            pass  # it is decided, or has another owner: there is nothing to abort
+        except IsologError as error:
+            logger.warning("transaction %d of %r was not aborted: %s", whole[2], whole[0], error)
+
+
+def stop(transactions: TransactionsClient, plan: Plan, batch: int) -> None:
+    """Gives up what the driver has planned until now, whatever tasks there were. Raises nothing."""
+    if not plan.run:
+        return
+    try:
+        transactions.stop_run(plan.run, plan.planned, batch)
+    except IsologError as error:
+        logger.warning("batch %d was not aborted: %s", batch, error)

@@ -1,0 +1,126 @@
+"""The batch and the streaming sink, as Spark calls them.
+
+With ``transactional=true`` a micro-batch, or a batch write, is one transaction over all its topics:
+tasks write under branches of it (``task``), the driver decides (``branches``). With ``false``
+there is nothing to commit: what a task wrote is visible at once, and a task that is tried again
+writes it again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pyarrow as pa
+from msgspec.structs import replace
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from spark_stream.datasource.options import SinkOptions
+from spark_stream.datasource.spark.plainly import plainly
+from spark_stream.datasource.spark.session import (
+    Session,
+    check_one_log,
+    session,
+    session_for_aborts,
+)
+from spark_stream.datasource.spark.travel import Travels
+from spark_stream.datasource.spark.worker import COMMITS, is_worker
+from spark_stream.datasource.writing import branches
+from spark_stream.datasource.writing.driver import Plan, plan_of
+from spark_stream.datasource.writing.identity import Identity, of_batch, of_job
+from spark_stream.datasource.writing.task import TaskWriter, Wrote
+from spark_stream.errors import IsologError
+
+logger = logging.getLogger(__name__)
+
+
+class IsologWriter(Travels, DataSourceArrowWriter):
+    """The batch sink. Spark commits with the very writer that its tasks have copies of."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        identity = _identity(options) if options.transactional else None
+        plan = Plan() if identity is None else Plan(identity.instance)
+        self._task = TaskWriter(options, schema, identity, plan).prepared()
+
+    @plainly
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._task.write(iterator)
+
+    @plainly
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        identity = self._task.identity
+        _commit(self._task, messages, 0 if identity is None else identity.batch)
+
+    @plainly
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        identity, here = self._task.identity, _reached(self._task)
+        if here is not None and identity is not None:
+            branches.stop(here.transactions, self._task.plan, identity.batch)
+
+
+class IsologStreamWriter(Travels, DataSourceStreamArrowWriter):
+    """The streaming sink. Spark makes it anew for every commit: it keeps nothing.
+
+    The one that commits asks nothing beforehand: what it would ask, the one that planned has asked.
+    """
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        plan = plan_of(options.checkpoint) if options.transactional else Plan()
+        task = TaskWriter(options, schema, plan=plan)
+        self._task = task if is_worker(COMMITS) else task.prepared()
+
+    @plainly
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._task.write(iterator)
+
+    @plainly
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        _commit(self._task, messages, batchId)
+
+    @plainly
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        here = _reached(self._task)
+        if here is None:
+            return
+        branches.stop(here.transactions, self._task.plan, batchId)  # there may be no messages
+        written = _written(messages)
+        branches.abort(here.transactions, [each.branch for each in written if each.branch])
+
+
+def _reached(task: TaskWriter) -> Session | None:
+    """The session for an abort. It raises nothing: Spark is to show the error behind the abort."""
+    try:
+        return session_for_aborts(task.options.place)
+    except IsologError as error:
+        logger.warning("what was written is not aborted, it times out: %s", error)
+        return None
+
+
+def _identity(options: SinkOptions) -> Identity:
+    if options.sink_id is None or options.batch_id is None:
+        return of_job()
+    return of_batch(options.sink_id, options.batch_id)
+
+
+def _commit(task: TaskWriter, messages: list[WriterCommitMessage | None], batch: int) -> None:
+    clusters = [each.cluster_id for each in messages if isinstance(each, Wrote)]
+    if not clusters:
+        return
+    place = task.options.place
+    here = session(replace(place, cluster_id=place.cluster_id or clusters[0]))
+    check_one_log(here, clusters)
+    branches.commit(here.transactions, _written(messages), batch, replays=task.options.replays)
+
+
+def _written(messages: list[WriterCommitMessage | None]) -> list[branches.Written]:
+    """What the tasks wrote; a failed task's message is None."""
+    return [
+        message.written
+        for message in messages
+        if isinstance(message, Wrote) and message.written is not None
+    ]

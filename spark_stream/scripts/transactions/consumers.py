@@ -1,0 +1,54 @@
+"""Named consumers: a newer instance takes a name over and goes on where the older one was.
+
+**A commit moves a position for the name's owner only, or not at all**, though the owner's name and
+the transaction are two records that no single compare-and-set covers, and two brokers may be asked.
+The steps, in these orders:
+
+* a commit (``deciding.commit``) **announces** in its open transaction which positions it moves,
+  then **checks** who owns the names, then **decides**, if the record is still the one that has the
+  announcement;
+* a new owner **takes** the name, then **looks** for transactions that name it: an announcement
+  is **withdrawn** (the commit's decision then fails, and it begins again), a decided one finished;
+  then it **reads** the position.
+
+If the name is taken before the check, the check finds the new owner and the commit is refused. If
+not, then announce < check < take < look: the new owner sees the announcement, or what came of it.
+Withdrawing and deciding are compare-and-sets on one record: if the withdrawal wins, the commit
+announces and checks once more, and is refused; if the decision wins, the new owner finishes the
+transaction, positions and all, before it reads. So a position that the new owner has read moves for
+nobody else afterwards.
+"""
+
+from __future__ import annotations
+
+from spark_stream.cluster.transactions import By
+from spark_stream.consistency.transactions.announcements import withdraw
+from spark_stream.consistency.transactions.transactions import PositionOf, State
+from spark_stream.scripts.steps import FindTransactions, Script
+from spark_stream.scripts.transactions import records
+from spark_stream.scripts.transactions.finishing import Finished, finish
+from spark_stream.scripts.transactions.positions import own_name, read_positions
+
+
+def take_consumer(finished: Finished, consumer: str, instance: str) -> Script[list[PositionOf]]:
+    """The instance owns the consumer's name from now on; where it goes on."""
+    yield from own_name(consumer, instance)
+    for record in (yield from FindTransactions(By.CONSUMER, consumer)):
+        if record.state is State.OPEN:
+            yield from withdraw_announcement(record.transactional_id, record.number, consumer)
+    return (yield from go_on(finished, consumer))
+
+
+def withdraw_announcement(transactional_id: str, number: int, consumer: str) -> Script[None]:
+    """Makes a commit that has not decided yet check again who owns the name."""
+    yield from records.change(
+        transactional_id, records.ruled(lambda found: withdraw(found, number, consumer))
+    )
+
+
+def go_on(finished: Finished, consumer: str) -> Script[list[PositionOf]]:
+    """Where a named consumer goes on, decided transactions included."""
+    for record in (yield from FindTransactions(By.CONSUMER, consumer)):
+        if record.state is State.COMMITTING:
+            yield from finish(finished, record)
+    return (yield from read_positions(consumer))

@@ -1,0 +1,311 @@
+"""What producers and operators ask of a transaction; whatever is decided is finished at once.
+
+Every call can be repeated: what was decided stays decided, and the next call or the next sweep
+finishes what a broker left half done when it died. ``finished`` is the memory of the broker that is
+asked (``finishing.Finished``), ``now_ms`` that broker's time, for people to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from msgspec import Struct, field
+
+from spark_stream.consistency.transactions import events as rules
+from spark_stream.consistency.transactions.announcements import announce
+from spark_stream.consistency.transactions.transactions import (
+    ABORTS,
+    DECIDED,
+    Allotted,
+    Cause,
+    Content,
+    Denial,
+    Denied,
+    Joined,
+    Outcome,
+    PositionOf,
+    State,
+    Transaction,
+)
+from spark_stream.errors import IsologError, UnknownTransaction
+from spark_stream.scripts.steps import Force, Numbering, Script, TakeNumber, ask_present_leaders
+from spark_stream.scripts.transactions import records
+from spark_stream.scripts.transactions.finishing import Finished, finish
+from spark_stream.scripts.transactions.positions import check_owners
+from spark_stream.scripts.transactions.records import Judge, Rule, ruled
+from spark_stream.scripts.transactions.refusals import of_transaction
+
+_JOIN: Final = "a write"
+
+
+class Commit(Struct, frozen=True):
+    """A commit of transaction ``number`` with the producer ids that it takes.
+
+    ``batch`` is a sink's, with its ``content``; ``positions`` move with it, and ``owners`` have to
+    own the consumers' names (by name).
+    """
+
+    transactional_id: str
+    instance: str
+    number: int
+    taken: tuple[int, ...]
+    batch: int | None = None
+    positions: tuple[PositionOf, ...] = ()
+    content: tuple[Content, ...] | None = None
+    owners: Mapping[str, str] = field(default_factory=dict)
+
+
+# -- the forms that all take ----------------------------------------------------------------------
+
+
+def judge_record(finished: Finished, transactional_id: str, judge: Judge) -> Script[Outcome]:
+    """What the judge makes of the record, once what has to be finished before is finished."""
+
+    def settle_and_judge(found: Transaction) -> Script[Outcome]:
+        return (yield from judge(finished.settled(found)))
+
+    while True:
+        outcome = yield from records.change(transactional_id, settle_and_judge)
+        if not (isinstance(outcome, Denied) and outcome.why is Denial.PENDING):
+            return outcome
+        yield from finish(finished, outcome.transaction)
+
+
+def allowed(outcome: Outcome, number: int | None, asked: str) -> Transaction:
+    """The record that came of it; raises the error for what was denied."""
+    if isinstance(outcome, Denied):
+        raise of_transaction(outcome, number, asked)
+    return outcome
+
+
+def conclude(
+    finished: Finished, outcome: Outcome, number: int | None, asked: str
+) -> Script[Transaction]:
+    """The record, finished if it is decided; raises the error for what was denied."""
+    found = allowed(outcome, number, asked)
+    return (yield from finish(finished, found)) if found.state in DECIDED else found
+
+
+def apply_rule(
+    finished: Finished, transactional_id: str, rule: Rule, number: int | None, asked: str
+) -> Script[Transaction]:
+    """The record after what the rule makes of it, finished if it is decided."""
+    outcome = yield from judge_record(finished, transactional_id, ruled(rule))
+    return (yield from conclude(finished, outcome, number, asked))
+
+
+def allot(found: Transaction, spare: Allotted, *, producer_id: bool = True) -> Script[Allotted]:
+    """``spare`` with a number above the record's, and a producer id if one is wanted."""
+    number, producer = spare.number, spare.producer_id
+    if number <= found.number:
+        number = yield from TakeNumber(Numbering.TRANSACTIONS, above=found.number)
+    if producer_id and producer < 0:
+        producer = yield from TakeNumber(Numbering.PRODUCERS)
+    return Allotted(number, producer, spare.coordinator)
+
+
+# -- what producers ask ---------------------------------------------------------------------------
+
+
+def take_over(
+    finished: Finished, transactional_id: str, instance: str, timeout_ms: int, now_ms: int
+) -> Script[Transaction]:
+    """The instance owns the id from now on; what was open is aborted.
+
+    Raises:
+        ProducerFenced: a later instance took it over already.
+    """
+    return (
+        yield from apply_rule(
+            finished,
+            transactional_id,
+            lambda found: rules.init(found, instance, timeout_ms, now_ms),
+            None,
+            "taking it over",
+        )
+    )
+
+
+def begin(
+    finished: Finished,
+    transactional_id: str,
+    instance: str,
+    after: int,
+    coordinator: str,
+    now_ms: int,
+) -> Script[Transaction]:
+    """A new transaction of the owner, which this broker (``coordinator``) looks after.
+
+    Raises:
+        ProducerFenced, InvalidTransaction, UnknownTransaction.
+    """
+    allotted = Allotted(-1, -1, coordinator)
+
+    def judge(found: Transaction) -> Script[Outcome]:
+        nonlocal allotted
+        wanted = rules.needs_producer_id(found)
+        allotted = yield from allot(found, allotted, producer_id=wanted)
+        return rules.begin(found, instance, after, allotted, now_ms)
+
+    outcome = yield from judge_record(finished, transactional_id, judge)
+    return (yield from conclude(finished, outcome, None, "beginning a transaction"))
+
+
+def join(
+    finished: Finished,
+    transactional_id: str,
+    number: int,
+    producer_id: int,
+    epoch: int,
+    *places: Joined,
+) -> Script[None]:
+    """Let different partitions take part from now on: all of them, or none.
+
+    Order of steps: the joins are put on record, then the transaction's record is read. If that is
+    still open then, its decision comes later, and who finishes it finds the joins. If not, the
+    joins may have come too late to be found, and are refused; the broker's sweep removes them then.
+    The look before both keeps a stamp that is wrong from putting anything on record.
+
+    Raises:
+        ProducerFenced, TransactionAborted, InvalidTransaction, UnknownTransaction,
+        ForeignBranch: The partitions must not take batches of this stamp.
+    """
+
+    def check() -> Script[None]:
+        found = (yield from records.read(transactional_id)) or Transaction(transactional_id)
+        outcome = rules.join(found, number, producer_id, epoch)
+        allowed(outcome, number, f"{_JOIN} by producer {producer_id} of epoch {epoch}")
+
+    yield from check()
+    yield from records.note_joins(transactional_id, number, places)
+    try:
+        yield from check()
+    except IsologError:
+        finished.ended[number] = transactional_id
+        raise
+
+
+def explain_refusal(transactional_id: str, number: int, error: IsologError) -> Script[IsologError]:
+    """Why a partition takes no more of a transaction, as its record tells; else ``error``."""
+    found = yield from records.read(transactional_id)
+    if found is None or found.number != number or found.state not in ABORTS:
+        return error
+    why = Denial.FENCED if found.cause is Cause.FENCED else Denial.ABORTED
+    return of_transaction(Denied(why, found), number, _JOIN)
+
+
+def renew(
+    finished: Finished, transactional_id: str, instance: str, number: int, now_ms: int
+) -> Script[Transaction]:
+    """The owner is alive: its timeout begins anew."""
+    return (
+        yield from apply_rule(
+            finished,
+            transactional_id,
+            lambda found: rules.renew(found, instance, number, now_ms),
+            number,
+            "a new deadline",
+        )
+    )
+
+
+def commit(finished: Finished, asked: Commit) -> Script[Transaction]:
+    """Commits; returns when the markers are below the high watermark everywhere.
+
+    What the transaction wrote is on the disk before the decision is. Positions of consumers whose
+    names have owners are announced first: see ``consumers``.
+
+    Raises:
+        ConsumerFenced: a consumer whose position is to move has another owner; this call decided
+            nothing.
+        ProducerFenced, TransactionAborted, UnknownTransaction, ForeignBranch,
+        InvalidTransaction: this call decided nothing.
+        DiskFull, StorageFailure, LeaderUnavailable: of forcing, this call decided nothing; later
+            it is decided: repeat the call, or the next sweep finishes it.
+    """
+
+    def judge(found: Transaction) -> Script[Outcome]:
+        outcome = rules.commit(
+            found,
+            asked.instance,
+            asked.number,
+            asked.taken,
+            asked.batch,
+            asked.positions,
+            asked.content,
+        )
+        if found.state is not State.OPEN or isinstance(outcome, Denied):
+            return outcome
+        if asked.owners and found.positions != asked.positions:
+            return announce(found, asked.instance, asked.number, asked.positions)
+        yield from check_owners(asked.owners)
+        yield from force_partitions((yield from records.read_places(found.number)))
+        return outcome
+
+    while True:
+        outcome = yield from judge_record(finished, asked.transactional_id, judge)
+        if isinstance(outcome, Denied) or outcome.state is not State.OPEN:
+            what = f"a commit of {sorted(asked.taken)}"
+            return (yield from conclude(finished, outcome, asked.number, what))
+
+
+def force_partitions(places: Iterable[Joined]) -> Script[None]:
+    """Forces the partitions to their leaders' disks, where their topics want that."""
+    for answer in (yield from ask_present_leaders(Force(at) for at in places)):
+        if isinstance(answer, IsologError) and answer.code != "UNKNOWN_TOPIC":
+            raise answer
+
+
+def abort(
+    finished: Finished, transactional_id: str, instance: str, number: int
+) -> Script[Transaction]:
+    """Takes the transaction back.
+
+    Raises:
+        InvalidTransaction: it is committed, and stays so.
+        ProducerFenced, UnknownTransaction.
+    """
+    return (
+        yield from apply_rule(
+            finished,
+            transactional_id,
+            lambda found: rules.abort(found, instance, number),
+            number,
+            "an abort",
+        )
+    )
+
+
+# -- what operators ask ---------------------------------------------------------------------------
+
+
+def describe(finished: Finished, transactional_id: str) -> Script[Transaction]:
+    """The record of the id, or UnknownTransaction."""
+    found = yield from records.read(transactional_id)
+    if found is None:
+        raise UnknownTransaction(f"there is no transactional id {transactional_id!r}")
+    return finished.settled(found)
+
+
+def describe_all(finished: Finished) -> Script[list[Transaction]]:
+    """Every transactional id's record, by id."""
+    return [finished.settled(record) for record in (yield from records.read_all())]
+
+
+def kill(finished: Finished, transactional_id: str, number: int | None) -> Script[Transaction]:
+    """Aborts an open transaction (``number``: that one and no later), whoever owns it.
+
+    Raises:
+        UnknownTransaction, InvalidTransaction: there is none, or it is not open.
+    """
+    present = yield from describe(finished, transactional_id)
+    return (
+        yield from apply_rule(
+            finished,
+            transactional_id,
+            lambda found: rules.kill(found, number),
+            present.number if number is None else number,
+            "an abort",
+        )
+    )

@@ -1,0 +1,218 @@
+"""A decided transaction is finished: sealed and marked everywhere, its positions stored, recorded.
+
+Order of steps: all partitions are sealed, then all are marked, with the markers of a commit forced,
+then positions are stored, then the record says that it is finished. A script that stops between any
+two leaves a decided record, and whoever finds that finishes it from the first step: every step can
+be repeated.
+
+**All are those whose joins are on record after the decision** (``deciding.join`` says why).
+
+**All are sealed before any is marked.** A batch of the transaction that is still on its way would
+else land in one partition after a reader has seen the transaction whole without it. So if the
+leader of a partition cannot be reached, none is marked. A partition that is reached and cannot be
+written (its disk failed, its log is damaged) takes no batch either: it holds up no other.
+
+**Leaders of the epochs on record are asked**, and the records are read after the decision. A leader
+that was replaced and has not heard of it may have nothing of the transaction: it would say that all
+is sealed and marked, while its successor has batches of it. A later leader than that takes none:
+its promise to take them would need the transaction's record, which is decided.
+
+**The markers of a commit are on the disk before it is finished**, where the topic forces anything.
+Once it is, the id goes on, and its record does not say any more what the markers were: a power cut
+that took one would make what was committed an unknown thing, which nobody is shown.
+
+**The markers are below the high watermark before it is finished**: a new leader has them then, and
+a reader that begins after ``commit()`` sees the transaction.
+
+**Who comes late does no harm.** A seal and markers of a transaction that is not open in a partition
+change nothing there; for positions see ``positions.store_decided``; FINISH names the number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from spark_stream.consistency.transactions import events as rules
+from spark_stream.consistency.transactions.transactions import (
+    COMMITS,
+    DECIDED,
+    Joined,
+    State,
+    Transaction,
+)
+from spark_stream.errors import (
+    IsologError,
+    LeaderUnavailable,
+    NotLeader,
+    RequestTimeout,
+    UnknownTopic,
+)
+from spark_stream.scripts.steps import (
+    DropBranch,
+    IsReplicated,
+    Marked,
+    Pause,
+    Script,
+    Seal,
+    WriteMarkers,
+    ask_present_leaders,
+    together,
+)
+from spark_stream.scripts.transactions import records
+from spark_stream.scripts.transactions.positions import store_decided
+
+# Followers take about a millisecond. After five seconds a sweep goes on with what is missing.
+_PAUSES_S: Final = (0.0005,) * 4 + (0.002,) * 8 + (0.01,) * 20 + (0.05,) * 96
+_NOT_REACHED: Final = (LeaderUnavailable, NotLeader, RequestTimeout)
+
+
+class Finished:
+    """Which transactions this broker has finished and not put on record yet.
+
+    FINISH can be put on record with the next change of the record, which saves a write for each
+    transaction. Losing this memory costs no more than to finish once more: then every marker is
+    there. It is never wrong: a number is remembered only after its markers are written everywhere,
+    and what is finished stays so. A transaction that moves positions is not remembered but put on
+    record at once: ``positions.store_decided`` relies on that.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self.ended: dict[int, str] = {}
+        """Transactions whose joins can go once they are finished on record: number, and id.
+
+        A join that was refused is among them."""
+
+    def remember(self, decided: Transaction) -> None:
+        self._numbers[decided.transactional_id] = decided.number
+
+    def forget(self, decided: Transaction) -> None:
+        if self.holds(decided):
+            del self._numbers[decided.transactional_id]
+
+    def holds(self, found: Transaction) -> bool:
+        return self._numbers.get(found.transactional_id) == found.number
+
+    def settled(self, found: Transaction) -> Transaction:
+        """The record, finished if it is so and only not on record yet."""
+        if found.state not in DECIDED or not self.holds(found):
+            return found
+        outcome = rules.finish(found, found.number)
+        return outcome if isinstance(outcome, Transaction) else found
+
+
+def finish(finished: Finished, decided: Transaction) -> Script[Transaction]:
+    """Takes the steps that are missing; returns the record, finished.
+
+    Raises:
+        LeaderUnavailable, NotLeader, RequestTimeout: a leader was not reached; nothing is marked.
+        DiskFull, StorageFailure, DamagedSegment: a partition could not be marked; all others are.
+    """
+    places, failure = yield from seal_partitions(decided)
+    failure = (yield from write_markers(decided, places)) or failure
+    if failure is not None:
+        raise failure
+    finished.ended[decided.number] = decided.transactional_id
+    if decided.state is State.COMMITTING and decided.positions:
+        yield from store_decided(decided)
+        return (yield from record_finish(finished, decided))
+    finished.remember(decided)
+    return finished.settled(decided)
+
+
+def seal_partitions(
+    decided: Transaction,
+) -> Script[tuple[list[Joined], IsologError | None]]:
+    """Seals all partitions; those that are sealed, and why another one is not usable.
+
+    Raises:
+        LeaderUnavailable, NotLeader, RequestTimeout: a partition may still take a batch.
+    """
+    places = yield from records.read_places(decided.number)
+    answers = yield from ask_present_leaders(Seal(at, decided.number) for at in places)
+    sealed: list[Joined] = []
+    failure: IsologError | None = None
+    for at, answer in zip(places, answers, strict=True):
+        if isinstance(answer, _NOT_REACHED):
+            raise answer
+        if not isinstance(answer, IsologError):
+            sealed.append(at)
+        elif not isinstance(answer, UnknownTopic):  # deleted, with what was written there
+            failure = answer
+    return sealed, failure
+
+
+def write_markers(decided: Transaction, places: list[Joined]) -> Script[IsologError | None]:
+    """Writes the markers in partitions that are sealed, and waits until they are replicated.
+
+    Why one is missing, not on the disk, or not below the high watermark in time; None: all is well.
+    """
+    taken = decided.taken if decided.state in COMMITS else ()
+    answers = yield from ask_present_leaders(
+        WriteMarkers(at, decided.number, taken) for at in places
+    )
+    late = yield from _await_replication(
+        IsReplicated(at, answer.end, answer.leader_epoch)
+        for at, answer in zip(places, answers, strict=True)
+        if isinstance(answer, Marked) and not answer.replicated
+    )
+    return _failure(answers) or late
+
+
+def _await_replication(asked: Iterable[IsReplicated]) -> Script[IsologError | None]:
+    """Waits until the high watermark has passed these entries; why one is not below it."""
+    left = tuple(asked)
+    for pause_s in _PAUSES_S:
+        answers = yield from together(left)
+        failure = _failure(answers)
+        if failure is not None:
+            return failure
+        left = tuple(step for step, done in zip(left, answers, strict=True) if done is False)
+        if not left:
+            return None
+        yield Pause(pause_s)
+    where = f"{left[0].at.topic}/{left[0].at.partition}"
+    return LeaderUnavailable(
+        f"{where}: the markers of the transaction are not replicated yet",
+        topic=left[0].at.topic,
+        partition=left[0].at.partition,
+    )
+
+
+def record_finish(finished: Finished, decided: Transaction) -> Script[Transaction]:
+    """Puts on record that the transaction is finished; the record as it is of this one."""
+    outcome = yield from records.change(
+        decided.transactional_id,
+        records.ruled(lambda found: rules.finish(found, decided.number)),
+    )
+    finished.forget(decided)
+    if isinstance(outcome, Transaction):
+        return outcome
+    over = rules.finish(decided, decided.number)  # others have finished it, and its id went on
+    return over if isinstance(over, Transaction) else decided
+
+
+def mark_dropped(found: Transaction, producer_id: int) -> Script[None]:
+    """Ends a dropped branch in all partitions: readers wait for it no more.
+
+    Raises:
+        LeaderUnavailable, DiskFull, StorageFailure, DamagedSegment: a marker is missing; the
+            transaction's end writes it.
+    """
+    places = yield from records.read_places(found.number)
+    failure = _failure(
+        (yield from together(DropBranch(at, found.number, producer_id) for at in places))
+    )
+    if failure is not None:
+        raise failure
+
+
+def _failure(answers: list[object]) -> IsologError | None:
+    """The last error among the answers that is not about a deleted topic."""
+    failed = [
+        each
+        for each in answers
+        if isinstance(each, IsologError) and not isinstance(each, UnknownTopic)
+    ]
+    return failed[-1] if failed else None

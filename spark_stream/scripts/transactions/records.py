@@ -1,0 +1,163 @@
+"""The records of transactions: every change of one is a read, a judgement and a compare-and-set.
+
+Anything may happen between the read and the write; if somebody wrote meanwhile, the record is
+judged again as it is now. So a judgement may be asked more than once, and what was written is what
+it said of the record that was there.
+
+The partitions of a transaction are records of their own, which are put and deleted, and never
+changed. The record of a sink whose id expired is moved to another key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from spark_stream.cluster.stores.store import Delete, Record
+from spark_stream.cluster.transactions import (
+    EXPIRED,
+    JOINS,
+    PREFIX,
+    Join,
+    decode,
+    decode_join,
+    encode,
+    expired_of,
+    join_of,
+    joins_of,
+)
+from spark_stream.consistency.transactions.transactions import (
+    DECIDED,
+    Denied,
+    Joined,
+    Outcome,
+    State,
+    Transaction,
+)
+from spark_stream.scripts.steps import (
+    DeleteMany,
+    DeleteRecord,
+    Get,
+    ListRecords,
+    PutMany,
+    PutRecord,
+    Script,
+)
+
+Rule = Callable[[Transaction], Outcome]
+Judge = Callable[[Transaction], Script[Outcome]]
+"""As a rule, but it may take steps before it says what becomes of the record."""
+
+
+def read(transactional_id: str) -> Script[Transaction | None]:
+    """The record, or None."""
+    record = yield from Get(PREFIX + transactional_id)
+    return None if record is None else decode(record.value)
+
+
+def read_all() -> Script[list[Transaction]]:
+    """Every record, by transactional id."""
+    return [decode(record.value) for record in (yield from ListRecords(PREFIX))]
+
+
+def change(transactional_id: str, judge: Judge) -> Script[Outcome]:
+    """Writes what the judge makes of the record, and returns it; or why that was denied."""
+    key = PREFIX + transactional_id
+    while True:
+        record = yield from Get(key)
+        before = Transaction(transactional_id) if record is None else decode(record.value)
+        after = yield from judge(before)
+        if isinstance(after, Denied) or after == before:
+            return after
+        if (yield from PutRecord(key, encode(after), 0 if record is None else record.version)):
+            return after
+
+
+def ruled(rule: Rule) -> Judge:
+    """A judge that needs no step."""
+
+    def judge(found: Transaction) -> Script[Outcome]:
+        yield from ()
+        return rule(found)
+
+    return judge
+
+
+def forget(finished: Transaction) -> Script[bool]:
+    """Delete a record if it is still this one; return whether it was."""
+    record = yield from Get(PREFIX + finished.transactional_id)
+    if record is None or decode(record.value) != finished:
+        return False
+    return (yield from DeleteRecord(record.key, record.version))
+
+
+# -- sinks whose ids expired ----------------------------------------------------------------------
+
+
+def expire_sink(idle: Transaction) -> Script[None]:
+    """Move the record of an idle sink to where only its query looks for it.
+
+    Order of steps: the copy is put, then the record is deleted if it is still the same. Whoever
+    finds no record finds the copy. If the record has changed, the copy says nothing that the record
+    does not say, and the query's next run deletes it.
+    """
+    record = yield from Get(PREFIX + idle.transactional_id)
+    if record is None or decode(record.value) != idle:
+        return
+    key = expired_of(idle.query) + idle.transactional_id
+    before = yield from Get(key)
+    if (yield from PutRecord(key, record.value, 0 if before is None else before.version)):
+        yield from DeleteRecord(record.key, record.version)
+
+
+def read_expired(query: str | None = None) -> Script[list[tuple[Record, Transaction]]]:
+    """Return what queries (or one of them) committed under ids that expired, with its record."""
+    prefix = EXPIRED if query is None else expired_of(query)
+    found = [(each, decode(each.value)) for each in (yield from ListRecords(prefix))]
+    return [each for each in found if query in (None, each[1].query)]
+
+
+def delete_expired(gone: Iterable[tuple[Record, Transaction]]) -> Script[None]:
+    """Delete these records of expired ids, as far as they are still the same."""
+    deletes = [Delete(record.key, record.version) for record, _ in gone]
+    if deletes:
+        yield from DeleteMany(deletes)
+
+
+# -- the partitions of a transaction --------------------------------------------------------------
+
+
+def note_joins(transactional_id: str, number: int, places: Iterable[Joined]) -> Script[None]:
+    """Put on record, with one write, that the partitions have joined; it may be there already."""
+    yield from PutMany([join_of(transactional_id, number, at) for at in places])
+
+
+def read_places(number: int) -> Script[tuple[Joined, ...]]:
+    """Return the partitions that have joined the transaction of this number."""
+    found = yield from ListRecords(joins_of(number))
+    return tuple(decode_join(each).at for each in found)
+
+
+def read_joins() -> Script[list[Join]]:
+    """Return all joins of all transactions."""
+    return [decode_join(each) for each in (yield from ListRecords(JOINS))]
+
+
+def forget_joins(ended: Iterable[tuple[int, str]]) -> Script[list[tuple[int, str]]]:
+    """Remove the joins of transactions (number and id) that are finished on record.
+
+    Returns those that are decided and not finished: their joins are still needed. What is still
+    open is left alone as well: it is finished later.
+    """
+    pending, gone = [], []
+    for number, transactional_id in ended:
+        found = yield from read(transactional_id)
+        if found is not None and found.number == number and found.state in DECIDED:
+            pending.append((number, transactional_id))
+        elif found is None or found.number != number or found.state is not State.OPEN:
+            gone += [
+                Delete(each.key, each.version)
+                for each in (yield from ListRecords(joins_of(number)))
+            ]
+    if gone:
+        yield from DeleteMany(gone)
+    return pending

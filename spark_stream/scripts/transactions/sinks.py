@@ -1,0 +1,243 @@
+"""What sinks ask: branches, signs of life, and an end for what failed.
+
+The rules are in ``consistency/sinks``. As in ``deciding``, every call can be repeated.
+
+An id that is not used for long expires (``sweeping``). What it committed is kept by query, and the
+first call of the query's next run takes it over.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from spark_stream.cluster.stores.store import Record
+from spark_stream.cluster.transactions import By
+from spark_stream.consistency.transactions import sinks as rules
+from spark_stream.consistency.transactions.sinks import Claim, Stop
+from spark_stream.consistency.transactions.transactions import (
+    DECIDED,
+    Allotted,
+    Cause,
+    Denial,
+    Denied,
+    Outcome,
+    State,
+    Transaction,
+)
+from spark_stream.errors import InvalidTransaction, TransactionAborted, UnknownTransaction
+from spark_stream.scripts.steps import FindTransactions, Script
+from spark_stream.scripts.transactions import records
+from spark_stream.scripts.transactions.deciding import (
+    allot,
+    allowed,
+    apply_rule,
+    conclude,
+    judge_record,
+)
+from spark_stream.scripts.transactions.finishing import (
+    Finished,
+    finish,
+    mark_dropped,
+    record_finish,
+)
+from spark_stream.scripts.transactions.records import Judge, Rule, ruled
+from spark_stream.scripts.transactions.stopped import record_stop, stopped_until
+
+_ASKED: Final = "batch {0.batch} of {0.query}"
+
+
+def open_branch(
+    finished: Finished,
+    transactional_id: str,
+    claim: Claim,
+    coordinator: str,
+    now_ms: int,
+    *,
+    renamed: bool = False,
+) -> Script[tuple[Transaction, int | None]]:
+    """The transaction that writes the claimed batch, and a producer id to write under.
+
+    None in its place: the batch is committed. ``renamed``: the query may have written under
+    another transactional id before; what it committed there counts here.
+
+    Raises:
+        SinkInUse, StaleBatch, ProducerFenced.
+        TransactionAborted: the driver that planned the batch has given it up.
+    """
+    if renamed:
+        yield from inherit_other_ids(finished, transactional_id, claim)
+    allotted = Allotted(-1, -1, coordinator)
+
+    def judge(found: Transaction) -> Script[Outcome]:
+        nonlocal allotted
+        allotted = yield from allot(found, allotted)
+        return rules.branch(found, claim, allotted, now_ms)
+
+    while True:
+        outcome = yield from _judge_claim(finished, transactional_id, claim, judge)
+        if isinstance(outcome, Denied) and outcome.why is Denial.DONE:
+            return outcome.transaction, None
+        # What the run before left open is decided now, and finished; then the branch is opened.
+        found = yield from conclude(finished, outcome, None, _ASKED.format(claim))
+        if allotted.producer_id in found.branches:
+            break
+    yield from _end_if_given_up(finished, transactional_id, claim)
+    return found, allotted.producer_id
+
+
+def _end_if_given_up(finished: Finished, transactional_id: str, claim: Claim) -> Script[None]:
+    # Asked once the branch is on record: either this call finds that the run was stopped, or the
+    # call that stops the run finds the branch.
+    if not claim.run or (yield from stopped_until(claim.run)) < claim.planned:
+        return
+    stop = Stop(claim.run, claim.planned, claim.batch)
+    yield from _apply(finished, transactional_id, lambda found: rules.stop(found, stop))
+    raise TransactionAborted(
+        f"{_ASKED.format(claim)} was given up by its driver before this task began to write",
+        cause=Cause.ASKED.value,
+    )
+
+
+def settle_batch(
+    finished: Finished, transactional_id: str, claim: Claim, *, renamed: bool = False
+) -> Script[tuple[Transaction, bool]]:
+    """The sink's record, with nothing left open; and whether the claimed batch is committed.
+
+    Raises:
+        SinkInUse, StaleBatch, ProducerFenced.
+    """
+    if renamed:
+        yield from inherit_other_ids(finished, transactional_id, claim)
+    outcome = yield from _judge_claim(
+        finished, transactional_id, claim, ruled(lambda found: rules.settle(found, claim))
+    )
+    if isinstance(outcome, Denied) and outcome.why is Denial.DONE:
+        return outcome.transaction, True
+    return (yield from conclude(finished, outcome, None, _ASKED.format(claim))), False
+
+
+def _judge_claim(
+    finished: Finished, transactional_id: str, claim: Claim, judge: Judge
+) -> Script[Outcome]:
+    """What the judge makes of the record, with what the query committed under expired ids.
+
+    These are read after the record: an id expires by a copy that is put before the record goes.
+    """
+    expired: list[tuple[Record, Transaction]] = []
+
+    def inherit_and_judge(found: Transaction) -> Script[Outcome]:
+        expired.clear()
+        first = found.instance != claim.instance and claim.query != transactional_id
+        if first and found.state not in DECIDED:
+            expired.extend((yield from records.read_expired(claim.query)))
+            found = rules.revive(found, [each for _, each in expired])
+        return (yield from judge(found))
+
+    outcome = yield from judge_record(finished, transactional_id, inherit_and_judge)
+    if not isinstance(outcome, Denied):
+        yield from records.delete_expired(expired)
+    return outcome
+
+
+def renew_batch(
+    finished: Finished, transactional_id: str, instance: str, batch: int, now_ms: int
+) -> Script[None]:
+    """A task of the batch is alive: its transaction, if it is open, goes on.
+
+    Raises:
+        ProducerFenced: a later run of the query has taken over.
+    """
+    rule = ruled(lambda found: rules.renew(found, instance, batch, now_ms))
+    outcome = yield from judge_record(finished, transactional_id, rule)
+    allowed(outcome, None, "a sign of life")
+
+
+def drop_branch(
+    finished: Finished, transactional_id: str, instance: str, number: int, producer_id: int
+) -> Script[None]:
+    """A task failed: what it wrote is aborted at once, the transaction goes on.
+
+    Raises:
+        ProducerFenced, ForeignBranch: it is not the caller's branch.
+        DiskFull, StorageFailure: a marker is missing; the transaction's end writes it.
+    """
+    rule = ruled(lambda found: rules.drop(found, instance, number, producer_id))
+    judged = yield from judge_record(finished, transactional_id, rule)
+    outcome = allowed(judged, number, "dropping a branch")
+    if outcome.state is State.OPEN and producer_id in outcome.dropped:
+        yield from mark_dropped(outcome, producer_id)
+
+
+def stop_run(finished: Finished, asked: Stop, now_ms: int) -> Script[None]:
+    """The driver has given its batch up: nothing of it is open, or will be, from now on."""
+    yield from record_stop(asked, now_ms)
+    for record in (yield from FindTransactions(By.RUN, asked.run)):
+        name = record.transactional_id
+        yield from _apply(finished, name, lambda found: rules.stop(found, asked))
+
+
+def inherit_other_ids(finished: Finished, transactional_id: str, claim: Claim) -> Script[None]:
+    """Takes over what the query did under other ids, once for each of its runs."""
+    present = yield from records.read(transactional_id)
+    if present is not None and present.instance == claim.instance:
+        return
+    for record in (yield from FindTransactions(By.QUERY, claim.query)):
+        name = record.transactional_id
+        if name == transactional_id:
+            continue
+        given = yield from _apply(
+            finished, name, lambda found: rules.hand_over(found, claim.instance)
+        )
+        if given.committed_batch >= 0:
+            inherit = partial(rules.inherit, before=given)
+            outcome = yield from judge_record(finished, transactional_id, ruled(inherit))
+            allowed(outcome, None, "a sink's call")
+
+
+# -- what operators ask ---------------------------------------------------------------------------
+
+
+def list_sinks(finished: Finished) -> Script[list[tuple[Transaction, bool]]]:
+    """Return the sinks by id, and whether each is expired."""
+    kept = [each for _, each in (yield from records.read_expired())]
+    found = [finished.settled(each) for each in (yield from FindTransactions(By.ANY))]
+    used = [each for each in found if rules.is_sink(each)]
+    known = {(each.transactional_id, each.query) for each in used}
+    expired = [each for each in kept if (each.transactional_id, each.query) not in known]
+    every = [(each, False) for each in used] + [(each, True) for each in expired]
+    return sorted(every, key=lambda each: (each[0].transactional_id, each[0].query))
+
+
+def delete_sink(finished: Finished, transactional_id: str) -> Script[None]:
+    """Forget a sink with all that it committed, expired or not.
+
+    Raises:
+        UnknownTransaction: there is no such sink.
+        InvalidTransaction: a batch is being written.
+    """
+    deleted = False
+    while (found := (yield from records.read(transactional_id))) and rules.is_sink(found):
+        if found.state is State.OPEN:
+            raise InvalidTransaction(
+                f"batch {found.batch} of {transactional_id!r} is being written",
+                hint="Stop the query first. If it is dead: isolog transactions abort.",
+                transactional_id=transactional_id,
+            )
+        if found.state in DECIDED:
+            yield from finish(finished, found)
+            yield from record_finish(finished, found)
+        else:
+            deleted = (yield from records.forget(found)) or deleted
+    every = yield from records.read_expired()
+    gone = [each for each in every if each[1].transactional_id == transactional_id]
+    yield from records.delete_expired(gone)
+    if not deleted and not gone:
+        raise UnknownTransaction(
+            f"there is no sink {transactional_id!r}",
+            hint="`isolog sinks list` shows those that there are.",
+        )
+
+
+def _apply(finished: Finished, transactional_id: str, rule: Rule) -> Script[Transaction]:
+    return (yield from apply_rule(finished, transactional_id, rule, None, "a sink's call"))

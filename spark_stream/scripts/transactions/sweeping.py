@@ -1,0 +1,187 @@
+"""What nobody asks for: expired transactions are aborted, decided ones finished, old ids forgotten.
+
+A transaction expires when its timeout has passed, on the monotonic clock of the broker that looks
+after it, since that broker first saw the record with its number and deadline. So the clocks of two
+hosts are never compared, and a wall clock that is set expires nothing. After a restart the time
+begins anew.
+
+Ids that nobody uses are forgotten by their age, on the broker's steady clock, and only after the
+broker itself has seen them idle for a while: one that starts with a wrong clock forgets nothing
+that is in use. Of a sink's id, what it committed is kept for its query (``records.expire_sink``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from spark_stream.consistency.transactions import events as rules
+from spark_stream.consistency.transactions.sinks import is_sink
+from spark_stream.consistency.transactions.transactions import (
+    COMMITS,
+    DECIDED,
+    Denied,
+    Joined,
+    State,
+    Transaction,
+)
+from spark_stream.errors import IsologError, UnknownTopic
+from spark_stream.scripts.steps import Script, WriteMarkers
+from spark_stream.scripts.transactions import records
+from spark_stream.scripts.transactions.finishing import (
+    Finished,
+    finish,
+    mark_dropped,
+    record_finish,
+)
+
+FORGET_AFTER_MS: Final = 7 * 24 * 3_600_000
+FORGET_JOB_AFTER_MS: Final = 3_600_000  # nobody asks for a job again, but to repeat a call
+SINK_EXPIRY_S: Final = 30 * 86_400.0
+SEEN_IDLE_S: Final = 3_600.0
+SEEN_IDLE_JOB_S: Final = 60.0
+
+
+class Watch:
+    """Since when, on a monotonic clock, this broker has seen each record as it is now."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[tuple[int, int, State], float]] = {}
+
+    def unchanged_s(self, record: Transaction, now_s: float) -> float:
+        """For how long the record has had its number, deadline and state before our eyes."""
+        key = (record.number, record.deadline_ms, record.state)
+        known, since = self._seen.get(record.transactional_id, (None, now_s))
+        if known != key:
+            since = now_s
+        self._seen[record.transactional_id] = (key, since)
+        return now_s - since
+
+    def keep_only(self, records_: Iterable[Transaction]) -> None:
+        """Forgets all others."""
+        names = {each.transactional_id for each in records_}
+        for gone in self._seen.keys() - names:
+            del self._seen[gone]
+
+
+class Swept(StrEnum):
+    """What became of a record that was swept."""
+
+    LEFT = "left as it is"
+    EXPIRED = "expired"
+    FINISHED = "finished"
+    FORGOTTEN = "forgotten"
+
+
+def sweep_record(
+    finished: Finished,
+    watch: Watch,
+    record: Transaction,
+    now_s: float,
+    now_ms: int,
+    sink_expiry_s: float = SINK_EXPIRY_S,
+) -> Script[Swept]:
+    """Does what is due with a record that this broker looks after.
+
+    ``sink_expiry_s``: a sink that has committed a batch expires when it was not used for so long.
+
+    Raises:
+        IsologError: a partition could not be marked, or not be reached; the next sweep tries again.
+    """
+    unchanged_s = watch.unchanged_s(record, now_s)
+    if record.state in DECIDED:
+        if not finished.holds(record):
+            yield from finish(finished, record)
+        yield from record_finish(finished, record)
+        return Swept.FINISHED
+    if record.state is State.OPEN:
+        return (yield from _expire_if_due(finished, record, unchanged_s))
+    age_s, seen_idle_s = _kept_for(record, sink_expiry_s)
+    if (now_ms - record.deadline_ms) / 1000 <= age_s or unchanged_s <= seen_idle_s:
+        return Swept.LEFT
+    if is_sink(record) and record.committed_batch >= 0:
+        yield from records.expire_sink(record)
+    else:
+        yield from records.forget(record)
+    return Swept.FORGOTTEN
+
+
+def _expire_if_due(finished: Finished, record: Transaction, unchanged_s: float) -> Script[Swept]:
+    if unchanged_s * 1000 <= record.timeout_ms:
+        return Swept.LEFT
+    outcome = yield from records.change(
+        record.transactional_id,
+        records.ruled(lambda found: rules.expire(found, record.number, record.deadline_ms)),
+    )
+    if isinstance(outcome, Denied):
+        return Swept.LEFT
+    yield from finish(finished, outcome)
+    yield from record_finish(finished, outcome)
+    return Swept.EXPIRED
+
+
+def _kept_for(record: Transaction, sink_expiry_s: float) -> tuple[float, float]:
+    """Return how long a record is kept after its deadline, and after it was first seen idle."""
+    if record.query == record.transactional_id:
+        return FORGET_JOB_AFTER_MS / 1000, SEEN_IDLE_JOB_S
+    if record.committed_batch >= 0:
+        # From its last use on, which was a timeout before its deadline.
+        return sink_expiry_s - record.timeout_ms / 1000, min(SEEN_IDLE_S, sink_expiry_s)
+    return FORGET_AFTER_MS / 1000, SEEN_IDLE_S
+
+
+def mark_dropped_again(record: Transaction) -> Script[None]:
+    """The broker died between a branch's drop and its markers, perhaps: writes what is missing.
+
+    Raises: as ``finishing.mark_dropped``.
+    """
+    for producer_id in record.dropped if record.state is State.OPEN else ():
+        yield from mark_dropped(record, producer_id)
+
+
+class LostMarker(Struct, frozen=True):
+    """A marker that damage took: what it was, as its record says, and why it is not there again."""
+
+    at: Joined
+    number: int
+    taken: tuple[int, ...]
+    fate: str
+    failure: IsologError | None = None
+
+
+def restore_markers(open_parts: Iterable[tuple[Joined, int]]) -> Script[list[LostMarker]]:
+    """Mends what damage took of the markers in partitions that this broker has begun to lead.
+
+    A finished transaction that is open in a partition (``open_parts``: place and number) has lost
+    its marker there, by a power cut or damage. Its record says what the marker was; where the
+    record has moved on, nobody knows any more, and what may have been aborted is not shown. What
+    is open or decided on record is left alone: its markers are still to come.
+
+    What could not be written is for :func:`write_lost_marker`, later: its record may go on by then.
+    """
+    known = {record.number: record for record in (yield from records.read_all())}
+    lost = []
+    for at, number in open_parts:
+        record = known.get(number)
+        if record is not None and record.state not in (State.COMMITTED, State.ABORTED):
+            continue
+        taken = record.taken if record is not None and record.state in COMMITS else ()
+        fate = "unknown: it is taken as aborted" if record is None else record.state.value
+        lost.append((yield from write_lost_marker(LostMarker(at, number, taken, fate))))
+    return lost
+
+
+def write_lost_marker(lost: LostMarker) -> Script[LostMarker]:
+    """The same, with why it could not be written; without, it is there or its topic is gone."""
+    failure: IsologError | None = None
+    try:
+        yield WriteMarkers(lost.at, lost.number, lost.taken)
+    except UnknownTopic:
+        pass
+    except IsologError as error:
+        failure = error
+    return replace(lost, failure=failure)

@@ -1,0 +1,228 @@
+"""The broker's directory: whose it is, of which format, and where its parts lie.
+
+::
+
+    isolog.json       what this directory is: format, version, cluster id, and its broker's id
+    broker.lock       locked (flock) by the one broker that serves the directory
+    broker.json       where that broker listens, and its process id
+    broker.log        what a broker in the background says
+    broker.run        the name of the last run of its broker: tells it from a copy of earlier
+    broker.original   what tells that file from a copy of it: which file it is, and of when
+    committed.json    up to where its partitions were known to be committed
+    metadata.sqlite   topics, transactions, positions, numbers (a shared store lies elsewhere)
+    leases/           which brokers are alive; beside the store
+    topics/<name>/<topic id>/<partition>/<base offset>.arrow and .entries
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from spark_stream.consistency.ids import is_folder_name
+from spark_stream.errors import (
+    InvalidConfig,
+    InvalidTopic,
+    NotALogDirectory,
+    StorageFailure,
+    UnsupportedFormat,
+)
+from spark_stream.storage.disk.disk import HOST_DISK, Disk
+
+FORMAT_VERSION: Final = 1
+_FORMAT: Final = "isolog"
+_DESCRIPTION: Final = "isolog.json"
+_RUN: Final = "broker.run"
+_ORIGINAL: Final = "broker.original"
+_OURS: Final = frozenset(
+    {"isolog.json", "isolog.json.new", "broker.lock", "broker.json", "broker.log", "start.lock"}
+)
+
+
+class LogDirectory(Struct, frozen=True):
+    """An opened directory of ours."""
+
+    path: Path
+    cluster_id: str
+    broker_id: str = ""
+
+    def topic(self, name: str, topic_id: str) -> Path:
+        """Return the folder of a topic; the only place where its name and id become a path.
+
+        Raises:
+            InvalidTopic: the name or the id is no folder's name.
+        """
+        for each in (name, topic_id):
+            if not is_folder_name(each):
+                raise InvalidTopic(
+                    f"topic {name!r} with the id {topic_id!r}: {each!r} cannot name a folder",
+                    topic=name,
+                )
+        return self.path / "topics" / name / topic_id
+
+    def partition(self, name: str, topic_id: str, partition: int) -> Path:
+        """Return the folder of a partition; raises as :meth:`topic`."""
+        return self.topic(name, topic_id) / f"{partition:d}"
+
+
+def check_directory(path: Path, disk: Disk = HOST_DISK) -> None:
+    """Makes a missing directory; refuses one that cannot be ours, and leaves nothing in it.
+
+    Needs no lock: the answer is right even while another broker makes the directory its own.
+
+    Raises:
+        NotALogDirectory: it holds other people's files, or is no directory.
+        UnsupportedFormat: a release with another format wrote it.
+    """
+    names = _names(path, disk)
+    if not names:
+        disk.make_directory(path)
+        return
+    if _is_described(path, disk):  # asked after the listing: it is made before the rest
+        _described(path, disk)
+        return
+    strange = sorted(set(names) - _OURS)
+    if strange:
+        shown = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
+        raise NotALogDirectory(
+            f"{path} is not empty and was not made by isolog (it holds {shown})", path=str(path)
+        )
+
+
+def _names(path: Path, disk: Disk) -> list[str]:
+    try:
+        return disk.names(path)
+    except StorageFailure as error:
+        if isinstance(error.__cause__, NotADirectoryError):
+            raise NotALogDirectory(f"{path} is not a directory", path=str(path)) from error
+        raise
+
+
+def _is_described(path: Path, disk: Disk) -> bool:
+    return _DESCRIPTION in disk.names(path)
+
+
+def topic_folders(path: Path, disk: Disk = HOST_DISK) -> dict[str, str]:
+    """The topics that the directory has folders of: the name of each topic id."""
+    topics = path / "topics"
+    return {topic_id: name for name in disk.names(topics) for topic_id in disk.names(topics / name)}
+
+
+def recorded_cluster_id(path: Path, disk: Disk = HOST_DISK) -> str | None:
+    """The id of the cluster that the directory belongs to; None: it is not one of ours yet."""
+    return _described(path, disk).cluster_id if _is_described(path, disk) else None
+
+
+class RunFile(Struct, frozen=True):
+    """Where a directory names the run that uses it.
+
+    A copy of the directory names the same run, but in another file. A process that dies between the
+    writing of the two files leaves what looks like a copy.
+    """
+
+    path: Path
+    disk: Disk = HOST_DISK
+
+    def recorded_run(self) -> str | None:
+        """The run that used the directory last, or that it is a copy; None: it names no run."""
+        names = self.disk.names(self.path)
+        if _RUN not in names:
+            return None
+        run = self._read(_RUN)
+        if _ORIGINAL in names and self._read(_ORIGINAL) != self.disk.stamp(self.path / _RUN):
+            return f"a copy of {run}"
+        return run
+
+    def record_run(self, run: str) -> None:
+        """Names the run that uses the directory from now on; that outlives a power cut."""
+        self._write(_RUN, run)
+        self._write(_ORIGINAL, self.disk.stamp(self.path / _RUN))
+        self.disk.sync_directory(self.path)
+
+    def _read(self, name: str) -> str:
+        return str(self.disk.map(self.path / name).to_pybytes(), "ascii", "replace").strip()
+
+    def _write(self, name: str, text: str) -> None:
+        self.disk.write_whole(self.path / name, [f"{text}\n".encode("ascii")])
+
+    def forget_run(self) -> None:
+        """Takes the run's name away, for good: whoever starts next cannot vouch for the logs."""
+        self.disk.remove(self.path / _RUN)
+        self.disk.sync_directory(self.path)
+
+
+def open_directory(
+    path: Path,
+    cluster_id: str | None = None,
+    new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+    disk: Disk = HOST_DISK,
+    *,
+    broker_id: str | None = None,
+) -> LogDirectory:
+    """Opens a directory, or makes a missing or empty one ours. The caller holds the broker's lock.
+
+    ``cluster_id``: what a new directory belongs to; None: a new cluster. ``new_id`` makes ids that
+    nobody else has. ``broker_id``: whose directory it is; a new one becomes that broker's.
+
+    Raises:
+        NotALogDirectory, UnsupportedFormat: as :func:`check_directory`.
+    """
+    check_directory(path, disk)
+    if not _is_described(path, disk):
+        made = LogDirectory(path, cluster_id or new_id(), broker_id or new_id())
+        return _written(made, disk)
+    found = _described(path, disk)
+    if broker_id not in (None, found.broker_id):
+        raise InvalidConfig(
+            f"{path} is the directory of broker {found.broker_id}, not of {broker_id}",
+            setting="id",
+            hint="Leave the id out, or name another directory.",
+        )
+    return found
+
+
+def disown_directory(directory: LogDirectory, disk: Disk = HOST_DISK) -> None:
+    """Makes a directory that has just become a broker's nobody's again."""
+    disk.remove(directory.path / _DESCRIPTION)
+
+
+def _described(path: Path, disk: Disk) -> LogDirectory:
+    try:
+        facts = json.loads(disk.map(path / _DESCRIPTION).to_pybytes())
+        name, version = facts["format"], facts["version"]
+        if name != _FORMAT or type(version) is not int:
+            raise ValueError(f"it describes {name!r} {version!r}")
+        if version == FORMAT_VERSION:
+            return LogDirectory(path, str(facts["cluster_id"]), str(facts["broker_id"]))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise NotALogDirectory(
+            f"{path / _DESCRIPTION} is not readable as isolog's description: {error}",
+            path=str(path),
+        ) from error
+    raise UnsupportedFormat(
+        f"{path} has format {version}; this release reads format {FORMAT_VERSION}",
+        path=str(path),
+    )
+
+
+def _written(directory: LogDirectory, disk: Disk) -> LogDirectory:
+    """Puts the description into the directory, in one step; it outlives a power cut.
+
+    What is made next, the metadata store first of all, makes sense with the description only: a
+    directory that has the store without it would look like somebody else's.
+    """
+    facts = {
+        "format": _FORMAT,
+        "version": FORMAT_VERSION,
+        "cluster_id": directory.cluster_id,
+        "broker_id": directory.broker_id,
+    }
+    text = json.dumps(facts, indent=1) + "\n"
+    disk.write_whole(directory.path / _DESCRIPTION, [text.encode()])
+    disk.sync_directory(directory.path)
+    return directory

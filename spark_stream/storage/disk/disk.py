@@ -1,0 +1,378 @@
+"""The seam between the log and the operating system's files.
+
+Rules that hold for every implementation. A write goes to an explicit position, so a failed one can
+be repeated. A ``flush`` that failed is not repeated: the system may have dropped what it could not
+write and say yes the second time; ``sync_directory`` tells that failure from others by the detail
+``unforced`` of its error. ``cut`` removes only bytes that no entry has published: nobody
+else reads those, whereas a published file may be mapped by a reader, who would die of SIGBUS if it
+shrank (``write_whole`` is the way to shorten such a file).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from spark_stream.errors import DiskFull, IsologError, StorageFailure
+from spark_stream.storage.disk.descriptors import Descriptor, DescriptorPool, PooledFile
+from spark_stream.storage.disk.direct import stored_bytes
+from spark_stream.storage.disk.early_writing import EARLY
+from spark_stream.storage.format.message import Part
+
+_GET_GENERATION: Final = 0x80087601  # FS_IOC_GETVERSION
+# EFBIG is the file-size limit of the process (`ulimit -f`): to a user the same as a full disk.
+_FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+_PARTS_MAX: Final = 1000  # of one call; Linux takes 1,024
+
+# What no force has waited for yet goes to the disk in pieces of so many bytes, while appends go on.
+_PIECE_BYTES: Final = 8 << 20
+
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_ATTEMPTS_MAX: Final = 10  # to make a directory: others may remove its parent
+
+
+class DiskFile(Protocol):
+    """One file to read and write; all positions and lengths in bytes.
+
+    It must exist by the time it is used. Whether it is open in between is its own affair.
+    """
+
+    def write(self, position: int, *parts: Part) -> None: ...
+    def cut(self, size: int) -> None: ...
+    def read(self, position: int, length: int) -> pa.Buffer | None: ...
+    def flush(self) -> None: ...
+    def identity(self) -> tuple[int, int]:
+        """Return device and inode of the file that was opened, whatever has its name now."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """The operations on directories and whole files."""
+
+    def open(self, path: Path) -> DiskFile: ...
+    def create(self, path: Path) -> DiskFile: ...
+    def map(self, path: Path) -> pa.Buffer: ...
+    def read_stored(self, path: Path, position: int, length: int) -> pa.Buffer: ...
+    def size(self, path: Path) -> int: ...
+    def identity(self, path: Path) -> tuple[int, int]:
+        """Device and inode of a file: what tells it from one that takes its name later."""
+        ...
+
+    def stamp(self, path: Path) -> str:
+        """Inode, its generation, and time of the last write: what tells a file from its copies.
+
+        The device is not in it: its number may be another after a start of the machine.
+        """
+        ...
+
+    def names(self, directory: Path) -> list[str]: ...
+    def make_directory(self, path: Path, *, forced: bool = True) -> None: ...
+    def write_whole(self, path: Path, parts: Sequence[Part]) -> None: ...
+    def rename(self, path: Path, new: Path) -> None: ...
+    def link(self, path: Path, new: Path) -> None: ...
+    def remove(self, path: Path) -> None: ...
+    def remove_tree(self, path: Path) -> None: ...
+    def remove_empty_directory(self, path: Path) -> None: ...
+    def sync_directory(self, path: Path) -> None: ...
+
+
+def _typed(path: Path, error: OSError, **details: Any) -> IsologError:
+    """The system's error as ours, with the path in it."""
+    if error.errno in _FULL:
+        return DiskFull(f"no room to write {path}: {error.strerror}", **details)
+    return StorageFailure(f"{path}: {error.strerror or error}", **details)
+
+
+@contextmanager
+def _named(path: Path, **details: Any) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _typed(path, error, **details) from error
+
+
+def _generation(descriptor: int) -> int:
+    """The number that the file's inode got with it, and gets anew with each file; 0: it has none.
+
+    The inode of a file that was deleted is soon another file's, perhaps that of its own copy. Not
+    all file systems number their uses (Linux: ``FS_IOC_GETVERSION``).
+    """
+    try:
+        found = fcntl.ioctl(descriptor, _GET_GENERATION, bytes(8))
+    except OSError:
+        return 0
+    return int.from_bytes(found[:4], sys.byteorder)
+
+
+def _write_fully(descriptor: int, position: int, parts: Sequence[Part]) -> int:
+    """Writes the parts one behind the other; how many bytes they are."""
+    if len(parts) == 1:
+        return _write_part(descriptor, position, parts[0])
+    total = 0
+    for first in range(0, len(parts), _PARTS_MAX):
+        views = [memoryview(part) for part in parts[first : first + _PARTS_MAX]]
+        left = sum(map(len, views))
+        while left:
+            written = os.pwritev(descriptor, views, position + total)
+            total += written
+            left -= written
+            if left:
+                views = _behind(views, written)
+    return total
+
+
+def _write_part(descriptor: int, position: int, part: Part) -> int:
+    view = memoryview(part)
+    total = os.pwrite(descriptor, view, position)
+    while total < len(view):
+        total += os.pwrite(descriptor, view[total:], position + total)
+    return total
+
+
+def _behind(views: list[memoryview], written: int) -> list[memoryview]:
+    """What is left of the views after so many bytes."""
+    at = 0
+    while written >= len(views[at]):
+        written -= len(views[at])
+        at += 1
+    return [views[at][written:], *views[at + 1 :]]
+
+
+class OsFile:
+    """A file of the operating system; open only while the pool lets it be.
+
+    Forcing a whole segment would make appends wait until the disk has written all of it. So large
+    amounts are on their way to the disk before anybody forces them.
+    """
+
+    __slots__ = ("_end", "_file", "_started")
+
+    def __init__(self, path: Path, pool: DescriptorPool, number: int | None = None) -> None:
+        """``number``: of the descriptor by which the file is open already; None: it is not."""
+        self._file = PooledFile(path, pool)
+        if number is not None:
+            pool.adopt(self._file, Descriptor(number))
+        self._started: int | None = None  # up to where bytes are on their way, or forced
+        self._end = 0  # of the last write
+
+    def write(self, position: int, *parts: Part) -> None:
+        file = self._file
+        held = file.held  # the usual case without a call: this is on the way of every append
+        try:
+            if held is None:
+                held = file.descriptor()
+            held.used = True
+            self._end = position + _write_fully(held.number, position, parts)
+            if self._started is None:
+                self._started = position
+            elif self._end - self._started >= _PIECE_BYTES:
+                EARLY.start(held, self._started, self._end - self._started)
+                self._started = self._end
+        except OSError as error:
+            raise _typed(file.path, error) from error
+
+    def cut(self, size: int) -> None:
+        with _named(self._file.path):
+            held = self._file.descriptor()
+            os.ftruncate(held.number, size)
+
+    def read(self, position: int, length: int) -> pa.Buffer | None:
+        """The bytes, as far as the file goes; None once the file is closed.
+
+        Readers are other threads than the one that closes: a read under way ends first.
+        """
+        try:
+            held = self._file.descriptor()
+            return pa.py_buffer(os.pread(held.number, length, position))
+        except ValueError:
+            return None
+        except OSError as error:
+            raise _typed(self._file.path, error) from error
+
+    def flush(self) -> None:
+        with _named(self._file.path):
+            held = self._file.descriptor()
+            os.fdatasync(held.number)
+        self._started = self._end or None
+
+    def identity(self) -> tuple[int, int]:
+        with _named(self._file.path):
+            return self._file.identity()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class OsDisk:
+    """The operating system's file system."""
+
+    def __init__(self, pool: DescriptorPool | None = None) -> None:
+        self._pool = DescriptorPool() if pool is None else pool
+
+    def open(self, path: Path) -> DiskFile:
+        return OsFile(path, self._pool)
+
+    def create(self, path: Path) -> DiskFile:
+        """A new, empty file; one that is there by that name is replaced, not emptied."""
+        with _named(path):
+            try:
+                number = os.open(path, _NEW, 0o600)
+            except FileExistsError:
+                path.unlink(missing_ok=True)
+                number = os.open(path, _NEW, 0o600)
+        return OsFile(path, self._pool, number)
+
+    def map(self, path: Path) -> pa.Buffer:
+        """The whole file as a read-only mapping that lives as long as the buffer does."""
+        with _named(path):
+            if path.stat().st_size == 0:
+                return pa.py_buffer(b"")
+            with pa.memory_map(str(path), "r") as source:
+                return source.read_buffer()
+
+    def read_stored(self, path: Path, position: int, length: int) -> pa.Buffer:
+        """These bytes, as far as the file has them, from the disk and not from memory.
+
+        The system's memory of the file stays as it was, for those who read it for its records.
+        Where a file system does not give its bytes in this way, they come through memory.
+        """
+        with _named(path):
+            return stored_bytes(path, position, length)
+
+    def identity(self, path: Path) -> tuple[int, int]:
+        with _named(path):
+            found = path.stat()
+        return found.st_dev, found.st_ino
+
+    def stamp(self, path: Path) -> str:
+        with _named(path), path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            return f"{found.st_ino} {_generation(file.fileno())} {found.st_mtime_ns}"
+
+    def size(self, path: Path) -> int:
+        with _named(path):
+            return path.stat().st_size
+
+    def names(self, directory: Path) -> list[str]:
+        """What is in the directory; nothing where there is no such directory."""
+        with _named(directory):
+            try:
+                return sorted(os.listdir(directory))
+            except FileNotFoundError:
+                return []
+
+    def make_directory(self, path: Path, *, forced: bool = True) -> None:
+        """Make the directory and those above it that are missing, with their names forced.
+
+        Args:
+            path: The directory.
+            forced: False: its own name need not be forced, the caller does that.
+
+        Others may remove an empty one above it meanwhile, as the deletion of a topic does.
+        """
+        if not forced and self._is_made(path):
+            return
+        for attempt in range(_ATTEMPTS_MAX):
+            try:
+                with _named(path):
+                    self._make_directory(path)
+                return
+            except StorageFailure as error:
+                vanished = isinstance(error.__cause__, FileNotFoundError)
+                if not vanished or attempt + 1 == _ATTEMPTS_MAX:
+                    raise
+
+    def _is_made(self, path: Path) -> bool:
+        """Make the directory, unless the one above it is missing."""
+        with _named(path):
+            try:
+                path.mkdir(mode=0o700, exist_ok=True)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def _make_directory(self, path: Path) -> None:
+        """From the top down: what is there already has a parent with a forced name.
+
+        Its own name is forced here too, in case its maker died before that.
+        """
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        there = path.parents[len(missing) - 1] if missing else path
+        if os.access(there.parent, os.R_OK):  # above the broker's directory nothing is ours
+            self.sync_directory(there.parent)
+        for each in reversed(missing):
+            each.mkdir(mode=0o700, exist_ok=True)
+            self.sync_directory(each.parent)
+
+    def write_whole(self, path: Path, parts: Sequence[Part]) -> None:
+        """Puts the parts in place of the file, all or nothing, by rename.
+
+        The content is on the disk then; its name is once the directory was synchronised.
+        """
+        fresh = path.with_name(path.name + ".new")
+        with _named(path):
+            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                _write_fully(descriptor, 0, parts)
+                os.fsync(descriptor)
+            except OSError:
+                fresh.unlink(missing_ok=True)
+                raise
+            finally:
+                os.close(descriptor)
+            os.replace(fresh, path)
+
+    def rename(self, path: Path, new: Path) -> None:
+        with _named(path):
+            os.replace(path, new)
+
+    def link(self, path: Path, new: Path) -> None:
+        """Give the file a second name; where the file system cannot do that, make a copy."""
+        try:
+            os.link(path, new)
+        except OSError:
+            self.write_whole(new, [self.map(path)])
+
+    def remove(self, path: Path) -> None:
+        with _named(path):
+            path.unlink(missing_ok=True)
+
+    def remove_tree(self, path: Path) -> None:
+        """Removes the directory and all that is in it, for good: after a power cut too.
+
+        Whoever removed it before may have died, or failed, before that was forced.
+        """
+        with _named(path), suppress(FileNotFoundError):
+            shutil.rmtree(path)
+        if path.parent.is_dir():
+            self.sync_directory(path.parent)
+
+    def remove_empty_directory(self, path: Path) -> None:
+        """Removes the directory if it is empty."""
+        with suppress(OSError):
+            path.rmdir()
+
+    def sync_directory(self, path: Path) -> None:
+        with _named(path):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with _named(path, unforced=True):
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+# All logs of a process share one bound on open files.
+HOST_DISK: Final = OsDisk()

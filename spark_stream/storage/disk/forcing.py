@@ -1,0 +1,170 @@
+"""What of a log is on the disk for certain, and whether the log can still vouch for it.
+
+The first force that fails is the last one that is tried: the system may have dropped what it could
+not write, and a second force would say yes to nothing. The log has failed then: it takes no more
+until it is opened again. Reads of what was published go on.
+
+How far a log was forced stands in its file ``flushed``: 24 bytes, written in place after each
+force, and forced itself only when the log closes. So it never says too much, and may say too
+little. It tells an open that an entry which is gone was there once. Where a force failed it says
+so, for the system may still show what the disk never got: the next open then writes again what is
+not known to be there (:meth:`Forcing.distrusted`). Order of writes: the force, then the mark.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from spark_stream.batches import crc32c
+from spark_stream.consistency.ids import EntryIndex, Offset
+from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.errors import IsologError, StorageFailure
+from spark_stream.storage.disk import begun
+from spark_stream.storage.disk.disk import Disk, DiskFile
+
+MARK_NAME: Final = "flushed"
+_MARK: Final = struct.Struct("<qqI")  # entry index, offset, whether a force failed; then a CRC
+MARK_SIZE: Final = _MARK.size + 4
+_HINT: Final = "See to the disk, then restart the broker; reads go on meanwhile."
+START: Final = Boundary(EntryIndex(0), Offset(0))
+
+
+class Forcing:
+    """Forces the files of one log, until that fails. One caller at a time (the writer)."""
+
+    def __init__(self, disk: Disk, directory: Path, names: Collection[str] = ()) -> None:
+        """``names``: what is in the directory."""
+        self.failed: StorageFailure | None = None
+        self.when_failed: Callable[[], None] = lambda: None
+        self._disk = disk
+        self._directory = directory
+        self._path = directory / MARK_NAME
+        self._file: DiskFile | None = None
+        self._upto = START
+        self._distrusted = False
+        self._written = False
+        if MARK_NAME in names:
+            self._read()
+
+    @property
+    def upto(self) -> Boundary:
+        """Everything before it was forced once; there may be more."""
+        return self._upto
+
+    @property
+    def distrusted(self) -> bool:
+        """Whether a force of an earlier process failed: behind ``upto`` the disk may differ."""
+        return self._distrusted
+
+    def check(self) -> None:
+        """Raises the failure if there was one."""
+        if self.failed is not None:
+            raise self.failed.again()
+
+    def force(self, *files: DiskFile) -> None:
+        """Forces the files, in this order.
+
+        Raises:
+            StorageFailure: that failed, now or before; nothing is forced any more.
+        """
+        for file in files:
+            self._do(file.flush)
+
+    def force_names(self) -> None:
+        """Forces the names in the log's directory; raises as :meth:`force`."""
+        self._do(lambda: self._disk.sync_directory(self._directory))
+
+    def make_directory(self) -> None:
+        """Makes the log's directory, and notes beside it that the log has begun, for good.
+
+        Raises as :meth:`force`.
+
+        Raises:
+            DiskFull, StorageFailure: it could not be made, which can be tried again.
+        """
+        self.check()
+        try:
+            begun.make_directory(self._disk, self._directory)
+        except IsologError as error:
+            if error.details.get("unforced"):
+                raise self._failure(error) from error
+            raise
+
+    def mark(self, upto: Boundary) -> None:
+        """Writes down that everything before ``upto`` is on the disk."""
+        if upto == self._upto and not self._distrusted:
+            return
+        self._upto, self._distrusted = upto, False
+        # It is a hint that may lag behind: a disk without room for it takes nothing from a log.
+        with suppress(IsologError):
+            self._write(upto, failed=False)
+
+    def lower(self, upto: Boundary) -> None:
+        """Lets the mark say no more than ``upto``, for certain: what lies behind is to be cut.
+
+        Raises:
+            StorageFailure: it may still say more; after a force that failed, the log has failed.
+        """
+        self.check()
+        if self._upto.entry <= upto.entry:
+            return
+        self.force(self._write(upto, failed=False))
+        self._upto = upto
+
+    def fail(self, message: str) -> IsologError:
+        """Make the log fail, also for the next process that opens it; return what to raise."""
+        failure = self.give_up(message)
+        with suppress(IsologError):
+            self._write(self._upto, failed=True)
+        return failure
+
+    def give_up(self, message: str) -> IsologError:
+        """Lets the log take no more until it is opened again; what to raise from now on."""
+        if self.failed is None:
+            self.failed = StorageFailure(message, hint=_HINT, path=str(self._directory))
+            self.when_failed()
+        return self.failed.again()
+
+    def close(self, *, forced: bool) -> None:
+        """End it. ``forced``: the mark too, so that a power cut after an orderly end leaves it."""
+        if self._file is None:
+            return
+        with suppress(IsologError):
+            if forced and self._written and self.failed is None:
+                self._file.flush()
+        self._file.close()
+
+    def _do(self, act: Callable[[], None]) -> None:
+        self.check()
+        try:
+            act()
+        except IsologError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: IsologError) -> IsologError:
+        """What to raise from now on, for this error of a force."""
+        return self.fail(
+            f"{self._directory}: what was written could not be forced to the disk"
+            f" ({error.message}); the partition takes no more until it is opened again"
+        )
+
+    def _write(self, upto: Boundary, *, failed: bool) -> DiskFile:
+        if self._file is None:
+            self._file = self._disk.create(self._path)
+        packed = _MARK.pack(upto.entry, upto.offset, failed)
+        self._written = True
+        self._file.write(0, packed + crc32c(packed).to_bytes(4, "little"))
+        return self._file
+
+    def _read(self) -> None:
+        self._file = self._disk.open(self._path)
+        raw = bytes(self._disk.map(self._path))
+        if len(raw) != MARK_SIZE or int.from_bytes(raw[-4:], "little") != crc32c(raw[:-4]):
+            return
+        entry, offset, failed = _MARK.unpack(raw[:-4])
+        self._upto = Boundary(EntryIndex(entry), Offset(offset))
+        self._distrusted = bool(failed)

@@ -1,0 +1,317 @@
+"""Arrow batches to bytes and back, and the checksums over entries. No file is touched here.
+
+What the bytes are is in :mod:`spark_stream.batches`, which readers on a broker's machine share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, Final
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from spark_stream.batches import (
+    as_one,
+    crc32c,
+    crc_of_parts,
+    decode_each,
+    decode_one,
+    decode_run,
+    facts_of,
+    schema_length,
+    with_facts,
+)
+from spark_stream.consistency.entries import CRC_SPAN, ENTRY, ENTRY_SIZE, Table
+from spark_stream.errors import BrokerBusy
+from spark_stream.storage.format.chunks import joined
+from spark_stream.storage.format.extremes import Layout
+from spark_stream.storage.format.message import Message, uncompressed
+from spark_stream.storage.settings import Compression
+
+END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
+_UNIT: Final = 8  # bytes; the length of a message in the file is a multiple of this
+
+# A few kilobytes may decompress to gigabytes: this is the most that is joined at once.
+_DECODED_BYTES_MAX: Final = 16 << 20
+
+
+def sealed(packed: bytes) -> bytes:
+    """The bytes of an entry with its own checksum behind them."""
+    return packed + crc32c(packed).to_bytes(4, "little")
+
+
+# A CRC is linear. So any bytes, followed by their own CRC, always have the same CRC, and so has any
+# number of such pieces in a row. Many entries are thereby checked by one call.
+_BLOCK_ENTRIES: Final = 1024
+
+
+@cache
+def _intact_crc(entries: int) -> int:
+    """The CRC of so many intact entries in a row."""
+    return crc32c(sealed(bytes(CRC_SPAN)) * entries)
+
+
+def intact_rows(table: Table) -> npt.NDArray[np.bool_]:
+    """Which entries have the checksum that they carry, shape (rows,)."""
+    data = table.tobytes()
+    value = google_crc32c.value
+    actual = np.fromiter(
+        (value(data[at : at + CRC_SPAN]) for at in range(0, len(data), ENTRY_SIZE)),
+        dtype=np.uint32,
+        count=len(table),
+    )
+    return np.asarray(actual == table["entry_crc"])
+
+
+def intact_entries(table: Table) -> int:
+    """How many leading entries have the checksum that they carry."""
+    data = pa.py_buffer(np.ascontiguousarray(table).view(np.uint8))
+    for first in range(0, len(table), _BLOCK_ENTRIES):
+        rows = min(_BLOCK_ENTRIES, len(table) - first)
+        if crc32c(data.slice(first * ENTRY_SIZE, rows * ENTRY_SIZE)) != _intact_crc(rows):
+            return first + int(intact_rows(table[first : first + rows]).argmin())
+    return len(table)
+
+
+_FIELDS: Final[Any] = ENTRY.fields
+_POSITION_AT: Final = int(_FIELDS["position"][1])
+_POSITION_SIZE: Final = 8
+_FEW: Final = 8  # up to so many entries a loop is quicker
+
+
+@cache
+def _differences() -> npt.NDArray[np.uint32]:
+    """Return how a byte of an entry's position changes the entry's checksum, shape (8, 256).
+
+    At ``[byte, value]`` is the xor of the checksums of two entries whose positions differ by
+    ``value`` in that byte, the lowest byte first. A CRC is linear: it depends on nothing else.
+    """
+    blank, found = bytearray(CRC_SPAN), np.zeros((_POSITION_SIZE, 256), np.uint32)
+    nothing = crc32c(bytes(blank))
+    for place in range(_POSITION_SIZE):
+        for value in range(256):
+            blank[_POSITION_AT + place] = value
+            found[place, value] = crc32c(bytes(blank)) ^ nothing
+        blank[_POSITION_AT + place] = 0
+    return found
+
+
+def moved(table: Table, positions: npt.NDArray[np.int64]) -> Table:
+    """The entries with these positions, and with the checksums that belong to them.
+
+    ``table`` must have its checksums; positions: int64, shape (rows,).
+    """
+    if len(table) <= _FEW:
+        return _moved_one_by_one(table, positions)
+    found = table.copy()
+    changed = (table["position"] ^ positions).astype("<i8").view(np.uint8)
+    parts = _differences()[np.arange(_POSITION_SIZE), changed.reshape(-1, _POSITION_SIZE)]
+    found["position"] = positions
+    found["entry_crc"] ^= np.bitwise_xor.reduce(parts, axis=1)
+    return found
+
+
+def _moved_one_by_one(table: Table, positions: npt.NDArray[np.int64]) -> Table:
+    raw, rows = table.tobytes(), []
+    for number, position in enumerate(positions.tolist()):
+        row = raw[number * ENTRY_SIZE : (number + 1) * ENTRY_SIZE]
+        place = position.to_bytes(_POSITION_SIZE, "little")
+        behind = row[_POSITION_AT + _POSITION_SIZE : CRC_SPAN]
+        rows.append(sealed(row[:_POSITION_AT] + place + behind))
+    return np.frombuffer(b"".join(rows), ENTRY)
+
+
+def first_broken_batch(table: Table, data: pa.Buffer, offset_in_file: int = 0) -> int:
+    """The first row whose bytes in ``data`` lack their checksum; the table's length where none is.
+
+    ``data`` holds the ``.arrow`` file from ``offset_in_file`` on; it may end too early.
+    """
+    if len(table) > _FEW_BATCHES:
+        parts = joined(table["position"] - offset_in_file, table["length"])
+        if len(parts) < len(table) // 2 and crc_of_parts(data, parts) == run_crc(table):
+            return len(table)
+    value = google_crc32c.value
+    starts = (table["position"] - offset_in_file).tolist()
+    rows = zip(starts, table["length"].tolist(), table["data_crc"].tolist(), strict=True)
+    for row, (start, length, crc) in enumerate(rows):
+        if not length:  # a marker
+            continue
+        if start + length > data.size or value(data.slice(start, length)) != crc:
+            return row
+    return len(table)
+
+
+def run_crc(table: Table) -> int:
+    """The CRC of these entries' batches, one behind the other, from the CRCs in the entries.
+
+    The CRC of two pieces is that of the second, combined with that of the first as if as many zeros
+    followed it as the second is long. So no byte of a batch is looked at here.
+    """
+    lengths = table["length"] // _UNIT
+    behind = np.cumsum(lengths[::-1])[::-1] - lengths
+    return int(np.bitwise_xor.reduce(_followed_by_zeros(table["data_crc"], behind), initial=0))
+
+
+_FEW_BATCHES: Final = 128  # up to so many are checked one by one
+_DIGIT_BITS: Final = 6
+
+
+def _followed_by_zeros(
+    crcs: npt.NDArray[np.uint32], words: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint32]:
+    """Return these CRCs, each as if as many words of zeros followed as ``words`` says."""
+    found, place = crcs.copy(), 0
+    while words.any():
+        digit = words & ((1 << _DIGIT_BITS) - 1)
+        found = _changed(_zeros_table(place), found, digit << 10)
+        words, place = words >> _DIGIT_BITS, place + 1
+    return found
+
+
+def _changed(
+    table: npt.NDArray[np.uint32],
+    crcs: npt.NDArray[np.uint32],
+    at: npt.NDArray[np.int64] | int = 0,
+) -> npt.NDArray[np.uint32]:
+    """Return what the block at ``at`` of a table makes of these CRCs."""
+    found = table[at + (crcs & 0xFF)]
+    for byte in range(1, 4):
+        found ^= table[at + ((crcs >> (8 * byte) & 0xFF) | byte << 8)]
+    return found
+
+
+# How far zeros that follow change a CRC depends on their number alone. That number, in words of 8
+# bytes, is written in digits of 6 bits, the lowest at place 0, and each digit is applied by itself.
+# The table of a place has 64 blocks of 1024 values, one for each digit, and a block has 256 values
+# for each of the four bytes of a CRC, the lowest byte first: at
+#
+#     digit << 10 | byte << 8 | value
+#
+# is what a CRC that is 0 but for `value` in `byte` becomes when `digit << 6 * place` words of zeros
+# follow. A CRC is linear, so what its four bytes become is combined by xor (`_changed`). Block 0
+# changes nothing, block 1 is one step, and each block is the one before with one step more.
+@cache
+def _zeros_table(place: int) -> npt.NDArray[np.uint32]:
+    """Return the table of a place, shape (65536,)."""
+    values = np.arange(256, dtype=np.uint32)
+    same = np.concatenate([values << 8 * byte for byte in range(4)])
+    if place:
+        last = _zeros_table(place - 1)[-1024:]
+        one = _changed(last, _zeros_table(place - 1)[1024:2048])
+    else:
+        zeros = bytes(_UNIT)
+        nothing = crc32c(zeros)
+        one = np.array([google_crc32c.extend(int(crc), zeros) ^ nothing for crc in same], np.uint32)
+    found = [same]
+    for _ in range((1 << _DIGIT_BITS) - 1):
+        found.append(_changed(one, found[-1]))
+    return np.concatenate(found)
+
+
+# If messages are this far from each other on average, they are taken one by one.
+_FAR_BYTES_MIN: Final = 1 << 10
+
+
+def gathered(data: pa.Buffer, starts: np.ndarray, lengths: np.ndarray) -> list[memoryview]:
+    """The messages at these places of ``data``, in parts: to be read one behind the other.
+
+    The first of them is at the start of ``data``, the last one at its end. Nothing is copied where
+    they are neighbours or far apart. All messages are padded to 8 bytes: that is the unit in which
+    small ones are picked, with no loop over them.
+    """
+    view = memoryview(data)
+    gaps = starts[1:] - starts[:-1] - lengths[:-1]
+    if not gaps.any():
+        return [view]
+    if data.size >= _FAR_BYTES_MIN * len(starts):
+        places = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+        return [view[start:end] for start, end in places]
+    wanted = np.ones(2 * len(starts) - 1, np.bool_)
+    wanted[1::2] = False
+    words = np.empty(len(wanted), np.int64)
+    words[::2] = lengths // _UNIT
+    words[1::2] = gaps // _UNIT
+    return [np.frombuffer(data, np.uint64)[np.repeat(wanted, words)].data]
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How the batches of one schema of a topic are written and read.
+
+    ``version``: which of the topic's schemas it is; 0 is the first.
+    """
+
+    schema: pa.Schema
+    compression: Compression = Compression.NONE
+    version: int = 0
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Of which columns least and greatest values are kept, and how."""
+        return Layout(self.schema)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether messages are not compressed."""
+        return self.compression is Compression.NONE
+
+    def header(self, facts: dict[str, str]) -> bytes:
+        """The schema message that a segment starts with; ``facts`` go into the schema's metadata.
+
+        The names of all facts start with ``isolog.``; a checksum over them is put beside them.
+        """
+        return with_facts(self.schema, facts)
+
+    def encode(self, batch: pa.RecordBatch) -> Message:
+        """One batch as an encapsulated IPC message, padded to 8 bytes.
+
+        Raises:
+            BrokerBusy: there is no memory for it.
+        """
+        try:
+            return self._encoded(batch)
+        except MemoryError:
+            raise BrokerBusy(f"no memory to encode a batch of {batch.nbytes} bytes") from None
+
+    def _encoded(self, batch: pa.RecordBatch) -> Message:
+        if self.compression is Compression.NONE:
+            return uncompressed(batch)
+        options = pa.ipc.IpcWriteOptions(compression=str(self.compression))
+        sink = pa.BufferOutputStream()
+        writer = pa.ipc.new_stream(sink, self.schema, options=options)
+        writer.write_batch(batch)
+        written = sink.getvalue()
+        # The writer puts the schema message first: in some releases when it is made, in some now.
+        return Message.of(written.slice(schema_length(written)))
+
+    def decode(
+        self, messages: Sequence[memoryview], entries: int, columns: Sequence[str] | None
+    ) -> tuple[pa.RecordBatch, int]:
+        """One batch from ``entries`` messages, and from how many of them it is.
+
+        ``messages`` are their bytes, in any parts. A single uncompressed message is decoded in
+        place: the batch is a view of it. Of compressed messages only the first are taken, so
+        that the batch stays small in memory.
+        """
+        if self.compression is Compression.NONE:
+            if entries > 1:
+                return decode_run(messages, self.schema, columns), entries
+            (message,) = messages
+            return decode_one(message, self.schema, columns), 1
+        batches, size = [], 0
+        for batch in decode_each(messages, self.schema, columns):
+            batches.append(batch)
+            size += batch.nbytes
+            if size >= _DECODED_BYTES_MAX:
+                break
+        return as_one(pa.Table.from_batches(batches), columns), len(batches)
+
+    def describes(self, header: pa.Buffer) -> bool:
+        """Whether this is a sound schema message of this topic's schema."""
+        return facts_of(header) is not None and self.schema.equals(pa.ipc.read_schema(header))

@@ -1,0 +1,170 @@
+"""What a log needs to know of its topic, and a batch or a marker on its way into the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+from msgspec import Struct
+
+from spark_stream.batches import conformed
+from spark_stream.consistency.entries import Entry, Kind
+from spark_stream.consistency.ids import LeaderEpoch
+from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.errors import UnknownSchema
+from spark_stream.storage.format.codec import Codec
+from spark_stream.storage.format.extremes import RECORDS_MIN, Rows
+from spark_stream.storage.format.message import Message
+from spark_stream.storage.settings import LogSettings
+
+UNLIMITED: Final = 1 << 62
+_FEW: Final = 16
+
+_ROW_PART_MIN: Final = 16  # times a row of extremes: what is written beside a batch is far smaller
+
+
+class Prepared(Struct, frozen=True):
+    """A batch ready to be appended: encoding and checksum are done outside the partition's lock.
+
+    ``extremes``: what is known of its values; None: nothing that would be worth its place.
+    ``schema``: which of the topic's schemas it has.
+    """
+
+    records: int
+    message: Message
+    crc: int
+    timestamp: int
+    extremes: Rows | None = None
+    schema: int = 0
+
+    def entry_at(self, place: Boundary, leader_epoch: LeaderEpoch, now: int, stamp: Stamp) -> Entry:
+        """The batch's entry at this place of a log; ``now`` in microseconds since the epoch."""
+        return Entry(
+            entry_index=place.entry,
+            base_offset=place.offset,
+            timestamp=self.timestamp,
+            appended=now,
+            count=self.records,
+            leader_epoch=leader_epoch,
+            data_crc=self.crc,
+            producer_id=stamp.producer_id,
+            producer_epoch=stamp.epoch,
+            base_sequence=stamp.sequence,
+            transaction=stamp.transaction,
+            schema=self.schema,
+        )
+
+
+def marker_at(
+    place: Boundary,
+    kind: Kind,
+    producer_id: int,
+    epoch: int,
+    transaction: int,
+    leader_epoch: LeaderEpoch,
+    now: int,
+) -> Entry:
+    """A marker's entry at this place of a log; ``now`` in microseconds since the epoch."""
+    if kind is Kind.DATA:
+        raise ValueError("a marker is COMMIT or ABORT")
+    return Entry(
+        entry_index=place.entry,
+        base_offset=place.offset,
+        timestamp=now,
+        appended=now,
+        count=0,
+        leader_epoch=leader_epoch,
+        data_crc=0,
+        kind=kind,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        transaction=transaction,
+    )
+
+
+@dataclass(frozen=True)
+class LogFormat:
+    """What the log of a partition needs to know of its topic.
+
+    ``timestamp_column`` is the column with the records' own timestamps; where a topic has none, a
+    record's timestamp is the moment of its append. ``earlier``: the schemas that the topic had
+    before its present one, the first of them first.
+    """
+
+    schema: pa.Schema
+    settings: LogSettings = field(default_factory=LogSettings)
+    timestamp_column: str | None = None
+    facts: tuple[tuple[str, str], ...] = ()
+    earlier: tuple[pa.Schema, ...] = ()
+
+    @cached_property
+    def codecs(self) -> tuple[Codec, ...]:
+        """Of each schema that the topic has had, the first of them first."""
+        return tuple(
+            Codec(schema, self.settings.compression, version)
+            for version, schema in enumerate((*self.earlier, self.schema))
+        )
+
+    @property
+    def codec(self) -> Codec:
+        """That of the present schema."""
+        return self.codecs[-1]
+
+    def codec_of(self, version: int) -> Codec:
+        """That of the batches whose entries name this schema; UnknownSchema: it is not known."""
+        if version >= len(self.codecs):
+            told = dict(self.facts)
+            raise UnknownSchema(
+                f"{told.get('isolog.topic', 'the topic')}: schema {version} of its batches is not"
+                f" known here, only those up to {len(self.codecs) - 1}",
+                schema=version,
+            )
+        return self.codecs[version]
+
+    @cached_property
+    def required(self) -> tuple[pa.Field, ...]:
+        """Return the columns that take no nulls, or may have a field within that takes none."""
+        return tuple(each for each in self.schema if not each.nullable or pt.is_nested(each.type))
+
+    def conformed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A sound batch of an earlier schema as one of the present one; others stay as they are."""
+        if not self.earlier or batch.schema.equals(self.schema):
+            return batch
+        if batch.schema.types == self.schema.types and batch.schema.names == self.schema.names:
+            return batch
+        return conformed(batch, self.schema)
+
+    def prepare(self, batch: pa.RecordBatch, now: int) -> Prepared:
+        """Encodes a batch of the topic's schema; ``now`` in microseconds since the epoch."""
+        if batch.num_rows == 0:
+            raise ValueError("a batch has at least one record")
+        message = self.codec.encode(batch)
+        return Prepared(
+            batch.num_rows,
+            message,
+            message.crc(),
+            self._greatest(batch, now),
+            self._extremes(batch, message.size),
+            self.codec.version,
+        )
+
+    def _extremes(self, batch: pa.RecordBatch, size: int) -> Rows | None:
+        """What costs little to find out now; a filtered read finds out the rest."""
+        layout = self.codec.layout
+        worth = batch.num_rows >= RECORDS_MIN and size >= _ROW_PART_MIN * layout.row.itemsize
+        return layout.described(batch, layout.quick) if worth and layout.quick else None
+
+    def _greatest(self, batch: pa.RecordBatch, now: int) -> int:
+        if self.timestamp_column is None:
+            return now
+        moments = batch.column(self.timestamp_column)
+        # Not by to_numpy, which imports pandas: a third of a second, once, and memory for good.
+        values = memoryview(moments.buffers()[1])[8 * moments.offset :][: 8 * len(moments)]
+        if len(moments) <= _FEW:  # a call of NumPy takes longer than to look at each
+            return max(values.cast("q"))
+        return int(np.frombuffer(values, np.int64).max())

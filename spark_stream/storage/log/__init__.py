@@ -1,0 +1,17 @@
+"""A partition's segments as one log.
+
+``log``          the log
+``replica_log``  what a partition needs of it
+``opening``      makes a log's directory good before it is used
+``looking``      what the files of a segment tell; ``recovery``: what of a log is valid
+``reading``      from a range of offsets to few, well-sized Arrow batches
+``moments``      the first record at or after a time
+``locating``     which files have the entries that another replica has named
+``truncation``   cuts a log back, or empties it; ``tails``: what that leaves in a file
+``kept``         batches that a broken log still has
+``retention``    which segments are too old or too many; ``rolling``: when the active one is full
+``flush_timer``  when to force a log whose topic has ``flush=interval``
+``endings``      which batches are aborted
+``damage``       what is known to be damaged
+``committed``    remembered high watermarks
+"""

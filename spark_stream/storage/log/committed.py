@@ -1,0 +1,115 @@
+"""Up to where a broker knew the entries of its partitions to be committed: one file a broker.
+
+A *mark* of a partition is its high watermark and the epoch of the entry before that. It stays true
+whatever becomes of this broker's logs: a log that has this entry of this epoch has all that is
+committed before it, for two logs that share an entry are the same up to there
+(``consistency.epochs``). So a mark is believed only by a log that has the entry, the file may lag
+behind, and nothing has to be written before a log is cut back.
+
+The file ``committed.json`` is one line of JSON behind a line with its CRC-32C, and is replaced as a
+whole. One that is not readable counts as empty.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Set
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from spark_stream.batches import crc32c
+from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
+from spark_stream.errors import IsologError
+from spark_stream.storage.disk.disk import HOST_DISK, Disk
+
+NAME: Final = "committed.json"
+
+logger = logging.getLogger(__name__)
+
+
+class Mark(NamedTuple):
+    """The entries below ``entry`` are committed; the last of them is of this epoch."""
+
+    entry: EntryIndex
+    epoch: LeaderEpoch
+
+
+class CommittedMarks:
+    """The marks of one broker, for any thread.
+
+    Those of partitions that could not be opened since the broker started stay in the file.
+    """
+
+    def __init__(self, directory: Path, disk: Disk = HOST_DISK) -> None:
+        self._disk = disk
+        self._path = directory / NAME
+        self._lock = threading.Lock()  # also while the file is written: one thread at a time
+        self._marks = self._read()
+        self._is_new = False
+
+    def recall(self, key: str) -> Mark | None:
+        """Return the mark of a partition, or None if there is none."""
+        with self._lock:
+            return self._marks.get(key)
+
+    def note(self, key: str, mark: Mark) -> None:
+        """Remember the mark of a partition; :meth:`write` puts it on the disk."""
+        with self._lock:
+            if self._marks.get(key) != mark:
+                self._marks[key] = mark
+                self._is_new = True
+
+    def forget(self, key: str) -> None:
+        """Drop the mark of a partition that has no replica here any more."""
+        with self._lock:
+            self._is_new |= self._marks.pop(key, None) is not None
+
+    def keep_topics(self, ids: Set[str]) -> None:
+        """Drop the marks of all other topics than these."""
+        with self._lock:
+            kept = {key: each for key, each in self._marks.items() if key.split("/")[0] in ids}
+            self._is_new |= len(kept) < len(self._marks)
+            self._marks = kept
+
+    def write(self, *, forced: bool) -> None:
+        """Write the marks if there are new ones, and force them if asked to.
+
+        Raises:
+            DiskFull, StorageFailure: The file is as it was; the next call tries again.
+        """
+        with self._lock:
+            if self._is_new:
+                self._write(forced=forced)
+                self._is_new = False
+
+    def _write(self, *, forced: bool) -> None:
+        text = json.dumps(self._marks, separators=(",", ":")).encode()
+        data = b"%08x\n%s\n" % (crc32c(text), text)
+        if forced:
+            self._disk.write_whole(self._path, [data])
+            self._disk.sync_directory(self._path.parent)
+        else:
+            fresh = self._path.with_name(NAME + ".new")
+            file = self._disk.create(fresh)
+            try:
+                file.write(0, data)
+            finally:
+                file.close()
+            self._disk.rename(fresh, self._path)
+
+    def _read(self) -> dict[str, Mark]:
+        try:
+            if NAME not in self._disk.names(self._path.parent):
+                return {}
+            crc, text = bytes(self._disk.map(self._path)).splitlines()
+            if int(crc, 16) != crc32c(text):
+                raise ValueError("its checksum fails")
+            return {
+                key: Mark(EntryIndex(int(entry)), LeaderEpoch(int(epoch)))
+                for key, (entry, epoch) in json.loads(text).items()
+            }
+        except (IsologError, ValueError, TypeError, AttributeError) as error:
+            logger.warning("%s cannot be read, and is not believed: %s", self._path, error)
+            return {}

@@ -1,0 +1,69 @@
+"""Which segment has an entry, and where the messages of some entries lie in this replica's files.
+
+Entries are the same in all replicas, and so are their messages; the files are not. What has the
+same index and the same leader epoch in two logs is the same entry, and so is all before it.
+Source: the log matching property, Ongaro and Ousterhout, "In Search of an Understandable Consensus
+Algorithm", 2014, section 5.3.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from spark_stream.consistency.entries import Kind
+from spark_stream.consistency.ids import EntryIndex
+from spark_stream.errors import EntriesGone, InvalidRequest
+from spark_stream.storage.format.chunks import Stored
+from spark_stream.storage.segment.segment import Segment
+
+
+def segment_with(segments: Sequence[Segment], entry: EntryIndex, directory: Path) -> Segment:
+    """The segment with this entry; the last one for the log's end.
+
+    Raises:
+        EntriesGone: the log starts behind it, or ends before it.
+    """
+    place = bisect_right(segments, entry, key=lambda segment: segment.first.entry) - 1
+    if place < 0 or entry > segments[place].end.entry:
+        raise EntriesGone(
+            f"{directory} has the entries {segments[0].first.entry} to"
+            f" {segments[-1].end.entry - 1}, and not {entry}"
+        )
+    return segments[place]
+
+
+def located_in(
+    segment: Segment, indexes: np.ndarray, epoch: int, *, doubted: bool = False
+) -> Stored | None:
+    """Where these entries' messages lie, if all of them do so in this segment; None: they do not.
+
+    ``indexes``: runs of entries, (first, count), int64, shape (runs, 2), rising. ``epoch``: the
+    leader epoch of the last one where it was looked up; here there may be another entry instead.
+    ``doubted``: the messages are checked as well.
+
+    Raises:
+        DamagedSegment: an entry among them is damaged, or the batch of one that is doubted.
+        StorageFailure: the file is gone.
+        InvalidRequest: the runs are none, or do not rise, or name what is no batch.
+    """
+    firsts, counts = indexes[:, 0] - segment.first.entry, indexes[:, 1]
+    ends = firsts + counts
+    if not len(indexes) or (counts < 1).any() or (firsts[1:] < ends[:-1]).any():
+        raise InvalidRequest("runs of entries rise, and each has an entry at least")
+    table = segment.table
+    if firsts[0] < 0 or ends[-1] > len(table):
+        return None
+    segment.check_rows(int(firsts[0]), int(ends[-1]))
+    if table[ends[-1] - 1]["leader_epoch"] != epoch:
+        return None
+    before = np.cumsum(counts) - counts
+    places = np.repeat(firsts - before, counts) + np.arange(int(counts.sum()))
+    if (table[places]["kind"] != Kind.DATA).any():
+        raise InvalidRequest("an entry that is no batch has no place in a file")
+    if doubted:
+        segment.check_batches(places)
+    return segment.locate(places)

@@ -1,0 +1,509 @@
+"""A partition's segments as one log: append, read, look up by time, roll, retain, recover.
+
+One writer at a time (the partition's lock, held by the caller); readers take no lock: they work on
+the tuple of segments as it was when they began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from spark_stream.consistency.entries import Entry, Kind, Table
+from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
+from spark_stream.consistency.partition.producers import NOBODY, Stamp
+from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.errors import IsologError, StorageFailure
+from spark_stream.storage.disk.disk import HOST_DISK, Disk
+from spark_stream.storage.format.chunks import Chunk, Stored
+from spark_stream.storage.format.codec import Codec
+from spark_stream.storage.format.log_format import UNLIMITED, LogFormat, Prepared, marker_at
+from spark_stream.storage.format.message import Message
+from spark_stream.storage.format.stored import (
+    StoredEntries,
+    check_entries,
+    checked_lone_entry,
+    entries_of,
+)
+from spark_stream.storage.log.damage import Damage
+from spark_stream.storage.log.endings import Endings
+from spark_stream.storage.log.flush_timer import FlushTimer
+from spark_stream.storage.log.kept import KeptSegments
+from spark_stream.storage.log.locating import located_in, segment_with
+from spark_stream.storage.log.moments import first_offset_at
+from spark_stream.storage.log.opening import Opened, open_files
+from spark_stream.storage.log.reading import Budget, Wanted, has_aborted, read_segments
+from spark_stream.storage.log.retention import SegmentFacts, due_by_age, is_too_old, removable
+from spark_stream.storage.log.rolling import rows_of_one_schema, rows_that_fit
+from spark_stream.storage.log.tails import ShorterCopy
+from spark_stream.storage.log.truncation import Truncation
+from spark_stream.storage.segment.active import ActiveSegment
+from spark_stream.storage.segment.checking import Piece, Suspect, is_sound, pieces
+from spark_stream.storage.segment.filtering import Filtering, RowFilter
+from spark_stream.storage.segment.segment import Segment
+from spark_stream.storage.settings import Flush
+
+__all__ = ["UNLIMITED", "LogFormat", "PartitionLog", "Prepared"]
+
+
+class PartitionLog:
+    """The log of one partition in one directory."""
+
+    def __init__(self, directory: Path, log_format: LogFormat, opened: Opened, disk: Disk) -> None:
+        self.directory = directory
+        self.format = log_format
+        self.cuts = opened.found.cuts
+        self.intact = opened.intact
+        self._disk = disk
+        self._forcing = opened.forcing
+        self._flush_timer = FlushTimer()
+        self._damage = Damage()
+        self._kept = KeptSegments(disk, directory, log_format)
+        self._truncation = Truncation(disk, directory, log_format, opened.forcing)
+        self._put(opened.found.closed, opened.found.active)
+        self._endings = Endings(self.segments)
+
+    def _put(self, closed: tuple[Segment, ...], active: ActiveSegment) -> None:
+        """Puts other segments in the place of all, in one step: readers take no lock."""
+        self._active = active
+        self._segments: tuple[Segment, ...] = (*closed, active)
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        log_format: LogFormat,
+        disk: Disk = HOST_DISK,
+        losing: Callable[[], None] = lambda: None,
+    ) -> PartitionLog:
+        """Opens a log; what it lost is in ``cuts``. A new one gets its files with its first entry.
+
+        ``losing``: as :class:`~spark_stream.storage.logs.FileLogs`.
+
+        Raises:
+            DamagedSegment: a file that cannot be rebuilt is missing.
+        """
+        return cls(directory, log_format, open_files(directory, log_format, disk, losing), disk)
+
+    @property
+    def failed(self) -> StorageFailure | None:
+        """Why the log takes no more until it is opened again; None while it does."""
+        return self._forcing.failed
+
+    def when_failed(self, tell: Callable[[], None]) -> None:
+        """:meth:`ReplicaLog.when_failed`."""
+        self._forcing.when_failed = tell
+        if self.failed is not None:
+            tell()
+
+    # -- bounds ---------------------------------------------------------------------------------
+
+    @property
+    def start(self) -> Boundary:
+        """The first position that is left."""
+        return self._segments[0].first
+
+    @property
+    def end(self) -> Boundary:
+        """The position of the next entry."""
+        return self._active.end
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(segment.size for segment in self._segments)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """All segments, oldest first; the last one is the one that grows."""
+        return self._segments
+
+    @property
+    def _closed(self) -> tuple[Segment, ...]:
+        return self._segments[:-1]
+
+    def tables(self) -> list[Table]:
+        """The entries tables of all segments, oldest first, as they are now."""
+        return [segment.table for segment in self.segments]
+
+    def boundary_of(self, entry: EntryIndex) -> Boundary:
+        """:meth:`ReplicaLog.boundary_of`."""
+        return self._segment_of(entry).boundary_of(entry)
+
+    def _segment_of(self, entry: EntryIndex) -> Segment:
+        """The segment with this entry; the last one for the log's end."""
+        return segment_with(self.segments, entry, self.directory)
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def append(
+        self, batch: Prepared, leader_epoch: LeaderEpoch, now: int, stamp: Stamp = NOBODY
+    ) -> Offset:
+        """Appends one batch and returns the offset of its first record; ``stamp``: who wrote it.
+
+        Raises:
+            DiskFull, StorageFailure: nothing of the batch is kept; a later append can succeed,
+                unless the log has ``failed``.
+        """
+        self._forcing.check()
+        self._make_room(batch.message.size, now, self.format.codec_of(batch.schema))
+        end = self.end
+        entry = batch.entry_at(end, leader_epoch, now, stamp)
+        self._write(entry, batch.message)
+        self._active.note_extremes(entry, batch.extremes)
+        return end.offset
+
+    def mark(
+        self,
+        kind: Kind,
+        producer_id: int,
+        epoch: int,
+        transaction: int,
+        leader_epoch: LeaderEpoch,
+        now: int,
+    ) -> None:
+        """Ends what the producer id wrote in the transaction: ``kind`` is COMMIT or ABORT.
+
+        After an ABORT its batches are aborted at once. The marker takes no offset.
+
+        Raises:
+            DiskFull, StorageFailure: no marker is kept; a later call can succeed, unless the log
+                has ``failed``.
+        """
+        self._forcing.check()
+        self._make_room(0, now)
+        entry = marker_at(self.end, kind, producer_id, epoch, transaction, leader_epoch, now)
+        self._write(entry, None)
+
+    def append_entries(self, rows: Table, data: pa.Buffer) -> list[Entry]:
+        """:meth:`ReplicaLog.append_entries`. A segment's age goes by the entries' own times."""
+        self._forcing.check()
+        if not len(rows):
+            return []
+        end, epoch = self.end, self._last_epoch
+        lone = checked_lone_entry(rows, data, end, epoch)
+        if lone is not None:
+            codec = self.format.codec_of(lone.schema) if lone.count else None
+            self._make_room(data.size, lone.appended, codec)
+            self._write(lone, Message.of(data) if data.size else None)
+            self._kept.drop_healed(self._segments)
+            return [lone]
+        check_entries(rows, data, end, epoch, str(self.directory))
+        taken = read = 0
+        try:
+            while taken < len(rows):
+                of_schema, version = rows_of_one_schema(rows[taken:])
+                codec = None if version is None else self.format.codec_of(version)
+                self._speak(codec)
+                fit = self._fitting(of_schema)
+                if not fit:
+                    self.roll(codec)
+                    fit = self._fitting(of_schema)
+                part = of_schema[:fit]
+                length = int(part["length"].sum())
+                self._active.append_rows(part, data.slice(read, length), forced=self._forced)
+                if self._forced:
+                    self._forcing.mark(self._active.end)
+                taken, read = taken + fit, read + length
+        except IsologError:
+            if not taken:
+                raise
+        entries = entries_of(rows[:taken])
+        for entry in entries:
+            self._endings.appended(entry, self._segments)
+        self._kept.drop_healed(self._segments)
+        return entries
+
+    def take_back(self) -> list[Entry]:
+        """:meth:`ReplicaLog.take_back`."""
+        return self._kept.take_back(lambda: self._segments, self.append_entries)
+
+    def _fitting(self, rows: Table) -> int:
+        """How many of these rows fit into the active segment."""
+        active = self._active
+        return rows_that_fit(
+            rows,
+            self.format.settings,
+            entries=len(active.table),
+            data_bytes=active.data_bytes,
+            first_appended=active.first_appended,
+            has_record=active.end.offset > active.first.offset,
+        )
+
+    @property
+    def _last_epoch(self) -> int:
+        """The epoch of the last entry; 0 without one."""
+        tables = (segment.table for segment in reversed(self._segments))
+        return next((int(table[-1]["leader_epoch"]) for table in tables if len(table)), 0)
+
+    def truncate(self, to: EntryIndex) -> Boundary:
+        """:meth:`ReplicaLog.truncate`; the steps are in ``truncation``."""
+        self._forcing.check()
+        boundary = self.boundary_of(to)
+        if boundary == self.end:
+            return boundary
+        if self.hole is not None:
+            self._kept.keep([each for each in self._segments if each.end.entry > to])
+        gone = [each.table[max(0, to - each.first.entry) :] for each in self._segments]
+        self._put(*self._truncation.cut(self._closed, self._active, boundary))
+        self._damage.forget_from(boundary.entry)
+        if any((table["transaction"] != NO_TRANSACTION).any() for table in gone):
+            self._endings.derive(self._segments)
+        return boundary
+
+    def reset(self, start: Boundary) -> None:
+        """:meth:`ReplicaLog.reset`; the steps are in ``truncation``."""
+        self._forcing.check()
+        if self.hole is not None:
+            self._kept.keep(self._segments)
+        self._put((), self._truncation.empty(self._closed, self._active, start))
+        self._damage.forget_from(EntryIndex(0))
+        self._endings.derive(self._segments)
+
+    @property
+    def _forced(self) -> bool:
+        """Whether everything is on the disk before it is seen."""
+        return self.format.settings.flush is Flush.BATCH
+
+    def _write(self, entry: Entry, message: Message | None) -> None:
+        forced = self._forced
+        self._active.append(entry, message, forced=forced)
+        if forced:
+            self._forcing.mark(self._active.end)
+        self._endings.appended(entry, self._segments)
+
+    def _make_room(self, length: int, now: int, codec: Codec | None = None) -> None:
+        """``codec``: that of the batch which is to come; None: a marker goes into any segment."""
+        active, settings = self._active, self.format.settings
+        if codec is not None and codec.version != active.codec.version:
+            self._speak(codec)
+            return
+        if active.end.offset == active.first.offset:
+            return  # without a record a new segment would have the same name
+        full = active.data_bytes + length > settings.segment_bytes
+        many = len(active.table) >= settings.segment_entries
+        if full or many or self._expired(now, settings.segment_ms):
+            self.roll(codec)
+
+    def _speak(self, codec: Codec | None) -> None:
+        """Makes the active segment one for batches of this schema: each segment has but one."""
+        active = self._active
+        if codec is None or codec.version == active.codec.version:
+            return
+        if active.end.offset > active.first.offset:
+            self.roll(codec)
+        else:
+            self._put(self._closed, self._truncation.in_schema(active, codec))
+
+    def _expired(self, now: int, age_ms: int) -> bool:
+        first = self._active.first_appended
+        return first is not None and now - first > age_ms * 1000
+
+    def roll(self, codec: Codec | None = None) -> None:
+        """Closes the active segment and starts the next; does nothing without records in it.
+
+        ``codec``: that of the next one's batches; None: of the topic's present schema.
+
+        What is in it is forced to the disk before the next one exists: a log never goes on behind
+        what a power cut can take. Making the next segment comes last of what can fail: an error
+        leaves the active one active.
+        """
+        self._forcing.check()
+        active = self._active
+        if active.end.offset == active.first.offset:
+            return
+        active.finish()
+        active.flush()
+        self._forcing.mark(active.end)
+        closed = active.closed()
+        following = self._truncation.segment(active.end, codec or self.format.codec)
+        following.make()
+        self._put((*self._closed, closed), following)
+        active.close()
+
+    def flush(self) -> None:
+        """Forces everything appended to the disk.
+
+        Raises:
+            StorageFailure: that failed, now or before; the log has ``failed``.
+        """
+        self._forcing.check()
+        self._active.flush()
+        self._forcing.mark(self._active.end)
+
+    def check_files(self) -> None:
+        """:meth:`ReplicaLog.check_files`."""
+        self._active.check_files()
+
+    def probe(self) -> None:
+        """:meth:`ReplicaLog.probe`."""
+        self._active.probe(forced=self.format.settings.flush is not Flush.NONE)
+
+    def next_flush_due(self, monotonic: float) -> float | None:
+        """:meth:`ReplicaLog.next_flush_due`."""
+        if self.failed is not None:
+            return None
+        return self._flush_timer.next_due(self.format.settings, monotonic)
+
+    def flush_if_due(self, monotonic: float) -> None:
+        """Forces what was appended if its time has come; raises as :meth:`flush`."""
+        if self.failed is None and self._flush_timer.take_due(self.format.settings, monotonic):
+            self.flush()
+
+    def close(self, *, forced: bool = True) -> None:
+        """:meth:`ReplicaLog.close`."""
+        try:
+            if forced:
+                self.check_files()
+                self.flush()
+        finally:
+            for segment in self._segments:
+                segment.close()
+            self._forcing.close(forced=forced)
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def read(
+        self,
+        start: Offset,
+        end: Offset,
+        columns: Sequence[str] | None = None,
+        max_records: int = UNLIMITED,
+        max_bytes: int = UNLIMITED,
+        *,
+        committed: bool = False,
+        rows: RowFilter | None = None,
+        locating: bool = False,
+        encoded: bool = False,
+        schema: pa.Schema | None = None,
+    ) -> Iterator[Chunk]:
+        """The records of ``[start, end)`` in order, in batches of a good size.
+
+        ``max_bytes`` counts stored bytes; at least one record is given. The range must lie between
+        the log's start and end. ``committed``: aborted records are left out and count against
+        neither limit; the range must lie below the last stable offset. Where that leaves nothing
+        of a stretch, a chunk without rows says how far the read got: unless a limit or damage ends
+        the read, the last chunk's ``next_offset`` is ``end``.
+
+        ``rows``: only what this filter keeps, and batches that hold nothing of it are not read;
+        ``max_records`` counts what it keeps.
+
+        ``locating``: chunks say where their rows lie and have none; not together with ``rows``.
+
+        ``encoded``: chunks may have the messages of their rows as they are stored instead of rows;
+        few are cut in two. The bytes stay what they are: no file that is mapped is changed.
+
+        ``schema``: the topic's as the reader has it, which all records get; None: the present one.
+
+        Raises:
+            DamagedSegment: the next record of the range is damaged.
+            EntriesGone: the log begins behind ``start`` since retention has removed a segment.
+            SchemaMismatch: it has a value that has no place in the reader's schema.
+        """
+        budget, log_format = Budget(max_records, max_bytes), self.format
+        schema = log_format.schema if schema is None else schema
+        filtering = None
+        if rows is not None:
+            filtering = Filtering(rows, schema, log_format.timestamp_column)
+        wanted = Wanted(schema, columns, committed, filtering, locating, encoded)
+        with self._damage.noted():
+            yield from read_segments(self.segments, start, end, wanted, budget)
+
+    def read_entries(
+        self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None = None
+    ) -> StoredEntries | None:
+        """:meth:`ReplicaLog.read_entries`."""
+        with self._damage.noted():
+            return self._segment_of(first).stored(first, max_bytes, upto)
+
+    def locate(self, indexes: np.ndarray, epoch: int, *, doubted: bool = False) -> Stored | None:
+        """:meth:`ReplicaLog.locate`."""
+        with self._damage.noted():
+            segment = self._segment_of(EntryIndex(int(indexes[0, 0])))
+            return located_in(segment, indexes, epoch, doubted=doubted)
+
+    @property
+    def hole(self) -> EntryIndex | None:
+        """:meth:`ReplicaLog.hole`."""
+        return self._damage.first(self.start.entry) if self._damage else None
+
+    def check_stored(self) -> Iterator[Piece]:
+        """:meth:`ReplicaLog.check_stored`."""
+        return pieces(self._disk, self._segments)
+
+    def confirm(self, suspect: Suspect) -> bool:
+        """:meth:`ReplicaLog.confirm`."""
+        if not self.start.entry <= suspect.entry < self.end.entry:
+            return False
+        if is_sound(self._disk, self._segment_of(suspect.entry), suspect.entry):
+            return False
+        self._damage.note(suspect.entry)
+        return True
+
+    def has_aborted(self, start: Offset, end: Offset) -> bool:
+        """:meth:`ReplicaLog.has_aborted`."""
+        return any(has_aborted(segment, start, end) for segment in self.segments)
+
+    def offset_at(self, timestamp: int) -> Offset | None:
+        """:meth:`ReplicaLog.offset_at`."""
+        with self._damage.noted():
+            return first_offset_at(self.segments, timestamp, self.format.timestamp_column)
+
+    # -- housekeeping ---------------------------------------------------------------------------
+
+    def housekeep(self, now: int, last_stable_offset: Offset) -> int:
+        """Removes what retention lets go, rolls an old active segment; how many segments are gone.
+
+        Does nothing once the log has ``failed``. Raises as :meth:`check_files`.
+
+        Raises:
+            DiskFull, StorageFailure: a part of that may be done.
+        """
+        if self.failed is not None:
+            return 0
+        self.check_files()
+        gone = self._let_go(now, last_stable_offset)  # first: a roll may need the room
+        settings, last = self.format.settings, self._active.last_appended
+        if not (self._expired(now, settings.segment_ms) or is_too_old(settings, last, now)):
+            return gone
+        self.roll()
+        return gone + self._let_go(now, last_stable_offset)
+
+    def _let_go(self, now: int, last_stable_offset: Offset) -> int:
+        """Removes the segments that retention lets go; how many."""
+        settings, closed = self.format.settings, self._closed
+        facts = [SegmentFacts(s.size, s.last_appended, int(s.end.offset)) for s in closed]
+        gone = removable(facts, self._active.size, settings, now, int(last_stable_offset))
+        for place, segment in enumerate(closed[:gone], 1):
+            if place == len(closed):
+                self._active.make_ready()  # it alone tells from now on where the log begins
+            self._put(closed[place:], self._active)
+            segment.remove(self._forcing.force_names)
+        return gone
+
+    def drop_tail(self) -> Callable[[], None] | None:
+        """:meth:`ReplicaLog.drop_tail`."""
+        for segment in self._closed:
+            if segment.has_tail and self.failed is None:
+                copy = ShorterCopy(self._disk, segment)
+                return lambda: copy.settle(self._closed, self._forcing)
+        return None
+
+    def housekeeping_due(self) -> int | None:
+        """From when on :meth:`housekeep` has something to do if nothing else happens; None: never.
+
+        Microseconds, on the clock of the appends. What waits for the last stable offset stays due.
+        """
+        if self.failed is not None:
+            return None
+        active, closed = self._active, self._closed
+        if any(segment.has_tail for segment in closed):
+            return 0
+        first = last = None
+        if active.end.offset > active.first.offset:  # else it cannot roll
+            first, last = active.first_appended, active.last_appended
+        oldest = closed[0].last_appended or 0 if closed else None
+        return due_by_age(self.format.settings, first, last, oldest)

@@ -1,0 +1,247 @@
+"""What the files of one segment tell, before anything is changed.
+
+No crash takes a file's name away, for names are forced before the first batch is written. So where
+one of a segment's two files is missing, somebody took it: that is refused, and nothing is moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from msgspec import Struct
+
+from spark_stream.batches import facts_of, header_length
+from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Table, valid_prefix
+from spark_stream.consistency.ids import EntryIndex, Offset
+from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.errors import DamagedSegment
+from spark_stream.storage.disk.disk import Disk
+from spark_stream.storage.format.codec import intact_entries, intact_rows
+from spark_stream.storage.format.log_format import LogFormat
+from spark_stream.storage.log.tails import ENDING
+from spark_stream.storage.segment.active import header_of
+from spark_stream.storage.segment.segment import EXTREMES, SegmentName
+
+NOTHING = pa.py_buffer(b"")
+
+
+class Found(Struct, frozen=True):
+    """A segment as its entries tell: of the rows of ``table`` the first ``good`` are valid.
+
+    ``raw`` is the entries file; it may end with a part of a row. ``data_size``: bytes of the
+    ``.arrow`` file.
+    """
+
+    name: SegmentName
+    first: Boundary
+    raw: pa.Buffer
+    table: Table
+    good: int
+    data_size: int
+
+    @property
+    def kept(self) -> Table:
+        return self.table[: self.good]
+
+    @property
+    def end(self) -> Boundary:
+        return end_of(self.kept, self.first)
+
+    @property
+    def data_end(self) -> int:
+        """The position in the ``.arrow`` file behind the last valid batch; 0: there is none."""
+        kept = self.kept
+        return int(kept[-1]["position"] + kept[-1]["length"]) if self.good else 0
+
+
+class SegmentFiles:
+    """Reads the files of a log's segments; ``names`` are what is in its directory."""
+
+    def __init__(
+        self, disk: Disk, directory: Path, log_format: LogFormat, names: Collection[str]
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._format = log_format
+        self._names = set(names)
+
+    def segments(self) -> list[SegmentName]:
+        """All that have a file, oldest first."""
+        bases = {base_of(name) for name in self._names if is_segment_file(name)}
+        return [SegmentName(self._directory, base) for base in sorted(bases)]
+
+    def paths(self, name: SegmentName) -> list[Path]:
+        """Those of a segment's files that are there."""
+        return [path for path in (name.arrow, name.entries) if path.name in self._names]
+
+    def data(self, name: SegmentName) -> pa.Buffer:
+        """The ``.arrow`` file; nothing where it is missing."""
+        return self._disk.map(name.arrow) if name.arrow.name in self._names else NOTHING
+
+    def entries(self, name: SegmentName) -> pa.Buffer:
+        """The entries file; nothing where it is missing."""
+        return self._disk.map(name.entries) if name.entries.name in self._names else NOTHING
+
+    def found(self, name: SegmentName, expected: Boundary | None) -> Found:
+        """A segment as its entries tell; ``expected``: where it must start, None: it says.
+
+        Raises:
+            DamagedSegment: one of its files is missing, or nothing tells where it starts.
+        """
+        raw = self.entries(name)
+        table = whole_rows(raw)
+        data_size = self._data_size(name)
+        if name.entries.name not in self._names and data_size > self._unfinished_size(name):
+            raise _missing(name)
+        if name.arrow.name not in self._names and len(table):
+            raise DamagedSegment(
+                f"{name.arrow} is missing, and {name.entries.name} has {len(table)} entries",
+                path=str(name.arrow),
+                hint=_RESTORE,
+            )
+        good = 0
+        intact = intact_entries(table)
+        if intact:
+            entry = None if expected is None else int(expected.entry)
+            position = int(table[0]["position"])
+            good = valid_prefix(table[:intact], entry, name.base_offset, position)
+            ends = table["position"][:good] + table["length"][:good]
+            # Markers before the first batch may have other places (``Truncation.in_schema``).
+            beyond = (ends > data_size) & (np.cumsum(table["length"][:good]) > 0)
+            if beyond.any():
+                good = int(beyond.argmax())
+        entry = self._first_entry(name, table[:good], expected)
+        first = Boundary(EntryIndex(entry), Offset(name.base_offset))
+        return Found(name, first, raw, table, good, data_size)
+
+    def told_entry(self, name: SegmentName) -> int | None:
+        """Which entry a segment starts with, as its first entry or its schema message says."""
+        first = whole_rows(self.entries(name))[:1]
+        if intact_entries(first):
+            return int(first[0]["entry_index"])
+        data = self.data(name)
+        length = header_length(data)
+        facts = (facts_of(data.slice(0, length)) if length else None) or {}
+        told = facts.get("isolog.base_entry")
+        return None if told is None else int(told)
+
+    def follows(self, found: Found, following: SegmentName) -> bool:
+        """Whether the next segment starts where this one ends."""
+        if following.base_offset != found.end.offset:
+            return False
+        return self.told_entry(following) in (None, found.end.entry)
+
+    def starts_within(self, found: Found, following: SegmentName) -> bool:
+        """Whether the next segment starts before this one ends."""
+        told = self.told_entry(following)
+        earlier = told is not None and told < found.end.entry
+        before = following.base_offset - found.end.offset
+        return before < 0 or (before == 0 and earlier)
+
+    def is_empty(self, name: SegmentName) -> bool:
+        """Whether nothing was ever appended to a segment."""
+        no_entry = self.entries(name).size == 0
+        return no_entry and self._data_size(name) <= self._unfinished_size(name)
+
+    def known_end(self, name: SegmentName) -> Boundary:
+        """A place that the log's end had reached by the time that this segment was there."""
+        least = Boundary(EntryIndex(self.told_entry(name) or 0), Offset(name.base_offset))
+        return last_intact_end(whole_rows(self.entries(name)), least)
+
+    def _data_size(self, name: SegmentName) -> int:
+        return self._disk.size(name.arrow) if name.arrow.name in self._names else 0
+
+    def _unfinished_size(self, name: SegmentName) -> int:
+        """An ``.arrow`` file up to this size has no batch."""
+        found = header_length(self.data(name))
+        if found is not None:
+            return found
+        widest = Boundary(EntryIndex(1 << 62), Offset(name.base_offset))
+        facts = dict(self._format.facts)
+        return max(len(header_of(codec, facts, widest)) for codec in self._format.codecs)
+
+    def _first_entry(self, name: SegmentName, kept: Table, expected: Boundary | None) -> int:
+        if len(kept):
+            return int(kept[0]["entry_index"])
+        if expected is not None:
+            return int(expected.entry)
+        told = self.told_entry(name)
+        if told is None and name.base_offset != 0:
+            raise DamagedSegment(
+                f"{name.arrow}: neither the file nor {name.entries} tells which entry it starts"
+                " with",
+                path=str(name.arrow),
+            )
+        return told or 0
+
+
+def is_segment_file(name: str) -> bool:
+    """Whether a segment has a file of this name."""
+    base, dot, kind = name.partition(".")
+    numbered = base.isascii() and base.isdigit() and len(base) == 20
+    return bool(dot) and numbered and kind in ("arrow", "entries")
+
+
+def base_of(segment_file: str) -> int:
+    """The base offset in a segment file's name."""
+    return int(segment_file.partition(".")[0])
+
+
+def whole_rows(raw: pa.Buffer) -> Table:
+    """The rows of an entries file; a part of one at its end is left out."""
+    return np.frombuffer(raw, ENTRY, count=raw.size // ENTRY_SIZE)
+
+
+def end_of(table: Table, first: Boundary) -> Boundary:
+    """The position behind the last entry; ``first`` where there is none."""
+    if not len(table):
+        return first
+    last = table[-1]
+    return Boundary(
+        EntryIndex(int(last["entry_index"]) + 1),
+        Offset(int(last["base_offset"]) + int(last["count"])),
+    )
+
+
+def last_intact_end(table: Table, least: Boundary) -> Boundary:
+    """The position behind the last entry that has its checksum, wherever in the table it is."""
+    intact = np.flatnonzero(intact_rows(table))
+    return end_of(table[: intact[-1] + 1], least) if len(intact) else least
+
+
+def tidied(disk: Disk, directory: Path, names: list[str]) -> list[str]:
+    """What is in the directory once a crash's half-done replacements and removals are finished.
+
+    ``names``: what is in it before.
+    """
+    tidy = True
+    for name in names:
+        whole = name.removesuffix(".new").removesuffix(ENDING)
+        if whole != name and is_segment_file(whole):  # a crash kept it from taking its place
+            disk.remove(directory / name)
+            tidy = False
+        removed = name.removesuffix(".gone")
+        if removed != name and is_segment_file(removed):  # a removal left half done
+            segment = SegmentName(directory, base_of(removed))
+            segment.finish_removal(disk, lambda: disk.sync_directory(directory))
+            tidy = False
+        known = name.removesuffix(EXTREMES)  # of a segment that is not there any more
+        if known != name and not {f"{known}.entries", f"{known}.arrow"} & set(names):
+            disk.remove(directory / name)
+            tidy = False
+    return names if tidy else disk.names(directory)
+
+
+_RESTORE = "Restore the file from a backup or a replica, or delete the partition's directory."
+
+
+def _missing(name: SegmentName) -> DamagedSegment:
+    return DamagedSegment(
+        f"{name.entries} is missing; without it the epochs and producers of {name.arrow.name}"
+        " are not known, and isolog does not guess them",
+        path=str(name.entries),
+        hint=_RESTORE,
+    )

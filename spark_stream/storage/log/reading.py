@@ -1,0 +1,327 @@
+"""From a range of offsets to few, well-sized Arrow batches.
+
+Neighbouring entries are read together, up to a size, and arrive as one batch: a log of one-row
+batches reads nearly as fast as one of large batches. Markers have neither bytes nor offsets, so
+they part nothing. Small aborted entries part nothing either: the bytes of those around them are
+gathered; a long stretch of them is skipped unread. No loop here touches a row; the loops are over
+runs of entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from msgspec import Struct
+from msgspec.structs import replace
+
+from spark_stream.consistency.entries import Kind, at_offset, next_offset
+from spark_stream.consistency.ids import Offset
+from spark_stream.errors import DamagedSegment, EntriesGone
+from spark_stream.storage.format.chunks import Chunk, Stored, joined
+from spark_stream.storage.segment.filtering import Filtering
+from spark_stream.storage.segment.segment import Segment
+
+# Large enough that a batch's fixed costs vanish, small enough that a few of them fit anywhere.
+RUN_BYTES_MAX: Final = 2 << 20
+LOCATED_ENTRIES_MAX: Final = 4096
+"""Entries of a chunk that says where its rows lie: what there is to say has a limit as well."""
+# Entries that are this large alone gain nothing from being copied together with a neighbour.
+_ALONE_BYTES_MIN: Final = 256 << 10
+# To pass over this many bytes of aborted entries in a row costs more than a second run.
+_SKIPPED_BYTES_MIN: Final = 256 << 10
+# How many entries a read looks at in one go, so that one that ends early looks at few.
+_WINDOW_ENTRIES: Final = 1 << 16
+
+
+class Budget(Struct):
+    """How much a read may still take. The first record is always given, whatever its size."""
+
+    records: int
+    bytes: int
+    started: bool = False
+
+    def spent(self) -> bool:
+        return self.started and (self.records <= 0 or self.bytes <= 0)
+
+
+class Visible(Struct, frozen=True):
+    """The visible batches of a range of a segment, one item each; ``places`` are their rows there.
+
+    ``starts`` and ``lengths`` are bytes in the file, ``until`` is where the range ends.
+    """
+
+    places: np.ndarray
+    bases: np.ndarray
+    counts: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    timestamps: np.ndarray
+    until: Offset
+
+    @classmethod
+    def of(
+        cls,
+        segment: Segment,
+        start: Offset,
+        end: Offset,
+        *,
+        committed: bool,
+        filtering: Filtering | None = None,
+    ) -> Visible:
+        """Those of ``[start, end)``, or of a first part of it; it is not empty and can be read.
+
+        Batches that can hold nothing of a filtering are left out like aborted ones.
+
+        Raises:
+            DamagedSegment: the entry of ``start`` is damaged, or another one that hides it.
+        """
+        table = segment.table
+        aborted = segment.aborted(table) if committed else None
+        first, last = at_offset(table, start), at_offset(table, Offset(end - 1)) + 1
+        rows = segment.sound_rows(max(0, first), min(last, first + _WINDOW_ENTRIES))
+        if not len(rows) or not rows[0]["base_offset"] <= start < next_offset(rows[:1], start):
+            # A search through sound entries finds the one that has the offset.
+            segment.check_rows(0, len(table))
+            raise AssertionError(f"{segment.name.entries} has no offset {start}")
+        last, end = first + len(rows), min(end, next_offset(rows, start))
+        seen = rows["kind"] == Kind.DATA
+        if aborted is not None:
+            seen &= ~aborted[first:last]
+        if filtering is not None:
+            seen &= filtering.candidates(segment, table, first, last)
+        places = np.flatnonzero(seen)
+        whole = len(places) == len(rows)
+        columns = (
+            rows[name] if whole else rows[name][places]
+            for name in ("base_offset", "count", "position", "length", "timestamp")
+        )
+        bases, counts, starts, lengths, timestamps = columns
+        return cls(first + places, bases, counts.astype(np.int64), starts, lengths, timestamps, end)
+
+    def runs(self, entries_max: int) -> Iterator[tuple[int, int]]:
+        """Ranges of neighbours that are read in one go."""
+        if len(self.places) == 1:  # as where one record is read when it comes
+            yield 0, 1
+            return
+        ends = self.starts + self.lengths
+        sizes = np.cumsum(self.lengths)  # what lies between is passed over, and does not count
+        large = self.lengths >= _ALONE_BYTES_MIN
+        parted = large[1:] | large[:-1] | (self.starts[1:] - ends[:-1] >= _SKIPPED_BYTES_MIN)
+        edges = np.flatnonzero(parted) + 1
+        low, count = 0, len(self.places)
+        while low < count:
+            edge = int(np.searchsorted(edges, low, side="right"))
+            high = int(edges[edge]) if edge < len(edges) else count
+            limit = int(sizes[low] - self.lengths[low]) + RUN_BYTES_MAX
+            high = min(high, max(low + 1, int(np.searchsorted(sizes, limit, side="right"))))
+            high = min(high, low + entries_max)
+            yield low, high
+            low = high
+
+    def following(self, item: int) -> Offset:
+        """Where to read on behind the last row of an item."""
+        return Offset(int(self.bases[item + 1])) if item + 1 < len(self.bases) else self.until
+
+
+class Wanted(Struct, frozen=True):
+    """What a read is after: these columns (None: all) of a schema, of which records.
+
+    ``locating``: where the records lie, in their place; there is no filtering then.
+    ``encoded``: their messages in their place, where all of these are wanted as they are.
+    """
+
+    schema: pa.Schema
+    columns: Sequence[str] | None = None
+    committed: bool = False
+    filtering: Filtering | None = None
+    locating: bool = False
+    encoded: bool = False
+
+    def takes_messages(self, segment: Segment) -> bool:
+        """Whether this wants whole messages of a segment as they are."""
+        return (
+            self.encoded
+            and self.columns is None
+            and self.filtering is None
+            and segment.codec.schema.equals(self.schema)
+        )
+
+
+def read_segments(
+    segments: Iterable[Segment], start: Offset, end: Offset, wanted: Wanted, budget: Budget
+) -> Iterator[Chunk]:
+    """The records of ``[start, end)`` in order, until the budget is spent or damage is met.
+
+    With a filtering a chunk has the rows that match, maybe none; the budget's bytes are those read.
+
+    Raises:
+        DamagedSegment: the first record of the range fails its checksum. Where a later one does,
+            what is good before it is given, and the next read meets the damage.
+        EntriesGone: retention has removed the first record of the range.
+    """
+    position = start
+    for segment in segments:
+        if position >= end or budget.spent():
+            return
+        if position >= segment.end.offset:
+            continue
+        if position < segment.first.offset:
+            raise EntriesGone(
+                f"{segment.name.arrow.parent} begins at offset {segment.first.offset} now, and"
+                f" not at {position}"
+            )
+        try:
+            for chunk in _chunks(segment, position, end, wanted, budget):
+                position = chunk.next_offset
+                yield chunk
+        except DamagedSegment:
+            if not budget.started:
+                raise
+            return
+        if position < min(end, segment.end.offset):
+            return  # the budget is spent
+
+
+def _chunks(
+    segment: Segment, start: Offset, end: Offset, wanted: Wanted, budget: Budget
+) -> Iterator[Chunk]:
+    end = min(end, segment.end.offset)
+    columns = None if wanted.columns is None else list(wanted.columns)
+    while start < end and not budget.spent():
+        visible = Visible.of(
+            segment, start, end, committed=wanted.committed, filtering=wanted.filtering
+        )
+        if not len(visible.places):
+            yield _nothing(segment, start, visible.until, columns, wanted.schema)
+            start = visible.until
+        for low, high in visible.runs(LOCATED_ENTRIES_MAX if wanted.locating else _WINDOW_ENTRIES):
+            stops = visible.following(high - 1)
+            while start < stops:
+                if budget.spent():
+                    return
+                chunk = _chunk(segment, visible, low, high, start, columns, wanted, budget)
+                start = chunk.next_offset
+                yield chunk
+
+
+def has_aborted(segment: Segment, start: Offset, end: Offset) -> bool:
+    """Whether a record of ``[start, end)`` is in the segment, and aborted. Looks at no record."""
+    table = segment.table
+    mask = segment.aborted(table)
+    if mask is None or start >= segment.end.offset or end <= segment.first.offset:
+        return False
+    first = max(0, at_offset(table, start))
+    return bool(mask[first : at_offset(table, Offset(end - 1)) + 1].any())
+
+
+def _nothing(
+    segment: Segment, start: Offset, end: Offset, columns: list[str] | None, schema: pa.Schema
+) -> Chunk:
+    none = np.zeros(0, np.int64)
+    return Chunk(start, segment.blank(columns, schema), none, none, np.zeros((0, 2), np.int64), end)
+
+
+def _chunk(
+    segment: Segment,
+    visible: Visible,
+    first: int,
+    last: int,
+    start: Offset,
+    columns: list[str] | None,
+    wanted: Wanted,
+    budget: Budget,
+) -> Chunk:
+    """The next chunk from ``start`` on of the items from ``first`` to ``last`` (exclusive)."""
+    items, filtering = slice(first, last), wanted.filtering
+    bases, counts, places = visible.bases[items], visible.counts[items], visible.places[items]
+    edges = np.cumsum(counts)
+    total, size = int(edges[-1]), int(visible.lengths[items].sum())
+    at = int(np.searchsorted(bases + counts, start, side="right"))
+    skip = int(edges[at] - counts[at]) + max(0, int(start - bases[at]))
+    beyond = max(0, int(bases[-1] + counts[-1]) - visible.until)
+    most = max(1, budget.records)
+    take = total - beyond - skip if filtering else min(total - beyond - skip, most)
+    if size > budget.bytes:
+        take = min(take, max(1, total * max(0, budget.bytes) // size))
+    # Only the entries that the rows come from are loaded, and maybe not all of them.
+    high = int(np.searchsorted(edges, skip + take, side="left")) + 1
+    reading = columns if filtering is None else filtering.reading(columns)
+    lead = skip - int(edges[at] - counts[at])
+    stored: Stored | None = None
+    messages: tuple[memoryview, ...] = ()
+    encodes = as_stored = wanted.takes_messages(segment)
+    if as_stored:
+        high, take = _whole(edges, at, high, lead, skip, take)
+        one = high == at + 1
+        encodes = skip + take == edges[high - 1] and not lead and (one or segment.codec.is_plain)
+    if encodes:
+        messages, taken = segment.encoded(places[at:high])
+        batch = _blank(wanted.schema)
+    elif wanted.locating:
+        stored, taken = segment.locate(places[at:high]), high - at
+        batch = segment.blank(columns, wanted.schema)
+    else:
+        batch, taken = segment.decode(places[at:high], reading, wanted.schema)
+    high = at + taken
+    if filtering is not None:
+        filtering.learn(segment, segment.table, places[at:high], batch)
+    take = min(take, int(edges[high - 1]) - skip)
+    if stored is not None:
+        stored = replace(stored, lead=lead)
+    elif not messages and (lead or take != batch.num_rows):
+        batch = batch.slice(lead, take)
+    budget.started = True
+    budget.bytes -= max(1, size * take // total)
+    if high == at + 1:
+        kept = np.array([take])
+    else:
+        kept = np.diff(np.clip(edges[at:high], skip, skip + take), prepend=skip)
+    froms = bases[at:high].copy()
+    froms[0] += lead
+    end = Offset(int(froms[-1] + kept[-1]))
+    if end == bases[high - 1] + counts[high - 1]:
+        end = visible.following(first + high - 1)
+    chunk = Chunk(
+        Offset(int(froms[0])),
+        batch,
+        visible.timestamps[first + at : first + high],
+        kept,
+        joined(froms, kept),
+        min(end, visible.until),
+        stored=stored,
+        messages=messages,
+    )
+    if as_stored and take == int(edges[high - 1]) - skip:
+        behind = first + high
+        if behind < len(visible.lengths) and visible.lengths[behind] > budget.bytes:
+            budget.bytes = 0  # the next one would be cut, and then another one by the next read
+    if filtering is not None:
+        chunk = filtering.applied(chunk, columns, most)
+    budget.records -= take if filtering is None else chunk.batch.num_rows
+    return chunk
+
+
+@lru_cache(maxsize=64)
+def _blank(schema: pa.Schema) -> pa.RecordBatch:
+    """A batch without rows, made once: to make it takes as long as to read a record."""
+    return pa.RecordBatch.from_arrays([pa.nulls(0, each.type) for each in schema], schema=schema)
+
+
+def _whole(
+    edges: np.ndarray, at: int, high: int, lead: int, skip: int, take: int
+) -> tuple[int, int]:
+    """Part what is to be read from what is cut: the first entry in front, the last one at the end.
+
+    Return where the entries end that are read now, and how many rows they are.
+    """
+    if lead:
+        high = at + 1
+        return high, min(take, int(edges[at]) - skip)
+    if skip + take < edges[high - 1] and high > at + 1:
+        high -= 1
+        return high, int(edges[high - 1]) - skip
+    return high, take

@@ -1,0 +1,336 @@
+"""Opening the segments of a log: what is valid stays, what is not is taken out.
+
+The log is the longest run of segments that follow one another without a hole, the last of them as
+far as its checksums hold. A hole is an entry that fails its checksum, a file that is shorter than
+its entries say, or a next segment that starts with another entry or offset than this one ends with.
+Nothing behind the first hole is served or appended to: it is kept aside (``aside``).
+
+Torn and lost are told apart. An entry was in the log for certain if an intact entry behind it, a
+later segment, or the mark of what was forced (``forcing``) says so: if it is gone, the loss is
+reported with its numbers of entries and records. A last entry that is there as a whole and fails
+its checksum may have been acknowledged: that is reported too. Bytes that stop short of an entry are
+a write that never ended.
+
+Order of steps: what lies behind the hole is moved, what will be cut is copied, and that is forced;
+then a shorter entries file takes the longer one's place, then the ``.arrow`` file. A crash between
+two of them leaves the hole where it is, and the next open goes on.
+
+The schema message that an ``.arrow`` file starts with is for other readers than isolog, and says
+which entry an empty segment starts with. No entry vouches for it, so it is compared with the
+schema that the segment's entries name; in the last segment a damaged one is written anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from msgspec import Struct
+from msgspec.structs import replace
+
+from spark_stream.batches import header_length
+from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Kind, Table
+from spark_stream.consistency.ids import EntryIndex, Offset
+from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.errors import DamagedSegment, UnknownSchema
+from spark_stream.storage.disk.aside import Aside, Cut
+from spark_stream.storage.disk.disk import Disk
+from spark_stream.storage.disk.forcing import Forcing
+from spark_stream.storage.format.codec import (
+    END_OF_STREAM,
+    Codec,
+    first_broken_batch,
+    intact_rows,
+    moved,
+)
+from spark_stream.storage.format.log_format import LogFormat
+from spark_stream.storage.log.looking import Found, SegmentFiles, last_intact_end, whole_rows
+from spark_stream.storage.segment.active import ActiveSegment, header_of
+from spark_stream.storage.segment.segment import Segment, SegmentName
+
+_SECTOR: Final = 512  # what a disk writes as a whole, bytes
+
+
+class Recovered(Struct, frozen=True):
+    """The segments of a log that was opened, and what it lost by that."""
+
+    closed: tuple[Segment, ...]
+    active: ActiveSegment
+    cuts: tuple[Cut, ...] = ()
+
+
+class _Tail(Struct, frozen=True):
+    """The part of a file that leaves the log; ``kept`` is the part that stays."""
+
+    path: Path
+    kept: pa.Buffer
+    gone: pa.Buffer
+
+
+class Recovery(Struct, frozen=True):
+    """Opens the segments of one log.
+
+    ``losing`` is called before the log gives up what it may have acknowledged.
+    """
+
+    disk: Disk
+    directory: Path
+    format: LogFormat
+    forcing: Forcing
+    files: SegmentFiles
+    losing: Callable[[], None] = lambda: None
+
+    def recovered(self) -> Recovered:
+        """The log, with what does not belong to it taken out.
+
+        Raises:
+            DamagedSegment: a file is missing, or not a segment's; nothing was changed.
+        """
+        names = self.files.segments()
+        if not names:
+            return self._new()
+        closed: list[Segment] = []
+        expected: Boundary | None = None
+        for place, name in enumerate(names):
+            found = self.files.found(name, expected)
+            behind = names[place + 1 :]
+            if self._is_left_over(found, behind):
+                self._remove(behind.pop())
+            if not behind or not self.files.follows(found, behind[0]):
+                break
+            closed.append(
+                Segment(
+                    self.disk,
+                    name,
+                    self._codec_of(found) or self.format.codec,
+                    found.first,
+                    found.kept,
+                    has_tail=found.data_size > found.data_end + len(END_OF_STREAM),
+                )
+            )
+            expected = found.end
+        active, cut = self._last(found, behind)
+        return Recovered(tuple(closed), active, () if cut is None else (cut,))
+
+    def _new(self) -> Recovered:
+        """A log without files."""
+        name, start = SegmentName(self.directory, 0), Boundary(EntryIndex(0), Offset(0))
+        active = self._active(name, self.format.codec, start, np.zeros(0, ENTRY))
+        once = self.forcing.upto
+        if once.entry == 0:
+            return Recovered((), active)
+        self.losing()
+        self.forcing.mark(start)
+        cut = self._cut(name, start, once, reason="no segment is left")
+        return Recovered((), active, (cut,))
+
+    def _active(
+        self,
+        name: SegmentName,
+        codec: Codec,
+        first: Boundary,
+        table: Table,
+        data_end: int | None = None,
+    ) -> ActiveSegment:
+        return ActiveSegment(
+            self.disk,
+            name,
+            codec,
+            first,
+            table,
+            facts=dict(self.format.facts),
+            forcing=self.forcing,
+            data_end=data_end,
+        )
+
+    def _codec_of(self, found: Found) -> Codec | None:
+        """That of the segment's batches; None: it has none."""
+        batches = found.kept[found.kept["kind"] == Kind.DATA]
+        if not len(batches):
+            return None
+        try:
+            return self.format.codec_of(int(batches[0]["schema"]))
+        except UnknownSchema as error:
+            raise DamagedSegment(
+                f"{found.name.arrow}: {error.message}",
+                path=str(found.name.arrow),
+                hint="The metadata store has an older record of the topic than its files need.",
+            ) from None
+
+    def _is_left_over(self, found: Found, behind: list[SegmentName]) -> bool:
+        """Whether the one segment behind was made, and this one went on or was not shortened.
+
+        A roll that failed leaves that, and so does a crash while the log is cut back.
+        """
+        return (
+            len(behind) == 1
+            and self.files.starts_within(found, behind[0])
+            and self.files.is_empty(behind[0])
+        )
+
+    def _remove(self, name: SegmentName) -> None:
+        for path in self.files.paths(name):
+            self.disk.remove(path)
+        self.disk.sync_directory(self.directory)
+
+    def _last(
+        self, found: Found, behind: Sequence[SegmentName]
+    ) -> tuple[ActiveSegment, Cut | None]:
+        """The segment where the log ends, valid to its end, with nothing left behind it."""
+        name = found.name
+        data = self.files.data(name)
+        header = header_length(data)
+        found = replace(found, good=first_broken_batch(found.kept, data))
+        if not found.good and header is None and len(found.table):
+            raise DamagedSegment(
+                f"{name.arrow}: not a segment of Arrow batches, but {name.entries} has"
+                f" {len(found.table)} entries",
+                path=str(name.arrow),
+            )
+        codec = self._codec_of(found)
+        if codec is None:  # then the batches, if any comes, are what the schema message says
+            sound = data.slice(0, header or 0)
+            known = (each for each in reversed(self.format.codecs) if each.describes(sound))
+            codec = next(known, self.format.codec)
+            found = self._settled(found, header)
+        data_end = found.data_end or int(header or 0)
+        cut = self._end_log(found, behind, _tails(found, data, data_end))
+        if not found.good and header is None:
+            # The first entry makes it anew.
+            return self._active(name, codec, found.first, found.kept), cut
+        if self._mends_header(found, codec, data, data_end, header):
+            reason = "its schema message was damaged, its batches are not"
+            cut = cut or self._cut(name, found.end, found.end, reason=reason)
+        return self._active(name, codec, found.first, found.kept, data_end), cut
+
+    def _settled(self, found: Found, header: int | None) -> Found:
+        """A segment with markers only: they begin where the schema message ends.
+
+        They do not where a crash ended :meth:`Truncation.in_schema`.
+        """
+        kept = found.kept
+        if header is None or not len(kept) or int(kept[0]["position"]) == header:
+            return found
+        rows = moved(kept, np.full(len(kept), header, np.int64))
+        rest = found.raw.slice(found.good * ENTRY_SIZE)
+        self.disk.write_whole(found.name.entries, [rows.tobytes(), rest])
+        self.disk.sync_directory(self.directory)
+        raw = self.disk.map(found.name.entries)
+        return replace(found, raw=raw, table=whole_rows(raw))
+
+    def _end_log(
+        self, found: Found, behind: Sequence[SegmentName], tails: Sequence[_Tail]
+    ) -> Cut | None:
+        """Keeps what lies behind the end aside, and shortens the last segment's files to it."""
+        end, once = found.end, self._known_end(found, behind)
+        if not tails and not behind and once == end:
+            return None
+        doubtful = _doubtful(found, once)
+        if once != end or doubtful:
+            self.losing()
+        aside = Aside(self.disk, self.directory)
+        # The newest go first: what a crash leaves in the log has no gap of its own.
+        for path in [path for name in reversed(behind) for path in self.files.paths(name)]:
+            aside.move(path)
+        for tail in tails:
+            if tail.gone.to_pybytes().strip(b"\0"):
+                aside.copy(tail.path, tail.kept.size, tail.gone)
+        if intact_rows(found.table[found.good + 1 :]).any():  # a follower may take them back
+            for tail in tails:
+                aside.link(tail.path)
+        aside.settle()
+        for tail in tails:
+            self.disk.write_whole(tail.path, [tail.kept])
+        self.disk.sync_directory(self.directory)
+        if self.forcing.upto.entry > end.entry:
+            self.forcing.mark(end)
+        return self._cut(
+            found.name,
+            end,
+            once,
+            reason="a hole ends the log" if behind else "cut behind the valid prefix",
+            doubtful=doubtful,
+            size=aside.moved_bytes + sum(tail.gone.size for tail in tails),
+            kept_in=aside.kept_in,
+        )
+
+    def _known_end(self, found: Found, behind: Sequence[SegmentName]) -> Boundary:
+        """A place that the log's end had once reached, as far as anything tells."""
+        known = [found.end, self.forcing.upto, *map(self.files.known_end, behind)]
+        known.append(last_intact_end(found.table[found.good :], found.end))
+        return Boundary(max(each.entry for each in known), max(each.offset for each in known))
+
+    def _cut(
+        self,
+        name: SegmentName,
+        end: Boundary,
+        once: Boundary,
+        *,
+        reason: str,
+        doubtful: int = 0,
+        size: int = 0,
+        kept_in: str | None = None,
+    ) -> Cut:
+        facts = dict(self.format.facts)
+        topic, number = facts.get("isolog.topic"), facts.get("isolog.partition")
+        return Cut(
+            partition="" if topic is None or number is None else f"{topic}/{number}",
+            segment=str(name.arrow),
+            reason=reason,
+            end=int(end.offset),
+            records_lost=once.offset - end.offset,
+            entries_lost=once.entry - end.entry,
+            entries_doubtful=doubtful,
+            bytes_lost=size,
+            kept_in=kept_in,
+        )
+
+    def _mends_header(
+        self, found: Found, codec: Codec, data: pa.Buffer, data_end: int, header: int | None
+    ) -> bool:
+        """Writes a damaged schema message anew where it can; whether it was damaged."""
+        data_start = int(found.kept[0]["position"]) if found.good else int(header or 0)
+        if codec.describes(data.slice(0, data_start)):
+            return False
+        message = header_of(codec, dict(self.format.facts), found.first)
+        if not found.good or len(message) == data_start:  # else the batches would lie elsewhere
+            batches = data.slice(data_start, data_end - data_start)
+            self.disk.write_whole(found.name.arrow, [message, batches])
+            self.disk.sync_directory(self.directory)
+        return True
+
+
+def _tails(found: Found, data: pa.Buffer, data_end: int) -> list[_Tail]:
+    """What leaves the two files; the entries come first, for they name the batches."""
+    tails = []
+    for path, whole, end in (
+        (found.name.entries, found.raw, found.good * ENTRY_SIZE),
+        (found.name.arrow, data, data_end),
+    ):
+        gone = whole.slice(end)
+        # A roll that went no further leaves an end-of-stream mark; the next append replaces it.
+        if gone.size and not (whole is data and gone.equals(pa.py_buffer(END_OF_STREAM))):
+            tails.append(_Tail(path, whole.slice(0, end), gone))
+    return tails
+
+
+def _doubtful(found: Found, once: Boundary) -> int:
+    """How many entries behind the known end are there as a whole and fail their checksum."""
+    first = max(found.good, once.entry - found.first.entry)
+    rows = found.table[first:]
+    broken = np.flatnonzero(~intact_rows(rows)) if len(rows) else ()
+    return sum(not _is_unfinished(rows[row], first + int(row)) for row in broken)
+
+
+def _is_unfinished(entry: np.void, row: int) -> bool:
+    """Whether the entry was never written as a whole: the part of it in one sector is blank.
+
+    That includes a row of zeros, where the file was made longer and nothing was written.
+    """
+    raw = entry.tobytes()
+    edge = -(row * ENTRY_SIZE) % _SECTOR
+    parts = (raw[:edge], raw[edge:], raw[-4:]) if edge < ENTRY_SIZE else (raw, raw[-4:])
+    return any(part and not part.strip(b"\0") for part in parts)

@@ -1,0 +1,182 @@
+"""Taking the end of a log away, or all of it; no file that a reader may have mapped is changed.
+
+A follower cuts its log back to where it agrees with its leader. How long that takes does not depend
+on how much data lies before or behind the cut: the segment with the cut becomes a closed one. Its
+entries file is replaced by a shorter one, and its ``.arrow`` file keeps a *tail* that no entry
+names, until housekeeping copies the file without it. The next segment begins at the cut. Where no
+record would be left in the segment, the next one had the same name: then it is made anew instead.
+
+Order of steps of a cut:
+
+1. every segment that changes maps its files, for the readers that are under way;
+2. the mark of what was forced is lowered, and forced: nothing is missed then that was cut on
+   purpose;
+3. the segments behind the cut are removed, the newest first;
+4. the next segment is made, for good (recovery removes it while the one before it is not shorter);
+5. the shorter entries file takes the longer one's place, for good.
+
+So a crash leaves a log that ends at the cut or at a later entry which it had. Where the segment is
+made anew, 4 does not happen, and after 5 a new ``.arrow`` file replaces the old one. An error
+before 3, or where nothing was removed, leaves the log as it was; after a later one the log has
+failed: it takes no more until it is opened again.
+
+To reset a log, all segments are removed, the newest first, and the first new one is made with its
+schema message before all else, because that alone tells which entry it starts with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct
+
+from spark_stream.consistency.entries import ENTRY, Table
+from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.errors import IsologError
+from spark_stream.storage.disk.disk import Disk
+from spark_stream.storage.disk.forcing import START, Forcing
+from spark_stream.storage.format.codec import Codec, moved
+from spark_stream.storage.format.log_format import LogFormat
+from spark_stream.storage.segment.active import ActiveSegment, header_of
+from spark_stream.storage.segment.segment import Segment, SegmentName
+
+
+class Truncation(Struct, frozen=True):
+    """Shortens one log. It changes files only: what it returns are the log's segments then."""
+
+    disk: Disk
+    directory: Path
+    format: LogFormat
+    forcing: Forcing
+
+    def cut(
+        self, closed: Sequence[Segment], active: ActiveSegment, to: Boundary
+    ) -> tuple[tuple[Segment, ...], ActiveSegment]:
+        """The closed segments and the active one once the log ends at ``to``, within it.
+
+        Raises:
+            DiskFull, StorageFailure: the log is as it was, or has failed.
+        """
+        segments = (*closed, active)
+        place = sum(segment.first.entry <= to.entry for segment in segments) - 1
+        last, behind = segments[place], segments[place + 1 :]
+        for segment in segments[place:]:
+            segment.hold()
+        self.forcing.lower(to)
+        with self._failing(if_any=bool(behind)):
+            for segment in reversed(behind):
+                segment.remove(self.forcing.force_names)
+            if to.offset == last.first.offset:
+                kept, following = segments[:place], self._made_anew(last, to)
+            else:
+                shorter, following = self._parted(last, to)
+                kept = (*segments[:place], shorter)
+        active.close()
+        self.forcing.mark(to)
+        return kept, following
+
+    def empty(
+        self, closed: Sequence[Segment], active: ActiveSegment, start: Boundary
+    ) -> ActiveSegment:
+        """The only segment once the log is empty and begins at ``start``; errors as :meth:`cut`."""
+        segments = (*closed, active)
+        following = self.segment(start, active.codec)
+        for segment in segments:
+            segment.hold()
+        self.forcing.lower(START)
+        with self._failing(if_any=True):
+            for segment in reversed(segments):
+                segment.remove(self.forcing.force_names)
+            if start != START:  # a log without files begins there
+                following.make_first()
+        self.forcing.mark(start)
+        return following
+
+    def segment(
+        self,
+        first: Boundary,
+        codec: Codec,
+        table: Table | None = None,
+        data_end: int | None = None,
+    ) -> ActiveSegment:
+        """A segment that takes appends; without ``data_end`` it has no files yet."""
+        return ActiveSegment(
+            self.disk,
+            SegmentName(self.directory, int(first.offset)),
+            codec,
+            first,
+            np.zeros(0, ENTRY) if table is None else table,
+            facts=dict(self.format.facts),
+            forcing=self.forcing,
+            data_end=data_end,
+        )
+
+    def _parted(self, last: Segment, to: Boundary) -> tuple[Segment, ActiveSegment]:
+        """Makes the segment behind the cut, and shortens the entries of the one before it."""
+        last.flush()
+        following = self.segment(to, last.codec)
+        following.make()
+        rows = to.entry - last.first.entry
+        try:
+            self.disk.write_whole(last.name.entries, [last.table[:rows].tobytes()])
+        except IsologError:
+            with suppress(IsologError):  # what is left of it, recovery removes
+                following.remove(self.forcing.force_names)
+            raise
+        with self._failing(if_any=True):
+            self.forcing.force_names()
+            table = np.frombuffer(self.disk.map(last.name.entries), ENTRY, count=rows)
+        return last.shortened(table), following
+
+    def _made_anew(self, last: Segment, to: Boundary) -> ActiveSegment:
+        """The segment with nothing but the markers before its first record, where it has some."""
+        header = header_of(last.codec, dict(self.format.facts), last.first)
+        rows = last.table[: to.entry - last.first.entry]
+        rows = moved(rows, np.full(len(rows), len(header), np.int64))
+        self.disk.write_whole(last.name.entries, [rows.tobytes()])
+        with self._failing(if_any=True):
+            self.forcing.force_names()
+            last.close()  # before its other file is another one by the same name
+            self.disk.write_whole(last.name.arrow, [header])
+            self.forcing.force_names()
+        return self.segment(last.first, last.codec, rows, len(header))
+
+    def in_schema(self, active: ActiveSegment, codec: Codec) -> ActiveSegment:
+        """A segment without a record, made anew for batches of another schema.
+
+        Its ``.arrow`` file comes first: recovery looks for no batch there, and lets the markers
+        begin where the schema message ends.
+
+        Raises:
+            DiskFull, StorageFailure: it is as it was, or the log has failed.
+        """
+        if not active.data_bytes:
+            active.close()
+            return self.segment(active.first, codec)
+        header = header_of(codec, dict(self.format.facts), active.first)
+        self.disk.write_whole(active.name.arrow, [header])
+        rows = active.table
+        active.close()
+        with self._failing(if_any=True):
+            self.forcing.force_names()
+            if len(rows):
+                rows = moved(rows, np.full(len(rows), len(header), np.int64))
+                self.disk.write_whole(active.name.entries, [rows.tobytes()])
+                self.forcing.force_names()
+        return self.segment(active.first, codec, rows, len(header))
+
+    @contextmanager
+    def _failing(self, *, if_any: bool) -> Iterator[None]:
+        """An error within is the end of the log, until it is opened again; ``if_any``: else not."""
+        try:
+            yield
+        except IsologError as error:
+            if not if_any:
+                raise
+            raise self.forcing.give_up(
+                f"{self.directory}: the log could not be cut back ({error.message});"
+                " the partition takes no more until it is opened again"
+            ) from error

@@ -1,0 +1,357 @@
+"""The last segment of a log: the one that takes appends.
+
+Order of writes in an append: the batch's bytes, then its entry, then (in memory) the entry is
+published. A crash between any two leaves bytes that no entry names, which recovery cuts. A failed
+write is taken back at once, so the files end where the last published entry says.
+
+Order of writes when its files are made: the entries file, then the other with its schema message,
+which is forced, then both names. A crash between any two leaves no batch; what is missing is made
+before the first entry, with its name forced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Entry, Table
+from spark_stream.consistency.ids import EntryIndex, Offset
+from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.errors import IsologError, StorageFailure
+from spark_stream.storage.disk.disk import Disk, DiskFile
+from spark_stream.storage.disk.forcing import Forcing
+from spark_stream.storage.format.codec import END_OF_STREAM, Codec, moved, sealed
+from spark_stream.storage.format.extremes import Rows
+from spark_stream.storage.format.message import Message, Part
+from spark_stream.storage.segment.segment import Segment, SegmentName
+
+# Below this a read near the end of a growing file copies; above it the file is mapped again.
+_COPY_BYTES_MAX: Final = 1 << 20
+_ROWS_MIN: Final = 64
+_PROBE: Final = bytes(64 << 10)
+
+
+def header_of(codec: Codec, facts: dict[str, str], first: Boundary) -> bytes:
+    """The schema message of a segment that starts at ``first``."""
+    places = {"isolog.base_entry": str(first.entry), "isolog.base_offset": str(first.offset)}
+    return codec.header(facts | places)
+
+
+class ActiveSegment(Segment):
+    """The last segment of a log. One writer at a time (the partition's lock).
+
+    ``first_appended``: the leader's clock at the first append, microseconds; None without one.
+    ``data_end`` is where the next batch goes in the ``.arrow`` file; None: there are no files yet,
+    the first append or :meth:`make` makes them. ``facts`` go into the schema message.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        name: SegmentName,
+        codec: Codec,
+        first: Boundary,
+        table: Table,
+        *,
+        facts: dict[str, str],
+        forcing: Forcing,
+        data_end: int | None = None,
+    ) -> None:
+        super().__init__(disk, name, codec, first, table)
+        self._facts = facts
+        self._forcing = forcing
+        self._data_end = data_end or 0  # 0: there are no files, else a schema message is there
+        self._arrow: DiskFile = disk.open(name.arrow)
+        self._entries: DiskFile = disk.open(name.entries)
+        self._grow(table, 2 * len(table))
+        self._table = self._grown[: len(table)]
+        self._complete = self._end.offset > first.offset  # by a batch: both names are there to stay
+        self.first_appended = int(table[0]["appended"]) if len(table) else None
+        self._torn = False
+        # An earlier process may have died before it forced them.
+        self._unforced = len(table) > 0 and self.end.entry > forcing.upto.entry
+
+    @property
+    def data_bytes(self) -> int:
+        """Where the next batch goes in the ``.arrow`` file."""
+        return self._data_end
+
+    def make(self) -> None:
+        """Makes the files of a segment that has none; if that fails, it still has none."""
+        name, header = self.name, header_of(self.codec, self._facts, self.first)
+        try:
+            self._entries = self._disk.create(name.entries)
+            self._arrow = self._disk.create(name.arrow)
+            self._arrow.write(0, header)
+            self._forcing.force(self._arrow)
+            self._forcing.force_names()
+        except IsologError:
+            # Left behind, this file would end the segment before it, which goes on taking records.
+            self._disk.remove(name.arrow)
+            self._disk.remove(name.entries)
+            raise
+        self._data_end = len(header)
+        self._complete = True
+
+    def make_first(self) -> None:
+        """Makes the files of a log's first segment, which does not start with entry 0.
+
+        Its schema message comes first and for good: nothing else tells which entry it starts with.
+        """
+        self._forcing.make_directory()
+        header = header_of(self.codec, self._facts, self.first)
+        self._disk.write_whole(self.name.arrow, [header])
+        self._forcing.force_names()
+        self._data_end = len(header)
+
+    def append(self, entry: Entry, message: Message | None, *, forced: bool = False) -> None:
+        """Writes one entry and its batch (None: a marker has none); on an error neither is there.
+
+        ``forced``: both are on the disk before anybody sees them.
+
+        Raises:
+            DiskFull, StorageFailure: nothing was kept, and the next append starts where this did.
+        """
+        self.make_ready()
+        length, parts = (0, ()) if message is None else (message.size, message.parts)
+        written = sealed(entry.packed(self._data_end, length))
+        self._write(parts, written, forced=forced)
+        self._publish(written, 1, entry.count, entry.appended)
+        self._data_end += length
+
+    def note_extremes(self, entry: Entry, found: Rows | None) -> None:
+        """Keeps what is known of the values in a batch that was appended."""
+        if found is not None:
+            self.extremes.add(entry.entry_index, entry.count, entry.data_crc, found)
+
+    def append_rows(self, rows: Table, data: pa.Buffer, *, forced: bool = False) -> None:
+        """Writes entries of another replica's log, and the bytes of all their batches.
+
+        They must be valid. What an error leaves, and ``forced``: as :meth:`append`.
+        """
+        self.make_ready()
+        lengths = rows["length"]
+        written = moved(rows, self._data_end + np.cumsum(lengths) - lengths).tobytes()
+        self._write((data,) if data.size else (), written, forced=forced)
+        self._publish(written, len(rows), int(rows["count"].sum()), int(rows[0]["appended"]))
+        self._data_end += data.size
+
+    def flush(self) -> None:
+        """Forces what was appended to the disk: batches first, then the entries that name them.
+
+        Raises:
+            StorageFailure: that failed; the log has failed with it.
+        """
+        if self._unforced:
+            self._force()
+
+    def probe(self, *, forced: bool) -> None:
+        """Write behind the last batch, as an append would, and take that back.
+
+        Args:
+            forced: Force the file as well.
+
+        Raises:
+            DiskFull, StorageFailure: The segment takes no appends at present.
+        """
+        self.check_files()
+        self.make_ready()
+        self._torn = True
+        try:
+            self._arrow.write(self._data_end, _PROBE)
+            if forced:
+                self._force()
+        except IsologError:
+            with suppress(IsologError):
+                self._take_back()
+            raise
+        self._take_back()
+
+    def check_files(self) -> None:
+        """Check that nobody has removed or replaced a file of the segment.
+
+        An open file goes on taking writes after its name is gone, and loses them when it is closed.
+
+        Raises:
+            StorageFailure: One was, and the log has failed; or the log had failed before.
+        """
+        self._forcing.check()
+        lost = self._lost_file()
+        if lost is not None:
+            raise self._forcing.fail(
+                f"{lost}: what is appended to the segment would be lost; the partition takes no"
+                " more until it is opened again"
+            )
+
+    def _lost_file(self) -> str | None:
+        if not self._complete:
+            return None
+        for path, file in ((self.name.arrow, self._arrow), (self.name.entries, self._entries)):
+            try:
+                if self._disk.identity(path) != file.identity():
+                    return f"{path}: another file has its name"
+            except StorageFailure:
+                # A disk that fails to answer at present has lost nothing.
+                with suppress(StorageFailure):
+                    if path.name not in self._disk.names(path.parent):
+                        return f"{path}: No such file or directory"
+        return None
+
+    def write_again(self, entry: int) -> None:
+        """Write the entries from the index ``entry`` on, and their batches, once more as they are.
+
+        What the system shows of a file whose force has failed may not be on the disk, and only what
+        is written anew is forced. The end of the files is to be forced in any case: what was taken
+        back when the force failed could be there again after a power cut.
+        """
+        there = self._disk.names(self.name.directory)
+        self._unforced = self.name.arrow.name in there and self.name.entries.name in there
+        rows = self._table[max(0, entry - self.first.entry) :]
+        if not len(rows):
+            return
+        position = int(rows[0]["position"])
+        data = self._disk.map(self.name.arrow).slice(position, self._data_end - position)
+        self._arrow.write(position, data.to_pybytes())
+        self._entries.write((len(self._table) - len(rows)) * ENTRY_SIZE, rows.tobytes())
+
+    def finish(self) -> None:
+        """Writes Arrow's end-of-stream mark behind the last batch; an append would replace it."""
+        if self._torn:
+            self._take_back()
+        try:
+            self._arrow.write(self._data_end, END_OF_STREAM)
+            self._unforced = True
+        except Exception:
+            self._torn = True
+            raise
+
+    def close(self) -> None:
+        """Closes the files; readers that are under way go on with a mapping."""
+        self._arrow.close()
+        self._entries.close()
+        self.extremes.close()
+
+    def remove(self, force_names: Callable[[], None]) -> None:
+        self.hold()
+        self.close()
+        self.extremes.stop()
+        if len(self._table):
+            super().remove(force_names)
+            return
+        there = self._disk.names(self.name.directory)
+        # The schema message goes last: it alone tells where an empty segment starts.
+        for path in (self.name.extremes, self.name.entries, self.name.arrow):
+            if path.name in there:
+                self._disk.remove(path)
+                force_names()
+
+    def closed(self) -> Segment:
+        """The same segment for readers only."""
+        table = np.frombuffer(self._disk.map(self.name.entries), ENTRY, count=len(self._table))
+        segment = Segment(
+            self._disk,
+            self.name,
+            self.codec,
+            self.first,
+            table,
+            file=self._file,
+            extremes=self.extremes,
+        )
+        segment._end = self._end  # not from the file, which may have changed
+        segment.set_aborted(self.aborted(table))
+        return segment
+
+    def set_aborted(self, mask: np.ndarray | None) -> None:
+        if mask is not None:
+            longer = self._blank_mask()
+            longer[: len(mask)] = mask
+            mask = longer
+        self._aborted = mask
+
+    def _blank_mask(self) -> np.ndarray:
+        return np.zeros(len(self._grown), np.bool_)
+
+    def make_ready(self) -> None:
+        """Sees to the files, so that they tell where the segment begins and take what comes next.
+
+        Raises:
+            DiskFull, StorageFailure: that can be tried again, unless the log has failed.
+        """
+        if self._torn:
+            self._take_back()
+        if not self._complete:
+            self._prepare()
+
+    def _write(self, data: Sequence[Part], rows: bytes, *, forced: bool) -> None:
+        """Writes batches and their entries behind what is published, or neither."""
+        try:
+            if data:
+                self._arrow.write(self._data_end, *data)
+            self._entries.write(len(self._table) * ENTRY_SIZE, rows)
+            self._unforced = True
+            if forced:
+                self._force()
+        except Exception:
+            self._torn = True
+            with suppress(IsologError):  # then the next append does it
+                self._take_back()
+            raise
+
+    def _publish(self, written: bytes, entries: int, records: int, appended: int) -> None:
+        rows = len(self._table)
+        if rows + entries > len(self._grown):
+            room = max(_ROWS_MIN, 2 * len(self._grown), rows + entries)
+            self._grow(self._grown, room)
+            # Before the table: a reader takes the table first, so its mask is never the shorter.
+            self.set_aborted(self._aborted)
+        self._raw[rows * ENTRY_SIZE : (rows + entries) * ENTRY_SIZE] = written
+        self._table = self._grown[: rows + entries]
+        if not rows:
+            self.first_appended = appended
+        # After the table: what lies below the end can be found.
+        end = self._end
+        self._end = Boundary(EntryIndex(end.entry + entries), Offset(end.offset + records))
+
+    def _grow(self, table: Table, rows: int) -> None:
+        """Makes room for as many rows; the table's stay where they are."""
+        grown = np.zeros(rows, ENTRY)
+        grown[: len(table)] = table
+        self._raw = grown.view(np.uint8).data
+        self._grown = grown
+
+    def _prepare(self) -> None:
+        """Sees to both files before the first batch.
+
+        An earlier process that died while it made them may have left one of them, or both with
+        names or a schema message that a power cut takes. The file with that message is kept: it
+        may be the only one that tells where the log ends.
+        """
+        if not self._data_end:
+            self._forcing.make_directory()
+            self.make()
+            return
+        if not len(self._table):
+            self._entries = self._disk.create(self.name.entries)
+        self._forcing.force(self._arrow)
+        self._forcing.force_names()
+        self._complete = True
+
+    def _force(self) -> None:
+        self._forcing.force(self._arrow, self._entries)
+        self._unforced = False
+
+    def _take_back(self) -> None:
+        self._entries.cut(len(self._table) * ENTRY_SIZE)
+        self._arrow.cut(self._data_end)
+        self._torn = False
+
+    def _bytes(self, position: int, length: int) -> pa.Buffer:
+        if position + length > self._file.mapped.size and length <= _COPY_BYTES_MAX:
+            data = self._arrow.read(position, length)
+            if data is not None:  # else a roll closed the file since this reader began
+                return data
+        return super()._bytes(position, length)

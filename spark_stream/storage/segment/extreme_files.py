@@ -1,0 +1,233 @@
+"""What is known of the values in a segment's batches: in memory, and in a file beside the table.
+
+The file is derived from the batches, and nothing depends on it. It may be missing, damaged, shorter
+than the table, or of a segment that had its name before: each of its rows has a checksum and names
+the bytes that it speaks of, and what fits no batch is not believed. A batch without a row is read.
+It is never forced, and an error of the disk only means that nothing more is written to it.
+
+Rows come from the leader's appends, and from filtered reads of batches that had none. They are
+written one behind the other, in the order in which they came.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from msgspec import Struct
+
+from spark_stream.consistency.entries import Table
+from spark_stream.consistency.pruning import Extremes
+from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.errors import IsologError
+from spark_stream.storage.disk.disk import Disk, DiskFile
+from spark_stream.storage.format.extremes import RECORDS_MIN, Layout, Rows
+
+_MAGIC: Final = b"isoextr1"
+_HEADER: Final = struct.Struct("<8sqqII")  # magic, base entry, base offset, mark, bytes of a row
+HEADER_BYTES: Final = _HEADER.size
+
+
+class _Known(Struct, frozen=True):
+    """The rows that fit the first ``entries`` entries of a table, and how many rows there were."""
+
+    rows: Rows
+    seen: int
+    entries: int
+
+
+class SegmentExtremes:
+    """The extremes of one segment. Any thread may ask and learn; the leader adds under its lock."""
+
+    def __init__(self, disk: Disk, path: Path, first: Boundary, layout: Layout) -> None:
+        self.layout = layout
+        self._disk = disk
+        self._path = path
+        self._first = int(first.entry)
+        self._header = _HEADER.pack(
+            _MAGIC, first.entry, first.offset, layout.mark, layout.row.itemsize
+        )
+        self._lock = threading.Lock()
+        self._stored: Rows | None = None  # of the file, once it was looked at
+        self._fresh: list[bytes] = []  # what came since
+        self._file: DiskFile | None = None
+        self._end = 0
+        self._writes = True
+        self._known: _Known | None = None
+
+    def add(self, entry: int, records: int, data_crc: int, columns: Rows) -> None:
+        """What was found of one entry, the one with this index."""
+        self._keep([self.layout.packed_one(entry, records, data_crc, columns)])
+
+    def known(self, table: Table, first: int, last: int, name: str) -> Extremes | None:
+        """What is known of a column in the entries at these places of the table; None: nothing."""
+        if name not in self.layout.names:
+            return None
+        rows = self._fitting(table)
+        if not len(rows):
+            return None
+        known = rows["columns"][:, self.layout.names.index(name)]["known"] != 0
+        owners = _owners(rows, known, self._first, first, last)
+        if not (owners >= 0).any():
+            return None
+        return self.layout.extremes(rows, owners, name)
+
+    def learn(
+        self,
+        table: Table,
+        places: npt.NDArray[np.int64],
+        batch: pa.RecordBatch,
+        names: Sequence[str],
+    ) -> None:
+        """Remembers the extremes of these columns: ``batch`` has all records of these entries."""
+        wanted = [
+            name for name in names if name in self.layout.names and name in batch.schema.names
+        ]
+        if not wanted or batch.num_rows < RECORDS_MIN:
+            return
+        counts = table["count"][places].astype(np.int64)
+        ends = np.cumsum(counts)
+        # A row for each group of neighbours: a large batch alone, small ones together.
+        apart = np.flatnonzero(
+            (places[1:] != places[:-1] + 1)
+            | ((ends[:-1] // RECORDS_MIN) != (ends[1:] // RECORDS_MIN))
+        )
+        edges = [0, *(apart + 1).tolist(), len(places)]
+        before = [0, *ends.tolist()]
+        rows = self._fitting(table)
+        packed = []
+        for low, high in itertools.pairwise(edges):
+            start, records = before[low], before[high] - before[low]
+            if records < RECORDS_MIN:
+                continue
+            first, last = int(places[low]), int(places[high - 1]) + 1
+            new = [name for name in wanted if not self._covers(rows, name, first, last)]
+            if new:
+                columns = self.layout.described(batch.slice(start, records), new)
+                index = self._first + first
+                packed.append(self.layout.packed(index, table[first:last], columns))
+        if packed:
+            self._keep(packed)
+
+    def _covers(self, rows: Rows, name: str, first: int, last: int) -> bool:
+        known = rows["columns"][:, self.layout.names.index(name)]["known"] != 0
+        return bool((_owners(rows, known, self._first, first, last) >= 0).all())
+
+    def stop(self) -> None:
+        """Nothing is written any more: the file is about to go."""
+        with self._lock:
+            self._writes = False
+            self._close()
+
+    def close(self) -> None:
+        """Closes the file. What comes later opens it again."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _keep(self, packed: list[bytes]) -> None:
+        with self._lock:
+            if self._stored is not None:  # else they are read from the file when somebody asks
+                self._fresh += packed
+            if not self._writes:
+                return
+            try:
+                file = self._file or self._opened()
+                data = b"".join(packed)
+                file.write(self._end, data)
+                self._end += len(data)
+            except IsologError:
+                self._writes = False
+                self._close()
+
+    def _opened(self) -> DiskFile:
+        """The file, ready to take more rows; under the lock."""
+        size = self._size_there()
+        if size is None:
+            self._file = self._disk.create(self._path)
+            self._file.write(0, self._header)
+            self._end = HEADER_BYTES
+        else:
+            self._file = self._disk.open(self._path)
+            rows = (size - HEADER_BYTES) // self.layout.row.itemsize
+            self._end = HEADER_BYTES + rows * self.layout.row.itemsize
+        return self._file
+
+    def _size_there(self) -> int | None:
+        """The bytes of the file; None where there is none of this segment and these columns."""
+        if self._path.name not in self._disk.names(self._path.parent):
+            return None
+        data = self._disk.map(self._path)
+        if data.size < HEADER_BYTES or data.slice(0, HEADER_BYTES).to_pybytes() != self._header:
+            return None
+        return int(data.size)
+
+    def _load(self) -> Rows:
+        """The rows of the file that have their checksum; under the lock."""
+        nothing = np.zeros(0, self.layout.row)
+        with suppress(IsologError):
+            if self._size_there() is not None:
+                return self.layout.intact(self._disk.map(self._path).slice(HEADER_BYTES))
+        return nothing
+
+    def _fitting(self, table: Table) -> Rows:
+        """The rows that speak of entries of this table, and of their bytes."""
+        with self._lock:
+            if self._stored is None:
+                self._stored = self._load()
+            stored, fresh, known = self._stored, len(self._fresh), self._known
+            seen = len(stored) + fresh
+            if known is not None and (known.seen, known.entries) == (seen, len(table)):
+                return known.rows
+            if fresh:
+                stored = self._merged(stored)
+                self._stored, self._fresh = stored, []
+        rows = _fitting(stored, table, self._first)
+        self._known = _Known(rows, seen, len(table))
+        return rows
+
+    def _merged(self, stored: Rows) -> Rows:
+        return np.concatenate((stored, np.frombuffer(b"".join(self._fresh), self.layout.row)))
+
+
+def _fitting(rows: Rows, table: Table, base: int) -> Rows:
+    if not len(rows) or not len(table):
+        return rows[:0]
+    first, count = rows["first"] - base, rows["entries"].astype(np.int64)
+    within = (first >= 0) & (count > 0) & (first + count <= len(table))
+    rows, first, count = rows[within], first[within], count[within]
+    joined = np.concatenate((np.zeros(1, np.uint32), np.bitwise_xor.accumulate(table["data_crc"])))
+    records = np.concatenate((np.zeros(1, np.int64), np.cumsum(table["count"], dtype=np.int64)))
+    last = first + count
+    fits = (joined[last] ^ joined[first]) == rows["data_crcs"]
+    fits &= (records[last] - records[first]) == rows["records"]
+    found: Rows = rows[fits]
+    return found
+
+
+def _owners(
+    rows: Rows, chosen: npt.NDArray[np.bool_], base: int, first: int, last: int
+) -> npt.NDArray[np.int64]:
+    """Which row speaks of each of the entries from ``first`` to ``last`` (exclusive); -1: none."""
+    owners = np.full(last - first, -1, np.int64)
+    low = rows["first"] - base
+    high = low + rows["entries"]
+    numbers = np.flatnonzero(chosen & (low < last) & (high > first))
+    low, high = np.maximum(low[numbers], first), np.minimum(high[numbers], last)
+    counts = high - low
+    before = np.cumsum(counts) - counts
+    places = np.arange(int(counts.sum())) + np.repeat(low - before - first, counts)
+    owners[places] = np.repeat(numbers, counts)
+    return owners

@@ -1,0 +1,414 @@
+"""One segment: a file of batches and the table of its entries. ``active`` has the one that grows.
+
+Order of steps in a removal: the entries file is renamed, which decides it; then the batches go, and
+the renamed file last, each for good before the next. What a crash leaves of it, the next open
+finishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from msgspec import Struct
+
+from spark_stream.batches import conformed
+from spark_stream.consistency.entries import ENTRY_SIZE, Kind, Table, next_offset
+from spark_stream.consistency.ids import EntryIndex, Offset
+from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.errors import DamagedSegment, IsologError
+from spark_stream.storage.disk.disk import Disk
+from spark_stream.storage.disk.mapping import MappedFile
+from spark_stream.storage.format.chunks import Stored, joined
+from spark_stream.storage.format.codec import (
+    Codec,
+    first_broken_batch,
+    gathered,
+    intact_entries,
+    intact_rows,
+    run_crc,
+)
+from spark_stream.storage.format.stored import StoredEntries
+from spark_stream.storage.segment.extreme_files import SegmentExtremes
+from spark_stream.storage.settings import Compression
+
+EXTREMES: Final = ".extremes"
+_NEAR_ENTRIES: Final = 64  # so many are looked at for an intact one behind a damaged one
+
+
+class SegmentName(Struct, frozen=True):
+    """Where a segment's files are."""
+
+    directory: Path
+    base_offset: int
+
+    @property
+    def arrow(self) -> Path:
+        return self.directory / f"{self.base_offset:020d}.arrow"
+
+    @property
+    def entries(self) -> Path:
+        return self.directory / f"{self.base_offset:020d}.entries"
+
+    @property
+    def extremes(self) -> Path:
+        """What is known of the values in the batches; it may be missing."""
+        return self.directory / f"{self.base_offset:020d}{EXTREMES}"
+
+    @property
+    def gone(self) -> Path:
+        """The entries file of a segment that is being removed."""
+        return self.directory / f"{self.base_offset:020d}.entries.gone"
+
+    def remove(self, disk: Disk, force_names: Callable[[], None]) -> None:
+        """Deletes the files; readers that mapped them keep what they mapped."""
+        disk.rename(self.entries, self.gone)
+        force_names()
+        self.finish_removal(disk, force_names)
+
+    def finish_removal(self, disk: Disk, force_names: Callable[[], None]) -> None:
+        """The rest of a removal, once the entries file has the name ``gone``."""
+        disk.remove(self.arrow)
+        force_names()
+        disk.remove(self.extremes)
+        disk.remove(self.gone)
+
+
+class Segment:
+    """A closed segment; :class:`ActiveSegment` is the one that grows.
+
+    Readers need no lock: rows of ``table`` below its length never change, and a longer table is put
+    in the place of a shorter one. Which rows are aborted does change, but for rows below the last
+    stable offset it does not: whoever drops them reads no further.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        name: SegmentName,
+        codec: Codec,
+        first: Boundary,
+        table: Table,
+        *,
+        has_tail: bool = False,
+        file: MappedFile | None = None,
+        extremes: SegmentExtremes | None = None,
+    ) -> None:
+        """``has_tail``: its ``.arrow`` file, ``file``, has more bytes than its entries name."""
+        self.name = name
+        self.first = first
+        self.has_tail = has_tail
+        self._disk = disk
+        self.codec = codec
+        self._table = table
+        self.extremes = extremes or SegmentExtremes(disk, name.extremes, first, codec.layout)
+        self._aborted: np.ndarray | None = None
+        self._file = file or MappedFile(disk, name.arrow)
+        # Kept, for every append asks for it, and a closed segment's last entry may change on disk.
+        self._end = Boundary(EntryIndex(first.entry + len(table)), next_offset(table, first.offset))
+
+    @property
+    def table(self) -> Table:
+        """The published entries."""
+        return self._table
+
+    def aborted(self, table: Table) -> np.ndarray | None:
+        """Which rows of ``table``, as this segment gave it, are aborted; None: none is."""
+        mask = self._aborted
+        return None if mask is None else mask[: len(table)]
+
+    def set_aborted(self, mask: np.ndarray | None) -> None:
+        """What an open derived from the whole log; shape (rows,)."""
+        self._aborted = mask
+
+    def abort(self, transaction: int, producer_id: int, entry: int) -> None:
+        """Its batches of this producer id in the transaction are aborted from now on.
+
+        The first of them in the log is the entry with index ``entry``. Under the partition's lock.
+        """
+        first = max(0, entry - self.first.entry)
+        rows = self._table[first:]
+        found = (rows["transaction"] == transaction) & (rows["producer_id"] == producer_id)
+        found &= rows["kind"] == Kind.DATA
+        if not found.any():
+            return
+        if self._aborted is None:
+            self._aborted = self._blank_mask()
+        self._aborted[first : first + len(rows)] |= found
+
+    def _blank_mask(self) -> np.ndarray:
+        return np.zeros(len(self._table), np.bool_)
+
+    @property
+    def end(self) -> Boundary:
+        """The position after the last published entry."""
+        return self._end
+
+    def boundary_of(self, entry: EntryIndex) -> Boundary:
+        """The place before the entry with this index, of this segment or the next behind it.
+
+        Raises:
+            DamagedSegment: the entry is damaged, and so is the one before it.
+        """
+        table, row = self._table, entry - self.first.entry
+        if row == len(table):
+            return self._end
+        if not row:
+            return self.first
+        if intact_entries(table[row : row + 1]):
+            return Boundary(entry, Offset(int(table[row]["base_offset"])))
+        return Boundary(entry, next_offset(self.sound_rows(row - 1, row), self.first.offset))
+
+    def sound_rows(self, low: int, high: int) -> Table:
+        """The entries from row ``low`` to before ``high``, up to the first damaged one.
+
+        Raises:
+            DamagedSegment: that is row ``low``.
+        """
+        rows = self._table[low:high]
+        good = intact_entries(rows)
+        if not good and len(rows):
+            raise self._entry_damage(low)
+        return rows[:good]
+
+    def check_rows(self, low: int, high: int) -> None:
+        """Check the entries from row ``low`` to before ``high``.
+
+        Raises:
+            DamagedSegment: one of them is damaged; the error names the first.
+        """
+        good = low + intact_entries(self._table[low:high])
+        if good < high:
+            raise self._entry_damage(good)
+
+    def stored(
+        self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None
+    ) -> StoredEntries | None:
+        """Entries from ``first`` on, and their bytes; None: this segment has none yet.
+
+        Raises:
+            DamagedSegment: the batch of ``first`` is damaged.
+        """
+        table = self._table
+        low = first - self.first.entry
+        most = max(1, max_bytes // ENTRY_SIZE)
+        high = min(len(table), low + most)
+        if upto is not None:
+            high = min(high, upto - self.first.entry)
+        if low >= high:
+            return None
+        rows = self.sound_rows(low, high)
+        position = int(rows[0]["position"])
+        if int(rows[-1]["position"] + rows[-1]["length"]) - position > max_bytes - rows.nbytes:
+            sizes = rows["position"] + rows["length"] - position
+            sizes += np.arange(ENTRY_SIZE, rows.nbytes + 1, ENTRY_SIZE)
+            rows = rows[: max(1, int(np.searchsorted(sizes, max_bytes, side="right")))]
+        length = int(rows[-1]["position"] + rows[-1]["length"]) - position
+        data = self._bytes(position, length) if length else pa.py_buffer(b"")
+        sound = self._sound_batches(rows, data, position)
+        if sound < len(rows):
+            rows = rows[:sound]
+            data = data.slice(0, int(rows[-1]["position"] + rows[-1]["length"]) - position)
+        return StoredEntries(rows, data)
+
+    @property
+    def data_end(self) -> int:
+        """The position in the ``.arrow`` file after the last batch, bytes; 0 without entries."""
+        table = self._table
+        return int(table[-1]["position"] + table[-1]["length"]) if len(table) else 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of both files."""
+        return self.data_end + len(self._table) * ENTRY_SIZE
+
+    @property
+    def last_appended(self) -> int | None:
+        """The leader's clock at the last append, microseconds; None without entries."""
+        return int(self._table[-1]["appended"]) if len(self._table) else None
+
+    def decode(
+        self, places: np.ndarray, columns: list[str] | None, schema: pa.Schema | None = None
+    ) -> tuple[pa.RecordBatch, int]:
+        """The batches at these rows of the table, rising, as one; and how many of them it is.
+
+        ``schema``: the topic's as the reader has it; None: the segment's own.
+
+        It is fewer where a later one fails its checksum, or where the batch would be too large in
+        memory. What lies between is not looked at.
+
+        Raises:
+            DamagedSegment: the first batch fails its checksum.
+            SchemaMismatch: a value has no place in that schema.
+        """
+        data, sound = self._load(places)
+        own = self.codec.schema
+        if schema is None or schema.equals(own):
+            return self.codec.decode(data, sound, columns)
+        there = columns
+        if columns is not None:
+            there = [name for name in columns if name in own.names]
+        batch, taken = self.codec.decode(data, sound, there)
+        return conformed(batch, projected(schema, columns)), taken
+
+    def encoded(self, places: np.ndarray) -> tuple[tuple[memoryview, ...], int]:
+        """The messages at these rows of the table as they are, in parts; errors as :meth:`decode`.
+
+        And how many of them, fewer where a later one fails its checksum.
+        """
+        parts, sound = self._load(places)
+        return tuple(parts), sound
+
+    def check_batches(self, places: np.ndarray) -> None:
+        """Check the batches at these rows of the table.
+
+        Raises:
+            DamagedSegment: one of them fails its checksum; the error names the first.
+        """
+        while len(places):
+            _, sound = self._load(places)
+            places = places[sound:]
+
+    def locate(self, places: np.ndarray) -> Stored:
+        """Return where the batches at these rows of the table lie.
+
+        Whoever reads them there checks them: a byte may change until then.
+
+        Raises:
+            StorageFailure: the file is gone.
+        """
+        rows = self._table[places]
+        device, inode = self._disk.identity(self.name.arrow)
+        return Stored(
+            path=self.name.arrow,
+            device=device,
+            inode=inode,
+            parts=joined(rows["position"], rows["length"]),
+            entries=len(rows),
+            crc=run_crc(rows),
+            compressed=self.codec.compression is not Compression.NONE,
+            indexes=joined(rows["entry_index"], np.ones(len(rows), np.int64)),
+            epoch=int(rows[-1]["leader_epoch"]),
+        )
+
+    def blank(self, columns: list[str] | None, schema: pa.Schema | None = None) -> pa.RecordBatch:
+        """A batch without rows, of the same columns as :meth:`decode` gives."""
+        shown = projected(self.codec.schema if schema is None else schema, columns)
+        arrays = [pa.nulls(0, field.type) for field in shown]
+        return pa.RecordBatch.from_arrays(arrays, schema=shown)
+
+    def _load(self, places: np.ndarray) -> tuple[list[memoryview], int]:
+        """The checked bytes of the batches at these rows, and how many batches they are."""
+        first, last = int(places[0]), int(places[-1]) + 1
+        neighbours = last - first == len(places)
+        rows = self._table[first:last] if neighbours else self._table[places]
+        starts, lengths = rows["position"], rows["length"]
+        position = int(starts[0])
+        length = int(starts[-1] + lengths[-1]) - position
+        data = self._bytes(position, length)
+        sound = self._sound_batches(rows, data, position)
+        if sound < len(rows):
+            starts, lengths = starts[:sound], lengths[:sound]
+            data = data.slice(0, int(starts[-1] + lengths[-1]) - position)
+        return gathered(data, starts - position, lengths), sound
+
+    def _sound_batches(self, rows: Table, data: pa.Buffer, position: int) -> int:
+        """How many of these rows, from the first on, have sound batches.
+
+        ``data`` holds the file from ``position`` on. It is checked at each read: what was sound a
+        moment ago may be read from the disk anew, and differ.
+
+        Raises:
+            DamagedSegment: the first has not.
+        """
+        sound = first_broken_batch(rows, data, position)
+        if sound == 0:
+            raise self._batch_damage(rows[0])
+        return sound
+
+    def _batch_damage(self, row: np.void) -> DamagedSegment:
+        start, count = int(row["base_offset"]), int(row["count"])
+        return DamagedSegment(
+            f"{self.name.arrow}: offsets {start} to {start + count - 1} fail their"
+            f" checksum; the first offset after them is {start + count}",
+            path=str(self.name.arrow),
+            first=start,
+            next=start + count,
+            entry=int(row["entry_index"]),
+        )
+
+    def _entry_damage(self, row: int) -> DamagedSegment:
+        """The error about an entry; the intact ones around it say which offsets it has."""
+        table = self._table
+        before, behind = table[max(0, row - 1) : row], table[row + 1 : row + 1 + _NEAR_ENTRIES]
+        start = next_offset(before[: intact_entries(before)], self.first.offset)
+        intact = np.flatnonzero(intact_rows(behind))
+        after = int(behind[intact[0]]["base_offset"]) if len(intact) else int(self._end.offset)
+        entry = self.first.entry + row
+        return DamagedSegment(
+            f"{self.name.entries}: entry {entry} fails its checksum, and offsets {start} to"
+            f" {after - 1} may be its; the first offset after them is {after}",
+            path=str(self.name.entries),
+            first=int(start),
+            next=after,
+            entry=int(entry),
+        )
+
+    def _bytes(self, position: int, length: int) -> pa.Buffer:
+        """The bytes, or as many of them as the file has."""
+        mapped = self._file.upto(position + length)
+        start = min(position, mapped.size)
+        return mapped.slice(start, min(length, mapped.size - start))
+
+    def hold(self) -> None:
+        """Maps all batches: who has this segment reads on, whatever becomes of the file's name.
+
+        Raises:
+            StorageFailure: the file cannot be mapped.
+        """
+        self._file.upto(self.data_end)
+
+    def drop_tail(self) -> None:
+        """The ``.arrow`` file was replaced by one that ends with the last batch."""
+        self.has_tail = False
+        self._file.forget()
+
+    def shortened(self, table: Table) -> Segment:
+        """The same segment with its first entries only; their bytes stay where they are."""
+        shorter = Segment(
+            self._disk,
+            self.name,
+            self.codec,
+            self.first,
+            table,
+            file=MappedFile(self._disk, self.name.arrow, self._file.mapped),
+            extremes=self.extremes,
+        )
+        shorter.has_tail = self.has_tail or self.data_end > shorter.data_end
+        shorter.set_aborted(self.aborted(table))
+        return shorter
+
+    def flush(self) -> None:
+        """Nothing: a segment is forced before it is closed."""
+
+    def close(self) -> None:
+        """Closes what is open: of a closed segment only what readers have learned is written."""
+        self.extremes.close()
+
+    def remove(self, force_names: Callable[[], None]) -> None:
+        """Deletes the files; readers that have the segment go on with a mapping."""
+        self.extremes.stop()
+        with suppress(IsologError):  # without its file nothing can be read of it anyway
+            self.hold()
+        self.name.remove(self._disk, force_names)
+
+
+def projected(schema: pa.Schema, columns: list[str] | None) -> pa.Schema:
+    """The schema of these columns (None: of all)."""
+    if columns is None:
+        return schema
+    return pa.schema([schema.field(name) for name in columns])

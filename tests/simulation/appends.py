@@ -1,0 +1,212 @@
+"""Streams of appends at a simulated broker: the core that ships, with tasks for threads.
+
+``broker.appends.core`` has the rules, ``broker.appends.batch`` the scripts of a batch. This stands
+for ``broker.appends.stream``: each step of a script is an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.serving.append_batch import Append, joins_of
+from spark_stream.broker.serving.append_core import AppendStreamCore, BatchPlace
+from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.errors import IsologError
+from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver
+from spark_stream.scripts.steps import Script
+from spark_stream.transport.failures import error_bytes
+from spark_stream.transport.streams import Stream, StreamEvent
+from spark_stream.wire.messages import Ack, AppendTo, Envelope, ack_from_bytes
+from tests.simulation.schedule import NOW, Body, Schedule
+
+_Place: TypeAlias = BatchPlace[Append]
+
+
+class AppendHost(Protocol):
+    """The broker that appends."""
+
+    def new_append(self, asked: AppendTo, envelope: Envelope, batch: pa.RecordBatch) -> Append:
+        """Return the append of a batch; raises UnknownTopic."""
+
+    def join(self, partitions: Sequence[Partition], stamp: Stamp, owner: str) -> Script[None]:
+        """Let partitions join a transaction."""
+
+    def run(self, script: Script[Any]) -> Body:
+        """A body that returns what the script returns."""
+
+    def answers(self, batch: pa.RecordBatch, ack: Ack) -> None:
+        """Note that a batch is answered."""
+
+
+class SimulatedAppends:
+    """One stream of appends."""
+
+    def __init__(
+        self,
+        broker: AppendHost,
+        schedule: Schedule,
+        owner: str,
+        opened: StreamOpened,
+        stream: Stream,
+    ) -> None:
+        self._broker = broker
+        self._schedule = schedule
+        self._owner = owner
+        self._stream = stream
+        self._request = AppendTo.from_bytes(bytes(opened.header))
+        self._schema = pa.ipc.read_schema(pa.py_buffer(opened.body))
+        self._core: AppendStreamCore[Received, Append] = AppendStreamCore()
+        self._is_gone = self._is_over = False
+        self._timer_at: float | None = None
+        stream.handle = self._handle
+        self._start(self._take_frames())
+
+    def _start(self, body: Body) -> None:
+        self._schedule.start("appends", body, self._owner)
+
+    def _handle(self, event: StreamEvent) -> None:
+        match event:
+            case Received():
+                if event.header or not event.end:
+                    self._core.receive(event)
+                if event.end:
+                    self._core.end()
+            case Credited():
+                pass
+            case _:
+                self._is_gone = True
+                self._core.end()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        core, stream = self._core, self._stream
+        try:
+            while core.outbox and (self._is_gone or stream.send(core.outbox[0])):
+                core.sent()
+        except StreamOver:  # its end is about to be told
+            self._is_gone = True
+            core.sent(len(core.outbox))
+        if core.begin_taking():
+            self._start(self._take_frames())
+        if core.is_over and not self._is_over:
+            self._is_over = True
+            if core.failure is not None:
+                stream.fail(error_bytes(core.failure))
+            elif not self._is_gone:
+                with suppress(StreamOver):  # the connection was lost with the client's end
+                    stream.send(b"", end=True)
+
+    def _take_frames(self) -> Body:
+        yield NOW
+        core = self._core
+        while (frame := core.next_frame()) is not None:
+            self._stream.consumed(frame.size)
+            batch = pa.ipc.read_record_batch(pa.py_buffer(frame.body), self._schema)
+            envelope = Envelope.from_bytes(bytes(frame.header))
+            try:
+                append = self._broker.new_append(self._request, envelope, batch)
+            except IsologError as error:
+                core.fail(error)
+                core.next_frame()
+                break
+            place = core.add(envelope.partition, append, append.deadline)
+            append.answer_with = partial(self._answer, place, batch)
+            yield from self._try(place)
+        self._go_on()
+
+    def _try(self, place: _Place) -> Body:
+        core, append = self._core, place.work
+        joins = append.to_join is not None
+        waits = core.has_queue(place.partition) or joins or append.is_cold
+        if not waits and (yield from self._is_through(place)):
+            return
+        if not core.queue(place, append.size):
+            return
+        if not joins:
+            self._start(self._work_off(place.partition))
+        elif core.join(place):
+            self._start(self._join_all())
+
+    def _is_through(self, place: _Place) -> Body:
+        append = place.work
+        if (yield from self._broker.run(append.try_once())):
+            return True
+        if append.pending is None:
+            return False
+        self._core.wait(place)
+        self._set_timer()
+        append.pending.when_settled(partial(self._settle, place))
+        return True
+
+    def _work_off(self, partition: int) -> Body:
+        yield NOW
+        place: _Place | None = self._core.first(partition)
+        while place is not None:
+            if not (yield from self._is_through(place)):
+                wait, held = self._core.hold(place), place.work.held
+                self._set_timer()
+                assert held is not None
+                held.appends.call_when_free(partial(self._resume, partition, wait))
+                return
+            place = self._core.through(place)
+            self._go_on()
+
+    def _resume(self, partition: int, wait: int) -> None:
+        if self._core.resume(partition, wait):
+            self._start(self._work_off(partition))
+
+    def _join_all(self) -> Body:
+        yield NOW
+        while group := self._core.next_group():
+            name = self._request.transactional_id
+            for stamp, partitions in joins_of([each.work for each in group]):
+                if name is not None:
+                    join = self._broker.join(partitions, stamp, name)
+                    with suppress(IsologError):  # the appends say why
+                        yield from self._broker.run(join)
+            for place in group:
+                if (yield from self._is_through(place)):
+                    is_last = self._core.through(place) is None
+                    self._go_on()
+                    if is_last:
+                        continue
+                self._start(self._work_off(place.partition))
+        self._go_on()
+
+    def _settle(self, place: _Place) -> None:
+        if self._core.settle(place):
+            self._start(self._finish(place))
+
+    def _finish(self, place: _Place) -> Body:
+        yield NOW
+        yield from self._broker.run(place.work.finish())
+
+    def _set_timer(self) -> None:
+        at = self._core.next_deadline()
+        if at is not None and (self._timer_at is None or self._timer_at > at):
+            self._timer_at = at
+            self._start(self._wait_until(at))
+
+    def _wait_until(self, at: float) -> Body:
+        now = self._schedule.clock.monotonic
+        yield max(0.0, at - now())
+        if at != self._timer_at:
+            return
+        self._timer_at = None
+        for place in self._core.late(now()):
+            if place.work.pending is not None:
+                self._start(self._finish(place))
+            else:
+                self._start(self._work_off(place.partition))
+        self._set_timer()
+
+    def _answer(self, place: _Place, batch: pa.RecordBatch, message: bytes) -> None:
+        self._broker.answers(batch, ack_from_bytes(message))
+        self._core.answer(place, message)
+        self._go_on()

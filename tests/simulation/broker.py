@@ -1,0 +1,543 @@
+"""A broker of a simulated run: ``broker.core`` on a machine of its own.
+
+It starts as ``broker.process`` does, and does the same again and again. What differs: its tasks
+belong to a schedule, which may end them all between any two events; its calls come over a simulated
+network; it looks at the store when something has changed there, and not forty times a second; and
+its machine may lose power, fail a force, or be full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, Final, cast
+
+import pyarrow as pa
+from msgspec import Struct, field
+
+from spark_stream.broker.actions.leaders import leaders_of
+from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
+from spark_stream.broker.host.host import Host
+from spark_stream.broker.node.identity import Endpoint, Identity
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.replication.fetchers import Fetchers
+from spark_stream.broker.replication.leading import Leading
+from spark_stream.broker.replication.links import LedPartitions, StreamLinks
+from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.broker.scripting.driver import Peers
+from spark_stream.broker.scripting.joining import join_together
+from spark_stream.broker.scripting.step_table import Answer
+from spark_stream.broker.scripting.steps import pack_steps, unpack_steps
+from spark_stream.broker.scripting.transactions import TransactionDesk
+from spark_stream.broker.serving.append_batch import Append, StreamFacts
+from spark_stream.broker.serving.fetch_task import Answers, FetchTask, FetchTasks
+from spark_stream.broker.serving.fetching import FetchStream
+from spark_stream.broker.serving.pool import Pool
+from spark_stream.cluster.brokers import BrokerState, RegisteredBroker
+from spark_stream.cluster.identity import ClusterSecret
+from spark_stream.cluster.partitions import PartitionId
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency.control import election
+from spark_stream.consistency.control.election import Outcome
+from spark_stream.consistency.control.partition_record import PartitionRecord
+from spark_stream.consistency.ids import BrokerId
+from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.errors import IsologError, LeaderUnavailable, StorageFailure
+from spark_stream.protocol import StreamOpened
+from spark_stream.scripts import moving
+from spark_stream.scripts import topics as topic_scripts
+from spark_stream.scripts.steps import RemoteStep, Script
+from spark_stream.storage.disk.directory import LogDirectory
+from spark_stream.transport.failures import error_bytes
+from spark_stream.transport.loop import Loop
+from spark_stream.transport.streams import Stream
+from spark_stream.wire.fetch_messages import Fetch
+from spark_stream.wire.messages import Ack, AppendTo, Envelope
+from spark_stream.wire.methods import APPEND, FETCH
+from spark_stream.wire.replication_messages import OpenReplication
+from tests.simulation.appends import SimulatedAppends
+from tests.simulation.clock import SeededIds, VirtualClock
+from tests.simulation.connections import (
+    SimulatedConnection,
+    SimulatedLines,
+    Threads,
+)
+from tests.simulation.driving import SimulatedDriver
+from tests.simulation.leases import LEASE_S, MemoryBoard, WatchedLeases
+from tests.simulation.logs import DiskLogs
+from tests.simulation.network import Call, Network, NoAnswer
+from tests.simulation.schedule import NOW, Body, Schedule, Signal
+from tests.simulation.store import MemoryRecords, MortalStore
+
+SWEEP_S: Final = 2.0
+LEFT_OVERS_S: Final = 2.5
+FLUSH_S: Final = 2.0
+HOUSEKEEPING_S: Final = 1.7
+CONTROL_S: Final = 0.9
+SETTLE_S: Final = 2.0
+BEAT_S: Final = 2.0
+DEATH_S: Final = 6.0
+_FRAME_BYTES: Final = (1, 1_000, 1 << 20)
+_SECRET: Final = ClusterSecret(b"of all simulated brokers")
+_MEMORY: Final = 1 << 30
+_RETRY_S: Final = 1.0
+_LATE: Final = 0.1  # how often a broker sees late what has changed in the store
+_LATE_S: Final = 1.5
+
+
+class Killed(BaseException):
+    """The broker's process ends within a step."""
+
+    def __init__(self, broker_id: str) -> None:
+        super().__init__(broker_id)
+        self.broker_id = broker_id
+
+
+class News:
+    """That something has changed in the store."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self.next = Signal(schedule)
+
+    def give(self) -> None:
+        """Something has."""
+        given, self.next = self.next, Signal(self._schedule)
+        given.give()
+
+
+class Surroundings(Struct):
+    """What all brokers of a run share.
+
+    ``look_at`` is called when a broker has done something in the middle of an event, and goes on.
+    ``sees_ends``: whether the lease of a process that has ended is over at once.
+    """
+
+    clock: VirtualClock
+    schedule: Schedule
+    ids: SeededIds
+    records: MemoryRecords
+    board: MemoryBoard
+    network: Network
+    chance: Random
+    carried_out: Callable[[SimulatedBroker, RemoteStep, Answer], None]
+    answered: Callable[[SimulatedBroker, list[int], Ack], None]
+    watch_fetch: Callable[[SimulatedBroker, bytes, pa.Schema, Answers], Answers]
+    found_over: Callable[[str], None]
+    look_at: Callable[[SimulatedBroker], None]
+    news: News
+    sees_ends: bool
+    brokers: dict[str, SimulatedBroker] = field(default_factory=dict)
+
+
+class SimulatedBroker:
+    """One broker and its machine, through all its lives."""
+
+    def __init__(self, broker_id: str, around: Surroundings) -> None:
+        self.broker_id = broker_id
+        self.calls: dict[Call, None] = {}  # in their order: the same run makes them in the same
+        self.connections: dict[SimulatedConnection, None] = {}
+        self._directory = LogDirectory(Path("/") / broker_id, "cluster", broker_id)
+        self.logs = DiskLogs(self._directory.path, self._count_down)
+        self.lives = 0
+        self.runs = False
+        self.serves = False
+        self.paused = False
+        self.dies_in: int | None = None
+        self.renews = True
+        """Whether it can renew its lease."""
+        self._around = around
+        self._changing: set[str] = set()
+        self.core: BrokerCore
+        self.host: Host
+        self.desk: TransactionDesk
+        self.driver: SimulatedDriver
+        self.leases: WatchedLeases
+        self._leading: Leading
+        self._me: Identity
+        self._store: MortalStore
+        self._proposed: Signal
+        self.ended_in_order = False
+        """As its last process did."""
+        self.opened_in = 0  # the last life that came as far as open logs
+        self.registered_in = 0  # … and as far as its registration
+        around.brokers[broker_id] = self
+
+    @property
+    def owner(self) -> str:
+        return f"{self.broker_id}/{self.lives}"
+
+    def make_folder(self, topic: Topic) -> None:
+        """Gives a topic that was there before the run the folder that it has by then."""
+        self.logs.make_folder(self._directory.topic(topic.name, topic.id))
+
+    def wipe(self, topic: Topic) -> None:
+        """Somebody removes the topic's folder while the broker does not run."""
+        with contextlib.suppress(StorageFailure):  # whether that is forced, nobody asks
+            self.logs.remove(self._directory.topic(topic.name, topic.id))
+
+    # -- its life ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """The process starts; it serves when it is ready."""
+        self.lives += 1
+        self.runs, self.ended_in_order = True, False
+        self._around.schedule.start(f"{self.broker_id} starts", self._start(), self.owner)
+
+    def crash(self, *, power: bool = False) -> None:
+        """The process ends where it stands; with ``power`` its machine does."""
+        self.runs = self.serves = self.paused = False
+        self.dies_in = None
+        self._around.schedule.resume(self.owner)
+        self._around.schedule.drop(self.owner)
+        self.logs.end_process()
+        if self._around.sees_ends and not power:
+            self._around.board.gone(self.broker_id)
+        calls, self.calls = self.calls, {}
+        for call in calls:
+            call.fail(NoAnswer(f"the connection to {self.broker_id} broke"))
+        connections, self.connections = self.connections, {}
+        for connection in connections:
+            connection.break_off()
+
+    def pause(self) -> None:
+        """The process stands still."""
+        if self.runs:
+            self.paused = True
+            self._around.schedule.stop(self.owner)
+
+    def go_on(self) -> None:
+        """It goes on as if nothing had happened."""
+        if self.paused:
+            self.paused = False
+            self._around.schedule.resume(self.owner)
+
+    def _count_down(self) -> None:
+        if self.dies_in is not None:
+            self.dies_in -= 1
+            if self.dies_in < 0:
+                raise Killed(self.broker_id)
+
+    def _start(self) -> Body:
+        around = self._around
+        yield NOW
+        self._store = MortalStore(around.records, self._count_down)
+        self.leases = WatchedLeases(around.board, around.clock, around.found_over)
+        self._proposed = Signal(around.schedule)
+        incarnation = around.ids.new_id()
+        self._me = Identity("cluster", BrokerId(self.broker_id), incarnation, _SECRET)
+        while True:
+            try:
+                core = self.core = self._opened()
+                self.host, self.desk, self.members = core.host, core.transactions, core.members
+                self.opened_in = self.lives
+                yield NOW
+                core.standing.vouch()
+                break
+            except IsologError:
+                yield _RETRY_S
+        yield NOW
+        core.table.pass_over_used_numbers()
+        self.driver = SimulatedDriver(
+            core.table, around.schedule, self._ask_peer, around.chance, self._carried_out
+        )
+        self._changing = set()
+        self._leading = Leading(
+            self._me,
+            LedPartitions(core.host),
+            self._replication(),
+            around.clock,
+            self._threads().background,
+        )
+        core.standing.register(RegisteredBroker(self.broker_id, self.broker_id, incarnation, "1"))
+        self.registered_in = self.lives
+        yield NOW
+        core.take_lease(incarnation)
+        self._keep("lease", LEASE_S / 3, lambda: core.tenure.renew() if self.renews else None)
+        self.serves = True
+        yield NOW
+        yield from self.run(core.beginning())
+        self._start_task("watcher", self._watch())
+        self._start_task("proposals", self._put_proposals())
+        self._keep("controller", CONTROL_S, lambda: self.run(core.control()))
+        self._keep("moves", CONTROL_S, lambda: self.run(core.controlling.finishing()))
+        self._keep("withdrawals", CONTROL_S, self._hand_over)
+        yield from self.run(core.recovering())
+        self._keep("left-overs", LEFT_OVERS_S, lambda: self.run(core.topics.removing_left_overs()))
+        self._keep("sweep", SWEEP_S, lambda: self.run(core.transactions.sweeping()))
+        self._keep("flush", FLUSH_S, core.host.upkeep.flush_due)
+        self._keep("housekeeping", HOUSEKEEPING_S, core.host.upkeep.housekeep)
+
+    def _opened(self) -> BrokerCore:
+        return BrokerCore(
+            self._store,
+            self.leases,
+            self._around.clock,
+            self._around.ids,
+            self,
+            BrokerDisk(self._directory, self.logs, self.logs, self.logs.marks()),
+            self,
+            CoreSettings(leader_balance_s=SETTLE_S),
+            lambda: self._proposed.give(),
+        )
+
+    def peers(self, core: BrokerCore) -> Peers:
+        """No thread asks a peer: ``driver`` does, by the schedule."""
+        return _NoPeers()
+
+    def links(self, core: BrokerCore) -> StreamLinks:
+        """Streams over the simulated network."""
+        around, threads, settings = self._around, self._threads(), self._replication()
+        lines = SimulatedLines(self, threads, settings, around.brokers, around.network)
+        fetchers = Fetchers(
+            self._me,
+            self._endpoint_of,
+            settings,
+            around.clock,
+            threads.background,
+            lines.call,
+        )
+        return StreamLinks(fetchers, core.host.refresh)
+
+    def serve(self, opened: StreamOpened, stream: Stream) -> None:
+        """Serve a stream of a follower, or of a client."""
+        try:
+            if opened.method == APPEND:
+                SimulatedAppends(self, self._around.schedule, self.owner, opened, stream)
+            elif opened.method == FETCH:
+                self._fetch(bytes(opened.body), stream)
+            else:
+                self._leading.serve(OpenReplication.from_bytes(bytes(opened.body)), stream)
+        except IsologError as error:
+            stream.fail(error_bytes(error))
+
+    def _fetch(self, body: bytes, stream: Stream) -> None:
+        threads, clock = self._threads(), self._around.clock
+        # A turn is one frame: much may happen between two of them.
+        tasks = FetchTasks(
+            cast(Pool, threads),
+            cast(Pool, threads),
+            cast(Loop, threads),
+            clock,
+            _MEMORY,
+            turn_bytes=1,
+        )
+
+        def begin() -> None:
+            try:
+                asked = FetchStream(
+                    self.host,
+                    Fetch.from_bytes(body),
+                    lambda: stream.over is not None,
+                    clock,
+                    encoded=True,
+                )
+                answers = self._around.watch_fetch(self, body, asked.schema, asked.answers())
+                FetchTask(tasks, stream, asked.schema, answers, contextlib.nullcontext()).begin()
+            except IsologError as error:
+                stream.fail(error_bytes(error))
+
+        threads.submit(begin)
+
+    def _endpoint_of(self, broker_id: BrokerId) -> Endpoint | None:
+        found = self._around.brokers.get(broker_id)
+        registered = found is not None and found.registered_in > 0
+        return Endpoint(broker_id, found._me.incarnation) if found and registered else None
+
+    def _threads(self) -> Threads:
+        return Threads(self._around.schedule, self._around.chance, self.owner)
+
+    def _replication(self) -> ReplicationSettings:
+        """Return settings with which little is under way, or much."""
+        frame_bytes = self._around.chance.choice(_FRAME_BYTES)
+        return ReplicationSettings(BEAT_S, DEATH_S, 4 * frame_bytes, 8 * frame_bytes, frame_bytes)
+
+    def boot_id(self) -> str:
+        """Tells the starts of its machine apart."""
+        return f"{self.broker_id} boot {self.logs.boot}"
+
+    def end_in_order(self) -> Body:
+        """A body that ends the process as an operator does who waits for it."""
+        with contextlib.suppress(IsologError):
+            yield from self.run(self.core.leaving())
+        in_order = self.host.close()
+        self.serves = False
+        yield NOW
+        self.ended_in_order = in_order
+        if in_order:
+            self.core.standing.end()
+        self.core.tenure.end()
+        self.crash()
+
+    def _start_task(self, name: str, body: Body) -> None:
+        self._around.schedule.start(f"{self.broker_id} {name}", body, self.owner)
+
+    def _keep(self, name: str, pause_s: float, task: Callable[[], Body | float | None]) -> None:
+        """A task that does this again and again: at once, or as a body."""
+
+        def keep() -> Body:
+            while True:
+                yield pause_s
+                with contextlib.suppress(IsologError):  # as a broker does, which logs it
+                    body = task()
+                    if isinstance(body, Generator):
+                        yield from body
+
+        self._start_task(name, keep())
+
+    def _watch(self) -> Body:
+        """Sees what has changed in the store; now and then late, or late what it had read by then.
+
+        Others in this broker may have read more meanwhile: then there is nothing new in it.
+        """
+        chance, records = self._around.chance, self._around.records
+        while True:
+            self.host.refresh()
+            yield self._around.news.next
+            if chance.random() < _LATE:
+                read = records.last_version if chance.random() < 0.5 else None
+                yield chance.random() * _LATE_S
+                with self._store.as_of(read):
+                    self.host.refresh()
+                self._around.look_at(self)  # it may have led by that, and will follow in a moment
+
+    def _put_proposals(self) -> Body:
+        while True:
+            yield self._proposed
+            self._proposed = Signal(self._around.schedule)
+            try:
+                yield from self.run(self.core.proposals.putting())
+            except IsologError:
+                yield _RETRY_S
+                self._proposed.give()
+
+    def _hand_over(self) -> Body:
+        yield from self.run(self.core.withdrawals.looking())
+        yield from self.run(self.core.balance.looking())
+
+    def _carried_out(self, step: RemoteStep, answer: Answer) -> None:
+        self._around.carried_out(self, step, answer)
+
+    def open_folders(self) -> set[Path]:
+        """The folders of the partitions that the process has open."""
+        if self.opened_in != self.lives:
+            return set()
+        return {
+            self._directory.partition(hosted.topic.name, hosted.topic.id, each.number)
+            for hosted in self.host.topics()
+            for each in hosted.open_partitions()
+        }
+
+    # -- what it is asked --------------------------------------------------------------------------
+
+    def run(self, script: Script[Any]) -> Body:
+        """A body that returns what the script returns."""
+        return self.driver.run(script)
+
+    def new_append(self, asked: AppendTo, envelope: Envelope, batch: pa.RecordBatch) -> Append:
+        """Return the append of a batch that a client has sent."""
+        hosted = self.host.topic(asked.topic, asked.topic_id)
+        facts = StreamFacts(asked, self._around.clock, self.desk.finished)
+        return Append(facts, hosted, envelope, batch)
+
+    def join(self, partitions: Sequence[Partition], stamp: Stamp, owner: str) -> Script[None]:
+        """Let partitions join a transaction."""
+        return join_together(self.desk.finished, partitions, stamp, owner)
+
+    def answers(self, batch: pa.RecordBatch, ack: Ack) -> None:
+        """Note that a batch is answered."""
+        self._around.answered(self, batch.column(0).to_pylist(), ack)
+
+    def create_topic(
+        self, name: str, partitions: int, replicas: int, config: Mapping[str, str]
+    ) -> Body:
+        """A body that makes a topic, and returns it."""
+        topic, records = self.core.topics.plan(name, partitions, replicas, SCHEMA, config)
+        made = topic_scripts.create_topic(topic, records, BrokerId(self.broker_id))
+        yield from self._alone_with(name, made)
+        return topic
+
+    def alter_topic(self, name: str, partitions: int) -> Body:
+        """A body that gives a topic more partitions."""
+        self.host.topic(name)
+        change = self.core.topics.plan_change(name, partitions, {})
+        placed = self.core.topics.plan_added()
+        yield from self._alone_with(name, topic_scripts.alter_topic(name, change, placed))
+
+    def find_leaders(self, topic: str, topic_id: str) -> Body:
+        """A body that returns who leads the topic's partitions, as this broker sees it."""
+        yield NOW
+        found = self.host.find(topic, topic_id)
+        return leaders_of(self.host, found, range(found.partitions))
+
+    def change_records(
+        self,
+        places: Sequence[PartitionId],
+        change: Callable[[PartitionId, PartitionRecord], Outcome],
+    ) -> Body:
+        """A body that changes the records of these partitions."""
+        return self.run(moving.change_records(places, self.host.view_of, change))
+
+    def prefer(self, places: Sequence[PartitionId]) -> Body:
+        """A body that lets preferred leaders lead."""
+        alive = self.members.alive()
+        return self.change_records(places, lambda _, record: election.prefer(record, alive))
+
+    def move(self, place: PartitionId, target: Iterable[str]) -> Body:
+        """A body that moves a partition to other brokers."""
+        wanted = [BrokerId(each) for each in target]
+        return self.change_records([place], lambda _, at: election.begin_move(at, wanted))
+
+    def decommission(self, broker: str) -> Body:
+        """A body that lets a broker leave, if another can keep replicas."""
+        if self.members.takers().keys() - {broker}:
+            yield from self.run(moving.mark_broker(BrokerId(broker), BrokerState.LEAVING))
+
+    def recommission(self, broker: str) -> Body:
+        """A body that lets a broker that was to leave stay."""
+        return self.run(moving.mark_broker(BrokerId(broker), BrokerState.ACTIVE))
+
+    def delete_topic(self, name: str) -> Body:
+        """A body that deletes a topic."""
+        self.host.topic(name)
+        yield from self._alone_with(name, topic_scripts.delete_topic(name))
+
+    def _alone_with(self, name: str, script: Script[Any]) -> Body:
+        """As ``TopicDesk`` does: the changes of one topic come one after the other."""
+        while name in self._changing:
+            yield 0.1
+        self._changing.add(name)
+        try:
+            return (yield from self.run(script))
+        finally:
+            self._changing.discard(name)
+
+    def _ask_peer(self, broker_id: str, steps: Sequence[RemoteStep]) -> Body:
+        peer = self._around.brokers.get(broker_id)
+        if peer is None or peer is self:
+            raise LeaderUnavailable(f"broker {broker_id} is not registered", leader=broker_id)
+        sent = unpack_steps(pack_steps(steps))
+        name = (
+            f"{broker_id} for {self.broker_id}: {', '.join(type(each).__name__ for each in sent)}"
+        )
+        try:
+            return (
+                yield from self._around.network.call(
+                    name, peer, lambda: peer.driver.run_here(sent), by=self.broker_id
+                )
+            )
+        except NoAnswer as error:
+            raise LeaderUnavailable(str(error), leader=broker_id) from None
+
+
+SCHEMA: Final = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+"""Every record is a number that no other record has."""
+
+
+class _NoPeers:
+    """For what no thread drives."""
+
+    def run_steps(self, broker_id: str, steps: Sequence[RemoteStep]) -> list[Any]:
+        raise AssertionError(f"{len(steps)} steps for {broker_id} in a thread")

@@ -1,0 +1,105 @@
+"""A streaming query's sink: numbered batches, written by tasks under branches of a transaction."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spark_stream.consistency.ids import NO_TRANSACTION
+from spark_stream.consistency.transactions.sinks import Claim, Stop
+from spark_stream.consistency.transactions.transactions import Content
+from spark_stream.errors import IsologError
+from spark_stream.scripts.transactions import sinks
+from spark_stream.scripts.transactions.deciding import Commit
+from tests.simulation.clients.asking import Session
+from tests.simulation.clients.transactions import TIMEOUT_MS, commit
+from tests.simulation.network import NoAnswer
+from tests.simulation.producing import SimulatedProducer
+from tests.simulation.schedule import Body
+from tests.simulation.world import World
+
+_QUERIES: Final = ("green",)
+
+
+def write_batches(world: World, name: str) -> Body:
+    """One or two runs of the query; the second goes on where the first was."""
+    session = Session(world, name)
+    query = session.chance.choice(_QUERIES)
+    batch = 0
+    for run in range(session.chance.randint(1, 2)):
+        instance = f"{name}#{run}"
+        try:
+            for planned in range(session.chance.randint(1, 3)):
+                claim = Claim(query, instance, batch, TIMEOUT_MS, instance, planned)
+                if (yield from _write_batch(session, query, claim)):
+                    batch += 1
+                yield from session.pause(1.0)
+        except (IsologError, NoAnswer) as error:
+            world.tell(f"{name}: run {run} ends: {error}")
+
+
+def _write_batch(session: Session, sink: str, claim: Claim) -> Body:
+    """Whether the batch is committed."""
+    _, done = yield from session.run(
+        "settle", lambda at: sinks.settle_batch(at.desk.finished, sink, claim)
+    )
+    if done:
+        return True
+    taken: list[int] = []
+    number = NO_TRANSACTION
+    for _ in range(session.chance.randint(1, 3)):
+        found, branch = yield from session.run(
+            "open a branch",
+            lambda at: sinks.open_branch(
+                at.desk.finished, sink, claim, at.desk.coordinator, at.desk.now_ms()
+            ),
+        )
+        if branch is None:
+            return True
+        number = found.number
+        if (yield from _write_branch(session, sink, number, branch)):
+            if session.chance.random() < 0.85:  # else a second attempt was faster
+                taken.append(branch)
+        elif session.chance.random() < 0.7:
+            yield from _drop(session, sink, claim, number, branch)
+    if session.chance.random() < 0.15:
+        stop = Stop(claim.run, claim.planned, claim.batch)
+        yield from session.run(
+            "stop", lambda at: sinks.stop_run(at.desk.finished, stop, at.desk.now_ms())
+        )
+        return False
+    content = (Content("t", len(taken), claim.batch),)
+    asked = Commit(sink, claim.instance, number, tuple(taken), claim.batch, (), content)
+    session.world.notice("asked", asked)
+    yield from commit(session, asked)
+    return True
+
+
+def _write_branch(session: Session, sink: str, number: int, branch: int) -> Body:
+    """A task's batches; False: it failed."""
+    producer = SimulatedProducer(session)
+    producer.write_as(branch, 0, number, sink)
+    try:
+        return (yield from _write_all(session, producer))
+    finally:
+        producer.close()
+
+
+def _write_all(session: Session, producer: SimulatedProducer) -> Body:
+    for _ in range(session.chance.randint(1, 2)):
+        picked = session.pick_partition()
+        if picked is None or session.chance.random() < 0.1:
+            return False
+        topic, at = picked
+        try:
+            if not (yield from session.send(producer, topic, at, in_transaction=True)):
+                return False
+        except IsologError:
+            return False
+    return True
+
+
+def _drop(session: Session, sink: str, claim: Claim, number: int, branch: int) -> Body:
+    yield from session.run(
+        "drop a branch",
+        lambda at: sinks.drop_branch(at.desk.finished, sink, claim.instance, number, branch),
+    )

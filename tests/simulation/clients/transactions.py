@@ -1,0 +1,185 @@
+"""A producer that writes in transactions, in several lives: each takes the id over anew."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+from spark_stream.consistency.transactions.transactions import PositionOf, Transaction
+from spark_stream.errors import IsologError, ProducerFenced
+from spark_stream.scripts.transactions import consumers, deciding
+from spark_stream.scripts.transactions.deciding import Commit
+from tests.simulation.clients.asking import Session
+from tests.simulation.network import NoAnswer
+from tests.simulation.producing import SimulatedProducer
+from tests.simulation.schedule import Body, Signal
+from tests.simulation.world import World
+
+TIMEOUT_MS: Final = 3_000
+_IDS: Final = ("red", "blue")
+CONSUMERS: Final = ("ann", "ann", "bob")
+
+
+def write_in_transactions(world: World, name: str) -> Body:
+    """One or two lives of an instance, with some transactions each."""
+    session = Session(world, name)
+    transactional_id = session.chance.choice(_IDS)
+    for life in range(session.chance.randint(1, 2)):
+        try:
+            yield from _live(session, transactional_id, f"{name}#{life}")
+        except (ProducerFenced, NoAnswer) as error:
+            world.tell(f"{name}: ends: {error}")
+
+
+def _live(session: Session, transactional_id: str, instance: str) -> Body:
+    chance = session.chance
+    timeout_ms = chance.choice((TIMEOUT_MS, TIMEOUT_MS, 2 * TIMEOUT_MS))
+    yield from session.run(
+        "take over",
+        lambda at: deciding.take_over(
+            at.desk.finished, transactional_id, instance, timeout_ms, at.desk.now_ms()
+        ),
+    )
+    moved: dict[str, int] = {}
+    consumer = chance.choice(CONSUMERS) if chance.random() < 0.5 else None
+    if consumer is not None:
+        moved[consumer] = yield from take_name(session, consumer, instance)
+    after = -1
+    producer = SimulatedProducer(session)
+    for _ in range(chance.randint(1, 3)):
+        begun = yield from _begin(session, transactional_id, instance, after)
+        if begun is None:
+            return
+        after = begun.number
+        if producer.core.unsettled:  # batches that are late are another's from now on
+            producer.close()
+            producer = SimulatedProducer(session)
+        producer.write_as(begun.producer_id, begun.epoch, begun.number, transactional_id)
+        late = yield from _write(session, begun, producer)
+        if chance.random() < 0.3:
+            yield from session.pause(4.0)
+        yield from _end(session, begun, instance, moved)
+        if chance.random() < 0.5:
+            yield from _wait_for(late)
+    producer.close()
+    if chance.random() < 0.3:
+        yield from session.pause(5.0)
+
+
+def take_name(session: Session, consumer: str, instance: str) -> Body:
+    """Takes a consumer's name; the offset after which it goes on."""
+    found = yield from session.run(
+        f"take {consumer}",
+        lambda at: consumers.take_consumer(at.desk.finished, consumer, instance),
+    )
+    session.world.notice("owned", consumer, instance, found)
+    return max((each.offset for each in found), default=0)
+
+
+def _begin(session: Session, transactional_id: str, instance: str, after: int) -> Body:
+    try:
+        return (
+            yield from session.run(
+                "begin",
+                lambda at: deciding.begin(
+                    at.desk.finished,
+                    transactional_id,
+                    instance,
+                    after,
+                    at.desk.coordinator,
+                    at.desk.now_ms(),
+                ),
+            )
+        )
+    except ProducerFenced:
+        raise
+    except IsologError:
+        return None
+
+
+def _write(session: Session, begun: Transaction, producer: SimulatedProducer) -> Body:
+    """Some batches; the signals of those that are still on their way."""
+    late: list[Signal] = []
+    for number in range(session.chance.randint(1, 4)):
+        picked = session.pick_partition()
+        if picked is None:
+            break
+        topic, at = picked
+        sending = session.send(producer, topic, at, in_transaction=True)
+        if session.chance.random() < 0.3:  # the next call does not wait for it
+            name = f"{session.name} batch {begun.number}.{number}"
+            late.append(session.world.start_client(name, _quietly(sending)))
+            continue
+        try:
+            if not (yield from sending):
+                break
+        except ProducerFenced:
+            raise
+        except IsologError:
+            break
+    return late
+
+
+def _quietly(sending: Body) -> Body:
+    try:
+        yield from sending
+    except (IsologError, NoAnswer):
+        return
+
+
+def _wait_for(signals: list[Signal]) -> Body:
+    yield from signals
+
+
+def _end(session: Session, begun: Transaction, instance: str, moved: dict[str, int]) -> Body:
+    """Commits, aborts, or gives up without a word."""
+    chance, name = session.chance, begun.transactional_id
+    choice = chance.random()
+    if choice < 0.12:
+        return
+    try:
+        if choice < 0.3:
+            yield from session.run(
+                "abort",
+                lambda at: deciding.abort(at.desk.finished, name, instance, begun.number),
+            )
+            return
+        asked = _commit(begun, instance, moved, chance)
+        session.world.notice("asked", asked)
+        if asked.positions and chance.random() < 0.3:  # somebody else wants the name now
+            rival = take_name(session, asked.positions[0].consumer, f"{instance}'s rival")
+            session.world.start_client(f"{session.name} rival", _quietly(rival))
+        if chance.random() < 0.2:  # another broker is asked for the same at the same time
+            again = f"{session.name} commits twice"
+            session.world.start_client(again, _quietly(commit(session, asked)))
+        yield from commit(session, asked)
+        if chance.random() < 0.2:
+            yield from commit(session, asked)
+    except ProducerFenced:
+        raise
+    except IsologError:
+        return
+
+
+def _commit(begun: Transaction, instance: str, moved: dict[str, int], chance: Random) -> Commit:
+    positions: tuple[PositionOf, ...] = ()
+    if moved and chance.random() < 0.7:
+        for name in moved:
+            moved[name] += 1
+        positions = tuple(PositionOf(name, "in", "in", 0, at) for name, at in moved.items())
+    owners = {each.consumer: instance for each in positions}
+    return Commit(
+        begun.transactional_id,
+        instance,
+        begun.number,
+        (begun.producer_id,),
+        positions=positions,
+        owners=owners,
+    )
+
+
+def commit(session: Session, asked: Commit) -> Body:
+    """Commits; raises as ``Session.run``."""
+    answer = yield from session.run("commit", lambda at: deciding.commit(at.desk.finished, asked))
+    session.world.tell(f"{session.name}: transaction {asked.number} is {answer.state}")
+    session.world.notice("committed", asked, answer)

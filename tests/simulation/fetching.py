@@ -1,0 +1,276 @@
+"""What a reader of a run is: the core, the streams and the connections that ship, and a shell.
+
+``client.reading.fetch_core`` decides what is asked, and what an answer means. This stands for
+``client.reading.feed``, with tasks for its threads. At the broker the fetch itself is what ships;
+:func:`watched` looks at what it answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from spark_stream.broker.serving.fetch_task import Answers, AwaitRecords
+from spark_stream.client.connecting.routes import Route
+from spark_stream.client.reading.fetch_core import AskRange, FetchCore, RangeMoved, RangeOver
+from spark_stream.client.reading.fetching import decoded_rows
+from spark_stream.client.reading.range_core import RangeCore
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.replication.lineage import NOTHING_KNOWN
+from spark_stream.errors import BrokerUnavailable, IsologError, RequestTimeout
+from spark_stream.protocol import Credited, Received
+from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.transport.streams import Handle, Stream, StreamEvent, error_of
+from spark_stream.wire.fetch_messages import ChunkFacts, EndFacts, Fetch, FetchRange, fetch_answer
+from spark_stream.wire.methods import FETCH
+from tests.simulation.broker import SimulatedBroker
+from tests.simulation.connections import SimulatedChannel
+from tests.simulation.history import Place
+from tests.simulation.invariants.base import Looked
+from tests.simulation.network import CALL_S, NoAnswer
+from tests.simulation.schedule import Body, Signal, Within
+
+if TYPE_CHECKING:
+    from tests.simulation.clients.asking import Session
+    from tests.simulation.world import World
+
+_PATIENCE_S: Final = 2.0
+_AHEAD_BYTES: Final = 1 << 20
+
+
+class SimulatedReader:
+    """A reader of ranges: ``[start, end)``, or all from ``start`` on."""
+
+    def __init__(
+        self,
+        session: Session,
+        wanted: Mapping[Place, tuple[Topic, int, int | None]],
+        isolation: Isolation,
+    ) -> None:
+        self._session = session
+        self._world = session.world
+        self._isolation = isolation
+        self._topics = {place: topic for place, (topic, _, _) in wanted.items()}
+        self._ends = {place: end for place, (_, _, end) in wanted.items()}
+        self._cores = {
+            place: RangeCore(start, end, patience_s=_PATIENCE_S)
+            for place, (_, start, end) in wanted.items()
+        }
+        self._core = FetchCore(self._cores, silence_s=CALL_S, ahead_bytes=_AHEAD_BYTES)
+        self._got: dict[Place, list[int]] = {place: [] for place in wanted}
+        self._left = set(wanted)
+        self._calls: dict[int, Stream] = {}
+        self._has_ended = False
+        self._news = Signal(self._world.schedule)
+
+    def position(self, place: Place) -> int:
+        """Where the reader is."""
+        return self._cores[place].position
+
+    def go_back(self, place: Place, offset: int) -> None:
+        """Read on from an offset, where its records are the leader's."""
+        self._got[place].clear()
+        self._core.go_back(place, offset, NOTHING_KNOWN)
+        self._left.add(place)
+
+    def go_on(self, place: Place) -> None:
+        """Read on after an error."""
+        core = self._cores[place]
+        self._core.go_back(place, core.position, core.lineage)
+        self._left.add(place)
+
+    def read(self, *, once: bool = False) -> Body:
+        """Read until all ranges are over; ``once``: or a call is.
+
+        Raises:
+            IsologError: a range cannot be read on.
+        """
+        core, now = self._core, self._world.clock.monotonic
+        self._has_ended = False
+        while self._left and not (once and self._has_ended):
+            self._news = Signal(self._world.schedule)
+            asks = core.next(now())
+            try:
+                self._take_out()
+            finally:
+                for ask in asks:
+                    self._world.schedule.start(f"{self._session.name} asks", self._ask(ask))
+            if not self._left:
+                return
+            due = core.wake_at()
+            yield self._news if due is None else Within(self._news, max(0.0, due - now()))
+            for number in core.overdue(now()):
+                stream = self._calls.pop(number, None)
+                if stream is not None:
+                    stream.cancel()
+                core.lost(number, RequestTimeout("a fetch says nothing"), now())
+
+    def _take_out(self) -> None:
+        out, self._core.out[:] = list(self._core.out), []
+        for each in out:
+            if isinstance(each, RangeMoved) or not self._core.is_current(each.key, each.number):
+                continue
+            self._left.discard(each.key)
+            if isinstance(each, RangeOver) and each.error is not None:
+                raise each.error
+            end, position = self._ends[each.key], self.position(each.key)
+            if end is not None and position < end:
+                course = self._world.history.courses[each.key]
+                self._world.notice("ended_short", course, position, end)
+
+    def _ask(self, ask: AskRange[Place]) -> Body:
+        session, topic, at = self._session, self._topics[ask.key], ask.key[1]
+        try:
+            route: Route = yield from session.route(topic, at)
+        except (IsologError, NoAnswer) as error:
+            failure = error if isinstance(error, IsologError) else BrokerUnavailable(str(error))
+            self._core.failed(ask.number, failure, self._world.clock.monotonic())
+            self._hear(is_over=True)
+            return
+        number = self._core.begin([ask.number], self._world.clock.monotonic())
+        if number is None:
+            return
+        asked = FetchRange(
+            topic=topic.name,
+            topic_id=topic.id,
+            partition=at,
+            start=ask.start,
+            end=self._ends[ask.key],
+            isolation=self._isolation,
+            start_lineage=ask.lineage,
+            leader_epoch=route.epoch,
+        )
+        what = f"reads {topic.name}/{at} from {ask.start} ({self._isolation.value})"
+        self._world.tell(f"{session.name} {what} at {route.leader}")
+        body = Fetch(ranges=[asked]).to_bytes()
+        self._world.asks[body] = tuple(self._got[ask.key])
+        call = _AskedFetch(self, number, ask, route)
+        use = self._world.clients.use_channel
+        call.release = use(route.address, partial(call.start, body), call.lose)
+        if call.is_over:
+            call.release()
+
+    def _hear(self, *, is_over: bool) -> None:
+        self._has_ended |= is_over
+        self._news.give()
+
+
+class _AskedFetch:
+    """A fetch that is under way."""
+
+    def __init__(
+        self, reader: SimulatedReader, number: int, ask: AskRange[Place], route: Route
+    ) -> None:
+        self._reader = reader
+        self._number = number
+        self._ask = ask
+        self._route = route
+        self._stream: Stream | None = None
+        self._schema: pa.Schema | None = None
+        self.release: Callable[[], None] = lambda: None
+        self.is_over = False
+
+    def start(self, body: bytes, channel: SimulatedChannel) -> None:
+        """Open its stream."""
+        try:
+            channel.open_with(self._begin, FETCH, b"", body, end=True)
+        except TRANSPORT_ERRORS as error:
+            self.lose(failure_of(error, channel.address))
+
+    def _begin(self, stream: Stream) -> Handle:
+        self._stream = self._reader._calls[self._number] = stream
+        return self._handle
+
+    def lose(self, error: IsologError) -> None:
+        """Note that it is lost, or refused."""
+        reader, route = self._reader, self._route
+        reader._session.doubt(route)
+        reader._core.lost(self._number, error, reader._world.clock.monotonic())
+        self._end()
+
+    def _end(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self._reader._calls.pop(self._number, None)
+            self.release()
+            self._reader._hear(is_over=True)
+
+    def _handle(self, event: StreamEvent) -> None:
+        if isinstance(event, Credited):
+            return
+        if not isinstance(event, Received):
+            self.lose(failure_of(error_of(event, self._route.address), self._route.address))
+            return
+        if event.header or event.body:
+            self._receive(event)
+        if event.end:
+            self._reader._core.ended(self._number)
+            self._end()
+
+    def _receive(self, frame: Received) -> None:
+        assert self._stream is not None
+        self._stream.consumed(frame.size)
+        if self._schema is None:
+            self._schema = pa.ipc.read_schema(pa.py_buffer(frame.body))
+            return
+        reader, facts = self._reader, fetch_answer(bytes(frame.header))
+        assert isinstance(facts, ChunkFacts | EndFacts)
+        partitions, values = None, list[int]()
+        if isinstance(facts, EndFacts):
+            reader._session.answered(self._route, facts.leader_epoch)
+            partitions = facts.partitions
+        elif frame.body:
+            values = decoded_rows(self._schema, frame.body, facts).column(0).to_pylist()
+        number, place, now = self._ask.number, self._ask.key, reader._world.clock.monotonic()
+        core, size = reader._core, frame.size
+        if core.received(number, facts.next, facts.lineage, len(values), partitions, size, now):
+            reader._got[place] += values
+            core.taken(place, number, size)
+            reader._hear(is_over=False)
+
+
+def watched(
+    world: World,
+    broker: SimulatedBroker,
+    asked: FetchRange,
+    got: tuple[int, ...] | None,
+    schema: pa.Schema,
+    answers: Answers,
+) -> Answers:
+    """Pass the answers of a fetch on, and tell the invariants of them.
+
+    ``got``: what a reader that goes on had got before.
+    """
+    place = (asked.topic_id or "", asked.partition)
+    partition = broker.host.topic(asked.topic, asked.topic_id).partition(asked.partition)
+    began = partition.leader_epoch
+    world.look_at(broker)
+    line = world.history.lines[broker.broker_id, place]
+    if asked.isolation is Isolation.READ_UNCOMMITTED and got is not None:
+        world.notice("went_on", line, got, asked.start)
+    values: list[int] = []
+    try:
+        for step in answers:
+            assert not isinstance(step, AwaitRecords)  # the simulator's fetches do not wait
+            records, facts = step
+            told = fetch_answer(facts)
+            if isinstance(told, ChunkFacts):
+                if isinstance(records, tuple):
+                    records = decoded_rows(schema, b"".join(records), told)
+                values += records.column(0).to_pylist()
+            elif isinstance(told, EndFacts):
+                world.look_at(broker)
+                if told.bounds is not None:
+                    world.notice("told", line.course, told.bounds, told.leader_epoch)
+                if not line.deleted and partition.leader_epoch == began:
+                    end = int(told.next)
+                    world.notice("looked", Looked(line, asked.isolation, asked.start, end, values))
+                    if asked.isolation is Isolation.READ_ATOMIC:
+                        world.notice("cut", {place: end})
+            yield step
+    finally:
+        answers.close()

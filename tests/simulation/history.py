@@ -1,0 +1,346 @@
+"""What happened in a run, as somebody sees it who sees everything.
+
+The entries of every replica are folded here in a plain way of its own (``Fold``), and what was
+committed of each partition besides (``Course``); records of the store are taken as they change.
+Invariants compare what brokers and clients do with this.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct, field
+
+from spark_stream.consistency.control.partition_record import PartitionRecord
+from spark_stream.consistency.entries import Entry, Kind
+from spark_stream.consistency.ids import NO_TRANSACTION
+from spark_stream.consistency.transactions.transactions import (
+    ABORTS,
+    COMMITS,
+    Joined,
+    State,
+    Transaction,
+)
+from spark_stream.storage.settings import Flush
+
+Place = tuple[str, int]
+"""(topic id, partition)."""
+Part = tuple[int, int]
+"""(transaction, producer id)."""
+
+
+class Sent(Struct, frozen=True):
+    """A batch that a client sends: these numbers, which no other batch has."""
+
+    values: range
+    place: Place
+    producer: int | None
+    """The number of its producer, which has ids and may send it again; else None."""
+    committed: bool = False
+    """Its client asks for an acknowledgement once it is replicated."""
+
+
+class Seen(Struct, eq=False):
+    """An entry in a log, with the numbers that are its records.
+
+    The same entry in two replicas is one object.
+    """
+
+    entry: Entry
+    values: tuple[int, ...]
+
+    @property
+    def part(self) -> Part:
+        return self.entry.transaction, self.entry.producer_id
+
+    @property
+    def end(self) -> int:
+        return self.entry.base_offset + self.entry.count
+
+
+class Fold:
+    """Entries one after the other, and what follows from them.
+
+    ``start``: the first that is left; those before it have been given up.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Seen] = []
+        self.start = 0
+        self.open: dict[Part, int] = {}
+        """Where each part that has no marker begins."""
+        self.marked: dict[Part, Kind] = {}
+        self._ended: list[tuple[int, int]] = []  # (index of the marker, where its part began)
+
+    @property
+    def end(self) -> int:
+        """The offset of the next record."""
+        return self.entries[-1].end if self.entries else 0
+
+    def add(self, seen: Seen) -> None:
+        self.entries.append(seen)
+        self._fold(seen)
+
+    def cut(self, entries: int) -> list[Seen]:
+        """Only so many are left; those that are gone."""
+        gone = self.entries[entries:]
+        if gone:
+            del self.entries[entries:]
+            self._fold_anew()
+        return gone
+
+    def begin_at(self, start: int) -> None:
+        """What is before this entry is given up: it leaves no part open any more."""
+        self.start = start
+        self._fold_anew()
+
+    def _fold_anew(self) -> None:
+        self.open, self.marked, self._ended = {}, {}, []
+        for each in self.entries:
+            self._fold(each)
+
+    def _fold(self, seen: Seen) -> None:
+        part = seen.part
+        if part[0] == NO_TRANSACTION:
+            return
+        if seen.entry.kind is Kind.DATA:
+            if part not in self.marked and seen.entry.entry_index >= self.start:
+                self.open.setdefault(part, seen.entry.base_offset)
+        else:
+            began = self.open.pop(part, None)
+            if began is not None:
+                self._ended.append((seen.entry.entry_index, began))
+            self.marked.setdefault(part, seen.entry.kind)
+
+    def undecided(self, high_watermark: int) -> int | None:
+        """Where the first part begins whose marker is not below this entry index."""
+        late = [began for index, began in self._ended if index >= high_watermark]
+        return min([*late, *self.open.values()], default=None)
+
+    def between(self, start: int, end: int) -> Iterable[tuple[Seen, Sequence[int]]]:
+        """What lies at these offsets: entries, and those of their numbers."""
+        for each in self.entries:
+            first = each.entry.base_offset
+            if each.values and each.end > start and first < end:
+                yield each, each.values[max(0, start - first) : max(0, end - first)]
+
+    def shared(self, other: Fold) -> int:
+        """How many entries both begin with."""
+        for index, (mine, theirs) in enumerate(zip(self.entries, other.entries, strict=False)):
+            if mine is not theirs:
+                return index
+        return min(len(self.entries), len(other.entries))
+
+
+class Course:
+    """What became of one partition."""
+
+    def __init__(self, topic: str, place: Place, flush: Flush) -> None:
+        self.topic = topic
+        self.place = place
+        self.flush = flush
+        self.record: PartitionRecord | None = None
+        self.leaders: dict[int, str] = {}
+        """Of each leader epoch."""
+        self.written: dict[tuple[int, int], Seen] = {}
+        """Every entry that ever was, by its epoch and index."""
+        self.committed = Fold()
+        """What some leader's high watermark has passed."""
+        self.lost: set[int] = set()
+        """Transactions of which a marker was lost: they are marked again, in time."""
+        self.unmarked: set[int] = set()
+        """Transactions of which a marker was lost that nobody had promised to keep."""
+        self.deleted = False
+        self.unclean_epoch = -1
+        """The last leader epoch that began with a leader which was not in sync until then."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}/{self.place[1]}"
+
+    @property
+    def epoch(self) -> int:
+        """Of the present leader."""
+        return -1 if self.record is None else int(self.record.leader_epoch)
+
+    def note_election(self, before: PartitionRecord, after: PartitionRecord) -> None:
+        """The record has changed, perhaps by an election."""
+        if after.leader is None or after.leader_epoch == before.leader_epoch:
+            return
+        if before.member(after.leader) != after.member(after.leader):
+            self.unclean_epoch = int(after.leader_epoch)
+
+    def counts(self, epoch: int) -> bool:
+        """Whether a leader of this epoch may still commit something.
+
+        Who leads after an unclean election need not have what an earlier leader goes on to commit.
+        """
+        return epoch >= self.unclean_epoch
+
+    def lose(self, entries: int) -> list[Seen]:
+        """Of what was committed only so many entries are left; those that are gone."""
+        gone = self.committed.cut(entries)
+        markers = {each.part[0] for each in gone if each.entry.kind is not Kind.DATA}
+        self.lost |= markers
+        if self.flush is Flush.NONE or (self.record and len(self.record.replicas) > 1):
+            self.unmarked |= markers  # elsewhere the markers of a commit are forced
+        return gone
+
+
+class Line(Fold):
+    """One replica's entries."""
+
+    def __init__(self, course: Course, broker: str) -> None:
+        super().__init__()
+        self.course = course
+        self.broker = broker
+        self.lost_power = False
+        """Its machine has lost power since it was opened last."""
+        self.has_failed = False
+        """A force of it has failed, or another step, since its broker registered last."""
+        self.may_be_cut = False
+        """It failed, or its broker ended within a step, while it followed: perhaps in a cut."""
+        self.may_be_gone = False
+        """Somebody was to remove it, since it was opened last."""
+        self.damaged: set[int] = set()
+        """Entries of which a byte has changed."""
+        self.was_damaged = False
+        """A byte of it has changed at some time."""
+        self.given_up: set[Seen] = set()
+        """Entries that were cut off since then, and may be taken back from what is kept of them."""
+        self.may_be_left = False
+        """Its broker was taken off the record: nobody waits until it has removed it."""
+        self.state: object = None
+        """The bounds of the replica when it was looked at last."""
+
+    def cut(self, entries: int) -> list[Seen]:
+        gone = super().cut(entries)
+        if self.was_damaged:
+            self.given_up.update(gone)
+        self.damaged = {each for each in self.damaged if each < entries}
+        return gone
+
+    def is_sound(self, entry: int) -> bool:
+        """Whether it has this entry, as it was written."""
+        return self.start <= entry < len(self.entries) and entry not in self.damaged
+
+    @property
+    def name(self) -> str:
+        return f"{self.course.name} at {self.broker}"
+
+    @property
+    def place(self) -> Place:
+        return self.course.place
+
+    @property
+    def deleted(self) -> bool:
+        return self.course.deleted
+
+
+class Decision(Struct, frozen=True):
+    """What became of a transaction."""
+
+    transactional_id: str
+    committed: bool
+    taken: frozenset[int]
+
+
+class History(Struct):
+    """Of one run."""
+
+    courses: dict[Place, Course] = field(default_factory=dict)
+    lines: dict[tuple[str, Place], Line] = field(default_factory=dict)
+    """By broker and partition."""
+    generations: dict[str, str] = field(default_factory=dict)
+    """In which each broker is registered."""
+    doubtful: set[str] = field(default_factory=set)
+    """Brokers whose machines have ended while they ran, since they registered last."""
+    records: dict[str, Transaction] = field(default_factory=dict)
+    decisions: dict[int, Decision] = field(default_factory=dict)
+    dropped: set[Part] = field(default_factory=set)
+    finished: set[int] = field(default_factory=set)
+    members: dict[int, Transaction] = field(default_factory=dict)
+    """By number: the record as it was last."""
+    places: dict[int, set[Joined]] = field(default_factory=lambda: defaultdict(set))
+    """By number: the partitions that were ever on record as joined."""
+    sent: dict[int, Sent] = field(default_factory=dict)
+    losses: int = 0
+    """How often something committed was lost."""
+    values: int = 0
+
+    def remove_replica(self, broker: str, place: Place) -> None:
+        """Its files are gone, or will be: what they lacked speaks against nothing any more."""
+        line = self.line(broker, place)
+        line.has_failed, line.may_be_gone = False, True
+
+    def send(self, count: int, place: Place, *, producer: int | None, committed: bool) -> Sent:
+        """A new batch of so many records; a producer's numbers rise in its order."""
+        sent = Sent(range(self.values, self.values + count), place, producer, committed)
+        self.sent[self.values] = sent
+        self.values += count
+        return sent
+
+    def course(self, place: Place, topic: str = "", flush: Flush = Flush.NONE) -> Course:
+        """Of this partition."""
+        found = self.courses.get(place)
+        if found is None:
+            found = self.courses[place] = Course(topic, place, flush)
+        return found
+
+    def line(self, broker: str, place: Place) -> Line:
+        """Of this replica."""
+        found = self.lines.get((broker, place))
+        if found is None:
+            found = self.lines[broker, place] = Line(self.courses[place], broker)
+        return found
+
+    def lines_of(self, broker: str) -> list[Line]:
+        """Of all replicas that the broker has, or had."""
+        return [line for (name, _), line in self.lines.items() if name == broker]
+
+    def note_departure(self, broker: str) -> None:
+        """The broker does not belong to the cluster any more."""
+        for line in self.lines_of(broker):
+            line.may_be_left = True
+
+    def led(self, place: Place) -> Line | None:
+        """The replica that leads the partition, as the record says."""
+        course = self.courses.get(place)
+        if course is None or course.record is None or course.record.leader is None:
+            return None
+        return self.lines.get((course.record.leader, place))
+
+    def there(self) -> list[Course]:
+        """The partitions of topics that are there."""
+        return [each for each in self.courses.values() if not each.deleted]
+
+    def record(self, name: str, after: Transaction | None) -> None:
+        """The record of a transactional id is this one now."""
+        before = self.records.get(name)
+        if after is None:
+            self.records.pop(name, None)
+            return
+        self.records[name] = after
+        self.members[after.number] = after
+        self.dropped |= {(after.number, each) for each in after.dropped}
+        if after.state in COMMITS or after.state in ABORTS:
+            committed = after.state in COMMITS
+            self.decisions.setdefault(
+                after.number, Decision(name, committed, frozenset(after.taken))
+            )
+        if before is not None and before.number >= 0:
+            gone_on = after.number != before.number
+            if gone_on or after.state in (State.COMMITTED, State.ABORTED):
+                self.finished.add(before.number)
+
+    def is_committed(self, part: Part) -> bool | None:
+        """Whether what the producer wrote in the transaction counts; None: it is not decided."""
+        if part[0] == NO_TRANSACTION:
+            return True
+        if part in self.dropped:
+            return False
+        decision = self.decisions.get(part[0])
+        if decision is None:
+            return None
+        return decision.committed and part[1] in decision.taken

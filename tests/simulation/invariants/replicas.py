@@ -1,0 +1,295 @@
+"""What holds of the replicas of a partition, and of who leads them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.consistency.control.partition_record import PartitionRecord
+from spark_stream.consistency.control.withdrawal import FULL_US
+from spark_stream.consistency.entries import Entry
+from spark_stream.storage.settings import Flush
+from tests.simulation.broker import SimulatedBroker
+from tests.simulation.history import Course, Line, Place, Seen
+from tests.simulation.invariants.base import Invariant, View
+
+_HANDOVER_S: Final = 2 * FULL_US / 1_000_000
+"""How long it takes at most until a leader has handed over, on disks without room too."""
+
+
+class EqualAtEqualIndexAndEpoch(Invariant):
+    """Entries of one index and one epoch are the same in every log, and so are all before them."""
+
+    def copied(self, line: Line, seen: Seen, entry: Entry, partition: Partition) -> None:
+        what = f"{line.name}: entry {entry.entry_index} of epoch {entry.leader_epoch}"
+        self.require(seen.entry == entry, f"{what} is {entry}, elsewhere {seen.entry}")
+        if len(line.entries) > 1:
+            before = line.entries[-2]
+            known = self._before.setdefault((line.place, id(seen)), before)
+            self.require(known is before, f"{what} lies behind another entry elsewhere")
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._before: dict[tuple[Place, int], Seen] = {}
+
+    def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
+        if len(line.entries) > 1:
+            self._before[line.place, id(seen)] = line.entries[-2]
+
+
+class OneLeaderPerEpoch(Invariant):
+    """A leader epoch has one leader, and epochs rise with every new one."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._leaders: dict[tuple[Place, int], str] = {}
+
+    def placed(
+        self, course: Course, before: PartitionRecord | None, after: PartitionRecord, by: str
+    ) -> None:
+        epoch = int(after.leader_epoch)
+        if before is not None:
+            what = f"{course.name}: epoch {epoch} after {before.leader_epoch}"
+            self.require(epoch >= before.leader_epoch, what)
+            if before.leader is not None:  # who led when the partition was made
+                self._leaders.setdefault((course.place, int(before.leader_epoch)), before.leader)
+        if after.leader is not None:
+            known = self._leaders.setdefault((course.place, epoch), after.leader)
+            what = f"{course.name}: epoch {epoch} is led by {known} and by {after.leader}"
+            self.require(known == after.leader, what)
+
+
+class CommittedRecordsStay(Invariant):
+    """Whoever leads has all that was committed, unless nobody who was in sync has it any more."""
+
+    def placed(
+        self, course: Course, before: PartitionRecord | None, after: PartitionRecord, by: str
+    ) -> None:
+        if before is None or after.leader is None or after.leader_epoch == before.leader_epoch:
+            return
+        line = self.history.line(after.leader, course.place)
+        shared = line.shared(course.committed)
+        if shared == len(course.committed.entries):
+            return
+        what = f"{course.name}: {after.leader} leads and lacks entries from {shared} on"
+        self.require(self._is_told(course, before, after), what)
+        gone = course.lose(shared)
+        self.history.losses += 1
+        self.view.notice("lost", course, gone)
+
+    def _is_told(self, course: Course, before: PartitionRecord, after: PartitionRecord) -> bool:
+        """Whether the election was one of the last resort."""
+        assert after.leader is not None
+        known = self.history.generations
+        member = after.member(after.leader)
+        # Who has begun another generation meanwhile does not lead by this record.
+        is_over = member is not None and known.get(member.broker) != member.generation
+        if before.member(after.leader) == member and not is_over:
+            return False
+        if self.view.settings[course.place[0]].unclean_leader_election:
+            return True
+        return all(known.get(each.broker) != each.generation for each in before.isr)
+
+
+class OnlyInSyncReplicasAreElected(Invariant):
+    """Who is elected was in sync in its generation, unless no in-sync replica can come back."""
+
+    def placed(
+        self, course: Course, before: PartitionRecord | None, after: PartitionRecord, by: str
+    ) -> None:
+        if before is None or after.leader in (None, before.leader):
+            return
+        assert after.leader is not None
+        member = before.member(after.leader)
+        if member is not None and member == after.member(after.leader):
+            return
+        if self.view.settings[course.place[0]].unclean_leader_election:
+            return
+        known = self.history.generations
+        awaited = [each for each in before.isr if known.get(each.broker) == each.generation]
+        what = f"{course.name}: {after.leader} is elected, and {awaited} were in sync"
+        self.require(not awaited, what)
+
+
+class ALeaderThatCannotWriteHandsOver(Invariant):
+    """A leader whose log refuses writes does not lead on for long beside an in-sync replica."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._since: dict[Place, float] = {}
+
+    def refuses_writes(self, broker: SimulatedBroker) -> None:
+        now = self.view.clock.monotonic()
+        for course in self.history.there():
+            partition, record = self.view.replica(broker, course.place), course.record
+            stays = (
+                partition is not None
+                and partition.leads
+                and partition.fitness.trouble is not None  # it has tried to write
+                and record is not None
+                and len(record.isr) > 1
+            )
+            if not stays:
+                self._since.pop(course.place, None)
+                continue
+            waited = now - self._since.setdefault(course.place, now)
+            what = f"{course.name}: {broker.broker_id} refuses writes and leads on for {waited} s"
+            self.require(waited < _HANDOVER_S, what)
+
+
+class InSyncReplicasHaveWhatIsCommitted(Invariant):
+    """Every in-sync replica has every committed entry."""
+
+    def committed_upto(self, line: Line, first: int, upto: int) -> None:
+        self._check(line.course)
+
+    def placed(
+        self, course: Course, before: PartitionRecord | None, after: PartitionRecord, by: str
+    ) -> None:
+        if before is not None and before.isr != after.isr:
+            self._check(course)
+
+    def _check(self, course: Course) -> None:
+        for member in () if course.record is None else course.record.isr:
+            line = self.history.line(member.broker, course.place)
+            if line.lost_power or not self.view.vouches(member):
+                continue
+            shared = line.shared(course.committed)
+            committed = len(course.committed.entries)
+            what = f"{line.name} is in sync and has {shared} of {committed} committed entries"
+            self.require(shared >= committed, what)
+
+
+class FollowersTakeFromTheirLeader(Invariant):
+    """What a follower appends in the present epoch, the leader of that epoch has."""
+
+    # What a follower takes back that it had cut off at damage, its leader need not have: the next
+    # agreement with it cuts that off again.
+
+    def copied(self, line: Line, seen: Seen, entry: Entry, partition: Partition) -> None:
+        if line.course.epoch != int(partition.leader_epoch):
+            return
+        leader, led = self.view.partition(line.place), self.history.led(line.place)
+        if leader is None or led is None:
+            return  # its machine is off, or it has not heard yet that it leads
+        if seen in line.given_up:
+            return
+        at = entry.entry_index
+        same = at < len(led.entries) and led.entries[at] is seen
+        what = f"{line.name}: entry {at} of epoch {entry.leader_epoch}"
+        self.require(same, f"{what} is not what {led.broker} has, which leads {line.course.epoch}")
+
+
+class WhoIsCountedHasTheEntries(Invariant):
+    """A follower that the present leader waits for has all entries that it is counted for."""
+
+    def observed(self, line: Line, partition: Partition) -> None:
+        progress = partition.core.progress
+        if progress is None or line.course.epoch != int(partition.leader_epoch):
+            return  # who is not the leader any more may count whom it likes
+        for member in progress.maximal:
+            acked, other = progress.acked(member), self.history.line(member.broker, line.place)
+            if not acked or other.lost_power or not self.view.vouches(member):
+                continue
+            shared = other.shared(line)
+            what = f"{line.name} counts {member.broker} for {acked} entries, and it has {shared}"
+            self.require(shared >= min(acked, len(line.entries)), what)
+
+
+class LeadersAgreeOnWhatIsCommitted(Invariant):
+    """What a leader holds below its high watermark is what was committed there."""
+
+    def observed(self, line: Line, partition: Partition) -> None:
+        high = int(partition.core.bounds_state.high_watermark.entry)
+        committed = line.course.committed.entries
+        counts = line.course.counts(int(partition.leader_epoch))
+        if partition.core.progress is not None and high and counts:
+            same = high <= len(committed) and line.entries[high - 1] is committed[high - 1]
+            self.require(same, f"{line.name}: entry {high - 1} is not the committed one")
+
+
+class FollowersDoNotRunAhead(Invariant):
+    """No follower's high watermark is above what a leader has committed."""
+
+    def observed(self, line: Line, partition: Partition) -> None:
+        if partition.core.progress is None and not self.history.losses:
+            high = int(partition.core.bounds_state.high_watermark.entry)
+            committed = len(line.course.committed.entries)
+            what = f"{line.name}: its high watermark is {high}, committed are {committed}"
+            self.require(high <= committed, what)
+
+
+class AFewAreNotEnough(Invariant):
+    """What is committed is on as many replicas as the topic asks for.
+
+    A replica counts that had an entry and lost it with its machine's power or its disk: it had
+    reported the entry, and nobody can know of the loss before it is back.
+    """
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._lost: defaultdict[str, set[Seen]] = defaultdict(set)
+
+    def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
+        self._lost[line.name].update(lost)
+
+    def committed_upto(self, line: Line, first: int, upto: int) -> None:
+        course = line.course
+        settings, record = self.view.settings.get(course.place[0]), course.record
+        if settings is None or record is None:
+            return
+        needed = min(settings.min_insync_replicas, len(record.replicas))
+        lines = [self.history.line(each, course.place) for each in record.replicas]
+        there = sum(self._had(each, first, upto) for each in lines)
+        what = f"{line.name}: entries up to {upto} are committed, and on {there} replicas"
+        self.require(there >= needed, f"{what} of {needed}")
+
+    def _had(self, line: Line, first: int, upto: int) -> bool:
+        committed = line.course.committed
+        missing = committed.entries[max(first, line.shared(committed)) : upto]
+        return self._lost[line.name].issuperset(missing)
+
+
+class AMoveLeavesNothingUnforced(Invariant):
+    """Once a move is over, all that is committed is on the disk of whoever comes or stays."""
+
+    def placed(
+        self, course: Course, before: PartitionRecord | None, after: PartitionRecord, by: str
+    ) -> None:
+        if before is None or course.flush is Flush.NONE or after.adding or after.removing:
+            return
+        goes = set(before.replicas) - set(after.replicas)
+        if not goes or goes != set(before.removing):
+            return  # nobody goes, or it was cancelled
+        for broker in self.view.brokers:
+            partition = self.view.replica(broker, course.place)
+            stays = broker.broker_id in after.replicas and broker.broker_id != before.leader
+            if partition is not None and stays:  # a leader sees to it with each commit
+                forced = broker.logs.forced_entries(partition.log)
+                committed = len(course.committed.entries)
+                what = (
+                    f"{course.name} has moved, and {broker.broker_id} has forced {forced} entries"
+                )
+                self.require(forced >= committed, f"{what} of {committed}")
+
+
+class WhoCannotVouchIsNotInSync(Invariant):
+    """A broker that lost its power while it ran, or noted a failed force, gets a new generation."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._known: dict[str, str] = {}
+
+    def registered(self, broker: str, generation: str) -> None:
+        before = self._known.get(broker)
+        self._known[broker] = generation
+        doubts = broker in self.history.doubtful
+        self.history.doubtful.discard(broker)
+        for line in self.history.lines_of(broker):
+            record = None if line.deleted else line.course.record
+            doubts |= line.has_failed and record is not None and broker in record.replicas
+            line.has_failed = False
+        what = f"{broker} cannot vouch, and is in the generation {generation} again"
+        self.require(not doubts or before != generation, what)

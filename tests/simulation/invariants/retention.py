@@ -1,0 +1,49 @@
+"""What holds of what logs give up from their starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.simulation.history import Course, Line, Place, Seen
+from tests.simulation.invariants.base import Invariant, View
+
+
+class OnlyOldRecordsGo(Invariant):
+    """A log gives up from its start only what is older than its topic keeps records."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._have_lost: set[Place] = set()
+
+    def lost(self, course: Course, gone: Sequence[Seen]) -> None:
+        """A replica may still have old entries where all others have young ones by now."""
+        self._have_lost.add(course.place)
+
+    def evicted(self, line: Line, gone: Sequence[Seen]) -> None:
+        settings = self.view.settings.get(line.place[0])
+        if settings is None or line.may_be_gone or line.place in self._have_lost:
+            return
+        what = f"{line.name}: entries in front of {line.start} are gone"
+        self.require(settings.retention_ms >= 0 or not gone, f"{what}, for nothing")
+        oldest = self.view.clock.steady_us() - settings.retention_ms * 1_000
+        young = [each.entry.entry_index for each in gone if each.entry.appended >= oldest]
+        self.require(not young, f"{what}, and {young} are young")
+
+
+class OnlyWhatIsDecidedGoes(Invariant):
+    """A log gives up from its start only what is committed, and in no transaction that is open."""
+
+    def evicted(self, line: Line, gone: Sequence[Seen]) -> None:
+        committed = line.course.committed.entries
+        what = f"{line.name}: entries in front of {line.start} are gone"
+        same = line.entries[: line.start] == committed[: line.start]
+        self.require(same or self.history.losses > 0, f"{what}, which were not committed")
+        course = line.course
+        decided = course.committed.marked.keys()
+        undecided = [
+            each.part
+            for each in gone
+            if each.values and each.part[0] >= 0 and each.part not in decided
+            if each.part[0] not in course.lost  # it had its marker when the first replica did this
+        ]
+        self.require(not undecided, f"{what}, and {undecided} are open")

@@ -1,0 +1,173 @@
+"""A metadata store in memory. It does what every store does, without a file and without waiting.
+
+Its records are an object of their own: brokers that open stores on the same records share them, and
+what a broker's death leaves is what the records hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+
+from msgspec import Struct, field
+
+from spark_stream.cluster.stores.store import Changes, Delete, Put, Record, check_distinct
+from spark_stream.errors import StorageFailure
+
+
+class MemoryRecords(Struct):
+    """What the store holds: key → (value as JSON, version), and the version that was given last.
+
+    ``deleted``: key → the revision at which its record was deleted last. Deletions up to the
+    revision ``forgotten`` are not remembered: :meth:`forget_deleted` makes it so.
+    ``changes`` is filled with every change, for whoever takes them out: key, value before, value
+    after (None: there was, or is, no such record).
+    """
+
+    kept: dict[str, tuple[str, int]] = field(default_factory=dict)
+    deleted: dict[str, int] = field(default_factory=dict)
+    last_version: int = 0
+    forgotten: int = 0
+    changes: list[tuple[str, str | None, str | None]] = field(default_factory=list)
+    past: list[tuple[str, str | None]] = field(default_factory=list)
+    """What each revision, from 1 on, has put (key, value) or deleted (key, None)."""
+    changing: Lock = field(default_factory=Lock)
+
+    def forget_deleted(self) -> None:
+        """As a store does in time: whoever asks for changes since now reads all records anew."""
+        with self.changing:
+            self.deleted.clear()
+            self.forgotten = self.last_version
+
+
+class MemoryStore:
+    """One broker's way to the records."""
+
+    def __init__(self, records: MemoryRecords) -> None:
+        self._records = records
+        self._closed = False
+        self._sees: int | None = None
+
+    def get(self, key: str) -> Record | None:
+        self._check_open()
+        kept = self._records.kept.get(key)
+        return None if kept is None else _record(key, kept)
+
+    def list(self, prefix: str) -> Sequence[Record]:
+        self._check_open()
+        with self._records.changing:
+            found = [each for each in self._records.kept.items() if each[0].startswith(prefix)]
+        return [_record(key, kept) for key, kept in sorted(found)]
+
+    def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
+        text = json.dumps(value, separators=(",", ":"))
+        self._check_open()
+        with self._records.changing:
+            if self._version(key) != expected:
+                return None
+            self._records.last_version += 1
+            self._note(key, text)
+            self._records.deleted.pop(key, None)
+            self._records.kept[key] = (text, self._records.last_version)
+            return self._records.last_version
+
+    def delete(self, key: str, expected: int) -> bool:
+        self._check_open()
+        with self._records.changing:
+            if expected == 0 or self._version(key) != expected:
+                return False
+            self._records.last_version += 1
+            self._note(key, None)
+            self._records.deleted[key] = self._records.last_version
+            del self._records.kept[key]
+            return True
+
+    def put_many(self, puts: Sequence[Put]) -> Sequence[int | None]:
+        """One put after the other: who may stop within a put may stop between two of them."""
+        check_distinct(puts)
+        json.dumps([each.value for each in puts])  # if one of them is no JSON, nothing is done
+        return [self.put(*each) for each in puts]
+
+    def delete_many(self, deletes: Sequence[Delete]) -> Sequence[bool]:
+        check_distinct(deletes)
+        return [self.delete(*each) for each in deletes]
+
+    def changes(self, since: int, prefixes: Sequence[str] = ("",)) -> Changes:
+        self._check_open()
+        meant = tuple(prefixes)
+        if self._sees is not None:
+            return self._changes_then(since, max(since, self._sees), meant)
+        with self._records.changing:
+            complete = since == 0 or not (
+                self._records.forgotten <= since <= self._records.last_version
+            )
+            found = {
+                key: _record(key, kept)
+                for key, kept in self._records.kept.items()
+                if key.startswith(meant) and (complete or kept[1] > since)
+            }
+            gone = {
+                key: None
+                for key, revision in self._records.deleted.items()
+                if key.startswith(meant) and revision > since and not complete
+            }
+            return Changes(self._records.last_version, {**found, **gone}, complete)
+
+    @contextmanager
+    def as_of(self, revision: int | None) -> Iterator[None]:
+        """:meth:`changes` tells meanwhile what there was at this revision; None: what there is."""
+        self._sees = revision
+        try:
+            yield
+        finally:
+            self._sees = None
+
+    def _changes_then(self, since: int, upto: int, meant: tuple[str, ...]) -> Changes:
+        """As :meth:`changes` would have answered at this revision."""
+        with self._records.changing:
+            changed: dict[str, Record | None] = {}
+            for revision, (key, text) in enumerate(self._records.past[:upto], 1):
+                if revision > since and key.startswith(meant):
+                    changed[key] = None if text is None else _record(key, (text, revision))
+            if since == 0:
+                changed = {key: each for key, each in changed.items() if each is not None}
+            return Changes(upto, changed, since == 0)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _note(self, key: str, after: str | None) -> None:
+        before = self._records.kept.get(key)
+        self._records.changes.append((key, None if before is None else before[0], after))
+        self._records.past.append((key, after))
+
+    def _version(self, key: str) -> int:
+        return self._records.kept[key][1] if key in self._records.kept else 0
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StorageFailure("the metadata store in memory: it is closed")
+
+
+class MortalStore(MemoryStore):
+    """A broker's way to the store, in which its process may end."""
+
+    def __init__(self, records: MemoryRecords, before: Callable[[], None]) -> None:
+        super().__init__(records)
+        self._before = before
+
+    def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
+        self._before()
+        return super().put(key, value, expected)
+
+    def delete(self, key: str, expected: int) -> bool:
+        self._before()
+        return super().delete(key, expected)
+
+
+def _record(key: str, kept: tuple[str, int]) -> Record:
+    text, version = kept
+    return Record(key, json.loads(text), version)
