@@ -1,7 +1,8 @@
 """The page of rules: what is decided where, and which test fails without it.
 
 A test names its rule by ``@pytest.mark.rule("what is decided", "the/file.py", …)``, with files of
-``spark_stream/`` or of the simulator. ``python -m tests.rules`` writes docs/rules.md from these marks.
+``spark_stream/`` or of the simulator. ``python -m tests.rules`` writes docs/rules.md from these
+marks.
 """
 
 from __future__ import annotations

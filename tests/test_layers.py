@@ -126,7 +126,7 @@ def test_the_check_sees_imports_of_every_form():
     assert not allowed("consistency", "broker.host")
     assert allowed("datasource", "consistency.isolation.Isolation")
     assert not allowed("datasource", "consistency.replication.leader")
-    assert not allowed_in_room("client/writing", "client.reading.feed.Feed")
+    assert not allowed_in_room("client/reading", "client.writing.core.ProducerCore")
     assert allowed_in_room("client/log", "client.reading.feed.Feed")
 
 
