@@ -158,7 +158,7 @@ class BrokerConfig(BaseSettings):
 
     @classmethod
     def load(cls, file: Path | None, **flags: Any) -> Self:
-        """The configuration; ``flags`` win over everything, those that are None count as not given.
+        """Load the configuration. ``flags`` win over everything; those that are None are ignored.
 
         Raises:
             InvalidConfig: an unreadable file, an unknown name, a bad value; each named.

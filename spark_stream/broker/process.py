@@ -234,7 +234,7 @@ class Broker:
             signal.signal(number, lambda *_: self._stop_asked.set())
 
     def run(self) -> None:
-        """Serves until a signal, or too long without a call; then stops cleanly."""
+        """Serve until a signal, or until no call came for too long; then stop cleanly."""
         while not self._stop_asked.wait(0.5):
             limit = self._config.idle_seconds
             if limit and self.activity.idle_seconds() > limit:
@@ -243,7 +243,7 @@ class Broker:
         self.stop()
 
     def stop(self) -> None:
-        """Stops; everything that was acknowledged is in the files."""
+        """Stop; everything that was acknowledged is in the files."""
         core = self.core
         with contextlib.suppress(IsologError):  # then its leases' end tells the others
             core.driver.run(core.leaving())
@@ -296,7 +296,7 @@ class Broker:
 
 
 def _locked_id(folder: Path, directory: LogDirectory, is_new: bool) -> IdLock:
-    """The lock of the directory's id. Where another holds it, a new directory is nobody's again."""
+    """Lock the directory's id. If another broker holds it, undo the marks of a new directory."""
     try:
         return IdLock(folder, directory.broker_id, directory.path)
     except DirectoryInUse:
@@ -312,7 +312,7 @@ def _allow_many_files() -> None:
 
 
 def serve(config: BrokerConfig) -> NoReturn:
-    """Runs a broker and ends this process with it (exit code 0).
+    """Run a broker, and end this process when it ends (exit code 0).
 
     Prints ``isolog broker ready ADDRESS`` once it serves.
     """

@@ -68,7 +68,7 @@ def holder_for(
 
 
 def _follower_on(request: FetchRange, host: Host) -> BrokerAddress | None:
-    """A member of the ISR on the reader's machine, other than this broker."""
+    """Return a member of the ISR on the reader's machine, other than this broker."""
     record = host.record(host.topic(request.topic, request.topic_id).topic, request.partition)
     brokers = host.view.now.brokers
     for member in record.isr if record is not None else ():
@@ -80,7 +80,7 @@ def _follower_on(request: FetchRange, host: Host) -> BrokerAddress | None:
 
 
 def locate_entries(here: Here, asked: LocateEntries) -> LocatedEntries:
-    """The action ``locate-entries``.
+    """Answer the action ``locate-entries``.
 
     Raises:
         InvalidRequest: the runs do not rise, or name what is no batch.

@@ -64,7 +64,7 @@ HANDLERS: Final[Mapping[str, Callable[[Here, Any], Message]]] = {
 
 
 def run_action(here: Here, name: str, body: bytes) -> Message:
-    """Runs the action of this name; InvalidRequest if there is none, or its body is wrong."""
+    """Run an action. InvalidRequest if there is none of this name, or its body is wrong."""
     if name not in ACTIONS:
         raise InvalidRequest(f"there is no action {name!r}; there are {', '.join(ACTIONS)}")
     return HANDLERS[name](here, ACTIONS[name].request.from_bytes(body))

@@ -229,7 +229,7 @@ def _place(partition: Partition, asked: AskedTopic) -> Offset:
 
 
 def _size(partition: Partition, asked: tuple[int, int] | None) -> tuple[int, int] | None:
-    """The stored bytes of a range, and those of its first record."""
+    """Return the stored bytes of a range, and those of its first record."""
     if asked is None:
         return None
     tables, (start, end) = partition.log.tables(), asked

@@ -49,9 +49,9 @@ class TopicFolders:
     def make(
         self, topic: str, topic_id: str, records: Collection[PartitionRecord], *, starts: bool
     ) -> None:
-        """Makes a topic's folder if it is missing, and forces its name in any case.
+        """Make a topic's folder if it is missing, and force its name in any case.
 
-        Who made it may have died before that was forced: then the next power cut would take it.
+        A process that died may have made it without forcing it; a power cut would then take it.
 
         ``records``: of all partitions of which this broker has a replica by now. ``starts``: none
         of these is open, and the broker has not vouched for its logs; only then can it be filled
@@ -86,7 +86,9 @@ class TopicFolders:
     def open_log(
         self, topic: Topic, settings: LogSettings, number: int, record: PartitionRecord | None
     ) -> ReplicaLog:
-        """The replica's log; an empty one if its files cannot be opened and others have the rest.
+        """Open the replica's log.
+
+        An empty one if its files are unusable and other replicas have the data.
 
         Raises:
             DamagedSegment: they cannot be opened, and nobody else has what is in them.
@@ -115,14 +117,14 @@ class TopicFolders:
         return log
 
     def remove_replica(self, topic: Topic, number: int) -> None:
-        """Removes the files of a replica that moved to another broker, as far as that works."""
+        """Remove the files of a replica that moved to another broker, as far as that works."""
         try:
             self._logs.remove(self._directory.partition(topic.name, topic.id, number))
         except IsologError:
             logger.exception("%s/%d: the files of a replica that moved", topic.name, number)
 
     def remove(self, topic: Topic) -> None:
-        """Removes the folder of a topic that is gone, with all that is in it.
+        """Remove the folder of a deleted topic, with everything in it.
 
         Raises:
             StorageFailure: some of that may be left.

@@ -119,16 +119,16 @@ class Host:
     # -- looking up --------------------------------------------------------------------------------
 
     def topics(self) -> list[HostedTopic]:
-        """The topics of which this broker has a replica, by name."""
+        """Return the topics of which this broker has a replica, by name."""
         hosted = dict(self._hosted)
         return [hosted[name] for name in sorted(hosted)]
 
     def names(self) -> list[str]:
-        """The names of all topics, whoever leads them."""
+        """Return the names of all topics, led by this broker or not."""
         return sorted(self.view.now.topics)
 
     def topic(self, name: str, topic_id: str | None = None) -> HostedTopic:
-        """The topic; this broker may have no replica of it.
+        """Return the topic; this broker may have no replica of it.
 
         Raises:
             UnknownTopic: there is none, or ``topic_id`` is that of an earlier one.
@@ -143,7 +143,7 @@ class Host:
         return HostedTopic(topic, parse_settings(topic.config, self._defaults), self._elsewhere)
 
     def find(self, name: str, topic_id: str | None = None) -> Topic:
-        """The topic as it is now; UnknownTopic as in :meth:`topic`."""
+        """Return the topic as it is now. UnknownTopic as in :meth:`topic`."""
         topic = self.view.now.topics.get(name)
         if topic is None or topic_id not in (None, topic.id):
             self.refresh()  # it may have been made a moment ago, by another broker
@@ -154,7 +154,7 @@ class Host:
         return topic
 
     def settings_of(self, topic: Topic) -> LogSettings:
-        """The topic's settings, with this broker's defaults for those that it does not set."""
+        """Return the topic's settings, with this broker's defaults for those it does not set."""
         hosted = self._hosted.get(topic.name)
         if hosted is not None and hosted.topic is topic:
             return hosted.settings
@@ -184,7 +184,7 @@ class Host:
         return LogEnd(generation, last_epoch, end)
 
     def replica(self, at: Joined) -> Partition | None:
-        """This broker's replica, whoever leads; None: it has none open."""
+        """Return this broker's replica, leading or not; None if it has none open."""
         hosted = self._hosted.get(at.topic)
         if hosted is None or hosted.topic.id != at.topic_id:
             return None
@@ -192,12 +192,12 @@ class Host:
         return found if isinstance(found, Partition) else None
 
     def record(self, topic: Topic, number: int) -> PartitionRecord | None:
-        """The partition's record as this broker sees it."""
+        """Return the partition's record as this broker sees it."""
         found = self.view_of(PartitionId(topic.id, number))
         return None if found is None else found.record
 
     def view_of(self, partition: PartitionId) -> StoredPartition | None:
-        """The partition's record, with its version, as this broker sees it."""
+        """Return the partition's record, with its version, as this broker sees it."""
         return self.view.now.partition(partition)
 
     def _elsewhere(self, topic: Topic, number: int) -> IsologError:
@@ -224,7 +224,7 @@ class Host:
         )
 
     def led(self, topic_id: str, number: int) -> Partition:
-        """The partition of the topic with this id, which this broker leads.
+        """Return the partition of the topic with this id, which this broker leads.
 
         Raises:
             UnknownTopic: there is no topic with this id.
@@ -241,7 +241,7 @@ class Host:
         return topic.partitions if now is None or now.id != topic.id else now.partitions
 
     def greatest_numbers(self) -> tuple[int, int]:
-        """The greatest producer id and transaction number in all logs; -1: there is none."""
+        """Return the greatest producer id and transaction number in all logs; -1: none."""
         used = [greatest_numbers(each.log.tables()) for each in self.open_replicas()]
         producers = max((producer for producer, _ in used), default=-1)
         return producers, max((transaction for _, transaction in used), default=-1)
@@ -261,7 +261,7 @@ class Host:
             self._assign(self.open_replicas())
 
     def change_generation(self, generation: Generation) -> None:
-        """This broker's logs are of this generation from now on."""
+        """Set the generation of this broker's logs."""
         with self._applying:
             self.generation = generation
             for partition in self.open_replicas():
@@ -281,7 +281,7 @@ class Host:
             return found
 
     def placed(self) -> list[Placed]:
-        """The partitions of which this broker has a replica, with their records."""
+        """Return the partitions of which this broker has a replica, with their records."""
         found = []
         for hosted in self.topics():
             for partition in hosted.open_partitions():
@@ -307,14 +307,14 @@ class Host:
                 self._reconcile(self._topics_of(news))
 
     def _topics_of(self, news: News) -> list[Topic]:
-        """The topics that there is something new about."""
+        """Return the topics that the news is about."""
         now = self.view.now
         names = set(news.topics)
         names |= {now.names.get(each.topic_id, "") for each in news.partitions}
         return [now.topics[name] for name in sorted(names) if name in now.topics]
 
     def _reconcile(self, topics: Iterable[Topic]) -> None:
-        """Opens and closes replicas of these topics, and gives the others their parts."""
+        """Open and close replicas of these topics, and give the others their roles."""
         for topic in topics:
             hosted = self._hosted.get(topic.name)
             wanted = set(self._numbers_here(topic))
@@ -377,7 +377,7 @@ class Host:
                 self.upkeep.forget(hosted.topic.id, number)
 
     def _close_for_good(self, partition: Partition, closing: Closing) -> None:
-        """Closes what is to be removed: whether its files can still be forced does not matter."""
+        """Close a partition whose files will be removed; a failed force does not matter."""
         self._links.unfollow(partition)
         try:
             partition.close(closing)
@@ -385,7 +385,7 @@ class Host:
             logger.warning("%s: closing what is to be removed: %s", partition.name, error)
 
     def _remove_strays(self) -> None:
-        """Removes what is left of replicas that moved to others while this broker was away."""
+        """Remove the files of replicas that moved to other brokers while this one was down."""
         topics = self.view.now.topics.values()
         self.upkeep.keep_topics({each.id for each in topics})
         for topic in topics:
@@ -397,7 +397,7 @@ class Host:
                     self._remove_rest(topic, number)
 
     def _remove_replica(self, topic: Topic, number: int, replica: Partition | IsologError) -> None:
-        """This broker has no replica of the partition any more."""
+        """Close this broker's replica of the partition and remove its files."""
         if isinstance(replica, Partition):
             self._close_for_good(replica, Closing.MOVED)
         self._remove_rest(topic, number)
@@ -416,7 +416,7 @@ class Host:
             self._folders.remove(topic)
 
     def make_folder(self, name: str, topic_id: str) -> None:
-        """Makes the folder of a topic, which may not be on record yet.
+        """Make the folder of a topic, which may not be on record yet.
 
         Raises:
             DamagedSegment, DiskFull, StorageFailure: as ``TopicFolders.make``.
@@ -475,7 +475,10 @@ class Host:
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> bool:
-        """Ends all waits and appends, then flushes and closes every log; whether all went well."""
+        """End all waits and appends, then flush and close every log.
+
+        Return whether all went well.
+        """
         with self._applying:
             self._stopping = True
             found = self.open_replicas()

@@ -19,10 +19,10 @@ class Links(Protocol):
     """The streams by which this broker's replicas follow others."""
 
     def follow(self, partition: Partition, leader: BrokerId, generation: Generation) -> None:
-        """The partition follows that broker from now on, and nobody else."""
+        """Let the partition follow that broker only."""
 
     def unfollow(self, partition: Partition) -> None:
-        """It follows nobody."""
+        """Stop following."""
 
 
 class NoLinks:
@@ -48,7 +48,7 @@ class HostedTopic:
     replicas: dict[int, Partition | IsologError] = field(default_factory=dict)
 
     def partition(self, number: int) -> Partition:
-        """The partition, which this broker leads.
+        """Return the partition, which this broker leads.
 
         Raises:
             UnknownPartition: the topic has none of this number.
@@ -72,7 +72,7 @@ class HostedTopic:
             raise unknown_partition(self.topic, number)
 
     def open_partitions(self) -> list[Partition]:
-        """The replicas that this broker has open, whoever leads them."""
+        """Return the replicas that this broker has open, leading or not."""
         found = dict(self.replicas)
         return [each for _, each in sorted(found.items()) if isinstance(each, Partition)]
 
@@ -81,7 +81,7 @@ class HostedTopic:
         return [each for each in self.open_partitions() if each.leads]
 
     def ends(self) -> Iterator[tuple[str, int]]:
-        """The partition's name and its log's end, as ``cluster.vouching`` has them."""
+        """Yield each partition's name and its log's end, in the form of ``cluster.vouching``."""
         for number, found in self.replicas.items():
             end = found.log.end.entry if isinstance(found, Partition) else -1
             yield f"{self.topic.id}/{number}", end
@@ -100,7 +100,7 @@ def format_of(topic: Topic, settings: LogSettings, number: int) -> LogFormat:
 
 
 def unknown_partition(topic: Topic, number: int) -> UnknownPartition:
-    """The error for a partition that the topic does not have."""
+    """Return the error for a partition that the topic does not have."""
     return UnknownPartition(
         f"topic {topic.name!r} has partitions 0 to {topic.partitions - 1}, not {number}",
         topic=topic.name,

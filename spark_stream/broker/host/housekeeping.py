@@ -27,7 +27,7 @@ class Agenda(Generic[K]):
         self._earliest: float | None = None  # not above the least of them
 
     def move(self, member: K) -> None:
-        """The member is due at once, whatever it was put down for."""
+        """Make the member due at once."""
         self._moved[member] = None
 
     def take_due(self, now: float) -> list[K]:
@@ -43,7 +43,7 @@ class Agenda(Generic[K]):
         return list(dict.fromkeys(due))
 
     def put_down(self, member: K, at: float) -> None:
-        """The member is due at this moment, and no more at an earlier one."""
+        """Make the member due at this moment instead of any earlier one."""
         self._at[member] = at
         if self._earliest is None or at < self._earliest:
             self._earliest = at

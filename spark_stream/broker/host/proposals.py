@@ -44,7 +44,7 @@ class Proposals:
         self.noted = threading.Event()
 
     def note(self, partition: Partition, proposal: ProposeIsr | ProposeRecord) -> None:
-        """A leader proposes; its partition's lock is held, so this only notes it."""
+        """Note a leader's proposal; the caller holds the partition's lock."""
         noted = _proposed(partition, proposal)
         if noted is not None:
             with self._lock:
@@ -52,7 +52,7 @@ class Proposals:
             self.noted.set()
 
     def putting(self) -> Script[None]:
-        """Puts on record what was noted, step by step, and tells the leaders the outcome."""
+        """Write the noted proposals to the records, and pass the outcomes to the leaders."""
         self.noted.clear()
         with self._lock:
             noted, self._noted = self._noted, []
@@ -75,7 +75,7 @@ class Proposals:
                 raise
 
     def _put_back(self, proposed: list[_Proposed]) -> None:
-        """The outcome is not known: the next round looks again."""
+        """Note a proposal again whose outcome is not known; the next round looks."""
         with self._lock:
             self._noted = [*proposed, *self._noted]
         self.noted.set()

@@ -49,7 +49,7 @@ class Upkeep:
         self._marks.keep_topics(ids)
 
     def note(self, partition: Partition) -> None:
-        """A partition has moved. Its lock may be held, so this only notes it."""
+        """Note that a partition has moved; the caller may hold its lock."""
         self._chores.move(partition)
         if partition.has_followers:
             self._ticks.move(partition)
@@ -106,7 +106,7 @@ class Upkeep:
                 self._ticks.put_down(partition, max(due, now + 1))
 
     def flush_due(self) -> float:
-        """Forces what ``flush.ms`` says is due by now; in how many seconds to come again."""
+        """Force what is due by ``flush.ms``. Return in how many seconds to call again."""
         now = self._clock.monotonic()
         for partition in self._forces.take_due(now):
             due = None

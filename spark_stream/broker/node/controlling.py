@@ -96,7 +96,7 @@ class Controlling:
         return self._rests is None or self._rests > 0
 
     def _send_away(self, broker: BrokerId) -> Script[None]:
-        """Moves the replicas of a broker that was decommissioned; removes one that has none."""
+        """Move the replicas of a decommissioned broker away; remove the broker if it has none."""
         stored = {each.stored.id: each.stored for each in self._partitions()}
         if not any(broker in each.record.replicas for each in stored.values()):
             if (yield from moving.remove_broker(broker, lives=self._members.is_alive(broker))):

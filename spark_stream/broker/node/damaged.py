@@ -54,7 +54,7 @@ class DamagedReplicas:
         return True
 
     def _verdict(self, partition: Partition, hole: EntryIndex, me: Member) -> Verdict | None:
-        """What is to be done about a replica; None: it heals, or there is no record of it."""
+        """Decide what to do about a replica; None if it heals, or there is no record of it."""
         record = self._record(partition)
         heals = self._left.get(partition.name) == hole
         if record is None or (heals and record.member(me.broker) != me):

@@ -51,14 +51,14 @@ class DirectoryLock:
         raise DirectoryInUse(f"another broker serves {directory}", path=str(directory))
 
     def publish(self, facts: dict[str, Any]) -> None:
-        """Writes ``broker.json`` in one step."""
+        """Write ``broker.json`` in one step."""
         fresh = self._facts.with_suffix(".json.new")
         fresh.write_text(json.dumps(facts) + "\n")
         fresh.chmod(0o600)
         os.replace(fresh, self._facts)
 
     def release(self) -> None:
-        """Takes the address away, then lets go of the lock."""
+        """Remove the address, then release the lock."""
         self._facts.unlink(missing_ok=True)
         os.close(self._descriptor)
 

@@ -20,7 +20,7 @@ class Members:
         self._looked_at: dict[BrokerId, str] = {}
 
     def look(self) -> bool:
-        """Looks who is alive; whether that has changed since the last look."""
+        """Look which brokers are alive. Return whether that has changed since the last look."""
         looked_at = {broker: each.incarnation for broker, each in self._view.now.brokers.items()}
         before, self._alive = self._alive, self.alive()
         self._looked_at = looked_at
@@ -37,7 +37,7 @@ class Members:
         return self._alive.get(broker)
 
     def get(self, broker: str) -> RegisteredBroker | None:
-        """The broker, if it is registered."""
+        """Return the broker, if it is registered."""
         return self._view.now.brokers.get(BrokerId(broker))
 
     def is_alive(self, broker: str) -> bool:

@@ -96,7 +96,7 @@ class Scrub:
         return found
 
     def _go_on(self, size: int) -> bool:
-        """Waits for as long as these bytes take at the pace; False: the broker stops."""
+        """Wait as long as these bytes take at the pace. Return False if the broker stops."""
         self._owed_s += size / self._pace
         if self._owed_s < _BREATH_S:
             return not self._stopped.is_set()

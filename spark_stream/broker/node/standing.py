@@ -35,10 +35,10 @@ class Runs(Protocol):
     """Where the broker's directory names the run that uses it."""
 
     def recorded_run(self) -> str | None:
-        """The run that used it last."""
+        """Return the run that used it last."""
 
     def record_run(self, run: str) -> None:
-        """This run uses it from now on, also after a power cut."""
+        """Record this run as its user, forced to the disk."""
 
     def forget_run(self) -> None:
         """No run is named any more, also after a power cut."""
@@ -94,7 +94,7 @@ class Standing:
         self._host.generation = generation
 
     def register(self, broker: RegisteredBroker) -> None:
-        """Puts the broker on record with its generation."""
+        """Register the broker with its generation."""
         self._registered = replace(broker, generation=self.me.generation)
         Brokers(self._store).register(self._registered)
 
@@ -109,7 +109,7 @@ class Standing:
         return changed
 
     def looking(self) -> Script[None]:
-        """Looks for logs whose forces have failed or whose batches are damaged; to be run often."""
+        """Look for logs with failed forces or damaged batches; to be run often."""
         if self._registered is None:
             return
         failed = {each.name for each in self._host.troubled() if each.log.failed is not None}

@@ -32,7 +32,9 @@ logger = logging.getLogger(__name__)
 def open_store(
     path: Path, metadata: Path | None, ids: Ids, broker_id: str | None = None
 ) -> tuple[LogDirectory, SqliteStore, ClusterSecret]:
-    """The broker's directory and its store, which belong to one cluster, and that one's secret.
+    """Open the broker's directory and the store of its cluster.
+
+    Return both, and the cluster's secret.
 
     ``metadata`` is the file of a shared store; None: the store lies in the directory.
     ``broker_id``: whose directory it is to be; None: whosever it is.

@@ -28,16 +28,16 @@ class Callers:
         return len(self._reads)
 
     def new_number(self) -> int:
-        """A number that nobody else has."""
+        """Return a number that no other caller has."""
         return next(self._numbers)
 
     def add_append(self, number: int) -> Acknowledgement:
-        """An append waits under this number for what is returned."""
+        """Let an append wait under this number. Return what it waits for."""
         acknowledgement = self._appends[number] = Acknowledgement(number)
         return acknowledgement
 
     def add_read(self, number: int, wake: WakeUp) -> None:
-        """A read waits under this number to be woken."""
+        """Let a read wait under this number until it is woken."""
         self._reads[number] = wake
 
     def remove(self, number: int) -> None:
@@ -79,5 +79,5 @@ class Callers:
         return woken
 
     def _abandoned(self) -> NotLeader:
-        """What an append is told that is in the log, and that another leader will acknowledge."""
+        """Return the error of an append in the log that another leader will acknowledge."""
         return NotLeader(f"{self._partition}: another broker leads now", leader="", appended=True)

@@ -77,7 +77,7 @@ def refusal(
     *,
     in_transaction: bool = False,
 ) -> IsologError:
-    """The error that reports a flaw, with how many records before it stay, and where."""
+    """Return the error that reports a flaw: how many records before it stay, and where."""
     where = f"record {flaw.row} of the message"
     tail, hint = _remains(kept, offset, in_transaction)
     details: dict[str, Any] = {"kept": kept, "offset": offset if kept else None, "record": flaw.row}
@@ -103,7 +103,7 @@ def refusal(
 
 
 def _remains(kept: int, offset: int | None, in_transaction: bool) -> tuple[str, str | None]:
-    """What stays of a refused message, and a hint if the usual one does not fit."""
+    """Describe what stays of a refused message; with a hint if the usual one does not fit."""
     if in_transaction:
         return (
             "; nothing of the message is kept, for it is part of a transaction",
@@ -118,7 +118,7 @@ def _remains(kept: int, offset: int | None, in_transaction: bool) -> tuple[str, 
 
 
 def _first_invalid(batch: pa.RecordBatch) -> Flaw | None:
-    """The first row with a value that its type does not allow (text that is not UTF-8)."""
+    """Find the first row with a value that its type does not allow (text that is not UTF-8)."""
     if _valid(batch):
         return None
     flaws = [
@@ -130,7 +130,7 @@ def _first_invalid(batch: pa.RecordBatch) -> Flaw | None:
 
 
 def _first_invalid_row(array: pa.Array) -> int | None:
-    """The first invalid row of an array. What none of its rows refers to is not looked at.
+    """Find the first invalid row of an array. Values that no row refers to are not looked at.
 
     Arrow validates the children of a list as a whole, also for a slice of it: so the search goes
     down to the arrays that have no children.

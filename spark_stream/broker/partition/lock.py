@@ -31,7 +31,10 @@ class PartitionLock:
         self._left: deque[Work] = deque()
 
     def acquire(self, timeout: float = -1) -> bool:
-        """Waits for so many seconds at most, however long if negative; whether it has the lock."""
+        """Wait ``timeout`` seconds at most, without limit if negative.
+
+        Return whether the lock was taken.
+        """
         return self._lock.acquire(timeout=timeout)
 
     def release(self) -> None:
@@ -47,7 +50,7 @@ class PartitionLock:
         self.release()
 
     def do_soon(self, work: Work) -> None:
-        """Does the work under the lock, at once or when its holder lets go; waits for nobody.
+        """Do the work under the lock: at once, or when its holder releases it. Never waits.
 
         All work is done in the order in which it came. What it raises is logged: its owner may be
         gone.

@@ -87,7 +87,10 @@ class Acknowledgement:
             heard()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """True: it is safe. False: that took too long. Raises why it will never be."""
+        """Wait until the append is safe.
+
+        Return False after the timeout; raise if it will never be safe.
+        """
         settled = self._settled.wait(timeout_s)
         if self._failure is not None:
             raise self._failure

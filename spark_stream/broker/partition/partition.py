@@ -108,6 +108,12 @@ class Partition:
         """Make a replica over an open log.
 
         Args:
+            topic: The topic's name.
+            topic_id: The topic's id.
+            number: The partition's number.
+            log: The open log.
+            producer_age_us: After how many microseconds idle producers are forgotten.
+            clock: For the times of entries and of waits.
             alone: It leads from the start and has no followers; else it has no role yet.
             moved: Is called whenever housekeeping or a force may have become due.
             proposed: Is called with changes of the partition's record that are to be made.

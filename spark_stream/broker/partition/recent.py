@@ -37,7 +37,7 @@ class Room:
         return self._left
 
     def take(self, size: int) -> bool:
-        """Takes so many bytes; False: there are fewer."""
+        """Take this many bytes; return False if there are fewer."""
         with self._lock:
             if size > self._left:
                 return False
@@ -45,7 +45,7 @@ class Room:
             return True
 
     def give_back(self, size: int) -> None:
-        """Gives back what was taken."""
+        """Give back bytes that were taken."""
         with self._lock:
             self._left += size
 
@@ -59,7 +59,7 @@ class Recent:
         self._bytes = 0
 
     def keep(self, entry: Entry, message: Message) -> None:
-        """The entry was appended, with this batch."""
+        """Keep the batch of an entry that was appended."""
         size = message.size
         while self._kept and self._bytes + size > PARTITION_BYTES:
             self._drop_first()
@@ -70,7 +70,7 @@ class Recent:
         self._kept[entry.entry_index] = StoredEntries(rows, message.joined())
 
     def drop_below(self, entry: int) -> None:
-        """The entries before this one are replicated."""
+        """Drop the entries before this one: they are replicated."""
         while self._kept and next(iter(self._kept)) < entry:
             self._drop_first()
 
@@ -80,7 +80,7 @@ class Recent:
             self._drop_first()
 
     def get(self, entry: int, end: int, max_bytes: int) -> StoredEntries | None:
-        """The entry alone, if it is the last before ``end``, or no second one goes with it.
+        """Return the entry alone, if it is the last before ``end`` or no second one fits.
 
         None: it is not kept, or the file gives more at once: ``max_bytes`` of rows and data.
         """

@@ -27,7 +27,7 @@ class Sessions:
         return session in self._news
 
     def start(self, session: int, news: News) -> None:
-        """A follower's session."""
+        """Start a follower's session."""
         self._news[session] = news
 
     def keep(self, sessions: Collection[int]) -> None:
@@ -39,13 +39,13 @@ class Sessions:
         self._let_go()
 
     def end(self, session: int) -> bool:
-        """The follower is gone; False: the session had ended before."""
+        """End a follower's session; return False if it had ended before."""
         known = self._news.pop(session, None) is not None
         self._let_go()
         return known
 
     def end_all(self) -> None:
-        """The followers are told so: they find another leader."""
+        """End all sessions: the followers look for another leader."""
         self.keep(())
 
     def _let_go(self) -> None:
@@ -53,7 +53,7 @@ class Sessions:
             self.recent.clear()
 
     def give_batch(self, entry: Entry, message: Message) -> None:
-        """The entry was appended, with this batch."""
+        """Keep the batch of an entry that was appended."""
         if self._news:
             self.recent.keep(entry, message)
             self.give_news()

@@ -97,7 +97,7 @@ class Fetchers:
         self._share(len(self._fetchers))
 
     def _share(self, streams: int) -> int:
-        """The window of each of so many streams; those there are have it from now on."""
+        """Set the window of the open streams for this many of them. Return it."""
         window = self._settings.window(streams)
         for fetcher in self._fetchers.values():
             fetcher.set_window(window)

@@ -64,7 +64,7 @@ class Session:
 
     @property
     def high_watermark(self) -> EntryIndex:
-        """The leader's high watermark."""
+        """Take the leader's high watermark."""
         return self._partition.core.bounds_state.high_watermark.entry
 
     def read_entries(self, first: EntryIndex, max_bytes: int) -> StoredEntries | None:
@@ -72,7 +72,7 @@ class Session:
         return self._partition.followers.entries_for(self._number, first, max_bytes)
 
     def acked(self, entry: EntryIndex) -> None:
-        """The follower holds all entries before this one."""
+        """Take a follower's report: it has all entries before this one."""
         self._partition.followers.take_report(self._number, entry)
 
     def came_damaged(self, entry: EntryIndex) -> None:
@@ -84,7 +84,7 @@ class Session:
         self._partition.followers.take_refusal(self._number)
 
     def close(self) -> None:
-        """The follower is gone."""
+        """End the session: the follower is gone."""
         self._partition.followers.end_session(self._number)
 
 
@@ -115,7 +115,7 @@ class Followed(Struct, frozen=True):
         return PartitionKey(self.partition.topic_id, self.partition.number)
 
     def history(self) -> EpochHistory:
-        """What the log holds."""
+        """Return the epochs of the log."""
         return self.partition.following.history()
 
     def agreed(self, agreement: Agreement) -> EntryIndex:
@@ -126,7 +126,7 @@ class Followed(Struct, frozen=True):
     def append_frame(
         self, first: EntryIndex, rows: Table, data: pa.Buffer, high_watermark: EntryIndex
     ) -> EntryIndex:
-        """Appends what the leader has sent; the log's end after that."""
+        """Append what the leader has sent. Return the log's end after that."""
         frame = StoredEntries(rows, data)
         try:
             return self.partition.following.append_frame(self.turn, first, frame, high_watermark)
@@ -135,7 +135,7 @@ class Followed(Struct, frozen=True):
         return self.partition.following.append_frame(self.turn, first, frame, high_watermark)
 
     def take_high_watermark(self, high_watermark: EntryIndex) -> None:
-        """The leader's high watermark."""
+        """Take the leader's high watermark."""
         self.partition.following.take_high_watermark(self.turn, high_watermark)
 
     def refused(self, error: IsologError) -> None:
@@ -152,9 +152,9 @@ class StreamLinks:
         self._refresh = refresh
 
     def follow(self, partition: Partition, leader: BrokerId, generation: Generation) -> None:
-        """The partition follows that broker from now on, in the epoch that it knows."""
+        """Let the partition follow that broker, in the epoch that it knows."""
         self._fetchers.follow(leader, Followed.now(partition, generation, self._refresh))
 
     def unfollow(self, partition: Partition) -> None:
-        """It follows nobody."""
+        """Stop following."""
         self._fetchers.unfollow(PartitionKey(partition.topic_id, partition.number))

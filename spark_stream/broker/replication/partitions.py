@@ -58,7 +58,7 @@ class LeaderSession(Protocol):
     def high_watermark(self) -> EntryIndex: ...
 
     def read_entries(self, first: EntryIndex, max_bytes: int) -> StoredEntries | None:
-        """The entries from ``first`` on, one at least and about ``max_bytes`` of them.
+        """Return entries from ``first`` on: at least one, and about ``max_bytes``.
 
         None: there are none yet.
 
@@ -68,7 +68,7 @@ class LeaderSession(Protocol):
         """
 
     def acked(self, entry: EntryIndex) -> None:
-        """The follower holds all entries before this one."""
+        """Take a follower's report: it has all entries before this one."""
 
     def came_damaged(self, entry: EntryIndex) -> None:
         """Note that an entry arrived damaged: it is to be sent again from what is stored."""
@@ -77,7 +77,7 @@ class LeaderSession(Protocol):
         """Note that the follower's log refuses writes: it is to leave the ISR."""
 
     def close(self) -> None:
-        """The follower is gone. May be called more than once."""
+        """End the session: the follower is gone. May be called more than once."""
 
 
 class LeadPartitions(Protocol):
@@ -116,7 +116,7 @@ class FollowedPartition(Protocol):
     def generation(self) -> Generation: ...
 
     def history(self) -> EpochHistory:
-        """What the log holds."""
+        """Return the epochs of the log."""
 
     def agreed(self, agreement: Agreement) -> EntryIndex:
         """Cuts the log back to the agreement, or begins it anew; its end after that."""
@@ -124,7 +124,7 @@ class FollowedPartition(Protocol):
     def append_frame(
         self, first: EntryIndex, rows: Table, data: pa.Buffer, high_watermark: EntryIndex
     ) -> EntryIndex:
-        """Appends entries that follow the log's end, once their checksums hold; its end after that.
+        """Check and append entries that follow the log's end. Return its end after that.
 
         Raises:
             IsologError: they do not follow, they are damaged, or they cannot be written. Nothing of
@@ -132,7 +132,7 @@ class FollowedPartition(Protocol):
         """
 
     def take_high_watermark(self, high_watermark: EntryIndex) -> None:
-        """The leader's high watermark."""
+        """Take the leader's high watermark."""
 
     def refused(self, error: IsologError) -> None:
-        """The leader has refused or ended the session; it is asked again after a pause."""
+        """Take the leader's refusal, or its end of the session; it is asked again after a pause."""

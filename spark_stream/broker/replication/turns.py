@@ -59,16 +59,16 @@ class Turns:
         return iter(self._slots.values())
 
     def get(self, number: int) -> Slot | None:
-        """The slot of this number, if it has not ended."""
+        """Return the slot of this number, if it has not ended."""
         return self._slots.get(number)
 
     def add(self, slot: Slot) -> None:
-        """A session has begun; it may have something to send at once."""
+        """Add a session's slot; it may have something to send at once."""
         self._slots[slot.number] = slot
         self.take_news(slot)
 
     def remove(self, number: int) -> Slot | None:
-        """A session has ended: what it has under way counts no more."""
+        """Remove a session's slot; its bytes in flight count no more."""
         slot = self._slots.pop(number, None)
         if slot is not None:
             for _, size, was_behind in slot.unacked:
@@ -77,7 +77,7 @@ class Turns:
         return slot
 
     def take_news(self, slot: Slot) -> None:
-        """The slot may have something to send."""
+        """Note that the slot may have something to send."""
         slot.has_news = True
         self._queue(slot)
 
@@ -86,7 +86,7 @@ class Turns:
         return self._queue_of_turn() is not None
 
     def next_slot(self) -> Slot | None:
-        """The slot that has the turn, if one has. It has no news from now on."""
+        """Return the slot whose turn it is, if any, and forget its news."""
         while (queue := self._queue_of_turn()) is not None:
             slot = queue.popleft()
             slot.is_queued = False
@@ -98,7 +98,7 @@ class Turns:
         return None
 
     def sent(self, slot: Slot, end: EntryIndex, size: int, *, is_behind: bool) -> None:
-        """A frame of this size, up to this entry, is on its way; there is more if ``is_behind``."""
+        """Note a frame in flight, up to entry ``end``; more follows if ``is_behind``."""
         if slot.number not in self._slots:
             return
         slot.next = end
@@ -112,7 +112,7 @@ class Turns:
             self._queue(slot)
 
     def acked(self, slot: Slot, entry: EntryIndex) -> None:
-        """The follower holds what was sent before this entry."""
+        """Note that the follower has what was sent before this entry."""
         while slot.unacked and slot.unacked[0][0] <= entry:
             _, size, was_behind = slot.unacked.popleft()
             slot.unacked_bytes -= size

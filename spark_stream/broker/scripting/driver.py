@@ -37,7 +37,10 @@ class Peers(Protocol):
     """The other brokers of the store."""
 
     def run_steps(self, broker_id: str, steps: Sequence[RemoteStep]) -> list[Answer]:
-        """What the broker answers to each step; LeaderUnavailable if it does not."""
+        """Have the broker run the steps; return its answers.
+
+        LeaderUnavailable if it does not answer.
+        """
 
 
 class Driver:
@@ -48,7 +51,7 @@ class Driver:
         self._peers = peers
 
     def run(self, script: Script[T]) -> T:
-        """The script's result; raises what it raises."""
+        """Run the script; return its result, or raise its error."""
         try:
             step = next(script)
             while True:

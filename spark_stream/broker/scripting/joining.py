@@ -52,7 +52,7 @@ class AwaitAcknowledgement(Step[None]):
 def take_in_transaction(
     finished: Finished, batch: TakeBatch, stamp: Stamp, transactional_id: str
 ) -> Script[Taken | None]:
-    """Takes a batch of a transaction, after the partition has joined that.
+    """Take a batch of a transaction, after the partition has joined it.
 
     None: others held the partition for as long as the batch has patience, and it was not taken.
 
@@ -71,10 +71,9 @@ def take_in_transaction(
 def _join(
     finished: Finished, batch: TakeBatch, stamp: Stamp, transactional_id: str
 ) -> Script[bool]:
-    """The partition takes part in the transaction, or is about to refuse its batches.
+    """Let the partition join the transaction. Return False if others held the partition.
 
-    False: others held the partition. A transaction that is sealed meanwhile has not joined: its
-    batches are refused.
+    A transaction that is sealed meanwhile has not joined: its batches are refused.
     """
     at = batch.partition
     if at.transactions.has_joined(stamp.transaction, stamp.producer_id):

@@ -80,7 +80,7 @@ class ConnectedPeers:
         return Endpoint(self._addresses.get(broker_id, known.address), known.incarnation)
 
     def run_steps(self, broker_id: str, steps: Sequence[RemoteStep]) -> list[Answer]:
-        """What the broker answers to each step.
+        """Have the broker run the steps; return its answers.
 
         Raises:
             LeaderUnavailable: it does not answer, or another one does, or it refuses the message.

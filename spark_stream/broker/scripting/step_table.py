@@ -90,7 +90,10 @@ class StepTable:
         return self._table[type(step)](step)
 
     def pass_over_used_numbers(self) -> None:
-        """Takes no number again that is in a log of this broker. Before anybody asks for one."""
+        """Keep numbers in this broker's logs from being given out again.
+
+        Call before any is asked for.
+        """
         used = self._host.greatest_numbers()
         for what, number in zip((Numbering.PRODUCERS, Numbering.TRANSACTIONS), used, strict=True):
             if self._numbers[what].pass_over(number):
@@ -114,7 +117,7 @@ class StepTable:
         return _HERE[type(step)](self._led(step), step)
 
     def _led(self, step: PartitionStep[Any]) -> Partition:
-        """The partition, which this broker leads in an epoch that the step allows."""
+        """Return the partition, which this broker leads in an epoch that the step allows."""
         place = step.at
         partition = self._host.topic(place.topic, place.topic_id).partition(place.partition)
         if partition.leader_epoch >= step.least_epoch:
@@ -132,7 +135,7 @@ class StepTable:
         )
 
     def _epochs(self, places: Iterable[Joined]) -> list[LeaderEpoch]:
-        """The leader epochs on record."""
+        """Return the leader epochs on record."""
         self._host.refresh()
         found = (self._host.view_of(PartitionId(at.topic_id, at.partition)) for at in places)
         return [FIRST_EPOCH if each is None else each.record.leader_epoch for each in found]

@@ -92,7 +92,7 @@ class TopicDesk:
         config: Mapping[str, Any],
         assignment: Sequence[Sequence[str]] | None = None,
     ) -> tuple[Topic, Sequence[PartitionRecord]]:
-        """The topic as it is to be, checked, and the first records of its partitions.
+        """Check a new topic. Return it, and the first records of its partitions.
 
         ``replication_factor``: None for the cluster's default. ``assignment``: the brokers of each
         partition, the preferred leader first; None: they are spread over the brokers that are
@@ -129,7 +129,7 @@ class TopicDesk:
         assignment: Sequence[Sequence[str]] | None = None,
         schema: pa.Schema | None = None,
     ) -> HostedTopic:
-        """Gives a topic more partitions, other settings, its next schema; or, on an error, nothing.
+        """Give a topic more partitions, other settings or its next schema: all of it, or nothing.
 
         ``assignment``: the brokers of each new partition.
 
@@ -171,7 +171,7 @@ class TopicDesk:
         config: Mapping[str, Any],
         schema: pa.Schema | None = None,
     ) -> Callable[[Topic], Topic]:
-        """What becomes of the topic as it is found then.
+        """Return a function that makes the changed topic of the one on record.
 
         It raises:
             InvalidTopic: fewer partitions than there are, or too many; too many schemas.
@@ -208,7 +208,7 @@ class TopicDesk:
         return change
 
     def delete(self, name: str) -> None:
-        """Deletes a topic and its records; UnknownTopic if there is no such topic."""
+        """Delete a topic and its records. UnknownTopic if there is no such topic."""
         with self._changes(name):
             topic = self._driver.run(scripts.delete_topic(name))
             self._driver.run(left_overs.remove_own(topic, self._host.broker_id))

@@ -67,7 +67,7 @@ class TransactionDesk:
         return self._driver.run(script)
 
     def now_ms(self) -> int:
-        """The time that people see, in milliseconds since the epoch."""
+        """Return the wall-clock time, in milliseconds since the epoch."""
         return self._clock.steady_us() // 1_000
 
     # -- by itself --------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class TransactionDesk:
         yield from self._forget_joins()
 
     def _find_open(self) -> None:
-        """Notes what is open in the partitions that this broker has begun to lead."""
+        """Note the open transactions of partitions that this broker has begun to lead."""
         led = [each for hosted in self._host.topics() for each in hosted.led()]
         for partition in led:
             if self._led.get(partition) != partition.leader_epoch:
@@ -115,7 +115,7 @@ class TransactionDesk:
         self._led = {each: each.leader_epoch for each in led}
 
     def _restore_markers(self) -> Script[None]:
-        """Writes the markers that were lost of what was open at the start.
+        """Write the lost markers of transactions that were open at the start.
 
         What its record calls decided is left to who finishes it. That may be a broker that has done
         so before the marker was lost, and puts it on record only now: so each look includes these.
@@ -142,7 +142,7 @@ class TransactionDesk:
                 self._lost.append(tried)
 
     def _forget_joins(self) -> Script[None]:
-        """Removes the joins of transactions that have ended, those of many with one write."""
+        """Remove the joins of transactions that have ended, many with one write."""
         ended = [self.finished.ended.popitem() for _ in range(len(self.finished.ended))]
         try:
             self.finished.ended.update((yield from records.forget_joins(ended)))
@@ -151,7 +151,7 @@ class TransactionDesk:
             raise
 
     def _mine(self, *, whole: bool) -> Script[list[Transaction]]:
-        """The records that this broker looks after: all, or those of transactions under way."""
+        """Read the records that this broker looks after: all, or those under way."""
         found = yield from FindTransactions(By.ANY if whole else By.UNDER_WAY)
         mine = {name: self._looks_after(name) for name in {each.coordinator for each in found}}
         return [record for record in found if mine[record.coordinator]]

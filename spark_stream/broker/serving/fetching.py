@@ -68,7 +68,7 @@ class Projection(Struct, frozen=True):
     stored: tuple[str, ...] | None
 
     def applied(self, chunk: Chunk) -> pa.RecordBatch:
-        """The chunk's rows with exactly these columns."""
+        """Return the chunk's rows with exactly these columns."""
         if self.stored is None:
             return chunk.batch
         arrays = [chunk.column(field.name) for field in self.schema]
@@ -80,7 +80,7 @@ class Projection(Struct, frozen=True):
 def projection_of(
     hosted: HostedTopic, columns: list[str] | None, *, encoded: bool = False
 ) -> Projection:
-    """The projection, or SchemaMismatch naming a column that the topic lacks.
+    """Return the projection. SchemaMismatch names a column that the topic lacks.
 
     ``encoded``: where all columns of the topic are asked for, they come in the topic's order.
     """
@@ -108,7 +108,7 @@ def projection_of(
 
 
 def row_filter_of(hosted: HostedTopic, request: FetchRange) -> RowFilter | None:
-    """What the request's filter means for the partition.
+    """Bind the request's filter to the topic's schema.
 
     Raises:
         InvalidFilter: it is none, or does not fit the topic's columns.
@@ -122,7 +122,7 @@ def row_filter_of(hosted: HostedTopic, request: FetchRange) -> RowFilter | None:
 def bound(
     host: Host, request: FetchRange, *, encoded: bool = False
 ) -> tuple[HostedTopic, Projection, RowFilter | None]:
-    """The topic, and what the request's columns and filter mean in its schema.
+    """Return the topic, with the request's columns and filter bound to its schema.
 
     Raises:
         UnknownTopic: there is none, or it is another one by now.
@@ -156,7 +156,7 @@ class RangeStream:
         *,
         encoded: bool = False,
     ) -> None:
-        """``number``: which one it is of several ranges; None: the only one."""
+        """Take a range of a fetch; ``number``: its place among several, None if it is alone."""
         hosted, self._projection, self._rows = bound(host, request, encoded=encoded)
         self._host = host
         self._number = number
@@ -218,7 +218,7 @@ class RangeStream:
                 )
 
     def _visible(self) -> VisibleRange:
-        """What can be read now from the present position on.
+        """Return the range that can be read now, from the present position on.
 
         Raises:
             OffsetOutOfRange, OffsetEvicted: naming the offset asked for and the nearest there is.
@@ -293,7 +293,7 @@ class RangeStream:
             raise self._partition.hw_not_known()
 
     def _awaited(self) -> Generator[AwaitRecords, bool, tuple[VisibleRange, bool]]:
-        """What can be read, after a wait if need be; and whether it makes sense to go on."""
+        """Return what can be read, after a wait if need be; and whether to go on."""
         request = self._request
         found = self._visible()
         if found.count or self._at_end() or not (request.wait_ms or request.follow):
@@ -349,7 +349,9 @@ class RangeStream:
             raise
 
     def _told(self, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, Lineage]]:
-        """The chunks with their lineages; what was read before another epoch began is this one's.
+        """Yield the chunks with their lineages.
+
+        Rows read before another epoch began belong to this one.
 
         Where they lie holds for as long as this epoch does: only a replica that follows cuts files.
         """

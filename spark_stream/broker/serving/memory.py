@@ -53,7 +53,7 @@ class _NoPandas(MetaPathFinder):
 
 
 def memory_error(memory_bytes: int) -> IsologError:
-    """What is wrong with a batch that found no room.
+    """Return the error of a batch for which there is no memory.
 
     BrokerBusy: others have the memory now; later there is room. BatchTooLarge: there is none even
     if nobody else has any.
@@ -83,7 +83,7 @@ def memory_errors(memory_bytes: int) -> Iterator[None]:
 
 
 def release_memory() -> None:
-    """Gives back to the system what is not used any more; costs microseconds where that is little.
+    """Return unused memory to the system. Takes microseconds if there is little.
 
     To be called every second or so: nobody else does it in a broker that has come to rest.
     """

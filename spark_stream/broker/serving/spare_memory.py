@@ -35,7 +35,10 @@ class SpareMemory:
         self._seen = False
 
     def give_back(self) -> None:
-        """Looks for free memory; the second look in a row that finds much gives it back."""
+        """Look for unused memory.
+
+        Return it to the system at the second look in a row that finds much.
+        """
         facts = self._process.memory_info()
         much = facts.rss - facts.shared - self._pool.bytes_allocated() > SPARE_BYTES
         if much and self._seen:
