@@ -62,7 +62,7 @@ class IsologDataSource(Travels, DataSource):
     def _given(
         self, schema: StructType, part: Callable[[Mapping[str, str]], dict[str, str]]
     ) -> Mapping[str, str]:
-        """What a query was given: by itself, and by the table whose columns these are."""
+        """Return a query's options: its own, and those of the table whose columns these are."""
         table = kept_options(self.options, schema)
         if table is not None:
             return {**part(table.given), **self.options}

@@ -35,14 +35,14 @@ class Given(Struct, frozen=True):
         return name in self.texts
 
     def value(self, name: str) -> Any:
-        """The option's value, or its default's; None where it has neither."""
+        """Return the option's value, or its default; None if it has neither."""
         option = options_for(self.side)[name]
         text = self.texts.get(name, option.default)
         return None if text is None else option.parse(name, text)
 
 
 def checked(given: Mapping[str, str], side: Use, what: str) -> Given:
-    """The options by their proper names.
+    """Return the options by their proper names.
 
     Raises:
         InvalidOption: an option is not for this side, belongs to Spark's Kafka connector (all of
@@ -102,7 +102,7 @@ def check_kind(given: Given, kind: Use) -> None:
 
 
 def topic_settings(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The settings of a topic to be made (``topic.retention.ms``), by name, and all else."""
+    """Split off the settings of a topic to be made (``topic.retention.ms``)."""
     settings, rest = {}, {}
     for key, value in given.items():
         name = key.lower()
@@ -114,7 +114,7 @@ def topic_settings(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, 
 
 
 def counted_in_table(use: Use) -> set[str]:
-    """The names of a table's options that count for this use."""
+    """Return the names of a table's options that count for this use."""
     return {each.name for each in OPTIONS if each.uses_in_table & use and not each.later}
 
 
@@ -124,7 +124,7 @@ def _lowered(names: Iterable[str]) -> dict[str, str]:
 
 
 def _guess(name: str, proper: Mapping[str, str]) -> str:
-    """What somebody may have meant by an option that there is not."""
+    """Guess which option was meant by an unknown name."""
     if "." in name and "createtopic" in proper:
         return f"a setting of a topic that createTopic=true makes is given as 'topic.{name}'"
     near = difflib.get_close_matches(name, proper, n=1, cutoff=0.65)

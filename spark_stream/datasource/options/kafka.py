@@ -33,7 +33,7 @@ class KafkaOption(Struct, frozen=True):
     remedy: str = ""
 
     def shown(self, given: str) -> str:
-        """The option's name as Kafka spells it; Spark tells ``given`` in lower case."""
+        """Return the option's name as Kafka spells it; Spark gives it in lower case."""
         return given if self.name.endswith("*") else self.name
 
     def covers(self, name: str) -> bool:
@@ -179,6 +179,6 @@ KAFKAS: Final = (
 
 
 def replaced(option: str) -> KafkaOption | None:
-    """The row of an option that isolog has not; None if Kafka has not either, or both have."""
+    """Return the row of a Kafka option that isolog lacks; None if both have it, or neither."""
     found = next((each for each in KAFKAS if each.covers(option)), None)
     return found if found is not None and found.remedy else None

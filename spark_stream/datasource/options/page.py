@@ -21,7 +21,7 @@ _WHOM: Final = {
 
 
 def rendered() -> str:
-    """The table, and the options that are still to come."""
+    """Render the table, and the options that are still to come."""
     rows = [_row(each) for each in OPTIONS if not each.later]
     later = ", ".join(f"`{each.name}`" for each in OPTIONS if each.later)
     head = "| option | for | default | meaning |\n|---|---|---|---|"
@@ -43,17 +43,17 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
 
 
 def begin(name: str) -> str:
-    """The mark before a table."""
+    """Return the mark before a table."""
     return f"<!-- {name}: `make docs` writes what follows -->"
 
 
 def end(name: str) -> str:
-    """The mark after a table."""
+    """Return the mark after a table."""
     return f"<!-- {name}: end -->"
 
 
 def with_tables(page: str) -> str:
-    """The page with its tables as they are now; ValueError if it lacks their marks."""
+    """Return the page with its tables as they are now. ValueError if it lacks their marks."""
     found = [name for name in TABLES if begin(name) in page or end(name) in page]
     if not found:
         raise ValueError(f"the page lacks the marks of all tables: {', '.join(TABLES)}")
@@ -67,7 +67,7 @@ def with_tables(page: str) -> str:
 
 
 def write_tables(path: Path) -> bool:
-    """Writes the tables into the page; whether that changed it."""
+    """Write the tables into the page. Return whether that changed it."""
     page = path.read_text(encoding="utf-8")
     written = with_tables(page)
     path.write_text(written, encoding="utf-8")

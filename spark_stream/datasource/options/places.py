@@ -118,7 +118,7 @@ def moments(name: str, text: str) -> ByTopic:
 
 
 def _moment(said: object) -> Moment | None:
-    """The moment that a text or a number of milliseconds says; None if it says none."""
+    """Parse a moment: a text, or a number of milliseconds. None if it is neither."""
     if isinstance(said, str):
         text = said.strip()
         if text.isascii() and text.removeprefix("-").isdecimal():
@@ -134,7 +134,7 @@ def _moment(said: object) -> Moment | None:
 
 
 def shown(place: Named) -> str:
-    """The place for people."""
+    """Return the place as text for people."""
     words = {at: word for word, at in _WORDS.items()}
     if isinstance(place, int | Moment):
         return words.get(place, str(place)) if isinstance(place, int) else str(place)
@@ -144,14 +144,14 @@ def shown(place: Named) -> str:
 
 
 def topics_of(place: Named) -> tuple[str, ...]:
-    """The topics that a place names."""
+    """Return the topics that a place names."""
     if isinstance(place, int | Moment):
         return ()
     return tuple(place.offsets if isinstance(place, FromProgress) else place)
 
 
 def said_at(place: Named, topic: str, partition: int) -> At | None:
-    """What a place says of a partition; None: nothing."""
+    """Return what a place says of a partition; None if nothing."""
     if isinstance(place, int | Moment):
         return place
     if isinstance(place, FromProgress):
@@ -161,7 +161,7 @@ def said_at(place: Named, topic: str, partition: int) -> At | None:
 
 
 def partitions_of(place: Named) -> set[tuple[str, int]]:
-    """The partitions that a place names."""
+    """Return the partitions that a place names."""
     if isinstance(place, int | Moment):
         return set()
     if isinstance(place, FromProgress):

@@ -35,7 +35,7 @@ class SinkOptions(Struct, frozen=True):
 
 
 def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOptions:
-    """A writer's options.
+    """Parse and check a writer's options.
 
     Raises:
         InvalidOption, Unsupported: naming the option, what it takes and what it got.
@@ -86,7 +86,7 @@ def _partition_by(asked: tuple[str, ...] | None, own: str | None) -> tuple[str, 
 
 
 def _check_identity(options: Given, *, streaming: bool, transactional: bool) -> None:
-    """What belongs to ``sinkId``: a streaming query has its own batch ids, a batch write none."""
+    """Check the options of ``sinkId``: a stream has its own batch ids, a batch write none."""
     for option in ("sinkId", "batchId", "differentReplay"):
         if option in options and not transactional:
             raise InvalidOption(f"{option} is for transactional=true", option=option)

@@ -67,7 +67,7 @@ class SourceOptions(Struct, frozen=True):
 
 
 def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
-    """A reader's options; ``streaming=None`` while it is not known which kind of reader it will be.
+    """Parse and check a reader's options; ``streaming`` is None while that is not known.
 
     Raises:
         InvalidOption, Unsupported: naming the option, what it takes and what it got.
@@ -117,7 +117,7 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
 
 
 def _bound(options: Given, names: tuple[str, ...], selection: Selection) -> Bound:
-    """What the options say; those that another one wins over are checked all the same."""
+    """Return the bound that the options give; those that lose to another are checked as well."""
     bounds = [Bound(name, options.value(name)) for name in names if name in options]
     for each in bounds:
         _check_selected(each.option, each.place, selection)

@@ -339,10 +339,10 @@ OPTIONS: Final = (
 
 @cache
 def options_for(side: Use) -> Mapping[str, Option]:
-    """The options that a query of this side may have, by name."""
+    """Return the options that a query of this side may have, by name."""
     return {each.name: each for each in OPTIONS if each.uses & side and not each.later}
 
 
 def names_of_later() -> dict[str, Option]:
-    """The options that are still to come, by name."""
+    """Return the options that are still to come, by name."""
     return {each.name: each for each in OPTIONS if each.later}

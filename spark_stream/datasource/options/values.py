@@ -24,24 +24,27 @@ _DURATION: Final = re.compile(rf"([0-9]{{1,12}}) *({'|'.join(_SECONDS)})")
 
 
 def as_given(name: str, text: str) -> str:
-    """The text itself."""
+    """Return the text itself."""
     return text
 
 
 def stripped(name: str, text: str) -> str:
-    """The text without the blanks around it."""
+    """Strip the blanks around the text."""
     return text.strip()
 
 
 def boolean(name: str, text: str) -> bool:
-    """``true`` or ``false``."""
+    """Parse ``true`` or ``false``."""
     if text.strip().lower() not in ("true", "false"):
         raise InvalidOption(f"{name} takes true | false, not {text!r}", option=name)
     return text.strip().lower() == "true"
 
 
 def predicate(name: str, text: str) -> str:
-    """A filter that can be read; whether it fits the columns is known when the topics are."""
+    """Check that a filter can be parsed.
+
+    Whether it fits the columns shows once the topics are known.
+    """
     parsed(text)
     return text
 
@@ -55,7 +58,7 @@ def column_names(name: str, text: str) -> tuple[str, ...]:
 
 
 def positive(name: str, text: str) -> int:
-    """A whole number from 1 on."""
+    """Parse a whole number from 1 on."""
     try:
         number = int(text.strip())
     except ValueError:
@@ -66,7 +69,7 @@ def positive(name: str, text: str) -> int:
 
 
 def duration_s(name: str, text: str) -> float:
-    """A time with its unit, in seconds."""
+    """Parse a time with its unit, to seconds."""
     found = _DURATION.fullmatch(text.strip().lower())
     if found is None:
         raise InvalidOption(
@@ -77,7 +80,7 @@ def duration_s(name: str, text: str) -> float:
 
 
 def timeout_s(name: str, text: str) -> float:
-    """A time with its unit, from 1ms to 1h, in seconds."""
+    """Parse a time with its unit, from 1ms to 1h, to seconds."""
     found = duration_s(name, text)
     if not 0 < found <= TIMEOUT_MS_MAX / 1000:
         raise InvalidOption(f"{name} takes a time from 1ms to 1h, not {text!r}", option=name)
@@ -85,7 +88,7 @@ def timeout_s(name: str, text: str) -> float:
 
 
 def batch_id(name: str, text: str) -> int:
-    """A whole number from 0 on that fits 64 bits."""
+    """Parse a whole number from 0 on that fits 64 bits."""
     found = text.strip()
     number = int(found) if found.isascii() and found.isdecimal() else -1
     if not 0 <= number <= INT64_MAX:
@@ -101,7 +104,7 @@ def _outside(name: str, least: int, number: int, text: str) -> InvalidOption:
 
 
 def replays(name: str, text: str) -> Replays:
-    """What happens to a replayed batch with other rows."""
+    """Parse what happens to a replayed batch with other rows."""
     for each in Replays:
         if text.strip().lower() == each.lower():
             return each
@@ -109,7 +112,7 @@ def replays(name: str, text: str) -> Replays:
 
 
 def sink_id(name: str, text: str) -> str:
-    """The name of a sink."""
+    """Check the name of a sink."""
     found = text.strip()
     if not 1 <= len(found) <= SINK_ID_LENGTH_MAX:
         raise InvalidOption(
@@ -120,7 +123,7 @@ def sink_id(name: str, text: str) -> str:
 
 
 def consumer_name(name: str, text: str) -> str:
-    """The name of a consumer."""
+    """Check the name of a consumer."""
     found = text.strip()
     if not 1 <= len(found) <= CONSUMER_LENGTH_MAX:
         raise InvalidOption(
@@ -141,7 +144,7 @@ def topic_names(name: str, text: str) -> tuple[str, ...]:
 
 
 def pattern(name: str, text: str) -> str:
-    """A regular expression, in the syntax of Python's ``re``."""
+    """Check a regular expression, in the syntax of Python's ``re``."""
     try:
         re.compile(text)
     except re.error as error:
@@ -182,7 +185,7 @@ def assigned(name: str, text: str) -> dict[str, tuple[int, ...]]:
 
 
 def reading_level(name: str, text: str) -> Isolation:
-    """What a source may see."""
+    """Parse an isolation level of a source."""
     return level(text)
 
 

@@ -40,7 +40,7 @@ class Losses:
             logger.warning("%s; going on with what is left (failOnDataLoss is false)", message)
 
     def kept(self, at: Offsets, now: Found) -> dict[str, TopicOffsets]:
-        """The offsets, none above what its lineage survives up to; reports what was cut off.
+        """Lower offsets to where their lineages still hold; report what was cut off.
 
         ``now`` has been asked about the lineages of ``at``. Topics that are not as they were stay
         as they are in ``at``.
@@ -100,7 +100,7 @@ class Losses:
         return left
 
     def check_topics(self, start: Offsets, now: Found) -> None:
-        """Reports topics that are gone, or that are others than those of the start."""
+        """Report topics that were deleted, or made again, since the start."""
         for name in sorted(now.missing):
             self.deleted(name, start.get(name))
         for name, latest in now.latest.items():
@@ -121,7 +121,7 @@ class Losses:
         return ends
 
     def passed_over(self, at: Offsets, now: Found) -> Offsets:
-        """The offsets from which a query that goes on after losses finds records again.
+        """Return the offsets from which a query that goes on after losses finds records again.
 
         What retention removed before takes no share of a limit. A query that fails plans it, and
         is told.
@@ -142,11 +142,14 @@ class Losses:
         return found
 
     def deleted(self, name: str, before: TopicOffsets | None) -> None:
-        """The topic is not there; ``before``: up to where the query has read it."""
+        """Report that the topic was deleted; ``before``: up to where the query has read it."""
         self.report(f"topic {name!r} was deleted{_rest_is_gone(name, before)}", topic=name)
 
     def made_anew(self, name: str, before: TopicOffsets, now: str) -> None:
-        """The topic was deleted and made again since the query read it; ``now``: its id."""
+        """Report that the topic was deleted and made again since the query read it.
+
+        ``now``: its id.
+        """
         self.report(
             f"topic {name!r} was deleted and made anew: its id was {before.id}, now it is {now}"
             f"{_rest_is_gone(name, before)}",
@@ -156,7 +159,7 @@ class Losses:
     def readable(
         self, asked: Iterable[Range], now: Found, new: Collection[str] = ()
     ) -> list[Range]:
-        """The ranges less what retention removed or what was deleted; reports that.
+        """Return the ranges without what retention removed or what was deleted; report that.
 
         Topics that are ``new`` to the query are read from their first record that is left, and
         nothing of them is lost.
@@ -183,14 +186,14 @@ class Losses:
 
 
 def _not_below(before: TopicOffsets, bounds: TopicOffsets) -> TopicOffsets:
-    """The bounds; what was read lies above them where the level was another one before."""
+    """Return the bounds, lifted to what was read: under another level that may be above them."""
     above = {n: at for n, at in before.offsets.items() if at > bounds.offsets.get(n, at)}
     lineages = {n: before.lineages.get(n, NOTHING_KNOWN) for n in above}
     return TopicOffsets(bounds.id, {**bounds.offsets, **above}, {**bounds.lineages, **lineages})
 
 
 def _rest_is_gone(name: str, before: TopicOffsets | None) -> str:
-    """What a query had not read of a topic that is gone, to follow the message of that."""
+    """Describe what a query had not read of a deleted topic, to follow the message about it."""
     if before is None or not before.offsets:
         return ""
     places = [f"offset {offset} of {name}/{n}" for n, offset in sorted(before.offsets.items())]
@@ -201,7 +204,7 @@ def _rest_is_gone(name: str, before: TopicOffsets | None) -> str:
 
 
 def gone_with_topic(asked: Range, first: int, now_id: str | None) -> str:
-    """The message about a range, from ``first`` on, of a topic that is deleted, or another now."""
+    """Return the message about a range, from ``first`` on, of a topic deleted or made again."""
     anew = f" and made anew: its id was {asked.topic_id}, now it is {now_id}" if now_id else ""
     return (
         f"{asked.topic}/{asked.partition}: offsets {first} to {asked.end - 1} went with their"
@@ -210,7 +213,7 @@ def gone_with_topic(asked: Range, first: int, now_id: str | None) -> str:
 
 
 def removed_by_retention(asked: Range, first: int, left: int) -> str:
-    """The message about a range of which retention has removed what is before ``left``."""
+    """Return the message about a range of which retention removed the records before ``left``."""
     return (
         f"{asked.topic}/{asked.partition}: offsets {first} to {min(left, asked.end) - 1} were"
         f" removed by retention; the first left is {left}"

@@ -86,7 +86,7 @@ class NamedQuery:
         return self._planner.read_back(json.loads(known.start))
 
     def tell(self, read: Offsets) -> None:
-        """Writes down that everything below these offsets is read."""
+        """Record that everything below these offsets is read."""
         if read == self._last or time.monotonic() < self._quiet_until:
             return
         self._last = read

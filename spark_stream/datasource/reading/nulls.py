@@ -30,7 +30,7 @@ def check_nullability(topic: str, stored: pa.Schema, wanted: pa.Schema) -> None:
 
 
 def _promised(path: str, stored: pa.Field, wanted: pa.Field) -> Iterator[str]:
-    """The fields, this one and those within it, that are declared NOT NULL and may be null."""
+    """Yield this field and those within it, if declared NOT NULL though they may be null."""
     if stored.nullable and not wanted.nullable:
         yield path
     if pt.is_map(stored.type) and pt.is_map(wanted.type):

@@ -76,11 +76,11 @@ class Planner:
         return cls(replace(options, place=located(options.place)))
 
     def logged(self, offsets: Offsets) -> dict[str, Any]:
-        """The offsets as Spark logs them, with the log that they are of."""
+        """Return the offsets as Spark logs them, with the log that they are of."""
         return to_json(offsets, self._session.cluster_id)
 
     def read_back(self, value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
-        """The offsets that Spark logged.
+        """Parse the offsets that Spark logged.
 
         Raises:
             InvalidRequest: they are no offsets of this source, or do not name their log.
@@ -111,7 +111,7 @@ class Planner:
         return self.options.selection
 
     def described(self) -> dict[str, TopicDescription]:
-        """The topics that are selected; those that were deleted are left out.
+        """Describe the selected topics; those that were deleted are left out.
 
         Raises:
             UnknownTopic: one is not there, and ``failOnDataLoss`` is set.
@@ -131,7 +131,7 @@ class Planner:
         return found
 
     def shown(self) -> pa.Schema:
-        """The columns that the query shows where it does not choose them.
+        """Return the columns that the query shows where it does not choose them.
 
         Raises:
         SchemaMismatch: the topics differ; the message names a column.
@@ -156,7 +156,7 @@ class Planner:
         return schema
 
     def no_topic(self, consequence: str) -> UnknownTopic:
-        """The error of a query that has no topic where it needs one."""
+        """Return the error of a query that has no topic where it needs one."""
         if self.selection.pattern is not None:
             return UnknownTopic(
                 f"no topic matches subscribePattern {self.selection.pattern!r}: {consequence}",
@@ -186,7 +186,7 @@ class Planner:
         )
 
     def check_projection(self, wanted: pa.Schema) -> None:
-        """Raises if the query does not fit a topic.
+        """Check that the query fits each topic.
 
         SchemaMismatch: the topic lacks a column, or has it in another type.
         InvalidFilter: the filter does not fit its columns.
@@ -205,7 +205,7 @@ class Planner:
     def latest(
         self, *seen: Offsets, reading: Iterable[Range] = (), watched: Offsets | None = None
     ) -> Found:
-        """The present bounds of what is selected; topics that are gone are in ``missing``.
+        """Look up the present bounds of what is selected; deleted topics are in ``missing``.
 
         Those of ``reading`` are looked at whether they are selected or not. With up to where the
         lineages of the offsets in ``seen`` survive. Where the level shows them, the first time that
@@ -222,13 +222,13 @@ class Planner:
         return self._selected(found, asked)
 
     def _names(self, seen: Iterable[Offsets], asked: Iterable[str]) -> list[str]:
-        """The topics to look at: what a pattern matches is found on the way."""
+        """Return the topics to look up; those that a pattern matches are found by the look-up."""
         names = self._matching if self.selection.pattern is not None else self.selection.names
         read = (name for each in seen for name in each if self.selection.takes_topic(name))
         return list(dict.fromkeys([*names, *read, *asked]))
 
     def _selected(self, found: Found, asked: Mapping[str, Mapping[int, object]]) -> Found:
-        """What was found of selected partitions, and of those that were asked for by name."""
+        """Keep what was found of selected partitions, and of those that were asked for by name."""
         if not self.selection.assigned:
             return found
         latest = {
@@ -262,7 +262,9 @@ class Planner:
             )
 
     def still_selected(self, at: Offsets) -> dict[str, TopicOffsets]:
-        """The offsets of what is selected; tells once of what a checkpoint has and is no more.
+        """Return the offsets of what is selected.
+
+        Log once what a checkpoint has and is not selected now.
 
         Raises: as :meth:`check_checkpoint`.
         """
@@ -283,7 +285,7 @@ class Planner:
         return kept
 
     def with_new_topics(self, begin: Offsets, now: Found) -> dict[str, TopicOffsets]:
-        """The offsets, and the earliest of topics that they do not know: there those begin."""
+        """Return the offsets, with the earliest ones of topics that are new to them."""
         new = {
             name: TopicOffsets(topic.topic_id, topic.log_start_offsets, {})
             for name, topic in now.latest.items()
@@ -347,7 +349,7 @@ class Planner:
             # A topic has got more partitions in between: look again.
 
     def sizes(self, asked: list[Range]) -> dict[Place, tuple[int, int]]:
-        """The stored bytes of each range, and those of its first record.
+        """Return the stored bytes of each range, and those of its first record.
 
         Ranges of a topic that was deleted meanwhile are left out.
         """
@@ -381,7 +383,7 @@ class Planner:
         return self.topics.look_up(list(asked)).topics
 
     def cut_below(self, ends: Offsets) -> dict[str, TopicOffsets]:
-        """The greatest cut that is nowhere above the ends."""
+        """Return the greatest cut that is nowhere above the ends."""
         cut = self._cut({name: (topic.id, {}, topic.offsets) for name, topic in ends.items()})
         return {
             name: topic.moved({number: cut[name][number] for number in topic.offsets})
@@ -417,7 +419,10 @@ class Planner:
     def _cut(
         self, topics: Mapping[str, tuple[str, Mapping[int, int], Mapping[int, int]]]
     ) -> Mapping[str, Mapping[int, int]]:
-        """A cut; for each topic its id, and the offsets that it is to lie between."""
+        """Ask for a cut.
+
+        ``topics``: for each its id, and the offsets that it has to lie between.
+        """
         return self._session.transactions.cut(
             CutTopic.of(topic=name, topic_id=topic_id, lower=dict(lower), upper=dict(upper))
             for name, (topic_id, lower, upper) in topics.items()
@@ -461,7 +466,7 @@ def _difference(one: pa.Schema, other: pa.Schema) -> str:
 
 
 def planned_view(topic: TopicDescription, wanted: pa.Schema, filter: str | None) -> View:
-    """The columns of a query, in its types.
+    """Return the columns of a query, in its types.
 
     The topic's schema may have been altered since the query was planned; or it was before, and what
     this process knows of the topic is older. What was widened since is narrowed again, as long as

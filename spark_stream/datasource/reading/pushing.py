@@ -40,13 +40,13 @@ class PushingReader(IsologReader):
 
     @plainly
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
-        """Takes what the leader can apply; gives the rest back."""
+        """Keep the filters that the leader can apply; return the others."""
         texts = [self._text_of(each) for each in filters]
         self.keep_only(both(*texts))
         return [each for each, text in zip(filters, texts, strict=True) if text is None]
 
     def _text_of(self, pushed: Any) -> str | None:
-        """The filter as SQL that fits all topics; None: Spark is to apply it."""
+        """Return the filter as SQL that fits all topics; None if Spark has to apply it."""
         tree = _tree_of(pushed)
         if tree is None or not _goes_by_bytes(self.schema, pushed):
             return None
@@ -59,7 +59,7 @@ class PushingReader(IsologReader):
 
 
 def _tree_of(pushed: Any) -> Predicate | None:
-    """The filter as a tree; None: there is none."""
+    """Return the filter as a tree; None if there is none."""
     if isinstance(pushed, spark.Not):
         part = _tree_of(pushed.child)
         return None if part is None else Not(part)

@@ -57,7 +57,7 @@ class RangeReader(Struct, frozen=True):
 
     @plainly
     def read(self, task: Task) -> Iterator[pa.RecordBatch]:
-        """The records of the task's ranges, in batches that have exactly Spark's schema.
+        """Read the task's ranges, in batches that have exactly Spark's schema.
 
         Raises:
             DataLoss: records of the range are gone, and ``failOnDataLoss`` is set.
@@ -72,7 +72,7 @@ class RangeReader(Struct, frozen=True):
             yield from combined(self._read_many(task, schema))
 
     def _read_many(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The ranges in one call as far as that goes, and what is left of each by itself."""
+        """Read the ranges in one call as far as possible, and what is left of each by itself."""
         left = dict(enumerate(task))
         sources = {}
         views: dict[tuple[str, int], View] = {}
@@ -116,7 +116,7 @@ class RangeReader(Struct, frozen=True):
     def _source(
         self, asked: Range, schema: pa.Schema, views: dict[tuple[str, int], View]
     ) -> Source:
-        """What to read the range from; ``views``: those made before, by topic and version."""
+        """Return what to read the range from; ``views``: made before, by topic and version."""
         here = session(self.options.place)
         topic = here.topics.known(asked.topic)
         if topic.id != asked.topic_id:  # this process remembers an earlier topic of the name
@@ -141,7 +141,7 @@ class RangeReader(Struct, frozen=True):
         )
 
     def _view(self, topic: TopicDescription, schema: pa.Schema) -> View:
-        """The query's columns, in the types that the topic had when it was planned."""
+        """Return the query's columns, in the types that the topic had when it was planned."""
         try:
             return planned_view(topic, schema, self.options.filter)
         except (SchemaMismatch, InvalidFilter):
@@ -152,7 +152,7 @@ class RangeReader(Struct, frozen=True):
         return planned_view(now, schema, self.options.filter)
 
     def _present_id(self, topic: str) -> str | None:
-        """The id of the topic that has the name now; None: none has."""
+        """Return the id of the topic that has the name now; None if there is none."""
         try:
             return session(self.options.place).topics.describe(topic).id
         except UnknownTopic:
@@ -258,7 +258,7 @@ class IsologReader(Travels, DataSourceReader):
         return self._ranges.schema
 
     def keep_only(self, filter: str | None) -> None:
-        """Reads only what this filter keeps, of what the query's own keeps."""
+        """Read only what this filter keeps, in addition to the query's own."""
         options = self._ranges.options
         self._ranges = replace(
             self._ranges, options=replace(options, filter=both(options.filter, filter))

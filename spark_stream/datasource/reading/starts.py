@@ -34,7 +34,7 @@ class Resolved(Struct, frozen=True):
 
 
 def resolved(planner: Planner, bound: Bound, unnamed: int) -> Resolved:
-    """The offsets that the option means now; partitions left out take ``unnamed``.
+    """Return the offsets that the option means now; partitions left out take ``unnamed``.
 
     Offsets of a progress keep their lineages. A moment after which there is no record means the
     bound of the isolation level, as "latest" does.
@@ -100,7 +100,7 @@ def _moves(said: At, offset: int, bound: int) -> bool:
 
 
 def _present(planner: Planner, option: str, place: Named) -> dict[str, PartitionOffsets]:
-    """The selected topics as they are now."""
+    """Look up the selected topics as they are now."""
     found = dict(planner.latest().latest)
     selection = planner.selection
     for name in selection.names:
@@ -117,7 +117,7 @@ def _present(planner: Planner, option: str, place: Named) -> dict[str, Partition
 def _wanted(
     option: str, name: str, place: Named, now: PartitionOffsets, unnamed: int
 ) -> dict[int, At]:
-    """What the place says of each partition of the topic."""
+    """Return what the place says of each partition of the topic."""
     if isinstance(place, Mapping):
         for number in place.get(name, ()):
             if number not in now.partitions:
@@ -142,7 +142,10 @@ def _offsets(
     *,
     lineages: bool,
 ) -> dict[int, int]:
-    """The offsets of the places; with ``lineages`` these tell what the log does not have."""
+    """Return the offsets of the places.
+
+    With ``lineages`` they are not checked against the log's end.
+    """
     found: dict[int, int] = {}
     by_moment: dict[Moment, list[int]] = defaultdict(list)
     for number, at in wanted.items():
@@ -169,7 +172,7 @@ def _offsets(
 def _of_progress(
     planner: Planner, name: str, place: FromProgress, topic_id: str
 ) -> tuple[Named, Mapping[int, Lineage]]:
-    """What a progress says of the topic: offsets and their lineages."""
+    """Return what a progress says of the topic: offsets and their lineages."""
     topic = place.offsets.get(name)
     if topic is None:
         return {}, {}

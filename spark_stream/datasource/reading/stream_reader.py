@@ -187,7 +187,7 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
 
 
 def _capped(begin: Offsets, ends: Offsets, target: Offsets) -> dict[str, TopicOffsets]:
-    """The ends, but none above the target; what the target does not know stays where it is."""
+    """Lower the ends to the target; partitions that it does not have stay where they are."""
     capped = {}
     for name, topic in ends.items():
         goal = target.get(name)

@@ -11,7 +11,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def this_host() -> str | None:
-    """What tells this host from others, until it starts again; None where the system has none."""
+    """Return what tells this host from others until it reboots; None if the system has nothing."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -19,7 +19,7 @@ def this_host() -> str | None:
 
 
 def driver_jvm() -> psutil.Process | None:
-    """The JVM that started this planner or task, directly or not; None where there is none.
+    """Find the JVM that started this planner or task, directly or not; None if there is none.
 
     Raises:
         psutil.Error: the system does not tell.

@@ -95,7 +95,7 @@ def place_of(options: Mapping[str, str], *, names_topic: bool) -> tuple[Place, s
 
 
 def _default_place() -> Place | None:
-    """What the environment says: ISOLOG_BOOTSTRAP or ISOLOG_PATH, as for the command line."""
+    """Return the place in ISOLOG_BOOTSTRAP or ISOLOG_PATH, as the command line does."""
     bootstrap, path = os.environ.get("ISOLOG_BOOTSTRAP"), os.environ.get("ISOLOG_PATH")
     if bootstrap:
         return Place(bootstrap=bootstrap)
@@ -103,7 +103,7 @@ def _default_place() -> Place | None:
 
 
 def directory(path: str) -> Place:
-    """The place of a directory of this host.
+    """Return the place of a directory of this host.
 
     Raises:
         InvalidOption: it is no directory of this machine, or lies in a folder that Spark deletes.
@@ -144,7 +144,7 @@ def _local(path: str) -> Path:
 
 
 def driver_directory() -> Path:
-    """The working directory of Spark's driver: of the JVM that started this planner.
+    """Return the working directory of Spark's driver: of the JVM that started this planner.
 
     Outside of Spark's Python processes it is this process's own.
 

@@ -40,7 +40,7 @@ def _plain() -> Iterator[None]:
 
 
 def plainly(method: Callable[P, R]) -> Callable[P, R]:
-    """Wraps a method that Spark calls: Spark shows our errors from it in one line."""
+    """Wrap a method that Spark calls, so that Spark shows our errors from it in one line."""
     if inspect.isgeneratorfunction(method):
 
         @functools.wraps(method)

@@ -48,7 +48,9 @@ _sessions: dict[tuple[int, Place], Session] = {}
 
 
 def session(place: Place, *, create: bool = False) -> Session:
-    """This process's session with the log at ``place``, which is made there if ``create`` says so.
+    """Return this process's session with the log at ``place``.
+
+    With ``create`` it is made if missing.
 
     Raises:
         UnknownLog: there is no log, and none is to be made.
@@ -66,7 +68,10 @@ def session(place: Place, *, create: bool = False) -> Session:
 
 
 def located(place: Place, *, create: bool = False) -> Place:
-    """The place, and which log is there now: what the tasks of a query get. Raises as a session."""
+    """Return the place with the id of the log there, for the tasks of a query.
+
+    Raises as a session.
+    """
     key = (os.getpid(), place)
     with _lock:
         known = _sessions.get(key)

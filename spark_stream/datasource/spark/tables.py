@@ -39,13 +39,13 @@ class TableOptions(Struct, frozen=True):
     given: Mapping[str, str]
 
     def at(self, place: Place) -> TableOptions:
-        """The same with the path made absolute: a table means one directory for good."""
+        """Return the options with an absolute path: a table keeps its directory."""
         if "path" not in self.given or place.path is None:
             return self
         return TableOptions({**self.given, "path": place.path})
 
     def kept_in(self, schema: st.StructType) -> st.StructType:
-        """The columns, with these options in the comment of the first."""
+        """Return the columns, with these options in the comment of the first."""
         first, *others = schema.fields
         comment = _PREFIX + json.dumps(dict(sorted(self.given.items())))
         kept = st.StructField(first.name, first.dataType, first.nullable, {"comment": comment})
@@ -53,7 +53,7 @@ class TableOptions(Struct, frozen=True):
 
 
 def table_options(options: Mapping[str, str]) -> TableOptions | None:
-    """The OPTIONS of the table that is being created; None where none is.
+    """Return the OPTIONS of the table that is being created; None if none is.
 
     Spark mixes them with properties of its own and the user's, and gives each but the path a second
     time with a prefix.
@@ -72,7 +72,7 @@ def table_options(options: Mapping[str, str]) -> TableOptions | None:
 
 
 def with_one_topic(given: Mapping[str, str]) -> dict[str, str]:
-    """The options, where the topic to read is also the one to write to, unless they name both."""
+    """Let the topic to read be the one to write to as well, unless the options name both."""
     found = dict(given)
     if "topic" in found:
         if not any(name in found for name in _SELECTING):
@@ -83,7 +83,7 @@ def with_one_topic(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def kept_options(options: Mapping[str, str], schema: st.StructType) -> TableOptions | None:
-    """The options of the table whose columns these are; None where they are no table's.
+    """Return the options of the table whose columns these are; None if they are no table's.
 
     Options that say where to read or write are the query's own. Then a comment that a DataFrame has
     from a table is not looked at.

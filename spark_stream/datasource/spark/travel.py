@@ -42,7 +42,7 @@ class Travels:
 
 
 def arrive(made: bytes, needed: tuple[str, ...]) -> Any:
-    """What was sent; ModuleNotFoundError with a remedy where this Python lacks a module.
+    """Unpack what was sent. ModuleNotFoundError, with a remedy, if this Python lacks a module.
 
     It is pickled by value, so it imports all that it uses by itself.
     """

@@ -38,7 +38,7 @@ _SIMPLE: Final[Mapping[type[st.DataType], pa.DataType]] = {
 
 
 def to_arrow(schema: st.StructType) -> pa.Schema:
-    """The Arrow schema that Spark's batches of this schema have.
+    """Return the Arrow schema that Spark's batches of this schema have.
 
     Raises:
         UnsupportedType: naming the column (with its path, if it is nested) and its type.
@@ -126,7 +126,7 @@ def _arrow_type(kind: st.DataType, path: str) -> pa.DataType:
 
 
 def to_spark(schema: pa.Schema) -> st.StructType:
-    """The Spark schema in which a topic of this Arrow schema shows.
+    """Return the Spark schema of a topic with this Arrow schema.
 
     Raises:
         UnsupportedType: a column has a type that Spark does not know.

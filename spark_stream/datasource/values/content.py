@@ -67,7 +67,7 @@ class Replays(StrEnum):
 
 
 def summed(parts: Iterable[Mapping[str, Measure]]) -> dict[str, Measure]:
-    """The measures by topic of all parts together; topics without rows are left out."""
+    """Add up the measures of all parts, by topic; topics without rows are left out."""
     whole: dict[str, Measure] = {}
     for part in parts:
         for topic, measure in part.items():
@@ -76,7 +76,7 @@ def summed(parts: Iterable[Mapping[str, Measure]]) -> dict[str, Measure]:
 
 
 def measured(batch: pa.RecordBatch) -> Measure:
-    """The measure of a batch."""
+    """Return the measure of a batch."""
     digest = floats = 0
     for field, column in zip(batch.schema, batch.columns, strict=True):
         for name, value in _sums(field.name, column):
@@ -88,7 +88,7 @@ def measured(batch: pa.RecordBatch) -> Measure:
 
 
 def _sums(name: str, column: Any) -> Iterator[tuple[str, int]]:
-    """What counts of a column: the names of its parts, and a sum over each."""
+    """Yield the parts of a column by name, and a sum over each."""
     yield f"{name}/null", column.null_count
     if column.null_count:
         column = column.drop_null()  # what stands under a null is anything
@@ -177,7 +177,7 @@ def _text(name: str, column: Any) -> Iterator[tuple[str, int]]:
 
 
 def _pieces(data: pa.Buffer, edges: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> int:
-    """The sum of the hashes of all pieces of the texts that lie between the edges.
+    """Sum the hashes of all pieces of the texts that lie between the edges.
 
     Each byte counts with its place in its piece, and with the number of that piece in its text.
     """
@@ -240,7 +240,7 @@ def _mix_any(
 
 
 def _scrambled(values: np.ndarray) -> int:
-    """The sum of the values, each scrambled, so that {1, 4} and {2, 3} have different sums."""
+    """Sum the values, each scrambled, so that {1, 4} and {2, 3} have different sums."""
     words: _Words = values.astype(np.uint64)  # a copy, negative numbers in two's complement
     words *= _MIX
     words ^= words >> _SHIFT
@@ -249,5 +249,5 @@ def _scrambled(values: np.ndarray) -> int:
 
 @lru_cache(maxsize=4096)
 def _factor(name: str) -> int:
-    """An odd number for a part of a column, the same in every process."""
+    """Return an odd number for a part of a column, the same in every process."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") | 1

@@ -44,7 +44,7 @@ class Measure(Protocol):
     """Who knows how many bytes records take (:class:`Planner`)."""
 
     def sizes(self, asked: list[Range]) -> Mapping[Place, tuple[int, int]]:
-        """The stored bytes of each range, and those of its first record."""
+        """Return the stored bytes of each range, and those of its first record."""
         ...
 
     def reached(self, asked: list[Range], budgets: Mapping[Place, int]) -> Mapping[Place, int]:
@@ -77,7 +77,7 @@ class Pace:
         return False
 
     def limited(self, begin: Offsets, ends: Offsets) -> dict[str, TopicOffsets]:
-        """The ends, so that no more lies before them than a micro-batch may take."""
+        """Lower the ends to what a micro-batch may take."""
         found = dict(ends)
         if self._limits.max_offsets is not None:
             found = limited_records(begin, found, self._limits.max_offsets)
@@ -103,7 +103,7 @@ class Pace:
 
 
 def limited_records(begin: Offsets, ends: Offsets, limit: int) -> dict[str, TopicOffsets]:
-    """The ends, so that at most ``limit`` records lie before them."""
+    """Lower the ends, so that at most ``limit`` records lie before them."""
     backlog = {
         (name, number): 0 for name, topic in sorted(ends.items()) for number in topic.offsets
     }

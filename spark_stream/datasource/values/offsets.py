@@ -33,7 +33,7 @@ class TopicOffsets(Struct, frozen=True):
     lineages: Mapping[int, Lineage]
 
     def moved(self, offsets: Mapping[int, int]) -> TopicOffsets:
-        """The same topic at other offsets."""
+        """Return the same topic at other offsets."""
         return TopicOffsets(self.id, offsets, self.lineages)
 
 
@@ -47,7 +47,7 @@ class Found(Struct, frozen=True):
     missing: frozenset[str]
 
     def offsets(self) -> dict[str, TopicOffsets]:
-        """The bounds as streaming offsets, wherever a query is."""
+        """Return the bounds as streaming offsets."""
         return {
             name: TopicOffsets(topic.topic_id, topic.offsets, topic.lineages)
             for name, topic in self.latest.items()
@@ -112,7 +112,7 @@ def _not_ours(value: Mapping[str, Any]) -> InvalidRequest:
 
 
 def _topic(logged: Mapping[str, Any]) -> TopicOffsets:
-    """The logged offsets of a topic."""
+    """Parse the logged offsets of a topic."""
     places = {_number(int(number)): place for number, place in logged["partitions"].items()}
     return TopicOffsets(
         str(logged["id"]),
@@ -122,7 +122,7 @@ def _topic(logged: Mapping[str, Any]) -> TopicOffsets:
 
 
 def _place(offset: int, lineage: Lineage) -> dict[str, Any]:
-    """An offset and its lineage as Spark logs them."""
+    """Return an offset and its lineage as Spark logs them."""
     if not lineage:
         return {"offset": offset}
     place = {"offset": offset, "epoch": lineage[-1][0]}
@@ -132,7 +132,7 @@ def _place(offset: int, lineage: Lineage) -> dict[str, Any]:
 
 
 def _lineage(place: Mapping[str, Any]) -> Lineage:
-    """The lineage of a logged offset; ValueError if it is none."""
+    """Parse the lineage of a logged offset. ValueError if it is none."""
     if "epoch" not in place and "lineage" not in place:
         return NOTHING_KNOWN
     last = _number(place["epoch"])
@@ -146,7 +146,7 @@ def _lineage(place: Mapping[str, Any]) -> Lineage:
 
 
 def _number(value: object) -> int:
-    """An offset or an epoch; ValueError for anything else."""
+    """Check an offset or an epoch. ValueError for anything else."""
     if type(value) is not int or not 0 <= value <= INT64_MAX:
         raise ValueError(f"no offset, and no epoch: {value!r}")
     return value
@@ -168,7 +168,7 @@ def known_offsets(offsets: Offsets, name: str, topic_id: str) -> Mapping[int, in
 
 
 def ranges(start: Offsets, end: Offsets) -> Iterator[Range]:
-    """What lies between two offsets, partition by partition.
+    """Yield the ranges between two offsets, by partition.
 
     A partition that the start does not know begins at 0, and so does one of a topic that was made
     anew. Where the end is below the start there is nothing: the records up to the end were given

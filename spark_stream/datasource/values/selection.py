@@ -34,7 +34,7 @@ class Selection(Struct, frozen=True):
         return "assign" if self.assigned else "subscribe"
 
     def __str__(self) -> str:
-        """The same for all selections that mean the same."""
+        """Return a text that is the same for all selections that mean the same."""
         if self.pattern is not None:
             return f"{self.option} {self.pattern}"
         if self.assigned:
@@ -54,7 +54,7 @@ class Selection(Struct, frozen=True):
         )
 
     def of(self, present: Iterable[str]) -> tuple[str, ...]:
-        """The topics to read, of those that there are; named ones whether they are there or not."""
+        """Return the present topics to read, and those selected by name whether present or not."""
         if self.pattern is None:
             return self.names
         return tuple(name for name in present if self.takes_topic(name))
@@ -77,7 +77,7 @@ class Selection(Struct, frozen=True):
         return "is not assigned" if self.assigned else "is not subscribed to"
 
     def kept(self, offsets: Offsets) -> dict[str, TopicOffsets]:
-        """The offsets of what is read."""
+        """Keep the offsets of what is read."""
         found = {}
         for name, topic in offsets.items():
             if self.takes_topic(name):

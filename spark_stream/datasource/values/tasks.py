@@ -33,7 +33,7 @@ NO_SPLITTING: Final = Splitting()
 
 
 def tasks(asked: Iterable[Range], splitting: Splitting) -> list[Task]:
-    """The tasks that read the ranges: each record once, in the order of its partition.
+    """Return the tasks that read the ranges: each record once, in the order of its partition.
 
     There are at least ``min_partitions`` of them where there are as many records, and in proportion
     to the sizes of the ranges.
@@ -53,7 +53,7 @@ def tasks(asked: Iterable[Range], splitting: Splitting) -> list[Task]:
 
 
 def _cut(whole: Range, parts: int) -> list[Range]:
-    """The range in so many parts, which differ by one record at most.
+    """Cut the range into this many parts, which differ by one record at most.
 
     Each keeps the lineage of the whole's end: it tells of the records before that one as well.
     """

@@ -33,7 +33,7 @@ class PartitionLag(Struct, frozen=True):
 
 
 def lags(progress: Mapping[str, Any]) -> list[PartitionLag]:
-    """The lag of each partition of a progress (the JSON that Spark tells, parsed).
+    """Return the lag of each partition of a progress (Spark's JSON, parsed).
 
     Sources of other formats are left out, as they have other offsets.
     """
@@ -52,7 +52,7 @@ def _lags_of(source: Mapping[str, Any]) -> Iterator[PartitionLag]:
 
 
 def _parsed(offset: Any) -> Any:
-    """An offset as an object; Spark gives it as a text in some places."""
+    """Return an offset as an object; Spark gives it as text in some places."""
     if not isinstance(offset, str):
         return {} if offset is None else offset
     try:

@@ -96,7 +96,7 @@ class LagListener(StreamingQueryListener):
             self._metrics.note(name, progress, found)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """What was known of it still holds."""
+        """Do nothing: what was known of the query still holds."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         run = str(event.runId)

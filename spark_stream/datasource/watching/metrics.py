@@ -63,7 +63,7 @@ class QueryMetrics:
         return int(server.server_port)
 
     def note(self, query: str, progress: Mapping[str, Any], found: Sequence[PartitionLag]) -> None:
-        """Takes what a progress says."""
+        """Take the numbers of a progress."""
         self._rows.labels(query).inc(max(0, progress.get("numInputRows", 0)))
         self._batches.labels(query).inc()
         self._duration.labels(query).set(progress.get("batchDuration", 0) / 1000)
@@ -79,7 +79,7 @@ class QueryMetrics:
         self._remove(query, gone)
 
     def forget(self, query: str) -> None:
-        """The query has ended."""
+        """Forget a query that has ended."""
         with self._lock:
             gone = self._partitions.pop(query, set())
         self._remove(query, gone)

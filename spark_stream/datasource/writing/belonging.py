@@ -23,7 +23,7 @@ NOTE: Final = "isolog.json"
 
 
 def check_checkpoint(checkpoint: str | None, place: Place) -> None:
-    """Writes the note, or compares it.
+    """Write the note into the checkpoint, or compare it with what is there.
 
     Raises:
         WrongCluster: the checkpoint belongs to a query that writes to another log.
@@ -45,7 +45,7 @@ def check_checkpoint(checkpoint: str | None, place: Place) -> None:
 
 
 def _local(checkpoint: str | None) -> Path | None:
-    """The checkpoint as a directory of this host; None if it is not one."""
+    """Return the checkpoint as a directory of this host; None if it is not one."""
     if not checkpoint:
         return None
     if checkpoint.startswith("file:"):

@@ -63,7 +63,7 @@ def opened(
     plan: Plan = NO_PLAN,
     timeout_ms: int = TIMEOUT_MS,
 ) -> TaskBranch:
-    """A new branch of the transaction that writes the identity's batch.
+    """Open a branch of the transaction that writes the identity's batch.
 
     Raises:
         SinkInUse: the transactional id belongs to another query.
@@ -95,7 +95,7 @@ def commit(
     *,
     replays: Replays = Replays.FAIL,
 ) -> None:
-    """Commits the micro-batch that these tasks wrote; returns when it is visible.
+    """Commit the micro-batch that these tasks wrote; return when it is visible.
 
     If it was committed before, or no task had a row, nothing is written. Then the rows must be
     those on record, as far as ``replays`` says so, and what a dead run left open is aborted.
@@ -126,7 +126,7 @@ def commit(
 
 
 def _one_transaction(branches: Sequence[TaskBranch], batch: int) -> tuple[str, str, int]:
-    """The transaction that all of them wrote in, which is the batch's."""
+    """Return the transaction that all of them wrote in, which is the batch's."""
     wholes = {(branch.transaction, branch.batch, branch.committed) for branch in branches}
     (whole, *others) = sorted(wholes)
     transaction, written, _ = whole
@@ -170,7 +170,7 @@ def abort(transactions: TransactionsClient, branches: Iterable[TaskBranch]) -> N
 
 
 def stop(transactions: TransactionsClient, plan: Plan, batch: int) -> None:
-    """Gives up what the driver has planned until now, whatever tasks there were. Raises nothing."""
+    """Give up what the driver has planned until now, whatever tasks there were. Raises nothing."""
     if not plan.run:
         return
     try:

@@ -33,14 +33,14 @@ NO_PLAN: Final = Plan()
 
 
 def plan_of(checkpoint: str | None) -> Plan:
-    """A plan made now, by this process. An abort gives up all plans that are older than one."""
+    """Make a plan in this process. An abort gives up all plans that are older than one."""
     run = "" if checkpoint is None else _run(os.getpid(), checkpoint)
     return Plan(run, time.monotonic_ns())
 
 
 @lru_cache(maxsize=256)
 def _run(process: int, checkpoint: str) -> str:
-    """The same text in all Python processes of one JVM, and in no other's.
+    """Return a text that is the same in all Python processes of one JVM, and in no other's.
 
     ``process`` is this one, which a fork of it is not.
     """
@@ -54,7 +54,7 @@ def _run(process: int, checkpoint: str) -> str:
 
 
 def _java() -> int | None:
-    """The process id of the driver's JVM; None if none can be seen."""
+    """Return the process id of the driver's JVM; None if none can be seen."""
     try:
         jvm = driver_jvm()
     except psutil.Error:

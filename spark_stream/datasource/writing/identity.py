@@ -50,19 +50,19 @@ class Identity(Struct, frozen=True):
 
 
 def of_job() -> Identity:
-    """The identity of a batch write: new, and never used again."""
+    """Make the identity of a batch write: new, and never used again."""
     name = f"job/{uuid.uuid4().hex}"
     return Identity(name, query=name, instance=name, batch=0)
 
 
 def of_batch(sink_id: str, batch_id: int) -> Identity:
-    """The identity of one attempt to write a batch that its user has numbered."""
+    """Make the identity of one attempt to write a batch that its user has numbered."""
     instance = f"batch/{uuid.uuid4().hex}"
     return Identity(f"sink/{sink_id}", f"{BATCH_WRITES}{sink_id}", instance, batch_id)
 
 
 def of_task(sink_id: str | None, context: TaskContext | None) -> Identity:
-    """The identity of the micro-batch that the task works for.
+    """Return the identity of the micro-batch that the task works for.
 
     Raises:
         Unsupported: naming the local property that Spark did not set, or set to something else.

@@ -39,7 +39,7 @@ def looks_default(schema: pa.Schema) -> bool:
 
 
 def topic_schema(schema: pa.Schema, *, by_column: bool) -> pa.Schema:
-    """The schema of a topic made for this DataFrame; ``by_column``: its topic column routes.
+    """Return the schema of a topic made for this DataFrame; ``by_column``: its topic column routes.
 
     Raises:
         SchemaMismatch: the columns are those of records that were read: a topic with these would
@@ -88,7 +88,7 @@ def check_fits(schema: pa.Schema, known: TopicDescription, *, by_column: bool) -
 
 
 def topic_schema_of(schema: pa.Schema, stored: pa.Schema, *, by_column: bool) -> pa.Schema:
-    """The DataFrame's columns that are for the topic itself."""
+    """Return the DataFrame's columns that are for the topic itself."""
     if is_default(stored) or (by_column and TOPIC_COLUMN not in stored.names):
         return pa.schema([field for field in schema if field.name != TOPIC_COLUMN])
     return schema
@@ -159,7 +159,7 @@ class Routed(Struct, frozen=True):
 
 
 def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows by topic: the option's, or what the column ``topic`` says.
+    """Yield the rows by topic: the option's, or what the column ``topic`` says.
 
     Raises:
         InvalidRecord: a row names no topic.
@@ -180,7 +180,7 @@ def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa
 def routed(
     topic: str, stored: pa.Schema, batch: pa.RecordBatch, partitions: int, *, by_column: bool
 ) -> Iterator[Routed]:
-    """The rows of one topic with the columns that it stores, by partition where rows name theirs.
+    """Yield one topic's rows with the columns that it stores, by partition where rows name one.
 
     Raises:
         UnknownPartition: the column ``partition`` names one that the topic does not have.

@@ -85,7 +85,7 @@ class Seen(Struct, frozen=True):
 
     @classmethod
     def of(cls, known: TopicDescription) -> Seen:
-        """What a description says."""
+        """Take what is needed of a description."""
         return cls(known.id, known.schema_version, len(known.partitions), known.partition_by)
 
 
@@ -104,7 +104,7 @@ class TaskWriter(Struct, frozen=True):
     seen: Seen | None = None
 
     def prepared(self) -> TaskWriter:
-        """The same with the log that is there now, after all checks that need no row.
+        """Do all checks that need no row; return the writer with the log that is there now.
 
         Makes a missing log and a missing topic if asked to.
 
@@ -126,7 +126,7 @@ class TaskWriter(Struct, frozen=True):
         return replace(ready, seen=Seen.of(known))
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Wrote:
-        """Writes a task's rows; returns when all are acknowledged, raises if one was not.
+        """Write a task's rows. Return when all are acknowledged; raise if one was not.
 
         A task without rows opens no branch, and one whose batch is in the log writes nothing. One
         that fails leaves nothing open.
@@ -186,7 +186,7 @@ class TaskWriter(Struct, frozen=True):
         *,
         measuring: bool = False,
     ) -> dict[str, Measure]:
-        """Appends all; returns the measure of it by topic, if one is asked for."""
+        """Append all batches. Return their measure by topic, if one is asked for."""
         arrow = to_arrow(self.schema)
         known: dict[str, TopicDescription] = {}
         content: list[dict[str, Measure]] = []
@@ -221,7 +221,7 @@ class TaskWriter(Struct, frozen=True):
             producer.append(known.name, part.batch, partition=place, key=asked)
 
     def _topic(self, name: str, arrow: pa.Schema) -> TopicDescription:
-        """The topic, made if it is missing and may be; the DataFrame fits it."""
+        """Return a topic that the DataFrame fits; make it if it is missing and that is allowed."""
         topics = session(self.options.place).topics
         by_column = self.options.topic is None
         try:
@@ -267,7 +267,7 @@ class TaskWriter(Struct, frozen=True):
         return known
 
     def _check_settings(self, known: TopicDescription) -> None:
-        """A topic that is there keeps its settings; but a name that no topic has is refused."""
+        """Refuse unknown settings; those of a topic that exists are not changed."""
         for name, _ in self.options.topic_config:
             if name not in known.config:
                 near = difflib.get_close_matches(name, known.config, n=1)

@@ -93,7 +93,10 @@ class IsologStreamWriter(Travels, DataSourceStreamArrowWriter):
 
 
 def _reached(task: TaskWriter) -> Session | None:
-    """The session for an abort. It raises nothing: Spark is to show the error behind the abort."""
+    """Return the session for an abort.
+
+    Raises nothing: Spark has to show the error behind the abort.
+    """
     try:
         return session_for_aborts(task.options.place)
     except IsologError as error:
@@ -118,7 +121,7 @@ def _commit(task: TaskWriter, messages: list[WriterCommitMessage | None], batch:
 
 
 def _written(messages: list[WriterCommitMessage | None]) -> list[branches.Written]:
-    """What the tasks wrote; a failed task's message is None."""
+    """Return what the tasks wrote; a failed task's message is None."""
     return [
         message.written
         for message in messages
