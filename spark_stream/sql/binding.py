@@ -1,6 +1,6 @@
-"""A predicate's tree and a topic's columns: what the predicate means for them.
+"""Resolve a predicate's tree against a topic's columns.
 
-Which comparison of which types it is, ``comparing`` says; what a LIKE is, ``patterns``.
+``comparing`` chooses the comparison for two types, ``patterns`` the function for a LIKE.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from spark_stream.sql.predicates import (
 from spark_stream.sql.tree import Column, Kind, Literal, Operand, Predicate
 
 Columns = Mapping[str, Field | Literal]
-"""What a filter may name: the topic's columns, and what is the same for a whole partition."""
+"""What a filter may name: the topic's columns, and values that a whole partition shares."""
 
 _ORDERS: Final = {
     tree.Order.EQUAL: pruning.Order.EQUAL,
@@ -51,10 +51,10 @@ _KINDS: Final = {Kind.WHOLE: "int"}  # the type that Spark shows for such a colu
 
 
 def bind(predicate: Predicate, columns: Columns, topic: str) -> RowFilter:
-    """What the predicate means for these columns of the topic.
+    """Bind the predicate to these columns of the topic.
 
     Raises:
-        InvalidFilter: a column that there is not, or that is not compared with such a value.
+        InvalidFilter: there is no such column, or it cannot be compared with such a value.
     """
     binder = _Binder(columns, topic)
     bound = binder.bound(predicate)

@@ -1,8 +1,8 @@
-"""A comparison's two sides brought together, as Spark does it (in its default, ANSI).
+"""Bring the two sides of a comparison to one type, as Spark does (by default, in ANSI mode).
 
-Whole numbers and decimals are compared exactly, with a float or double as doubles; dates and
-timestamps as moments (in UTC); a string is taken as what it is compared with. A constant is brought
-into its column's own unit, so that no column is cast where that can be avoided.
+Whole numbers and decimals are compared exactly, but as doubles with a float or double; dates and
+timestamps as moments (in UTC); a string is cast to the type of the other side. A constant is
+converted to its column's unit, so that no column is cast where that can be avoided.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class TextField(Field, frozen=True):
 def compared(
     order: pruning.Order, left: Field | Literal, right: Field | Literal, node: Any
 ) -> Bound:
-    """``left`` and ``right`` in this order; ``node`` is theirs, for messages."""
+    """Compare ``left`` and ``right``; ``node`` is the comparison, for messages."""
     if isinstance(left, Literal):
         if isinstance(right, Literal):
             return _of_constants(order, left, right)
         if order is pruning.Order.EQUAL:
             return _against(order, right, left, node)
-        # c < x is NOT x <= c, for any two values have an order.
+        # c < x is NOT x <= c, since any two values are ordered.
         turned = pruning.Order.LESS_OR_EQUAL if order is pruning.Order.LESS else pruning.Order.LESS
         return Negation(_against(turned, right, left, node))
     if isinstance(right, Literal):
@@ -77,7 +77,7 @@ def _of_constants(order: pruning.Order, left: Literal, right: Literal) -> Bound:
         a, b = _alike(left, right)
     except NotAValue as error:
         raise refused(str(error), None) from None
-    if a != a or b != b:  # NaN is above all, and equal to itself
+    if a != a or b != b:  # NaN is above all numbers, and equal to itself
         a, b = (a != a), (b != b)
     found = {
         pruning.Order.EQUAL: lambda: a == b,
@@ -145,7 +145,7 @@ def _is_moment(kind: pa.DataType) -> bool:
 
 
 def _against(order: pruning.Order, field: Field, literal: Literal, node: Any) -> Bound:
-    """A field and a constant."""
+    """Compare a field with a constant."""
     if literal.value is None:
         return Constant(None)
     kind = field.type
@@ -174,7 +174,7 @@ def _against(order: pruning.Order, field: Field, literal: Literal, node: Any) ->
 
 
 def _column_of(node: Any) -> Operand | None:
-    """The column of a comparison, to be named."""
+    """Return the column of a comparison, for messages."""
     sides = [getattr(node, name, None) for name in ("left", "operand", "right")]
     return next((each for each in sides if isinstance(each, Column)), None)
 
@@ -194,15 +194,15 @@ def of_bytes(order: pruning.Order, field: Field, literal: Literal) -> Bound:
 
 
 def _of_doubles(order: pruning.Order, field: Field, value: float) -> Bound:
-    """Floats, and what is compared with a double as one."""
+    """Compare floats with a double, or other numbers as doubles."""
     scalar = pa.scalar(value, pa.float64())
     if pt.is_floating(field.type):
         key = float_key(value)
         return Versus(field, order, scalar, key, key, exact=True)
     if value != value or value in (inf, -inf):
         return Versus(field, order, scalar, pruning.LOWEST, pruning.HIGHEST, exact=False)
-    # A whole number or a decimal becomes the nearest double, so neighbours of the constant may
-    # be equal to it, or not: that far the keys know nothing.
+    # A whole number or a decimal is rounded to the nearest double, so neighbours of the constant
+    # may be equal to it: widen the range of keys by that much.
     scale = 10**field.type.scale if pt.is_decimal(field.type) else 1
     far = 1 if value == 0 else abs(value)
     around = 4 * max(nextafter(far, inf) - far, 0.0)
@@ -213,7 +213,7 @@ def _of_doubles(order: pruning.Order, field: Field, value: float) -> Bound:
 
 
 def _of_numbers(order: pruning.Order, field: Field, literal: Literal) -> Bound:
-    """Whole numbers and decimals."""
+    """Compare whole numbers and decimals."""
     kind = field.type
     if literal.kind is Kind.STRING:
         whole = pt.is_integer(kind)
@@ -235,7 +235,7 @@ def _of_numbers(order: pruning.Order, field: Field, literal: Literal) -> Bound:
 
 
 def _as_whole(literal: Literal) -> Literal:
-    """A text that is compared with a column of whole numbers of whatever width."""
+    """Return a text as a whole number, for comparison with integer columns of any width."""
     try:
         return literals.cast(literal, "bigint")
     except NotAValue:
@@ -243,16 +243,16 @@ def _as_whole(literal: Literal) -> Literal:
 
 
 def _per_second(kind: pa.DataType) -> Fraction:
-    """How many of a type's units a second has."""
+    """Return how many of a type's units are in a second."""
     if pt.is_date32(kind):
         return Fraction(1, 86_400)
     return Fraction(_UNITS["ms" if pt.is_date64(kind) else kind.unit])
 
 
 def _of_wholes(order: pruning.Order, field: Field, value: Fraction) -> Bound:
-    """Types whose values are whole numbers in some unit; ``value`` is in that unit.
+    """Compare types whose values are whole numbers in some unit; ``value`` is in that unit.
 
-    A constant between two of them, or beyond all, is brought to the nearest that says the same.
+    A constant between two of them, or out of range, is replaced by an equivalent comparison.
     """
     below = floor(value)
     if below != value:
@@ -269,7 +269,7 @@ def _of_wholes(order: pruning.Order, field: Field, value: Fraction) -> Bound:
 
 
 def _range_of(kind: pa.DataType) -> tuple[int, int]:
-    """The least and the greatest whole number of a type."""
+    """Return the least and the greatest whole number of a type."""
     if pt.is_boolean(kind):
         return 0, 1
     if pt.is_decimal(kind):
@@ -293,12 +293,12 @@ def _scalar(value: int, kind: pa.DataType) -> pa.Scalar:
 
 
 def of_one_kind(sides: Sequence[Field | Literal]) -> list[Field | Literal]:
-    """Return an operand and the items of its list, with each literal as what all are compared as.
+    """Return an operand and its list's items, each literal converted to the type of the comparison.
 
-    As Spark does, go from left to right: what a text becomes depends on what stands before it.
+    As in Spark, go from left to right: a string's type depends on the items before it.
 
     Raises:
-        NotAValue: a text is no value of that kind, or columns would have to be cast to double.
+        NotAValue: a string is no value of that type, or columns would have to be cast to double.
     """
     kind = reduce(_wider, map(_kind_of, sides))
     if kind is Kind.DOUBLE:
@@ -324,7 +324,7 @@ _WIDER: Final = ((Kind.WHOLE, Kind.DECIMAL, Kind.DOUBLE), literals.MOMENTS)
 
 
 def _wider(left: Kind, right: Kind) -> Kind:
-    """Return as what Spark compares two kinds; ``left`` where it does not compare them."""
+    """Return the kind in which Spark compares two kinds; ``left`` if it does not compare them."""
     kinds = {left, right}
     if kinds == {Kind.DECIMAL, Kind.STRING}:
         return Kind.DOUBLE
@@ -335,7 +335,7 @@ def _wider(left: Kind, right: Kind) -> Kind:
 
 
 def _kind_of(side: Field | Literal) -> Kind:
-    """Return as what a column or constant is compared; ``NULL`` for types that never are."""
+    """Return the kind in which a column or constant is compared; ``NULL`` if its type never is."""
     if isinstance(side, Literal):
         return side.kind
     if isinstance(side, TextField):
@@ -358,7 +358,7 @@ _KINDS: Final[list[tuple[Callable[[pa.DataType], bool], Kind]]] = [
 
 
 def _common(left: Field, right: Field, node: Any) -> pa.DataType:
-    """The type that two fields are compared as."""
+    """Return the type in which two fields are compared."""
     a, b = left.type, right.type
     numbers = [pt.is_integer(each) or pt.is_decimal(each) for each in (a, b)]
     floats = [pt.is_floating(each) for each in (a, b)]

@@ -1,4 +1,4 @@
-"""Spark's DDL as Arrow schemas, and Arrow's types by Spark's names, without a Spark.
+"""Convert Spark's DDL to Arrow schemas, and name Arrow's types as Spark does, without Spark.
 
 ::
 
@@ -7,10 +7,10 @@
     type    := simple | decimal[(p[,s])] | varchar(n) | char(n)
              | array<type> | map<type,type> | struct<[columns]>
 
-sqlglot's lexer finds the words; the grammar is our own, for sqlglot's has no ``void`` and no empty
-struct, takes a colon behind a name for something else, and names no column in what it refuses.
+sqlglot's lexer finds the words; the grammar is our own: sqlglot's has no ``void`` and no empty
+struct, reads a colon after a name as something else, and its errors name no column.
 
-The Arrow types are those in which Spark itself hands such columns over: items of lists are named
+The Arrow types are those in which Spark itself exports such columns: items of lists are named
 ``element``, timestamps are microseconds with the zone UTC or with none.
 """
 
@@ -32,11 +32,11 @@ _KNOWN: Final = (*SIMPLE_TYPES, "decimal(p,s)", "varchar(n)", "array<…>", "map
 _PRECISION_MAX: Final = 38
 _PART: Final = re.compile(r"\w+|[^\s\w]")
 _MARK: Final = re.compile(r"[^\s\w]")
-_DEPTH_MAX: Final = 32  # deeper than any table, and far from Python's own limit
+_DEPTH_MAX: Final = 32  # deeper than any real table, and far below Python's recursion limit
 
 
 def parse_schema(text: str) -> pa.Schema:
-    """The schema that the DDL describes.
+    """Parse DDL into a schema.
 
     Raises:
         InvalidOption: names the column and what is wrong with it.
@@ -62,8 +62,8 @@ class _Token(Struct, frozen=True):
 
 
 def _tokens(text: str) -> list[_Token]:
-    """By sqlglot's lexer for Spark's SQL: names and texts in quotes, escapes in them, comments."""
-    import sqlglot  # not before there is a text to read
+    """Split DDL with sqlglot's lexer for Spark's SQL: quoted names and texts, escapes, comments."""
+    import sqlglot  # slow: only once there is a text to read
     from sqlglot.errors import TokenError
     from sqlglot.tokens import TokenType  # type: ignore[attr-defined]  # it is there, unmarked
 
@@ -78,7 +78,7 @@ def _tokens(text: str) -> list[_Token]:
         if kind is not None:
             tokens.append(_Token(kind, each.text))
             continue
-        tokens += [  # "<>" is one to SQL, and two to a struct
+        tokens += [  # "<>" is one token in SQL, and two in a struct
             _Token("mark" if _MARK.fullmatch(part) else "word", part)
             for part in _PART.findall(each.text)
         ]
@@ -118,7 +118,7 @@ class _Parser:
         return token
 
     def _taken(self, *words: str) -> bool:
-        """Whether the next tokens are these (in any case); they are taken then."""
+        """Take the next tokens if they are these (in any case); return whether they were."""
         ahead = self._tokens[self._at : self._at + len(words)]
         plain = [token.text.lower() for token in ahead if token.kind in ("word", "mark")]
         if plain != list(words):
@@ -132,7 +132,7 @@ class _Parser:
             raise _bad(f"expected {mark!r} after {after}, not {token.shown}", path)
 
     def columns(self, end: str, path: str = "", depth: int = 0) -> list[pa.Field]:
-        """Columns up to and with the token ``end`` ("" is the end of the text)."""
+        """Parse columns up to and including the token ``end`` ("" is the end of the text)."""
         fields: list[pa.Field] = []
         if self._next.is_mark(end):
             self._take()
@@ -230,5 +230,5 @@ class _Parser:
 
 
 def schema_text(schema: pa.Schema) -> str:
-    """The schema as DDL, as far as Spark has names for its types."""
+    """Return the schema as DDL, as far as Spark has names for its types."""
     return ", ".join(column_text(field, " ") for field in schema)

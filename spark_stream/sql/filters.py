@@ -1,4 +1,4 @@
-"""A filter: its text, read once, and what it means for a partition of a topic."""
+"""Filters: parse the text once, then bind it to a partition of a topic."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _KAFKAS_NAMES: Final = {OFFSET: "offset", TOPIC: "topic", PARTITION: "partition"
 
 @lru_cache(_REMEMBERED)
 def parsed(text: str) -> Predicate:
-    """The predicate's tree.
+    """Parse a filter's text; results are cached.
 
     Raises:
-        InvalidFilter: it is no SQL, or SQL that a filter does not take.
+        InvalidFilter: it is no SQL, or SQL that a filter does not support.
     """
     if len(text) > FILTER_CHARACTERS_MAX:
         raise InvalidFilter(
@@ -37,13 +37,13 @@ def parsed(text: str) -> Predicate:
             option="filter",
             hint='Give a condition, as "delay > 60", or leave the option out.',
         )
-    from spark_stream.sql.grammar import predicate  # not before there is a text to read
+    from spark_stream.sql.grammar import predicate  # slow: only once there is a text to read
 
     return predicate(text)
 
 
 def columns_of(topic: str, schema: pa.Schema, partition: int) -> Columns:
-    """What a filter may name: the columns that the topic shows, whoever makes them."""
+    """Return what a filter may name: all columns that a reader sees, stored or not."""
     columns: dict[str, Field | Literal] = {
         field.name: Field(field.name, field.type) for field in schema
     }
@@ -63,7 +63,7 @@ def columns_of(topic: str, schema: pa.Schema, partition: int) -> Columns:
 
 @lru_cache(_REMEMBERED)
 def row_filter(text: str, topic: str, schema: pa.Schema, partition: int = 0) -> RowFilter:
-    """The filter for one partition of a topic of this schema.
+    """Return the filter for one partition of a topic of this schema.
 
     Raises:
         InvalidFilter: as :func:`parsed`; or it names a column that the topic lacks, or compares

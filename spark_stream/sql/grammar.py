@@ -1,6 +1,6 @@
-"""A predicate's text to its tree: sqlglot reads SQL, and of that is taken what a filter may say.
+"""Parse a predicate's text into its tree: sqlglot reads SQL, and a subset of it is accepted.
 
-What Spark knows and a filter does not is refused by its own text, with what there is instead.
+SQL outside that subset is refused; the error quotes it and lists what is supported.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ _TYPES: Final = {
 
 
 def predicate(text: str) -> Predicate:
-    """The tree of a predicate.
+    """Parse a predicate into its tree.
 
     Raises:
-        InvalidFilter: it is no SQL, or SQL that a filter does not take; the place is named.
+        InvalidFilter: it is no SQL, or SQL that a filter does not support; the place is named.
     """
     try:
         found = sqlglot.parse_one(text, dialect="spark", into=exp.Condition)
@@ -111,7 +111,7 @@ def _unknown(node: exp.Expr) -> InvalidFilter:
 
 
 def _has_only(node: exp.Expr, *names: str) -> None:
-    """Refuses what is said of a node beyond these of its parts."""
+    """Refuse a node that has more than these parts."""
     for name, value in node.args.items():
         if name not in names and value not in (None, False, []):
             raise _unknown(node)
@@ -125,7 +125,7 @@ def _predicate(node: exp.Expr) -> Predicate:
 
 
 def _joined(node: exp.Expr) -> Iterator[exp.Expr]:
-    """The parts of a chain of ANDs, or of ORs; it may be long, so there is no recursion."""
+    """Yield the parts of a chain of ANDs or ORs, without recursion: it may be long."""
     kind, waiting = type(node), [node]
     while waiting:
         each = waiting.pop()
@@ -317,7 +317,7 @@ def _text(node: exp.Expr) -> str:
 
 
 def _type_of(node: exp.Expr) -> str | None:
-    """The name of the type that is cast to; None: it is not for a filter."""
+    """Return the name of a cast's type; None if a filter does not support it."""
     kind = node.args["to"].this
     return _TYPES.get(str(getattr(kind, "value", kind)))
 

@@ -1,7 +1,7 @@
-"""The values that a text names, as Spark understands them: numbers, moments, casts of them.
+"""Read the values of a text as Spark does: numbers, moments, casts of them.
 
-Moments without a zone are in UTC, whatever the time zone of a Spark session is: the leader that
-compares them knows no session.
+Moments without a zone are in UTC, whatever time zone a Spark session has: the leader that compares
+them does not know the session.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from spark_stream.sql.tree import Kind, Literal, Value
 _DAY_S: Final = 86_400
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 MOMENTS: Final = (Kind.DATE, Kind.TIMESTAMP_NTZ, Kind.TIMESTAMP)
-"""From the narrowest to the widest: two kinds are compared as the wider one."""
+"""From the narrowest to the widest: two kinds are compared in the wider one."""
 _WHOLE: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _TRUE: Final = ("t", "true", "y", "yes", "1")
 _FALSE: Final = ("f", "false", "n", "no", "0")
@@ -40,11 +40,11 @@ _NOT_FINITE: Final = re.compile(r"([+-]?)(inf|infinity|nan)", re.IGNORECASE)
 
 
 class NotAValue(ValueError):
-    """A text is no value of a type; the message says why."""
+    """A literal is no value of a type; the message says why."""
 
 
 def number(text: str) -> Literal:
-    """A number as it is written: 1, 1.5, 1e3."""
+    """Read a number: 1 is whole, 1.5 a decimal, 1e3 a double."""
     if "e" in text.lower():
         return Literal(Kind.DOUBLE, float(text), text)
     kind = Kind.DECIMAL if "." in text else Kind.WHOLE
@@ -52,17 +52,17 @@ def number(text: str) -> Literal:
 
 
 def negated(literal: Literal) -> Literal:
-    """The number with the other sign."""
+    """Return the number with the other sign."""
     if isinstance(literal.value, bool) or not isinstance(literal.value, Fraction | float):
         raise NotAValue(f"{literal.shown} is no number")
     return Literal(literal.kind, -literal.value, f"-{literal.shown}")
 
 
 def cast(literal: Literal, kind: str, precision: tuple[int, int] = (10, 0)) -> Literal:
-    """The literal as a value of a type by Spark's name; ``precision`` (and scale) of a decimal.
+    """Cast the literal to a type, by Spark's name; ``precision`` (and scale) are a decimal's.
 
     Raises:
-        NotAValue: it has no such value, or nobody casts it.
+        NotAValue: it has no such value, or there is no such cast.
     """
     value = literal.value
     text = f"CAST({literal.shown} AS {kind.upper()})"
@@ -70,7 +70,7 @@ def cast(literal: Literal, kind: str, precision: tuple[int, int] = (10, 0)) -> L
         return Literal(Kind.NULL, None, text)
     if kind in _WHOLE:
         found = _exact(literal, kind)
-        whole = Fraction(int(found))  # towards zero, as Spark cuts
+        whole = Fraction(int(found))  # truncated, as in Spark
         limit = 1 << (_WHOLE[kind] - 1)
         if not -limit <= whole < limit or (literal.kind is Kind.STRING and whole != found):
             raise NotAValue(f"{literal.shown} is no {kind}")
@@ -113,12 +113,12 @@ def _exact(literal: Literal, kind: str) -> Fraction:
 
 
 def as_whole(literal: Literal) -> Fraction:
-    """A string as Spark compares it with whole numbers."""
+    """Return a string as the whole number that Spark compares."""
     return Fraction(cast(literal, "bigint").value)  # type: ignore[arg-type]  # checked by the cast
 
 
 def as_double(literal: Literal) -> float:
-    """A number, or a text of one, as a double."""
+    """Return a number, or a string that is one, as a double."""
     value = literal.value
     if isinstance(value, float):
         return value
@@ -135,7 +135,7 @@ def as_double(literal: Literal) -> float:
 
 
 def as_boolean(literal: Literal) -> bool:
-    """A boolean, or a text of one."""
+    """Return a boolean, or a string that is one, as a boolean."""
     value = literal.value
     if isinstance(value, bool):
         return value
@@ -145,7 +145,7 @@ def as_boolean(literal: Literal) -> bool:
 
 
 def as_day(literal: Literal) -> Fraction:
-    """Return midnight of a date, in seconds. Spark ignores whatever is behind the day in a text."""
+    """Return midnight of a date, in seconds. As in Spark, text after the day is ignored."""
     value = literal.value
     if literal.kind in MOMENTS and isinstance(value, Fraction):
         return value // _DAY_S * _DAY_S * Fraction(1)
@@ -158,7 +158,7 @@ def as_day(literal: Literal) -> Fraction:
 
 
 def as_moment(literal: Literal, kind: Kind = Kind.TIMESTAMP) -> Fraction:
-    """Return a date or timestamp in seconds; a text is cast to ``kind``, one of ``MOMENTS``."""
+    """Return a date or timestamp in seconds; a string is cast to ``kind``, one of ``MOMENTS``."""
     value = literal.value
     if literal.kind in MOMENTS and isinstance(value, Fraction):
         return value
@@ -170,7 +170,7 @@ def as_moment(literal: Literal, kind: Kind = Kind.TIMESTAMP) -> Fraction:
 
 
 def as_time(literal: Literal) -> Fraction:
-    """A time of day, in seconds."""
+    """Return a time of day, in seconds."""
     value = literal.value
     if literal.kind is Kind.TIME and isinstance(value, Fraction):
         return value
@@ -180,7 +180,7 @@ def as_time(literal: Literal) -> Fraction:
 
 
 def _moment(text: str, *, zoned: bool) -> Fraction:
-    """Return a text's moment. Without ``zoned`` its zone has to exist and is then ignored."""
+    """Return a text's moment, in seconds. Without ``zoned`` its zone must exist but is ignored."""
     found = _MOMENT.fullmatch(text.strip())
     if found is None:
         raise NotAValue(f"{text!r} is no date or timestamp; one is '2024-01-31 12:00:00'")
@@ -215,7 +215,7 @@ def _clock(text: str) -> Fraction:
 
 
 def _shift(zone: str, day: date, seconds: Fraction) -> Fraction:
-    """By how much local time is ahead of UTC, in seconds."""
+    """Return by how much local time is ahead of UTC, in seconds."""
     if zone in ("Z", "UTC", "GMT"):
         return Fraction(0)
     found = _SHIFT.fullmatch(zone)
@@ -233,7 +233,7 @@ def _shift(zone: str, day: date, seconds: Fraction) -> Fraction:
 
 
 def _single(value: float) -> float:
-    """The nearest float of 32 bits."""
+    """Return the nearest float of 32 bits."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:
@@ -241,5 +241,5 @@ def _single(value: float) -> float:
 
 
 def shown(value: Value) -> str:
-    """A Python value as SQL would write it, for messages."""
+    """Return a Python value as SQL writes it, for messages."""
     return repr(value) if isinstance(value, str) else str(value)

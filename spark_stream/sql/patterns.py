@@ -1,4 +1,4 @@
-"""Texts that are looked for in a column: LIKE by the quickest function that does it."""
+"""LIKE: patterns, and the fastest Arrow function for each."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ FUNCTIONS: Final[dict[tree.Part, Callable[..., Any]]] = {
 
 
 class _Text(str):
-    """A piece of a pattern that stands for itself."""
+    """A literal piece of a pattern."""
 
     __slots__ = ()
 
 
 def pieces_of(pattern: str, escape: str) -> list[str]:
-    """A pattern as ``%``, ``_`` and texts (:class:`_Text`) that stand for themselves."""
+    """Split a pattern into ``%``, ``_`` and literal texts (:class:`_Text`)."""
     pieces: list[str] = []
     rest = iter(pattern)
     text = ""
@@ -51,7 +51,7 @@ def pieces_of(pattern: str, escape: str) -> list[str]:
 
 
 def matching(field: Field, pieces: Sequence[str], raw: bool) -> Bound:
-    """By the quickest function that does it."""
+    """Match a field against a pattern with the fastest function that can."""
     texts = [isinstance(each, _Text) for each in pieces]
     prefix = pieces[0].encode() if texts[:1] == [True] else b""
 
@@ -77,7 +77,7 @@ def matching(field: Field, pieces: Sequence[str], raw: bool) -> Bound:
 
 
 def _quoted(text: str) -> str:
-    """The text for a regular expression of RE2, in which it stands for itself."""
+    """Escape the text for a regular expression of RE2."""
     return re.sub(r"[^\w]", lambda found: f"\\x{{{ord(found[0]):x}}}", text)
 
 

@@ -1,6 +1,6 @@
-"""A filter that is bound to a topic's columns: the mask of a batch, and which batches to skip.
+"""Filters that are bound to a topic's columns: a batch's mask, and which batches to skip.
 
-A mask is true, false or null for each row, and only true keeps it. Logic is SQL's, of three values.
+A mask is true, false or null for each row; only true keeps a row. Logic is SQL's, three-valued.
 NaN is equal to itself and greater than all other numbers.
 """
 
@@ -34,16 +34,16 @@ from spark_stream.consistency.pruning import (
 )
 
 Lookup = Callable[[str], pa.Array]
-"""A column of the rows at hand, by its name."""
+"""Returns a column of the rows at hand, by its name."""
 
 _NULL: Final = pa.nulls(1, pa.bool_())[0]  # not pa.scalar, which imports pandas
-_PARTS_MAX: Final = 32  # of a list, as a rule: a longer one is held against its ends only
+_PARTS_MAX: Final = 32  # of a list: for a longer one, batches are compared with its ends only
 
 
 class Bound(Struct, frozen=True):
     """A part of a bound filter. A mask may be one value for all rows.
 
-    By default nothing is known of batches: each may have records that match.
+    By default every batch may have records that match.
     """
 
     def mask(self, column: Lookup) -> Any:
@@ -55,19 +55,19 @@ class Bound(Struct, frozen=True):
 
 
 class Field(Struct, frozen=True):
-    """A column, or a field of it: ``steps`` are the places within structs."""
+    """A column, or a field in it: ``steps`` are the indices within nested structs."""
 
     name: str
     type: pa.DataType
     steps: tuple[int, ...] = ()
 
     def array(self, column: Lookup) -> pa.Array:
-        """Its values; null where a struct around it is."""
+        """Return its values; null where an enclosing struct is null."""
         values = column(self.name)
         return pc.struct_field(values, self.steps) if self.steps else values
 
     def extremes(self, batches: Batches) -> Extremes:
-        """What is known of it in each batch: nothing of fields within structs."""
+        """Return its extremes in each batch: unknown for fields within structs."""
         return Extremes.unknown(batches.count) if self.steps else batches.known(self.name)
 
 
@@ -99,7 +99,7 @@ class Everywhere(Bound, frozen=True):
 
 
 class Versus(Bound, frozen=True):
-    """A field against a constant. ``value`` has the type that both are compared as.
+    """Compare a field with a constant; ``value`` has the type of the comparison.
 
     ``low``, ``high``, ``exact``: :func:`~spark_stream.consistency.pruning.against`.
     """
@@ -113,7 +113,7 @@ class Versus(Bound, frozen=True):
 
     @property
     def of_floats(self) -> bool:
-        """Whether both are compared as doubles: then there are two zeros, and NaN."""
+        """Whether both are compared as doubles, which have two zeros and NaN."""
         return bool(pt.is_floating(self.value.type))
 
     def mask(self, column: Lookup) -> Any:
@@ -149,7 +149,7 @@ class OneOf(Bound, frozen=True):
     def mask(self, column: Lookup) -> Any:
         first = self.parts[0]
         values = as_type(first.field.array(column), first.value.type)
-        # Not as_py: Python has no moments before year 1 or after 9999.
+        # Not as_py: Python has no moments before the year 1 or after 9999.
         chosen = pa.array([part.value for part in self.parts], first.value.type)
         return pc.if_else(values.is_valid(), pc.is_in(values, value_set=chosen), _NULL)
 
@@ -187,7 +187,7 @@ class Pair(Bound, frozen=True):
 
 
 class Matching(Bound, frozen=True):
-    """A text (or bytes) against a pattern. ``prefix``: what all that match begin with."""
+    """Match a text (or bytes) against a pattern. All matches begin with ``prefix``."""
 
     field: Field
     function: Callable[..., Any]
@@ -290,7 +290,7 @@ class Either(Bound, frozen=True):
 
 
 def as_type(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The values as what they are compared as; as doubles they may be the nearest ones only."""
+    """Cast the values to the type of a comparison; as doubles they may be rounded."""
     if values.type.equals(kind):
         return values
     if pt.is_decimal(kind) and pt.is_temporal(values.type):
@@ -302,7 +302,7 @@ _NANOSECONDS: Final = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
 def _in_nanoseconds(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Moments since the epoch as decimals: none of them is too far away."""
+    """Return moments as decimals, in nanoseconds since the epoch: no moment is out of range."""
     if pt.is_date32(values.type):
         counts, factor = values.cast(pa.int32()).cast(pa.int64()), 86_400 * 10**9
     elif pt.is_date64(values.type):
@@ -320,17 +320,17 @@ def _counts(values: pa.Array) -> pa.Array:
 
 
 class RowFilter(Struct, frozen=True):
-    """A filter as the log uses it: which stored columns it needs, which rows it keeps."""
+    """A filter as the log uses it: the stored columns it needs, and the rows it keeps."""
 
     bound: Bound
     names: tuple[str, ...]
 
     def can_match(self, batches: Batches) -> Flags:
-        """Which batches may have a row that it keeps, shape (batches,)."""
+        """Return which batches may have a row that it keeps, shape (batches,)."""
         return self.bound.possible(batches)[0]
 
     def keeps(self, column: Lookup, rows: int) -> pa.Array:
-        """True for each row that stays; no nulls."""
+        """Return true for each row to keep, else false; no nulls."""
         mask = self.bound.mask(column)
         if isinstance(mask, pa.Scalar):
             return pa.repeat(pa.scalar(bool(mask.as_py())), rows)

@@ -1,7 +1,7 @@
-"""A predicate as it was written: a tree of plain values. Nothing here knows a schema.
+"""A predicate as it was written: a tree of plain values, independent of any schema.
 
-What SQL writes in two ways is here once: ``a != b`` is ``Not(Compare(EQUAL, a, b))``, ``a > b`` is
-``Compare(LESS, b, a)``, ``a BETWEEN b AND c`` is two comparisons.
+What SQL can write in two ways has one form: ``a != b`` is ``Not(Compare(EQUAL, a, b))``,
+``a > b`` is ``Compare(LESS, b, a)``, ``a BETWEEN b AND c`` is two comparisons.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Order(StrEnum):
     EQUAL = "="
     LESS = "<"
     LESS_OR_EQUAL = "<="
-    SAME = "<=>"  # as EQUAL, and two nulls are the same: never null
+    SAME = "<=>"  # as EQUAL, but two nulls are equal: the result is never null
 
 
 class Kind(StrEnum):
-    """What a literal is, before a column decides as what it is compared."""
+    """The kind of a literal, before a column decides the type of the comparison."""
 
     NULL = "void"
     BOOLEAN = "boolean"
@@ -85,7 +85,7 @@ class In(Struct, frozen=True):
 
 
 class Like(Struct, frozen=True):
-    """``%`` is any text, ``_`` one character; ``escape`` takes their meaning away."""
+    """``%`` is any text, ``_`` any character; after ``escape`` both stand for themselves."""
 
     operand: Operand
     pattern: str
@@ -93,7 +93,7 @@ class Like(Struct, frozen=True):
 
 
 class Part(StrEnum):
-    """Where a text is looked for in another."""
+    """Where in a text another is searched."""
 
     START = "startswith"
     END = "endswith"
@@ -101,7 +101,7 @@ class Part(StrEnum):
 
 
 class Holds(Struct, frozen=True):
-    """``operand`` has this text (or these bytes) there."""
+    """``operand`` has this text (or these bytes) at its start, at its end, or anywhere."""
 
     operand: Operand
     part: Part

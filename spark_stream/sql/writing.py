@@ -1,4 +1,4 @@
-"""A tree back to a text: what was put together from something else than a text travels as one."""
+"""Write a tree as text: a filter that was not given as text is sent as text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spark_stream.sql.tree import (
 
 
 def literal_of(value: Any) -> Literal | None:
-    """A Python value as a literal that can be written; None: a filter has no such values."""
+    """Return a Python value as a literal to be written; None if a filter has no such values."""
     text = _text_of(value)
     return None if text is None else Literal(Kind.NULL, None, text)
 
@@ -54,12 +54,12 @@ def _text_of(value: Any) -> str | None:
 
 
 def quoted(text: str) -> str:
-    """A string as SQL writes it."""
+    """Quote a string for SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def sql_of(node: Predicate) -> str:
-    """The predicate's text. It has those parts only that :func:`literal_of` and Spark make."""
+    """Return the predicate's text. It supports only what :func:`literal_of` and Spark make."""
     match node:
         case Compare():
             return f"{_operand(node.left)} {node.order} {_operand(node.right)}"
@@ -83,7 +83,7 @@ def _operand(node: Operand) -> str:
 
 
 def both(*texts: str | None) -> str | None:
-    """One filter that says what all of these say; None: nothing is filtered."""
+    """Return a filter that requires all of these; None if there is none."""
     there = [text for text in texts if text is not None]
     if len(there) < 2:
         return there[0] if there else None
