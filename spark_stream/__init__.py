@@ -1,7 +1,7 @@
 """isolog: a replicated, Arrow-native log with a PySpark Structured Streaming source and sink.
 
-In Spark: ``spark.readStream.format("isolog")`` and ``df.writeStream.format("isolog")``; nothing is
-to be imported. In Python: ``import spark_stream as isolog`` and :func:`connect`.
+In Spark: ``spark.readStream.format("isolog")`` and ``df.writeStream.format("isolog")``; they need
+no import. In Python: ``import spark_stream as isolog`` and :func:`connect`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """``isolog.testing`` is there for who asks for it; nobody else waits for its import."""
+        """Import ``isolog.testing`` on first use: ``import isolog`` does not wait for it."""
         if name == "testing":
             return import_module("spark_stream.testing")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,12 +29,12 @@ _NO_CHECKSUM: Final = "00000000"
 
 
 def crc32c(data: pa.Buffer | bytes) -> int:
-    """CRC-32C (Castagnoli), unsigned."""
+    """Return the CRC-32C (Castagnoli), unsigned."""
     return int(google_crc32c.value(data))
 
 
 def crc_of_parts(data: pa.Buffer, parts: Iterable[Sequence[int]]) -> int:
-    """CRC-32C of these parts of ``data``, (start, length), one behind the other."""
+    """Return the CRC-32C of these parts of ``data``, (start, length), as if concatenated."""
     found = 0
     for start, length in parts:
         start, end = max(0, int(start)), min(data.size, int(start) + int(length))
@@ -45,7 +45,7 @@ def crc_of_parts(data: pa.Buffer, parts: Iterable[Sequence[int]]) -> int:
 def decode_one(
     message: memoryview | pa.Buffer, schema: pa.Schema, columns: Sequence[str] | None
 ) -> pa.RecordBatch:
-    """The batch of one uncompressed message, in place: it is a view of the message's bytes."""
+    """Decode one uncompressed message in place: the batch is a view of the message's bytes."""
     batch = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
     return batch if columns is None else batch.select(list(columns))
 
@@ -53,7 +53,7 @@ def decode_one(
 def decode_run(
     messages: Sequence[memoryview], schema: pa.Schema, columns: Sequence[str] | None
 ) -> pa.RecordBatch:
-    """One batch from many messages; ``messages`` are their bytes, in any parts."""
+    """Decode many messages into one batch; ``messages`` are their bytes, split anywhere."""
     with _opened(messages, schema, columns) as reader:
         return as_one(reader.read_all(), columns)
 
@@ -61,14 +61,14 @@ def decode_run(
 def decode_each(
     messages: Sequence[memoryview], schema: pa.Schema, columns: Sequence[str] | None
 ) -> Iterator[pa.RecordBatch]:
-    """The batch of each message, when it is asked for: compressed ones may be large."""
+    """Decode the messages one by one, on demand: compressed ones may be large."""
     with _opened(messages, schema, columns) as reader:
         for batch in reader:
             yield batch if columns is None else batch.select(list(columns))
 
 
 def as_one(table: pa.Table, columns: Sequence[str] | None) -> pa.RecordBatch:
-    """The table's rows as one batch with these columns, in this order (None: all)."""
+    """Return the table's rows as one batch with these columns, in this order (None: all)."""
     (batch,) = table.combine_chunks().to_batches()
     return batch if columns is None else batch.select(list(columns))
 
@@ -77,20 +77,20 @@ def _opened(
     messages: Sequence[memoryview], schema: pa.Schema, columns: Sequence[str] | None
 ) -> pa.RecordBatchReader:
     wanted = None
-    if columns is not None:  # where none is wanted, one tells how many rows there are
+    if columns is not None:  # without any column the number of rows would be lost: keep one
         wanted = sorted(schema.get_field_index(name) for name in columns or schema.names[:1])
     stream = pa.py_buffer(b"".join((memoryview(schema.serialize()), *messages)))
     return pa.ipc.open_stream(stream, options=pa.ipc.IpcReadOptions(included_fields=wanted))
 
 
 def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch's rows with exactly these columns, in another schema of its topic.
+    """Convert the batch to another schema of its topic: exactly its columns, in its order.
 
-    A column that the batch lacks has nulls; a number gets the other schema's type. To a wider type
-    that always works, to a narrower one where every value is the same in it.
+    A column that the batch lacks is filled with nulls; a number is cast to the schema's type. To a
+    wider type that always works, to a narrower one only if it keeps every value.
 
     Raises:
-        SchemaMismatch: a value, or a null, has no place in its column; the column is named.
+        SchemaMismatch: a value, or a null, does not fit its column; the error names the column.
     """
     there = set(batch.schema.names)
     arrays = [
@@ -105,7 +105,7 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def conforms(have: pa.Field, want: pa.Field) -> bool:
-    """Whether a column needs no change to be the other."""
+    """Return whether column ``have`` can be used as ``want`` without a change."""
     return bool(have.type.equals(want.type)) and (want.nullable or not have.nullable)
 
 
@@ -144,13 +144,13 @@ def _values(array: pa.Array) -> str:
 
 
 def _is_same(found: pa.Array, array: pa.Array) -> bool:
-    """Whether a cast kept all values. Arrow refuses those that do not fit, but for floats."""
+    """Return whether a cast kept all values. Arrow checks this itself, except for floats."""
     kind = found.type
     if pt.is_nested(kind):
         if array.null_count:
             found, array = found.drop_null(), array.drop_null()
         if pt.is_struct(kind):
-            # A field that was added since is only in one of them.
+            # A field that the topic got later is only in one of them.
             fields = [each for each in kind if array.type.get_field_index(each.name) >= 0]
             parts = tuple([whole.field(each.name) for each in fields] for whole in (found, array))
         elif pt.is_map(kind):
@@ -172,16 +172,16 @@ def _is_same(found: pa.Array, array: pa.Array) -> bool:
 
 
 def _entries(array: pa.MapArray) -> list[pa.Array]:
-    """The keys and the values that the maps have, without what lies between them."""
+    """Return the keys and the values within the maps' offsets, without unused ones around them."""
     first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
     return [each.slice(first, last - first) for each in (array.keys, array.items)]
 
 
 def with_facts(schema: pa.Schema, facts: Mapping[str, str]) -> bytes:
-    """The schema message that a segment starts with; ``facts`` go into the schema's metadata.
+    """Return the schema message of a segment's start, with ``facts`` in the schema's metadata.
 
-    The names of all facts start with ``isolog.``. Beside them is the checksum of the whole message,
-    computed with zeros in its own place.
+    The names of all facts start with ``isolog.``. A checksum of the whole message is added; it is
+    computed with zeros in place of the checksum itself.
     """
     blank = _message(schema, {**facts, _CHECKSUM: _NO_CHECKSUM})
     return _message(schema, {**facts, _CHECKSUM: f"{crc32c(blank):08x}"})
@@ -194,7 +194,7 @@ def _message(schema: pa.Schema, facts: Mapping[str, str]) -> bytes:
 
 
 def facts_of(header: pa.Buffer) -> dict[str, str] | None:
-    """The facts that :func:`with_facts` wrote; None if the bytes are not such a message."""
+    """Return the facts that :func:`with_facts` wrote; None if the bytes are not such a message."""
     try:
         metadata = pa.ipc.read_schema(header).metadata or {}
         facts = {
@@ -213,7 +213,7 @@ def facts_of(header: pa.Buffer) -> dict[str, str] | None:
     return facts if found == f"{crc32c(bytes(blank)):08x}" else None
 
 
-# Of Arrow's FlatBuffers tables: which of its fields a field is, from 0.
+# The index of a field in its FlatBuffers table, from 0, in Arrow's format.
 _MESSAGE_HEADER: Final = 2
 _SCHEMA_METADATA: Final = 2
 _ENTRY_KEY: Final = 0
@@ -223,7 +223,7 @@ _ENTRY_VALUE: Final = 1
 def _value_place(message: bytearray, key: bytes) -> int:
     """Return where the text of this key's value begins in a schema message that Arrow has read.
 
-    Its builder decides in which order the texts lie, so only the offsets within it tell.
+    Arrow's builder chooses the order of the texts, so the place is found by following its offsets.
     """
 
     def target(place: int) -> int:
@@ -245,7 +245,7 @@ def _value_place(message: bytearray, key: bytes) -> int:
 
 
 def header_length(file: pa.Buffer) -> int | None:
-    """Bytes of the schema message at the start of an ``.arrow`` file; None where there is none."""
+    """Return the length of an ``.arrow`` file's schema message; None if it has none."""
     length = schema_length(file) if file.size >= 8 else 0
     if not 8 < length <= file.size:
         return None
@@ -253,6 +253,6 @@ def header_length(file: pa.Buffer) -> int | None:
 
 
 def schema_length(stream: pa.Buffer) -> int:
-    """Bytes of a stream's first message if that has no body, as a schema has none; else 0."""
+    """Return the length of a stream's first message if it has no body (as a schema), else 0."""
     mark, metadata = struct.unpack("<Ii", memoryview(stream)[:8])
     return 8 + int(metadata) if mark == 0xFFFFFFFF else 0

@@ -1,8 +1,8 @@
-"""What a broker gets from outside: time, names that nobody else has, and the machine it is on.
+"""What a broker takes from its environment: time, unique names, and the machine it runs on.
 
-Code that takes them as arguments runs in a broker and under a simulator alike. Deadlines, timeouts
-and leases go by ``monotonic``; ages of what is in files by ``steady_us``; the wall clock is only
-for what people see and for the timestamps of records.
+Code that takes these as arguments also runs in the simulator. Deadlines, timeouts and leases use
+``monotonic``; ages of what is in files use ``steady_us``; the wall clock is only for what people
+see and for the timestamps of records.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ class Clock(Protocol):
     """Tells the time."""
 
     def monotonic(self) -> float:
-        """Seconds since some moment; never steps, and means nothing to another process."""
+        """Return seconds since some moment; never steps, and means nothing to another process."""
 
     def steady_us(self) -> int:
-        """Microseconds since the epoch; it does not step while the process lives."""
+        """Return microseconds since the epoch; does not step while the process lives."""
 
     def wall_us(self) -> int:
-        """Microseconds since the epoch, as the host's clock says; it may step either way."""
+        """Return microseconds since the epoch by the host's clock; may step either way."""
 
 
 class Ids(Protocol):
     """Makes names."""
 
     def new_id(self) -> str:
-        """32 hexadecimal digits that nobody else gets."""
+        """Return 32 hexadecimal digits that are unique."""
 
 
 class Machine(Protocol):
     """The machine whose kernel keeps what a process has written."""
 
     def boot_id(self) -> str | None:
-        """Tells the machine's starts apart; None: it cannot, so any two starts may be two."""
+        """Return an id of the current boot; None if unknown: then any start may follow a reboot."""
 
 
 class SystemClock:
-    """The host's clocks. Its steady time is the wall clock of its making, moved on by itself."""
+    """The host's clocks. The steady time starts at the wall clock and then advances by itself."""
 
     def __init__(self) -> None:
         self._offset_ns = time.time_ns() - time.monotonic_ns()
@@ -66,7 +66,7 @@ class SystemIds:
 
 
 class SystemMachine:
-    """The host; where there is no Linux, it cannot tell its starts apart."""
+    """The host; its boot id is known on Linux only."""
 
     def __init__(self, file: Path = _BOOT_ID) -> None:
         self._file = file

@@ -37,7 +37,7 @@ class IsologError(Exception):
         return None if value is None else int(value)
 
     def again(self) -> IsologError:
-        """A copy to raise, for an error that is kept: each raise would add to its traceback."""
+        """Return a copy to raise: each raise of a stored error would add to its traceback."""
         return _rebuild(self.code, self.message, self.hint, self.details)
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class IsologError(Exception):
         return _rebuild, (self.code, self.message, self.hint, self.details)
 
     def to_wire(self) -> dict[str, Any]:
-        """The JSON object that crosses the wire; :func:`from_wire` reads it."""
+        """Return the JSON object that crosses the wire; :func:`from_wire` reads it."""
         return {
             "code": self.code,
             "message": self.message,
@@ -386,12 +386,12 @@ BY_CODE: Mapping[str, type[IsologError]] = _tree(IsologError)
 
 
 def _rebuild(code: str, message: str, hint: str, details: Mapping[str, Any]) -> IsologError:
-    """An error from its parts; an unknown code (of a newer broker) becomes the root class."""
+    """Make an error from its parts; an unknown code (of a newer broker) becomes the root class."""
     return BY_CODE.get(code, IsologError)(message, hint=hint, **details)
 
 
 def from_wire(value: Mapping[str, Any]) -> IsologError:
-    """The error that :meth:`IsologError.to_wire` described."""
+    """Return the error that :meth:`IsologError.to_wire` described."""
     return _rebuild(
         str(value.get("code", "ISOLOG")),
         str(value.get("message", "")),

@@ -1,7 +1,7 @@
-"""Values that travel and are stored: frozen ``msgspec`` structs, with what all of them agree on.
+"""Base classes of values that are sent or stored: frozen ``msgspec`` structs with common settings.
 
 A struct's annotations are its schema: decoding checks types and the constraints of
-``Annotated[..., Meta(...)]``. Making one in code checks nothing, because there mypy does.
+``Annotated[..., Meta(...)]``. Making one in code checks nothing: mypy does that.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ class Struct(
     omit_defaults=True,
     forbid_unknown_fields=True,
 ):
-    """The base: a field that has its default is left out, an unknown one is refused."""
+    """The base: default values are left out when encoding, and unknown fields are refused."""
 
 
 class PositionalType(StructType):
-    """Make each struct frozen, with fields that may be given in their order."""
+    """Make each struct frozen, with fields that may be positional."""
 
     keywords_only = False
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Positional(Struct, metaclass=PositionalType, frozen=True):
-    """The base of structs whose fields may be given in their order."""
+    """The base of structs whose fields may be positional."""
 
 
 def learn_types(kind: Any) -> None:
-    """Let msgspec learn the types of a class, and of those in its fields; call it at import.
+    """Let msgspec analyse a class and the types of its fields; call it at import.
 
-    ``msgspec.convert`` learns them when it first meets the class, and a second thread that meets it
-    meanwhile crashes the process.
+    ``msgspec.convert`` does so at its first use of a class, and a second thread that uses the class
+    at the same time crashes the process.
     """
     msgspec.json.Decoder(kind)
