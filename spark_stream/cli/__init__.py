@@ -2,10 +2,10 @@
 
 ``commands/``  the commands, one module each
 ``input/``     files and standard input, read as Arrow batches of a topic
-``output/``    records, topics, brokers and transactions, written down
-``app``        the commands put together; errors and exit codes
-``options``    the options that several commands share; where the log is
-``streams``    standard streams that are closed, full or not read any more
+``output/``    records, topics, brokers and transactions, printed
+``app``        all commands together; errors and exit codes
+``options``    the options that several commands share; finds the log
+``streams``    standard streams that are closed, full or no longer read
 ``progress``   a bar on a terminal
 ``texts``      columns as text, whole columns at once
 ``moments``    dates, times, moments and durations as text, and back
@@ -20,7 +20,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """The console script ``isolog``; never returns."""
+    """Run the console script ``isolog``; never returns."""
     from spark_stream.cli.app import run
 
     run()

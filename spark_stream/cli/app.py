@@ -1,7 +1,7 @@
-"""``isolog`` put together: its commands, and what becomes of an error.
+"""``isolog``: all its commands, and how their errors are reported.
 
-One of our errors is one line on standard error, never a traceback. A closed pipe (``| head``) is
-not an error: its reader has seen enough.
+An :class:`IsologError` is printed as one line on standard error, never as a traceback. A closed
+pipe (``| head``) is not an error: its reader needs no more.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from spark_stream.version import VERSION
 from spark_stream.wire.refused_values import problem_of as problem_of_value
 
 TO_COME: Final = ("log", "bench", "console")
-"""Commands of the public face that this release does not have."""
+"""Commands that are planned but not in this release."""
 
 
 class _Commands(TyperGroup):
-    """The commands that there are. Those to come are refused by name, and never suggested."""
+    """The available commands. Those to come are refused by name, and never suggested."""
 
     def get_command(self, context: Any, name: str) -> Any:
         """Return the command of this name, or None."""
@@ -46,7 +46,7 @@ class _Commands(TyperGroup):
         return super().get_command(context, name)
 
     def invoke(self, context: Any) -> Any:
-        """Run the command; what is wrong with one of its options is said in our words."""
+        """Run the command; an invalid option is reported in our words, not pydantic's."""
         try:
             return super().invoke(context)
         except typer.BadParameter as error:
@@ -86,7 +86,7 @@ def _isolog(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the release.")
     ] = False,
 ) -> None:
-    """A replicated, Arrow-native log: its brokers, its topics, its records.
+    """Use a replicated, Arrow-native log: its brokers, its topics, its records.
 
     \b
     isolog topic create greetings --path data/
@@ -96,15 +96,15 @@ def _isolog(
 
 
 def run() -> NoReturn:
-    """Runs the command that the process was started with, and ends the process."""
+    """Run the command of this process, and end the process."""
     occupy()
     _end(execute())
 
 
 def execute(arguments: list[str] | None = None) -> int:
-    """Runs a command (None: that of this process), and returns its exit code.
+    """Run a command (None: that of this process), and return its exit code.
 
-    Commands find in their context's ``obj`` whether they are the whole of this process.
+    The context's ``obj`` tells commands whether they are the whole of this process.
     """
     try:
         app(arguments, prog_name="isolog", obj=arguments is None)
@@ -126,10 +126,10 @@ def _report(error: IsologError) -> None:
 
 
 def _end(code: int) -> NoReturn:
-    """Ends the process at once, with what was printed written out.
+    """End the process at once, after flushing what was printed.
 
-    Threads may still be inside Arrow; an interpreter that is taken apart under them can crash, so
-    it is not taken apart.
+    Threads may still be inside Arrow, and tearing down the interpreter under them can crash: this
+    skips it.
     """
     try:
         sys.stdout.flush()

@@ -1,7 +1,7 @@
 """Dates, times of day, moments and durations as text, and back: whole columns at once, exactly.
 
 ISO 8601 throughout. A moment of a column with a zone is in UTC and ends in ``Z``. A year outside 0
-to 9999 has a sign (``+10000-01-01``), as ISO 8601 wants it. A duration is ``PT1.5S``: seconds.
+to 9999 has a sign (``+10000-01-01``), as ISO 8601 requires. A duration is in seconds: ``PT1.5S``.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import pyarrow.types as pt
 _PER_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _DIGITS: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _DAY_S: Final = 86_400
-# Arrow writes and reads four digits of a year. Others are moved by whole cycles of the calendar,
+# Arrow writes and reads years of four digits. Others are shifted by whole cycles of the calendar,
 # 400 years or 146,097 days each, into the cycle that begins in 1970.
 _CYCLE_DAYS: Final = 146_097
 _CYCLE_YEARS: Final = 400
 _FIRST_DAY, _LAST_DAY = -719_528, 2_932_896  # 0000-01-01 and 9999-12-31
 _YEAR: Final = r"^(?P<year>[+-][0-9]{4,15})(?P<rest>-.*)$"
 _ZONE: Final = r"(?:[zZ]|[+-][0-9]{2}(?::?[0-9]{2})?)$"
-_TIME: Final = ":"  # a date alone has none, and ends like a zone (…-01)
+_TIME: Final = ":"  # a date without a time has none, but ends like a zone (…-01)
 _DURATION: Final = r"^(?P<sign>-?)PT(?P<whole>[0-9]{1,19})(?:\.(?P<part>[0-9]{1,9}))?S$"
 _NO_FRACTION: Final = r"\.0+$"
 
@@ -33,7 +33,7 @@ Integers = npt.NDArray[np.int64]
 
 
 def date_texts(array: pa.Array) -> pa.StringArray:
-    """``2024-02-29``."""
+    """Write dates: ``2024-02-29``."""
     kind = array.type
     per_day = 1 if pt.is_date32(kind) else _DAY_S * 1_000
 
@@ -45,8 +45,8 @@ def date_texts(array: pa.Array) -> pa.StringArray:
 
 
 def moment_texts(array: pa.Array) -> pa.StringArray:
-    """``2024-02-29T12:30:00.5``, with a ``Z`` where the type has a zone."""
-    plain = pa.timestamp(array.type.unit)  # without a zone: Arrow needs no database of them then
+    """Write moments: ``2024-02-29T12:30:00.5``, with a ``Z`` if the type has a zone."""
+    plain = pa.timestamp(array.type.unit)  # no zone, so that Arrow needs no zone database
 
     def written(values: pa.Array) -> pa.StringArray:
         texts = values.cast(plain).cast(pa.string())
@@ -58,15 +58,15 @@ def moment_texts(array: pa.Array) -> pa.StringArray:
 
 
 def time_texts(array: pa.Array) -> pa.StringArray:
-    """``12:30:00.5``."""
+    """Write times of day: ``12:30:00.5``."""
     return pc.replace_substring_regex(array.cast(pa.string()), _NO_FRACTION, "")
 
 
 def duration_texts(array: pa.Array) -> pa.StringArray:
-    """``PT90S``, ``-PT0.000001S``."""
+    """Write durations: ``PT90S``, ``-PT0.000001S``."""
     unit = array.type.unit
     values = array.cast(pa.int64())
-    whole = pc.divide(values, _PER_SECOND[unit])  # towards zero
+    whole = pc.divide(values, _PER_SECOND[unit])  # truncated
     part = pc.subtract(values, pc.multiply(whole, _PER_SECOND[unit]))
     texts = pc.replace_substring(whole.cast(pa.string()), "-", "")
     if digits := _DIGITS[unit]:
@@ -78,7 +78,7 @@ def duration_texts(array: pa.Array) -> pa.StringArray:
 
 
 def dates_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
-    """The dates that :func:`date_texts` wrote, or ArrowInvalid."""
+    """Read the dates that :func:`date_texts` wrote, or raise ArrowInvalid."""
     if not _has_years(texts):
         return texts.cast(want)
 
@@ -89,7 +89,7 @@ def dates_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
 
 
 def moments_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
-    """Text as timestamps, or ArrowInvalid. For a type with a zone, text without one is UTC."""
+    """Read timestamps, or raise ArrowInvalid. For a type with a zone, text without one is UTC."""
     if not _has_years(texts):
         return _moments(texts, want)
     per_day = _DAY_S * _PER_SECOND[want.unit]
@@ -97,12 +97,12 @@ def moments_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
 
 
 def times_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
-    """Text as times of day: Arrow reads them only as part of a moment."""
+    """Read times of day: Arrow can read them only as part of a moment."""
     return _joined("1970-01-01 ", texts).cast(pa.timestamp(want.unit)).cast(want)
 
 
 def durations_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
-    """The durations that :func:`duration_texts` wrote, or ArrowInvalid."""
+    """Read the durations that :func:`duration_texts` wrote, or raise ArrowInvalid."""
     found = pc.extract_regex(texts, _DURATION)
     if found.null_count > texts.null_count:
         raise pa.ArrowInvalid("a duration is written PT1.5S")
@@ -113,7 +113,7 @@ def durations_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
     sign, whole = pc.struct_field(found, "sign"), pc.struct_field(found, "whole")
     if digits:
         whole = _joined(whole, pc.utf8_rpad(part, digits, "0"))
-    # Arrow takes no leading zeros beyond the digits of the greatest number.
+    # Arrow reads no more digits than the greatest number has, leading zeros included.
     whole = pc.replace_substring_regex(whole, r"^0+([0-9])", r"\1")
     return _joined(sign, whole).cast(pa.int64()).cast(want)
 

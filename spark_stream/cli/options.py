@@ -24,7 +24,7 @@ _PANEL: Final = "Where the log is (one of them)"
 
 
 def named_directory(text: str) -> Path:
-    """The directory that an option names. An empty text, as of an unset variable, names none."""
+    """Return the directory of an option. An empty text, as of an unset variable, is refused."""
     if not text:
         raise InvalidOption(
             "--path (or --dir) is empty", hint='Name a directory: the working directory is ".".'
@@ -66,7 +66,7 @@ Isolation = Annotated[
 
 
 class Listing(StrEnum):
-    """How facts are printed."""
+    """How descriptions are printed."""
 
     TABLE = "table"
     JSON = "json"
@@ -79,7 +79,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def confirm(yes: bool, question: str, action: str) -> None:
-    """Ask on the terminal, unless the user has said yes; end the command if the answer is no.
+    """Ask on the terminal, unless ``yes`` is set; end the command if the answer is no.
 
     Raises:
         InvalidOption: standard input is no terminal.
@@ -94,23 +94,23 @@ def confirm(yes: bool, question: str, action: str) -> None:
 
 
 def note(message: str) -> None:
-    """Says something that is not data."""
+    """Print a message that is not data."""
     print(message, file=sys.stderr, flush=True)
 
 
 def note_warning(made: TopicDescription) -> None:
-    """Say what whoever made the topic should know of it."""
+    """Print the warning for a topic that was just created, if there is one."""
     if made.warning is not None:
         note(f"warning: {made.warning}")
 
 
 def counted(number: int, noun: str) -> str:
-    """``number`` of what ``noun`` names: "1 record", "2 records"."""
+    """Return a number with its noun: "1 record", "2 records"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def where(bootstrap: str | None, path: Path | None) -> tuple[str | None, Path | None]:
-    """The one place that the options name, or else the variables.
+    """Return the one place that the options name, or else the variables.
 
     Raises:
         InvalidOption: none is named, or two are.
@@ -139,12 +139,12 @@ def where(bootstrap: str | None, path: Path | None) -> tuple[str | None, Path | 
 def connection(
     bootstrap: str | None, path: Path | None, *, makes: bool = False
 ) -> Iterator[Connection]:
-    """The connection that the options mean. ``makes``: a missing directory becomes a log.
+    """Connect to the log of the options. ``makes``: a missing directory becomes a log.
 
     Raises:
-        InvalidOption: as :func:`where`, or an address that is not valid.
+        InvalidOption: as :func:`where`, or an address is not valid.
         UnknownLog: there is no log in the directory.
-        BrokerUnavailable: nobody listens there. Told at once: the client alone would go on trying.
+        BrokerUnavailable: nobody listens there. Raised at once; the client alone would retry.
     """
     bootstrap, path = where(bootstrap, path)
     opened = Connection(bootstrap, None if path is None else path.absolute(), create=makes)
@@ -171,6 +171,6 @@ def _check_log(opened: Connection, path: Path) -> None:
 
 @contextmanager
 def log(bootstrap: str | None, path: Path | None, *, makes: bool = False) -> Iterator[Log]:
-    """As :func:`connection`, with the public handle of the client around it."""
+    """Connect as :func:`connection` does, and return the client's public handle."""
     with connection(bootstrap, path, makes=makes) as opened:
         yield Log(opened)

@@ -1,4 +1,4 @@
-"""A progress bar on standard error: on a terminal, and only for what takes longer than a second."""
+"""A progress bar on standard error: only on a terminal, and only after a second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AFTER_S: Final = 1.0
 
 
 class Bar:
-    """Shows how many records were moved, and which part of all that is."""
+    """Shows how many records were moved, and their share of all."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -24,7 +24,7 @@ class Bar:
         self._shown: tuple[Progress, TaskID] | None = None
 
     def advance(self, records: int, part: float | None) -> None:
-        """So many records more; ``part`` of the whole (0 to 1) is done then, None: nobody knows."""
+        """Add records; ``part`` of the whole (0 to 1) is done then, None if that is unknown."""
         self._records += records
         if time.monotonic() - self._since < _AFTER_S:
             return
@@ -51,13 +51,13 @@ class Bar:
         return progress, progress.add_task(self._title, total=1.0, records="")
 
     def end(self) -> None:
-        """Takes the bar off the screen."""
+        """Remove the bar from the screen."""
         if self._shown is not None:
             self._shown[0].stop()
 
 
 class _Hidden(Bar):
-    """No bar: standard error is not a terminal, or the records themselves go to the screen."""
+    """No bar: standard error is no terminal, or the records themselves go to the screen."""
 
     def advance(self, records: int, part: float | None) -> None:
         pass
@@ -65,7 +65,7 @@ class _Hidden(Bar):
 
 @contextmanager
 def bar(title: str, *, screen_is_free: bool = True) -> Iterator[Bar]:
-    """A bar that is gone when the block ends."""
+    """Show a bar until the block ends."""
     shown = Bar(title) if screen_is_free and sys.stderr.isatty() else _Hidden(title)
     try:
         yield shown

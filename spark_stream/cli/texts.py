@@ -1,10 +1,10 @@
-"""Columns as text: whole columns at once, in Arrow's own code.
+"""Convert whole columns to text at once, in Arrow's own code.
 
 ``shown`` is for people and CSV, ``json_texts`` for JSON. Nested values are JSON in both. Binary is
-base64, as in Spark; that of default-schema topics (``utf8``) is text. Bytes that are no UTF-8 are
-``{"base64": "…"}`` in JSON, which no text is; for people a byte of them stands as ``\\xff``.
+base64, as in Spark; in default-schema topics (``utf8``) it is text. There, bytes that are not UTF-8
+are ``{"base64": "…"}`` in JSON, which no text is; for people such a byte is shown as ``\\xff``.
 
-``json_lines.JsonBlocks`` takes all JSON of this module back to the same values.
+``json_lines.JsonBlocks`` reads all JSON of this module back to the same values.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from spark_stream.cli.moments import date_texts, duration_texts, moment_texts, t
 from spark_stream.errors import IsologError
 
 BASE64: Final = "base64"
-"""The one name of the object that stands for bytes which are no text."""
+"""The only name in the object that stands for bytes which are not text."""
 
 NOT_FINITE: Final = ("NaN", "Infinity", "-Infinity")
-"""Numbers that JSON does not know: strings, as Spark writes them."""
+"""Numbers that JSON does not have: written as strings, as Spark does."""
 
 _JSON_SHORT: Final = {"\n": "n", "\r": "r", "\t": "t"}
 _CONTROL: Final = r"[\x00-\x1f]"
 
 
 def shown(array: pa.Array, *, utf8: bool) -> pa.StringArray:
-    """The text of each value; null stays null."""
+    """Return the text of each value; null stays null."""
     kind = array.type
     if pt.is_dictionary(kind):
         return shown(array.dictionary_decode(), utf8=utf8)
@@ -72,7 +72,7 @@ def _float_texts(array: pa.Array) -> pa.StringArray:
         nan, above, below = NOT_FINITE
         infinite = pc.if_else(pc.greater(array.cast(pa.float64()), 0), above, below)
         texts = pc.if_else(pc.is_nan(array), nan, pc.if_else(pc.is_inf(array), infinite, texts))
-    # Without a fraction a reader takes it for an integer, and integers have no negative zero.
+    # Without a fraction it would be read as an integer, and integers have no negative zero.
     return pc.if_else(pc.equal(texts, "-0"), "-0.0", texts)
 
 
@@ -86,7 +86,7 @@ _TEXTS: Final = (
 
 
 def json_texts(array: pa.Array, *, utf8: bool) -> pa.StringArray:
-    """Each value as JSON; a null is ``null``."""
+    """Return each value as JSON; a null is ``null``."""
     kind = array.type
     if pt.is_dictionary(kind):
         return json_texts(array.dictionary_decode(), utf8=utf8)
@@ -109,7 +109,7 @@ def json_texts(array: pa.Array, *, utf8: bool) -> pa.StringArray:
 
 
 def json_lines(batch: pa.RecordBatch, *, utf8: bool) -> pa.StringArray:
-    """Each row as a JSON object."""
+    """Return each row as a JSON object."""
     columns = [json_texts(column, utf8=utf8) for column in batch.columns]
     return _json_objects(batch.schema.names, columns)
 
@@ -167,7 +167,7 @@ def _json_lists(array: pa.Array, utf8: bool) -> pa.StringArray:
 
 
 def _json_maps(array: pa.MapArray, utf8: bool) -> pa.StringArray:
-    """As Spark writes them: objects, whose keys are strings whatever their type."""
+    """Write maps as Spark does: objects, whose keys are strings whatever their type."""
     kind = array.type
     lists = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
     keys, values = lists.flatten().flatten()
@@ -178,18 +178,18 @@ def _json_maps(array: pa.MapArray, utf8: bool) -> pa.StringArray:
 
 
 def _list_joined(array: pa.Array, items: pa.StringArray) -> pa.StringArray:
-    """For each list its items (all lists' items, one after another) with commas between."""
+    """Join each list's items with commas; ``items`` are those of all lists, one after another."""
     lists = pa.ListArray.from_arrays(list_ends(array), items, mask=array.is_null())
     return pc.binary_join(lists, ",")
 
 
 def list_ends(lists: pa.Array) -> pa.Array:
-    """The offsets of lists in their flattened values: 0, and where each list ends."""
+    """Return the offsets of lists in their flattened values: 0, and where each list ends."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0)
     lengths = pc.if_else(lists.is_valid(), lengths, pa.scalar(0, lengths.type))
     ends = np.zeros(len(lists) + 1, np.int32)
     np.cumsum(lengths.to_numpy(zero_copy_only=False), out=ends[1:])
-    # Without a validity bitmap, which Arrow does not take beside the lists' own.
+    # Without a validity bitmap, which Arrow does not accept besides that of the lists.
     return pa.Array.from_buffers(pa.int32(), len(ends), [None, pa.py_buffer(ends)])
 
 
@@ -202,7 +202,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def as_json(value: Any) -> Any:
-    """Return a value as what ``json.dumps`` takes; every field is there, also with its default."""
+    """Convert a value for ``json.dumps``, with every field, also if it has its default."""
     match value:
         case IsologError():
             return value.to_wire()

@@ -1,7 +1,7 @@
-"""The broker process behind a directory: started in the background, found, ended.
+"""The broker process of a directory: start it in the background, find it, end it.
 
-Whether a broker lives is told by the lock that it holds, never by ``broker.json`` alone: that file
-outlives a ``kill -9``, and its process id may by then belong to somebody else.
+Whether a broker runs is known from the lock that it holds, never from ``broker.json`` alone: that
+file survives a ``kill -9``, and its process id may belong to another process by then.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Running(Struct, frozen=True):
 
 
 def running(directory: Path) -> Running | None:
-    """The broker of the directory; None if none lives."""
+    """Return the broker of the directory; None if none runs."""
     try:
         if not lock_held(directory):
             return None
@@ -54,13 +54,13 @@ def running(directory: Path) -> Running | None:
 
 
 def start(directory: Path, flags: list[str]) -> str:
-    """Starts a broker in a session of its own, and returns its ready line.
+    """Start a broker in a session of its own, and return its ready line.
 
-    It is a fresh interpreter: this process has threads, and must not fork. What it says goes to
-    ``broker.log`` in its directory.
+    It is a new interpreter: this process has threads, so it must not fork. The broker's output goes
+    to ``broker.log`` in its directory.
 
     Raises:
-        IsologError: what kept it from starting.
+        IsologError: the reason why it did not start.
     """
     directory = directory.absolute()
     check_ours(directory)
@@ -101,7 +101,7 @@ def start(directory: Path, flags: list[str]) -> str:
 
 
 def _ended(process: subprocess.Popen[bytes]) -> None:
-    """Waits for a broker that could not start; one that neither serves nor ends is killed."""
+    """Wait for a broker that could not start; kill it if it neither serves nor ends."""
     try:
         process.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
@@ -110,16 +110,16 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
 
 
 def stop(directory: Path, timeout_s: float) -> int:
-    """Ends the broker of the directory cleanly, waits until it is gone, and returns its process id.
+    """End the directory's broker cleanly, wait until it has exited, and return its process id.
 
     Raises:
-        BrokerUnavailable: none lives, or it is out of reach (on another host, in a container).
+        BrokerUnavailable: none runs, or it is out of reach (on another host, in a container).
         RequestTimeout: it did not end in time; it may still do so.
     """
     deadline = time.monotonic() + timeout_s
     found = running(directory)
     while found is not None and found.pid is None and time.monotonic() < deadline:
-        time.sleep(_POLL_S)  # it holds the lock and does not serve yet
+        time.sleep(_POLL_S)  # it holds the lock but does not serve yet
         found = running(directory)
     if found is None:
         raise BrokerUnavailable(f"no broker serves {directory}", hint="There is nothing to stop.")
@@ -143,9 +143,9 @@ def stop(directory: Path, timeout_s: float) -> int:
 
 
 def _handle(pid: int, directory: Path) -> int | None:
-    """A pidfd of the process if it has the directory's lock file open; None if not, or not ours.
+    """Return a pidfd of the process if it has the directory's lock file open, else None.
 
-    The pidfd is taken first: after that the number cannot come to mean another process.
+    The pidfd comes first: from then on the process id cannot be reused for another process.
     """
     try:
         handle = os.pidfd_open(pid)

@@ -23,7 +23,7 @@ from spark_stream.client.connecting.connection import Connection
 from spark_stream.client.log import Log
 from spark_stream.errors import BrokerUnavailable, InvalidConfig, InvalidOption
 
-DIRECTORY_VARIABLE: Final = "ISOLOG_DIR"  # the one that BrokerConfig reads
+DIRECTORY_VARIABLE: Final = "ISOLOG_DIR"  # BrokerConfig reads it too
 
 app = typer.Typer(no_args_is_help=True, help="Start, stop and look at a broker.")
 
@@ -93,7 +93,7 @@ def start(
         typer.Option(
             "--id",
             metavar="NAME",
-            help="The broker's id, where DIR is new. Default: one that nobody else has.",
+            help="The broker's id, if DIR is new. Default: a unique one.",
             show_default=False,
         ),
     ] = None,
@@ -101,7 +101,7 @@ def start(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Where it stands: replicas of a partition are put into different racks.",
+            help="Its rack: replicas of a partition are put into different racks.",
             show_default=False,
         ),
     ] = None,
@@ -114,12 +114,12 @@ def start(
         typer.Option(
             metavar="N",
             min=0.0,
-            help="End after so long without a call. Default: 0, which is never.",
+            help="End after this long without a call. Default: 0, which is never.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Runs a broker until SIGTERM or Ctrl-C. Once it serves, it prints its address.
+    """Run a broker until SIGTERM or Ctrl-C. Once it serves, it prints its address.
 
     \b
     isolog broker start --dir data/
@@ -174,7 +174,7 @@ def stop(
         float, typer.Option(metavar="SECONDS", min=0.0, help="How long to wait for its end.")
     ] = 30.0,
 ) -> None:
-    """Ends the broker of a directory, and returns when it is gone. Nothing acknowledged is lost.
+    """Stop the broker of a directory, and return once it has ended. Nothing acknowledged is lost.
 
     \b
     isolog broker stop --dir data/
@@ -192,7 +192,7 @@ def status(
     ] = 5.0,
     output: Output = Listing.TABLE,
 ) -> None:
-    """Shows a broker's own account of itself. Exit code 1 if none runs; it never starts one.
+    """Show the status that a broker reports. Exit code 1 if none runs; it never starts one.
 
     \b
     isolog broker status --dir data/
@@ -210,10 +210,10 @@ def status(
 
 
 def _address(directory: Path | None) -> str:
-    """Where the directory's broker listens.
+    """Return the address at which the directory's broker listens.
 
     Raises:
-        BrokerUnavailable: none lives, or it does not serve yet.
+        BrokerUnavailable: none runs, or it does not serve yet.
     """
     directory = _directory(directory)
     found = background.running(directory)
@@ -227,10 +227,10 @@ def _address(directory: Path | None) -> str:
 
 
 def _directory(directory: Path | None) -> Path:
-    """--dir, or else what a variable names.
+    """Return --dir, or else the directory that a variable names.
 
     Raises:
-        InvalidOption: nothing names one.
+        InvalidOption: neither names one.
         BrokerUnavailable: there is no such directory, so no broker serves it.
     """
     if directory is None:
@@ -241,7 +241,7 @@ def _directory(directory: Path | None) -> Path:
 
 
 def _named_directory() -> Path:
-    """What a variable names: the broker's own, or else that of all commands."""
+    """Return the directory in the broker's own variable, or else in that of all commands."""
     named = os.environ.get(DIRECTORY_VARIABLE) or os.environ.get(PATH_VARIABLE)
     if not named:
         raise InvalidOption(

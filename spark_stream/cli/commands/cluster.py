@@ -32,7 +32,7 @@ app = typer.Typer(no_args_is_help=True, help="Look at a cluster, and take broker
 def status(
     bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
 ) -> None:
-    """Show the brokers, which of them are alive, and what is amiss. Exit code 1 if anything is.
+    """Show the brokers, which of them are alive, and any problems. Exit code 1 if there are any.
 
     \b
     isolog cluster status --bootstrap localhost:9092
@@ -52,10 +52,10 @@ def decommission(
     path: LogPath = None,
     yes: Yes = False,
 ) -> None:
-    """Takes a broker out of the cluster: its replicas move to other brokers.
+    """Take a broker out of the cluster: its replicas move to other brokers.
 
-    The broker may be dead. One that lives goes on serving until its replicas are in sync elsewhere;
-    `isolog cluster status` shows it until then, and stop it after that.
+    The broker may be dead. A live one keeps serving until its replicas are in sync elsewhere;
+    `isolog cluster status` shows it until then. Stop it after that.
 
     \b
     isolog cluster decommission 3 --bootstrap localhost:9092
@@ -75,9 +75,9 @@ def recommission(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Lets a broker stay that was to leave, and gives it replicas again.
+    """Cancel a decommission: the broker stays, and gets replicas again.
 
-    Replicas that have begun to move go on; `isolog topic cancel-moves` keeps those of a topic.
+    Moves that already started continue; `isolog topic cancel-moves` cancels those of a topic.
 
     \b
     isolog cluster recommission 3 --bootstrap localhost:9092
@@ -134,11 +134,11 @@ def restore(
     path: LogPath = None,
     force: Force = False,
 ) -> None:
-    """Put the metadata store back: what running brokers have open, or else a backup.
+    """Restore the metadata store: from what running brokers have open, or else from a backup.
 
-    A store that was deleted under running brokers is not lost: without FILE they write it back. A
-    backup is put back after all brokers have ended; all of them have to come back then, and the
-    longest log of each partition leads.
+    A store that was deleted under running brokers is not lost: without FILE they write it back.
+    Restore a backup only after all brokers have ended; then all of them have to start again, and
+    the longest log of each partition leads.
 
     \b
     isolog cluster restore --bootstrap localhost:9092

@@ -1,4 +1,4 @@
-"""``isolog consume``: records of a topic to standard output."""
+"""``isolog consume``: print records of a topic to standard output."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def consume(
             metavar="N",
             min=0,
             max=INT64_MAX,
-            help="End after so many.",
+            help="End after this many records.",
             show_default=False,
             rich_help_panel=_WHICH,
         ),
@@ -120,7 +120,7 @@ def consume(
         typer.Option("--metadata", help="Add _topic, _partition, _offset and _timestamp."),
     ] = False,
 ) -> None:
-    """Prints the records of a topic, up to what its isolation level shows now.
+    """Print the records of a topic, up to what its isolation level shows now.
 
     \b
     isolog consume greetings --path data/
@@ -166,7 +166,7 @@ def _columns(
     asked: str | None,
     metadata: bool,
 ) -> list[str]:
-    """The columns to read."""
+    """Return the names of the columns to read."""
     if template is not None:
         return template.columns
     if shape is Shape.RAW:
@@ -182,14 +182,14 @@ def _columns(
             raise InvalidOption("--columns names a column twice", hint="Name each once.")
         return names + [field.name for field in METADATA if metadata and field.name not in names]
     if is_default(schema):
-        # What nobody reads in a line: the topic was named, and headers are lists.
+        # Not useful in a line: the topic was named by the user, and headers are lists.
         left_out = ("topic", "headers") if shape in (Shape.TABLE, Shape.CSV) else ()
         return [name for name in _RECORD if name not in left_out]
     return [*schema.names, *(field.name for field in METADATA if metadata)]
 
 
 def _first(batches: Iterator[pa.RecordBatch], count: int | None) -> Iterator[pa.RecordBatch]:
-    """The first ``count`` records; stops as soon as it has them."""
+    """Yield the first ``count`` records (None: all); stop as soon as they are there."""
     if count is None:
         yield from batches
         return
@@ -202,7 +202,7 @@ def _first(batches: Iterator[pa.RecordBatch], count: int | None) -> Iterator[pa.
 
 
 def _count(spans: list[Span], count: int | None) -> int | None:
-    """How many records there are at most; None without an end."""
+    """Return how many records there are at most; None without an end."""
     ends = [each.end for each in spans]
     if None in ends:
         return count
@@ -213,7 +213,7 @@ def _count(spans: list[Span], count: int | None) -> int | None:
 def _watched(
     batches: Iterator[pa.RecordBatch], topic: str, count: int | None
 ) -> Iterator[pa.RecordBatch]:
-    """The batches; a bar shows how many of ``count`` records they were, if it is known."""
+    """Yield the batches; a bar shows their share of ``count`` records, if that is known."""
     if not count:
         yield from batches
         return
@@ -236,20 +236,20 @@ def _copy(batches: Iterator[pa.RecordBatch], writer: Writer, sink: BinaryIO) -> 
 
 @contextmanager
 def _standard_output() -> Iterator[BinaryIO]:
-    """Standard output for bytes. A reader that closes the pipe has seen enough: a quiet end."""
-    # Not sys.stdout.buffer: under PYTHONUNBUFFERED that is a bare file, whose writes may be short.
+    """Open standard output for bytes; end the command quietly if its reader closes the pipe."""
+    # Not sys.stdout.buffer: with PYTHONUNBUFFERED it is a raw file, whose writes may be short.
     sink = open(sys.stdout.fileno(), "wb", buffering=_BUFFER_BYTES, closefd=False)  # noqa: SIM115
     try:
         yield sink
     except OSError as error:
-        discard_output()  # what is still in the buffer of the sink, too
+        discard_output()  # also what is left in the sink's buffer
         if error.errno == errno.EPIPE:
             raise typer.Exit(0) from None
         raise
 
 
 def _check_reader() -> None:
-    """BrokenPipeError once nobody reads any more: while a topic is quiet no write would tell."""
+    """Raise BrokenPipeError once the reader is gone: in a quiet topic no write would notice it."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     if any(event & select.POLLERR for _, event in poll.poll(0)):

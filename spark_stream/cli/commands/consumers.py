@@ -1,7 +1,7 @@
 """``isolog consumers``: list, describe, delete.
 
-Under a consumer's name the store remembers where a client's named consumer goes on, and where a
-Spark query with the option ``consumer`` first started and how far it has come.
+For a consumer's name the store keeps the position of a client's named consumer, and where a Spark
+query with the option ``consumer`` first started and how far it has come.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ConsumerName = Annotated[
 def list_consumers(
     bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
 ) -> None:
-    """Lists consumers by name: clients', and Spark queries with the option "consumer".
+    """List consumers by name: clients', and Spark queries with the option "consumer".
 
     \b
     isolog consumers list --path data/
@@ -53,9 +53,9 @@ def describe(
     path: LogPath = None,
     output: Output = Listing.TABLE,
 ) -> None:
-    """Shows where a consumer reads on in each partition, and how much is left.
+    """Show the position of a consumer in each partition, and how much is left to read.
 
-    A query's lag is counted under its isolation level, a client's up to the logs' ends.
+    A query's lag is counted under its isolation level, a client's up to the ends of the logs.
 
     \b
     isolog consumers describe departures --path data/
@@ -72,11 +72,11 @@ def delete(
     path: LogPath = None,
     yes: Yes = False,
 ) -> None:
-    """Forgets a name: a query's pinned start, or where a client's consumer goes on.
+    """Forget a name: a query's pinned start, or the positions of a client's consumer.
 
-    A query that starts under the name with a new checkpoint then starts where its options say. One
-    that runs goes on, and is listed again with its next records. A client's consumer that runs has
-    lost its name, and is told so.
+    A query that later starts under the name with a new checkpoint starts where its options say. A
+    running query continues, and is listed again with its next records. A client's running consumer
+    loses its name, and gets an error.
 
     \b
     isolog consumers delete departures --path data/ --yes

@@ -1,4 +1,4 @@
-"""``isolog produce``: records of standard input or of a file into a topic."""
+"""``isolog produce``: write records of standard input or of a file to a topic."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def produce(
         str | None,
         typer.Option(
             metavar="ID",
-            help="The identity; whoever takes it over fences who had it. Default: a new one.",
+            help="The identity; a newer producer with it fences the older. Default: a new one.",
             show_default=False,
             rich_help_panel=_TRANSACTION,
         ),
@@ -158,12 +158,12 @@ def produce(
         ),
     ] = False,
 ) -> None:
-    """Writes records to a topic: lines, or the rows of CSV, JSON lines, Parquet or Arrow.
+    """Write records to a topic: lines, or the rows of CSV, JSON lines, Parquet or Arrow.
 
-    Columns are cast to the topic's types; what does not fit is refused, and the column named.
-    In CSV and JSON a moment without a zone is UTC, and binary is base64; columns that take nulls
-    may be missing. What `consume -o json` prints is taken back to the same records; of its metadata
-    the partition says where a record goes (--partition wins), the rest is passed over.
+    Columns are cast to the topic's types; a value that does not fit is refused, and its column
+    named. In CSV and JSON a moment without a zone is UTC, and binary is base64; columns that take
+    nulls may be missing. The output of `consume -o json` is read back as the same records; of its
+    metadata only the partition is used, unless --partition is given.
 
     \b
     echo hello | isolog produce greetings --path data/
@@ -227,7 +227,7 @@ def produce(
 
 
 def _described(opened: Log, topic: str, create: bool) -> TopicDescription | None:
-    """The topic; None if it is to be made."""
+    """Return the topic; None if it does not exist and ``create`` is set."""
     try:
         return opened.describe(topic)
     except UnknownTopic as error:
@@ -247,7 +247,7 @@ def _format(
     given: Format | None,
     columns: pa.Schema | None,
 ) -> Format:
-    """The input's format. Text for a default-schema topic is lines unless told otherwise."""
+    """Return the input's format. Text for a default-schema topic is lines, unless one is given."""
     found = given or format_of(file)
     typed = columns is not None if known is None else not is_default(known.schema)
     if found is None and typed:
@@ -266,7 +266,7 @@ def _format(
 
 
 def _check_partition(topic: str, partition: int | None, count: int) -> None:
-    """Refuses a partition that the topic lacks before anything is read or made."""
+    """Refuse a partition that the topic lacks, before anything is read or created."""
     if partition is not None and partition >= count:
         has = "only partition 0" if count == 1 else f"partitions 0 to {count - 1}"
         raise UnknownPartition(
@@ -290,7 +290,7 @@ def _check(reading: Reading) -> None:
 
 
 def _new_schema(reading: Reading) -> pa.Schema | None:
-    """The schema of a topic that is made for this input; None is the default one."""
+    """Return the schema of the topic to create for this input; None is the default schema."""
     if reading.columns is not None or reading.format is Format.LINES:
         return reading.columns
     if not reading.headed:
@@ -307,10 +307,10 @@ def _new_schema(reading: Reading) -> pa.Schema | None:
 
 
 def _rehearse(reading: Reading, columns: pa.Schema | None) -> None:
-    """Reads the first block of a file of text as it is read later: no topic is made in vain.
+    """Read a text file's first block as it will be read later, before its topic is created.
 
     Raises:
-        InvalidRecord, SchemaMismatch: a record of it does not fit.
+        InvalidRecord, SchemaMismatch: a record in it does not fit.
     """
     if columns is None or reading.file is None or reading.format not in TEXT:
         return
@@ -323,7 +323,7 @@ def _rehearse(reading: Reading, columns: pa.Schema | None) -> None:
 
 
 def _by_columns(reading: Reading, known: TopicDescription) -> Reading:
-    """The input is read by the topic's columns, unless --schema names others."""
+    """Let the input be read by the topic's columns, unless --schema names others."""
     return structs.replace(
         reading,
         columns=reading.columns or known.schema,
@@ -333,7 +333,7 @@ def _by_columns(reading: Reading, known: TopicDescription) -> Reading:
 
 
 def _fittings(reading: Reading, known: TopicDescription) -> list[Fitting]:
-    """What makes a batch of the input one of the topic, by way of --schema if that is given."""
+    """Return the steps from the input's batches to the topic's, by way of --schema if given."""
     text = reading.format in TEXT
     if reading.columns is None or reading.columns is known.schema:
         return [Fitting.of_topic(known.schema, text)]

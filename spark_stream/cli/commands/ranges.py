@@ -1,4 +1,4 @@
-"""Which offsets ``consume`` reads, and reading them: up to an end, or on and on."""
+"""Which offsets ``consume`` reads, and reading them: up to an end, or without end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _AGO: Final = re.compile(rf"([0-9]+)([{''.join(_UNITS)}])")
 
 
 def place_of(option: str, text: str) -> Place:
-    """Return the place that a user writes: a name, an offset (-N: N before the end), a moment.
+    """Parse a place as a user writes it: a name, an offset (-N: N before the end), or a moment.
 
     A moment is ISO 8601, without a zone in UTC, or how long ago it was: ``90s``, ``1h``.
     """
@@ -51,7 +51,7 @@ def place_of(option: str, text: str) -> Place:
 
 
 def check_order(start: Place, end: Place | None) -> None:
-    """InvalidOption if a range as it was asked for ends before it starts, whatever the log has."""
+    """Raise InvalidOption if the range ends before it starts, whatever the log holds."""
     if end == "earliest":
         raise InvalidOption(
             "--to earliest: nothing is before the first record",
@@ -73,7 +73,7 @@ def check_order(start: Place, end: Place | None) -> None:
 
 
 class Span(Struct, frozen=True):
-    """Offsets of one partition; ``end`` is exclusive, None means on and on."""
+    """Offsets of one partition; ``end`` is exclusive, None means without end."""
 
     source: Source
     start: int
@@ -81,7 +81,7 @@ class Span(Struct, frozen=True):
 
 
 class Wanted(Struct, frozen=True):
-    """What is to be read of a topic. Without an ``end`` it is the isolation's bound, or none."""
+    """What to read of a topic. Without ``end``: up to the isolation's bound, or on (``follow``)."""
 
     topic: str
     isolation: Isolation
@@ -91,10 +91,10 @@ class Wanted(Struct, frozen=True):
     follow: bool
 
     def spans(self, topics: TopicsClient, view: View) -> list[Span]:
-        """The offsets of each partition, as they are now.
+        """Return the offsets to read of each partition, as they are now.
 
         Raises:
-            UnknownPartition: one that was asked for is not there.
+            UnknownPartition: a partition that was asked for does not exist.
         """
         known = topics.describe(self.topic)
         count = len(known.partitions)
@@ -126,12 +126,12 @@ class Wanted(Struct, frozen=True):
 
 
 def bounded(spans: list[Span]) -> Iterator[pa.RecordBatch]:
-    """All that is visible, partition after partition, at most up to the isolation's bound."""
+    """Yield all that is visible, partition by partition, at most up to the isolation's bound."""
     for span in spans:
         assert span.end is not None
         if (
             span.start > span.end
-        ):  # nothing, unless there never was such an offset: the leader knows
+        ):  # empty; but an offset that never existed is an error, which the leader finds
             check_place(span.source, span.start, span.end)
         for fetched in read_range(span.source, span.start, span.end):
             if fetched.batch.num_rows:
@@ -139,9 +139,9 @@ def bounded(spans: list[Span]) -> Iterator[pa.RecordBatch]:
 
 
 def followed(spans: list[Span], idle: Callable[[], None]) -> Iterator[pa.RecordBatch]:
-    """Batches as they come, of all partitions; Ctrl-C or SIGTERM ends it, between two batches.
+    """Yield batches as they come, of all partitions, until Ctrl-C or SIGTERM, between two batches.
 
-    ``idle`` is called now and then while nothing comes.
+    ``idle`` is called from time to time while nothing comes.
     """
     feed = Feed(
         [
@@ -168,7 +168,7 @@ def followed(spans: list[Span], idle: Callable[[], None]) -> Iterator[pa.RecordB
 
 
 class _Interrupt:
-    """The first signal lets the batch at hand be written; the second does not wait for that."""
+    """Signals: the first lets the current batch be written, the second interrupts it."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -181,7 +181,7 @@ class _Interrupt:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Inside, a signal interrupts."""
+        """Let a signal interrupt at once inside the block."""
         self._at_once = True
         try:
             yield

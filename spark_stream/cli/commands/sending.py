@@ -1,4 +1,4 @@
-"""Records of an input to a topic: those that the leader takes, or all of them or none."""
+"""Send records of an input to a topic: as far as the leader takes them, or all or none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from spark_stream.errors import (
 )
 from spark_stream.wire.messages import TopicDescription
 
-_LOOK_S: Final = 0.2  # so often signals are looked for while the broker is waited for
+_LOOK_S: Final = 0.2  # how often to check for signals while waiting for the broker
 _BYTES: Final = 4096
 _NOT_COMMITTED: Final = (
     TransactionAborted,
@@ -40,7 +40,7 @@ _NOT_COMMITTED: Final = (
     InvalidTransaction,
     ForeignBranch,
 )
-"""The errors of a commit after which nothing of it is visible; after others it may be."""
+"""The errors of a commit after which none of it is visible; after others it may be."""
 
 
 class Work(Struct, frozen=True):
@@ -55,7 +55,7 @@ class Work(Struct, frozen=True):
     isolation: str
 
     def write(self) -> None:
-        """Writes all records; those before one that is refused stay."""
+        """Write all records; if one is refused, those before it stay."""
         producer = self.log.producer(isolation=self.isolation)
         self._greet("Ctrl-D ends")
         sent = _Sent()
@@ -66,7 +66,7 @@ class Work(Struct, frozen=True):
             note(f"{counted(sent.records, 'record')} to {self.topic.name}")
 
     def write_all_or_nothing(self, transactional_id: str, timeout_ms: int) -> None:
-        """Writes all records in one transaction, which any error, or signal, aborts."""
+        """Write all records in one transaction; any error or signal aborts it."""
         self._greet("Ctrl-D commits, Ctrl-C aborts")
         sent = _Sent()
         name = self.topic.name
@@ -97,7 +97,7 @@ class Work(Struct, frozen=True):
             note(f"{self.reading.format} to {self.topic.name}, {ends}:")
 
     def _interrupts(self, *signals: signal.Signals) -> Interrupts:
-        # Arrow reads its own formats: there is no point between two waits to look at.
+        # Arrow reads its own formats without a point at which signals could be checked.
         return Interrupts(*signals, at_once=self.reading.format not in TEXT)
 
     def _copy(self, producer: Producer, sent: _Sent, interrupts: Interrupts) -> None:
@@ -129,7 +129,7 @@ class Work(Struct, frozen=True):
 
 
 def _flush(producer: Producer, interrupts: Interrupts) -> None:
-    """Wait until all that was sent is settled."""
+    """Wait until all that was sent is acknowledged or has failed."""
     while True:
         interrupts.check()
         with suppress(TimeoutError):
@@ -140,9 +140,9 @@ def _flush(producer: Producer, interrupts: Interrupts) -> None:
 class Interrupts:
     """Signals that end the command, as exceptions that come where no lock is held.
 
-    A handler that raises may do so when a lock was just taken, before the block that releases it:
-    whoever takes it next waits for ever. So a handler only notes the signal, and :meth:`check` and
-    :meth:`wait` raise. A second signal is raised at once: the command may be stuck.
+    A handler that raises may do so just after a lock was taken, before the block that releases it:
+    the next thread that takes it waits for ever. So a handler only stores the signal; :meth:`check`
+    and :meth:`wait` raise. A second signal raises at once: the command may be stuck.
     """
 
     def __init__(self, *signals: signal.Signals, at_once: bool) -> None:
@@ -154,8 +154,8 @@ class Interrupts:
     def __enter__(self) -> Self:
         usual = (signal.SIG_DFL, signal.default_int_handler)
         found = {each: signal.getsignal(each) for each in self._signals}
-        self._before = {each: how for each, how in found.items() if how in usual}  # nohup's is not
-        # A signal that comes just before select() begins does not interrupt it; this byte does.
+        self._before = {each: how for each, how in found.items() if how in usual}  # keep nohup's
+        # A signal just before select() begins does not interrupt it; this byte does.
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wake, False)
@@ -172,7 +172,7 @@ class Interrupts:
         os.close(self._wake)
 
     def check(self) -> None:
-        """Raise what a signal stands for, if one has come."""
+        """Raise KeyboardInterrupt or SystemExit if a signal has come."""
         if self._found == signal.SIGINT:
             raise KeyboardInterrupt
         if self._found is not None:
@@ -193,21 +193,21 @@ class Interrupts:
 
 
 class _Sent:
-    """Counts what was acknowledged, and stops the reading of more once something was refused."""
+    """Counts acknowledged records, and stops the reading once some were refused."""
 
     def __init__(self) -> None:
         self._waiting: deque[Future[Written]] = deque()
         self._records = 0
 
     def append(self, future: Future[Written]) -> None:
-        """Takes note of a batch; raises the error of an earlier one."""
+        """Add a batch that was sent; raise the error of an earlier one."""
         self._waiting.append(future)
         while self._waiting and self._waiting[0].done():
             self._count(self._waiting[0].exception())
 
     @property
     def records(self) -> int:
-        """How many records are in the log. Waits until that is known."""
+        """How many records are in the log. Waits until all batches are settled."""
         for future in list(self._waiting):
             with suppress(IsologError):
                 self._count(future.exception())

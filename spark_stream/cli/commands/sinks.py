@@ -65,7 +65,7 @@ def list_sinks(
 def delete(
     sink_id: SinkId, bootstrap: Bootstrap = None, path: LogPath = None, yes: Yes = False
 ) -> None:
-    """Forget a sink, and which batch it committed last. Another query may use its id then.
+    """Forget a sink, and which batch it committed last. Then another query may use its id.
 
     If its own query is started again and repeats that batch, the batch is written twice.
 
@@ -74,7 +74,7 @@ def delete(
     """
     with log(bootstrap, path) as opened:
         for each in opened.sinks():
-            if each.transactional_id == sink_id:  # one that is not there is refused by the broker
+            if each.transactional_id == sink_id:  # the broker refuses an unknown id
                 what = f"sink {sink_id} of query {each.query}, last batch {_batch(each)}"
                 confirm(yes, f"Forget {what}?", "delete it")
         opened.delete_sink(sink_id)

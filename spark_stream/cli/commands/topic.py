@@ -82,7 +82,7 @@ def create(
         typer.Option("--if-not-exists", help="Leave a topic of that name as it is: no error."),
     ] = False,
 ) -> None:
-    """Makes a topic. Without a schema it has Kafka's columns: key, value, headers, timestamp.
+    """Create a topic. Without a schema it has Kafka's columns: key, value, headers, timestamp.
 
     \b
     isolog topic create greetings --path data/
@@ -126,7 +126,7 @@ def create(
 def list_topics(
     bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
 ) -> None:
-    """Lists the names of all topics, one a line.
+    """List the names of all topics, one a line.
 
     \b
     isolog topic list --bootstrap localhost:9092
@@ -139,7 +139,7 @@ def list_topics(
 def describe(
     topic: Topic, bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
 ) -> None:
-    """Shows a topic: its columns, its settings, and the offsets of its partitions.
+    """Show a topic: its columns, its settings, and the offsets of its partitions.
 
     \b
     isolog topic describe flights --path data/
@@ -184,9 +184,10 @@ def alter(
         ),
     ] = None,
 ) -> None:
-    """Gives a topic more partitions, other settings, more columns. Queries that run go on.
+    """Give a topic more partitions, other settings, more columns. Running queries continue.
 
-    Records stay where they are; with more partitions, a key's next records may go to another.
+    Existing records stay where they are; with more partitions, new records of a key may go to
+    another partition.
 
     \b
     isolog topic alter flights --partitions 8
@@ -225,7 +226,7 @@ def move(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Moves a partition to other brokers: the old replicas go once the new ones are in sync.
+    """Move a partition to other brokers: the old replicas go once the new ones are in sync.
 
     \b
     isolog topic move flights 0 2,3,4
@@ -237,7 +238,7 @@ def move(
 
 @app.command("cancel-moves")
 def cancel_moves(topic: Topic, bootstrap: Bootstrap = None, path: LogPath = None) -> None:
-    """Cancels the moves of a topic's partitions that are under way.
+    """Cancel the moves of a topic's partitions that are under way.
 
     \b
     isolog topic cancel-moves flights
@@ -255,9 +256,9 @@ def elect(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Lets the preferred leader of each partition lead, which is the first of its replicas.
+    """Make the preferred leader of each partition lead: the first of its replicas.
 
-    After brokers were away, others lead what they led; this spreads the load again.
+    While brokers were away, others took over what they led; this spreads the load again.
 
     \b
     isolog topic elect flights
@@ -275,7 +276,7 @@ def delete(
     path: LogPath = None,
     yes: Yes = False,
 ) -> None:
-    """Deletes a topic with all its records.
+    """Delete a topic with all its records.
 
     \b
     isolog topic delete flights --path data/ --yes
@@ -288,7 +289,7 @@ def delete(
 
 
 def delete_question(topic: TopicDescription) -> str:
-    """Return what to ask before the topic is deleted."""
+    """Return the question to ask before the topic is deleted."""
     records = record_count(topic)
     if records is None:
         return f"Delete topic {topic.name}? The number of its records is unknown."
@@ -305,7 +306,7 @@ def _differences(
     columns: pa.Schema | None,
     settings: dict[str, str],
 ) -> Iterator[str]:
-    """Where a topic that existed already differs from what was asked for."""
+    """Yield how an existing topic differs from what was asked for."""
     if partitions is not None and partitions != len(found.partitions):
         yield (
             f"not {partitions} partitions: `isolog topic alter {found.name} --partitions"

@@ -1,8 +1,7 @@
 """``isolog transactions``: list, describe, abort.
 
 An open transaction holds readers under read_committed back at its first record in each partition.
-It *hangs* if nobody ends it: it is past its own timeout, or open for longer than the operator
-allows.
+It *hangs* if it is past its own timeout, or open for longer than the operator allows.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ app = typer.Typer(no_args_is_help=True, help="List, describe and abort transacti
 
 
 class State(StrEnum):
-    """Where a transactional id stands."""
+    """The state of a transactional id."""
 
     EMPTY = "empty"
     OPEN = "open"
@@ -68,13 +67,13 @@ def list_transactions(
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help="What is open longer hangs. Default: what is past its own timeout.",
+            help="What is open for longer hangs. Default: what is past its own timeout.",
             show_default=False,
         ),
     ] = None,
     output: Output = Listing.TABLE,
 ) -> None:
-    """Lists all transactional ids, each with its present or last transaction.
+    """List all transactional ids, each with its present or last transaction.
 
     \b
     isolog transactions list --state open
@@ -97,7 +96,7 @@ def describe(
     path: LogPath = None,
     output: Output = Listing.TABLE,
 ) -> None:
-    """Shows a transactional id: its transaction, its owner, and what is held back by it.
+    """Show a transactional id: its transaction, its owner, and how far it holds readers back.
 
     \b
     isolog transactions describe loader-1 --path data/
@@ -118,7 +117,7 @@ def abort(
     """Abort the open transaction of an id, whoever owns it. Its producer is fenced.
 
     Readers under read_committed go on at once and see nothing of it. The producer's next call
-    fails; whether it begins anew is its own affair.
+    fails; it is up to the producer whether it starts again.
 
     \b
     isolog transactions abort loader-1 --path data/ --yes
@@ -129,14 +128,14 @@ def abort(
             note(f"transaction {facts.number} of {transactional_id} is aborted already")
             return
         where = places(facts.partitions)
-        if facts.state == State.OPEN:  # any other is refused, and changes nothing
+        if facts.state == State.OPEN:  # the broker refuses any other, and changes nothing
             what = f"transaction {facts.number} of {transactional_id}"
             wrote = f"which has written to: {where}" if where else "which has written nothing yet"
             confirm(yes, f"Abort {what}, {wrote}?", "abort it")
         ended = opened.abort_transaction(transactional_id)
     [aged] = _aged([ended], None)
     age = "" if aged.age_s is None else f", begun {duration(aged.age_s)} ago"
-    where = places(ended.partitions) or where  # a finished transaction has none any more
+    where = places(ended.partitions) or where  # a finished transaction has no partitions
     wrote = f"; it had written to: {where}" if where else ""
     note(f"aborted transaction {ended.number} of {transactional_id}{age}{wrote}")
 
@@ -147,12 +146,12 @@ def _aged(found: list[TransactionDescription], hangs_after_s: float | None) -> l
 
 
 def _held_back(opened: Log, facts: TransactionDescription) -> dict[tuple[str, int], HeldBack]:
-    """How far readers under read_committed stand behind, where a partition can tell."""
+    """Return how far readers under read_committed are behind, for the partitions that answer."""
     known: dict[tuple[str, int], PartitionDescription] = {}
     for topic in sorted({each.topic for each in facts.partitions}):
         try:
             described = opened.describe(topic).partitions
-        except IsologError:  # deleted, or out of reach: the transaction is to be seen all the same
+        except IsologError:  # deleted, or out of reach: show the transaction all the same
             continue
         known |= {(topic, each.partition): each for each in described}
     return {

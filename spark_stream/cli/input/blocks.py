@@ -1,7 +1,7 @@
-"""Bytes of a pipe or a file as blocks that end between two records.
+"""Cut the bytes of a pipe or a file into blocks that end between two records.
 
-From a pipe a block is what is there: a line that somebody types is handed on at once, and a fast
-writer gets large blocks, which is what makes the work on them cheap.
+A block of a pipe is what is available: a line that a user types is passed on at once, and a fast
+writer gets large blocks, which are cheap to process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LINGER_S: Final = 0.05
 _COMPRESSIONS: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 Cut = Callable[[bytearray, bool], int]
-"""Where the last whole record in these bytes ends; 0 if none does. True: no more bytes come."""
+"""Where the last whole record in these bytes ends; 0 if none does. True: the input has ended."""
 
 Idle = Callable[[int | None], None]
 """Called before a wait for more of the input, with the descriptor that it comes from."""
@@ -33,20 +33,20 @@ class Bytes(Protocol):
     """Where bytes come from."""
 
     def read(self) -> bytes:
-        """Some bytes, as soon as there are any; none at the end."""
+        """Return some bytes as soon as there are any; none at the end."""
 
     def ready(self) -> bool:
-        """Whether :meth:`read` would return at once."""
+        """Return whether :meth:`read` would return at once."""
 
     def fileno(self) -> int | None:
         """Return the descriptor to wait for; None if :meth:`read` never waits."""
 
     def part(self) -> float | None:
-        """Which part of all bytes was read, 0 to 1; None where nobody knows."""
+        """Return the fraction of the bytes that was read, 0 to 1; None if it is unknown."""
 
 
 class Descriptor:
-    """A pipe, a terminal, or a file that is read as it is."""
+    """A pipe, a terminal, or an uncompressed file."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -89,7 +89,7 @@ class Compressed:
 
 
 def bytes_of(file: Path | None) -> Bytes:
-    """The bytes of a file, decompressed by its extension; None is standard input."""
+    """Open a file, decompressing by its extension; None is standard input."""
     if file is None:
         return Descriptor(0)
     compression = _COMPRESSIONS.get(file.suffix.lower())
@@ -99,18 +99,18 @@ def bytes_of(file: Path | None) -> Bytes:
 
 
 def uncompressed_suffix(file: Path) -> str:
-    """The extension that tells what is in the file: ``.csv`` of ``a.csv.gz``."""
+    """Return the extension without that of a compression: ``.csv`` of ``a.csv.gz``."""
     if file.suffix.lower() in _COMPRESSIONS:
         file = file.with_suffix("")
     return file.suffix.lower()
 
 
 def blocks(source: Bytes, cut: Cut, idle: Idle) -> Iterator[bytes]:
-    """Blocks of whole records; ``idle`` is called before a wait for more.
+    """Yield blocks of whole records; call ``idle`` before a wait for more.
 
     Raises:
         RecordTooLarge: no record ends within the largest batch.
-        InvalidRecord: what the cut says of a record that is broken.
+        InvalidRecord: from ``cut``, for a broken record.
     """
     held = bytearray()
     since = 0.0
@@ -134,7 +134,7 @@ def blocks(source: Bytes, cut: Cut, idle: Idle) -> Iterator[bytes]:
                 hint="Check --format; a value must be split that is really as large.",
             )
         elif len(held) >= enough:
-            enough = 2 * len(held)  # else it would be searched again and again
+            enough = 2 * len(held)  # else the same bytes would be searched again and again
         if not source.ready():
             idle(source.fileno())
     while held:
@@ -144,5 +144,5 @@ def blocks(source: Bytes, cut: Cut, idle: Idle) -> Iterator[bytes]:
 
 
 def after_line(held: bytearray, last: bool) -> int:
-    """The :data:`Cut` of lines."""
+    """Return where the last whole line ends: a :data:`Cut`."""
     return len(held) if last else held.rfind(b"\n") + 1

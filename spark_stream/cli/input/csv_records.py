@@ -1,8 +1,8 @@
 """Where a CSV record ends: at a line's end that is not within quotes.
 
-A quote opens where a field begins, and only there; within quotes two of them are one. A closing
-quote that more text follows, and one that never comes, are refused: what is between the two could
-be any number of records.
+A quote opens only at the start of a field; within quotes two of them stand for one. A closing
+quote that is followed by more text, and one that is missing, are refused: what is between could be
+any number of records.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CsvRecords:
         self._torn = re.compile(text + quoted + rb"(?!\r?\Z)")
 
     def __call__(self, held: bytearray, last: bool) -> int:
-        """The end of the last whole record.
+        """Return the end of the last whole record.
 
         Raises:
             InvalidRecord: the first record is broken; the message names its line.
@@ -40,7 +40,7 @@ class CsvRecords:
             end = len(held) if last else held.rfind(b"\n") + 1
         else:
             found = self._whole.match(held)
-            assert found is not None  # it matches nothing at all, too
+            assert found is not None  # the pattern also matches nothing
             end = found.end()
             rest = memoryview(held)[end:]
             if last and self._last.match(rest):

@@ -1,4 +1,4 @@
-"""The columns of a file as those of a topic, which then takes the file."""
+"""The schema of a topic that can take a file."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ _TOO_FINE: Final = "A topic stores microseconds, as Spark does: round the column
 def schema_of_file(
     file: Path, kind: Format | None = None, reading: Reading | None = None
 ) -> pa.Schema:
-    """The columns of a file, in types that a topic and Spark take, and that take all its values.
+    """Return a file's columns, in types that a topic and Spark support and that fit all values.
 
-    Those of CSV and JSON lines are told from the first 64 MiB; unless ``reading`` says otherwise, a
-    column of numbers may have nulls in any usual spelling. Metadata (``_offset``, …) is left out.
+    Those of CSV and JSON lines are inferred from the first 64 MiB; unless ``reading`` says
+    otherwise, a column of numbers may have nulls in any usual spelling. Metadata (``_offset``, …)
+    is left out.
 
     Raises:
-        InvalidOption: the extension is not known.
-        InvalidRecord: the file is not what its extension says, or has a moment that is too fine.
+        InvalidOption: the extension is unknown.
+        InvalidRecord: the file does not match its extension, or a moment has too many digits.
         UnsupportedType: a topic cannot store a column's type.
     """
     kind = kind or format_of(file)
@@ -81,7 +82,7 @@ def _not_shown(part: float | None) -> None:
 
 
 def _sample(reading: Reading) -> pa.Table:
-    """The first records of a text file, with the types that Arrow finds for them."""
+    """Read the first records of a text file, with types inferred by Arrow."""
     with pa.input_stream(str(reading.file), compression="detect") as source:
         sample = source.read(_INFER_BYTES)
     cut, held, whole = reading.cut(), bytearray(sample), len(sample) < _INFER_BYTES
@@ -102,8 +103,8 @@ def _sample(reading: Reading) -> pa.Table:
 
 
 def _plain(kind: pa.DataType, text: bool, path: str) -> pa.DataType:
-    """Return the type of a topic's column for one of a file, where some only say how it is kept."""
-    if pt.is_null(kind) or (pt.is_time(kind) and text):  # a time of day may be a mere count
+    """Return a topic's type for a file's; some of those only say how values are stored."""
+    if pt.is_null(kind) or (pt.is_time(kind) and text):  # a time of day may be a plain duration
         return pa.string()
     if pt.is_timestamp(kind):
         return pa.timestamp("us", "UTC" if kind.tz else None)
@@ -116,7 +117,7 @@ def _plain(kind: pa.DataType, text: bool, path: str) -> pa.DataType:
 
 
 def _may_lose(have: pa.DataType, want: pa.DataType) -> bool:
-    """Whether a value may be lost on the way: a moment that is too fine, or too far away."""
+    """Return whether the cast may lose a value: a moment that is too fine, or out of range."""
     if pt.is_dictionary(have):
         return _may_lose(have.value_type, want)
     if pt.is_timestamp(have):

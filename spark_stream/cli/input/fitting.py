@@ -1,7 +1,7 @@
-"""Batches of a file made into batches of a topic, or an error that names the column and the record.
+"""Convert batches of a file to a topic's schema; an error names the column and the record.
 
-Nothing is lost on the way: numbers that do not fit, text that is no number, a zone that would be
-dropped are refused. In text (CSV, JSON) values are read by the topic's types; binary is base64.
+Nothing is lost: numbers that do not fit, text that is no number, and a zone that would be dropped
+are refused. In text (CSV, JSON) values are read by the topic's types; binary is base64.
 Moments without a zone are UTC.
 """
 
@@ -26,20 +26,20 @@ from spark_stream.schema.schemas import is_default
 from spark_stream.schema.type_names import told_apart, type_name
 
 NULLS: Final = ("NA", "N/A", "NULL", "null")
-"""How files spell null, beside the empty field."""
+"""Spellings of null in files, besides the empty field."""
 
 _SHOWN_MAX: Final = 60
 _HINT: Final = "Mend or drop the record."
 
 
 class _WrongTypeError(Exception):
-    """No value of the one type is a value of the other."""
+    """No value of one type is a value of the other."""
 
 
 class Fitting(Struct, frozen=True):
-    """To the columns of ``schema``; those in ``optional`` may be missing, and are null then.
+    """Converts batches to ``schema``; columns in ``optional`` may be missing, and are null then.
 
-    ``text``: strings stand for values of any type, as in CSV. ``utf8``: strings are the bytes of
+    ``text``: strings may be values of any type, as in CSV. ``utf8``: strings are the bytes of
     binary columns, not their base64.
     """
 
@@ -50,9 +50,9 @@ class Fitting(Struct, frozen=True):
 
     @classmethod
     def of_topic(cls, schema: pa.Schema, text: bool) -> Fitting:
-        """To a topic of this schema; in a default-schema topic the client completes a value.
+        """Convert to a topic's schema; in a default-schema topic the client fills in columns.
 
-        Text may lack columns that take nulls.
+        In text, columns that take nulls may be missing.
         """
         if not is_default(schema):
             nullable = frozenset(each.name for each in schema if each.nullable and text)
@@ -62,10 +62,10 @@ class Fitting(Struct, frozen=True):
         return cls(pa.schema(fields), text, utf8=True, optional=optional)
 
     def fit(self, batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
-        """The batch with exactly the topic's columns; its first row is record number ``first``.
+        """Convert a batch to exactly the topic's columns; its first row is record ``first``.
 
         Raises:
-            SchemaMismatch: a column is missing, is one too many, or has a type that does not fit.
+            SchemaMismatch: a column is missing, unknown, or of a type that does not fit.
             InvalidRecord: a value does not fit.
         """
         names = batch.schema.names
@@ -117,7 +117,7 @@ class Fitting(Struct, frozen=True):
         if pt.is_nested(have) or pt.is_nested(want):
             return self._nested(array, want)
         if self.text and pt.is_floating(have) and pt.is_floating(want):
-            return array.cast(want)  # the nearest to what is written
+            return array.cast(want)  # rounded to the nearest
         if _is_text(have) and self.text:
             return self._from_text(array.cast(pa.string()), want)
         if not any(is_from(have) and is_to(want) for is_from, is_to in _LOSSLESS):
@@ -171,8 +171,10 @@ class Fitting(Struct, frozen=True):
 
 
 def _of_fixed_size(lists: pa.ListArray, want: pa.DataType) -> pa.FixedSizeListArray:
-    """Lists as those of one size; ArrowInvalid if one has another. (Arrow's own cast leaves what is
-    behind a null list to chance.)"""
+    """Convert lists to a type of fixed size; raise ArrowInvalid if one has another size.
+
+    Arrow's own cast leaves the values of a null list undefined.
+    """
     size = want.list_size
     if pc.any(pc.not_equal(pc.list_value_length(lists), size)).as_py():
         raise pa.ArrowInvalid(f"a list has another size than {size}")
@@ -184,7 +186,7 @@ def _of_fixed_size(lists: pa.ListArray, want: pa.DataType) -> pa.FixedSizeListAr
 
 
 def check_names(names: list[str], schema: pa.Schema) -> None:
-    """Whether these are the columns of the schema, in any order.
+    """Check that these are the columns of the schema, in any order.
 
     Raises:
         SchemaMismatch: names the column.
@@ -205,7 +207,7 @@ def check_names(names: list[str], schema: pa.Schema) -> None:
 
 
 def first_bad(count: int, attempt: Callable[[int], object]) -> int:
-    """The first row that fails, of ``count``: ``attempt(n)`` raises if it is among the first n."""
+    """Return the first bad row of ``count``: ``attempt(n)`` raises if the first n rows have it."""
     good, bad = 0, count
     while bad - good > 1:
         middle = (good + bad) // 2
@@ -219,7 +221,7 @@ def first_bad(count: int, attempt: Callable[[int], object]) -> int:
 
 
 def misfit(field: pa.Field, record: int, value: object) -> InvalidRecord:
-    """The error for a value that its column cannot take."""
+    """Return the error for a value that its column cannot take."""
     shown = repr(value) if isinstance(value, str | bytes) else str(value)
     problem = f"column {field.name!r}: {_short(shown)} does not fit {type_name(field.type)}"
     hint = f"If it means null, give --null {value}." if value in NULLS else _HINT
@@ -227,7 +229,7 @@ def misfit(field: pa.Field, record: int, value: object) -> InvalidRecord:
 
 
 def _shown(one: pa.Array, utf8: bool) -> object:
-    """The value of an array of one, to show. (Arrow cannot give Python its nanoseconds.)"""
+    """Return the value of an array of one, for messages; Python has no nanoseconds."""
     kind = one.type
     if _is_text(kind) or _is_bytes(kind) or _is_number(kind):
         return one[0].as_py()
@@ -246,7 +248,7 @@ def _short(text: str) -> str:
 
 
 def bad_record(record: int, problem: str, hint: str = _HINT) -> InvalidRecord:
-    """The error for a record of the input, counted from 1."""
+    """Return the error for a record of the input, counted from 1."""
     return InvalidRecord(f"record {record}: {problem}", hint=hint, record=record)
 
 
@@ -273,7 +275,7 @@ _FROM_TEXT: Final[tuple[tuple[_Is, Callable[[pa.StringArray, pa.DataType], pa.Ar
     (pt.is_time, times_of),
     (pt.is_duration, durations_of),
 )
-# Which kinds may become which; Arrow's safe cast then looks at every value.
+# Which kinds may become which; Arrow's safe cast then checks every value.
 _LOSSLESS: Final[tuple[tuple[_Is, _Is], ...]] = (
     (pt.is_integer, _is_number),
     (pt.is_floating, lambda kind: pt.is_floating(kind) or pt.is_integer(kind)),

@@ -1,4 +1,4 @@
-"""What ``produce`` reads: which format a file has, its schema, and its records as Arrow batches."""
+"""What ``produce`` reads: a file's format, its schema, and its records as Arrow batches."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from spark_stream.cli.input.text_inputs import CsvBlocks, Parse, line_records
 from spark_stream.errors import InvalidRecord
 
 BATCH_ROWS: Final = 1 << 16
-BATCH_BYTES: Final = 16 << 20  # some of them fit into the producer's buffer at once
+BATCH_BYTES: Final = 16 << 20  # several fit into the producer's buffer at once
 
 
 class Format(StrEnum):
-    """How records are written down."""
+    """The format of an input."""
 
     LINES = "lines"
     CSV = "csv"
@@ -56,7 +56,7 @@ SUFFIXES: Final = {
 
 
 def format_of(file: Path | None) -> Format | None:
-    """The format that a file's extension names."""
+    """Return the format of a file's extension; None if it is unknown."""
     return None if file is None else SUFFIXES.get(uncompressed_suffix(file))
 
 
@@ -64,9 +64,9 @@ _NO_COLUMNS: Final = pa.schema([])
 
 
 class Reading(Struct, frozen=True):
-    """How an input is to be read. ``columns`` are the names and types that text is read by.
+    """How to read an input. ``columns`` are the names and types by which text is read.
 
-    ``metadata``: columns that JSON may have besides. ``utf8``: see :class:`JsonBlocks`.
+    ``metadata``: more columns that JSON may have. ``utf8``: see :class:`JsonBlocks`.
     """
 
     format: Format
@@ -88,21 +88,21 @@ class Reading(Struct, frozen=True):
         return "\t" if tabs else ","
 
     def cut(self) -> Cut:
-        """Where records of text end."""
+        """Return the function that finds where records of text end."""
         return CsvRecords(self.mark) if self.format is Format.CSV else after_line
 
 
 Moved = Callable[[float | None], None]
-"""Told which part of the input was read, 0 to 1; None where nobody knows."""
+"""Called with the fraction of the input that was read, 0 to 1; None if it is unknown."""
 
 
 def records(
     reading: Reading, idle: Idle, moved: Moved = lambda part: None
 ) -> Iterator[pa.RecordBatch]:
-    """The records of an input. ``idle`` is called before a wait for more, ``moved`` with a batch.
+    """Yield the records of an input. Call ``idle`` before a wait for more, ``moved`` per batch.
 
     Raises:
-        InvalidRecord: the input is not what its format says.
+        InvalidRecord: the input does not match its format.
     """
     if reading.format is Format.PARQUET:
         assert reading.file is not None
@@ -134,7 +134,7 @@ def _parser(reading: Reading) -> Parse:
 def parquet_records(
     file: Path, moved: Moved, columns: list[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a Parquet file (None: all columns), in pieces that can be sent."""
+    """Yield the records of a Parquet file, in pieces that can be sent; ``columns`` None: all."""
     with readable(file, Format.PARQUET), pq.ParquetFile(file) as source:
         total, done = max(1, source.metadata.num_rows), 0
         for batch in source.iter_batches(BATCH_ROWS, columns=columns):
@@ -144,7 +144,7 @@ def parquet_records(
 
 
 def arrow_records(file: Path | None, moved: Moved) -> Iterator[pa.RecordBatch]:
-    """The records of an IPC stream or file, in pieces; from standard input a stream."""
+    """Yield the records of an IPC stream or file, in pieces; standard input is a stream."""
     with readable(file, Format.ARROW):
         if file is None:
             with pa.ipc.open_stream(open(0, "rb", closefd=False)) as stream:
@@ -161,7 +161,7 @@ def arrow_records(file: Path | None, moved: Moved) -> Iterator[pa.RecordBatch]:
 
 
 def arrow_source(file: Path) -> Any:
-    """A reader of an Arrow IPC file or stream."""
+    """Open an Arrow IPC file or stream."""
     mapped = pa.memory_map(str(file))
     is_file = mapped.read(6) == b"ARROW1"
     mapped.seek(0)
@@ -169,13 +169,13 @@ def arrow_source(file: Path) -> Any:
 
 
 def _valid(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch, unless its buffers lie: Arrow reads them as they are, wherever that leads."""
+    """Check the batch's buffers, and return it: Arrow itself trusts them, whatever they contain."""
     batch.validate(full=True)
     return batch
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch in parts that are small enough to be sent."""
+    """Split the batch into parts that are small enough to be sent."""
     rows = BATCH_ROWS
     if batch.nbytes > BATCH_BYTES:
         rows = max(1, min(rows, batch.num_rows * BATCH_BYTES // batch.nbytes))
@@ -185,7 +185,7 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def readable(file: Path | None, kind: Format) -> Iterator[None]:
-    """Arrow's errors about a file, and the system's, as ours."""
+    """Turn errors of Arrow and of the system about a file into InvalidRecord."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:

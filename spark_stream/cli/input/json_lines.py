@@ -1,8 +1,7 @@
-"""JSON lines as Arrow batches: what ``texts.json_lines`` writes, and what others write.
+"""JSON lines as Arrow batches: those that ``texts.json_lines`` writes, and others.
 
-Arrow's own reader takes most blocks. It knows no objects whose keys are not known before, no
-``"NaN"`` and no bytes that are not UTF-8; a block with such a thing, or with an error, is read line
-by line.
+Arrow's own reader reads most blocks. It supports no objects with arbitrary keys, no ``"NaN"`` and
+no bytes that are not UTF-8; a block with one of these, or with an error, is read line by line.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ from spark_stream.errors import InvalidRecord
 from spark_stream.schema.schemas import empty_batch
 
 DEPTH_MAX: Final = 128
-"""How deep values may be nested. Arrow's files end at 64; readers of JSON crash far beyond."""
+"""How deep values may be nested. Arrow's files allow 64; JSON readers crash at far more."""
 
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _NULL: Final = re.compile(rb"(?:^|\})[ \t\r]*null\b", re.MULTILINE)
 _NO_COLUMNS: Final = pa.schema([])
 _TEXT: Final = pa.string()
 _NO_VALUE: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError)
-"""What the reading of a value raises if the value is not of its type."""
+"""What reading a value raises if the value is not of its type."""
 
 
 class JsonBlocks(Struct, frozen=True):
-    """Blocks of JSON lines, read by the columns of ``schema``; what a line lacks is null.
+    """Blocks of JSON lines, read by the columns of ``schema``; a missing one is null.
 
-    ``metadata``: columns that a line may have besides; they are there only if some line has them.
+    ``metadata``: more columns that a line may have; the batch has those that some line has.
     ``utf8``: binary is text, or ``{"base64": "…"}`` for other bytes (default-schema topics).
     """
 
@@ -47,7 +46,7 @@ class JsonBlocks(Struct, frozen=True):
     utf8: bool = False
 
     def parse(self, block: bytes, first: int) -> pa.RecordBatch:
-        """A block of whole lines; its first record is number ``first``.
+        """Parse a block of whole lines; its first record is number ``first``.
 
         Raises:
             InvalidRecord: a line is not JSON, or has a value that is not of its column's type.
@@ -73,12 +72,12 @@ class JsonBlocks(Struct, frozen=True):
 
     def _read(self, block: bytes) -> pa.RecordBatch:
         if not any(_is_for_python(each.type) for each in self.schema):
-            block.decode()  # Arrow's reader does not look
+            block.decode()  # Arrow's reader does not check
             fields = [pa.field(each.name, read_type(each.type)) for each in self._all]
             try:
                 return _read_json(block, pa.schema(fields))
             except pa.ArrowInvalid:
-                pass  # a form that it does not know, or an error
+                pass  # a form that it does not support, or an error
         return self._read_lines(block)
 
     def _read_lines(self, block: bytes) -> pa.RecordBatch:
@@ -96,7 +95,7 @@ class JsonBlocks(Struct, frozen=True):
         )
 
     def _refused(self, block: bytes, first: int) -> InvalidRecord:
-        """What is wrong with the first bad line; the readers say little of it."""
+        """Return the error for the first bad line: Arrow's own errors say too little."""
         found = _lines(block)
         row = first_bad(len(found), lambda count: self._read_lines(b"\n".join(found[:count])))
         number, line = first + row, found[row]
@@ -121,7 +120,7 @@ class JsonBlocks(Struct, frozen=True):
 
 
 def read_type(want: pa.DataType, raw: pa.DataType = _TEXT) -> pa.DataType:
-    """The type in which JSON has values of ``want``: strings for what JSON has no type for.
+    """Return the type in which JSON has values of ``want``: a string if JSON has no such type.
 
     ``raw`` is that of binary values.
     """
@@ -136,7 +135,7 @@ def read_type(want: pa.DataType, raw: pa.DataType = _TEXT) -> pa.DataType:
         return pa.struct([pa.field(each.name, read_type(each.type, raw)) for each in fields])
     if pt.is_integer(want):
         return pa.int64()
-    if pt.is_decimal(want):  # wide: the reader does not look at the precision, the later cast does
+    if pt.is_decimal(want):  # wide: not the reader but the later cast checks the precision
         return pa.decimal256(76, want.scale)
     if pt.is_float16(want):
         return pa.float32()
@@ -158,7 +157,7 @@ def _read_json(block: bytes, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _is_for_python(kind: pa.DataType) -> bool:
-    """Whether it has a map, or nulls in a list: Arrow's reader makes invalid lists of those."""
+    """Return whether Arrow's reader would make invalid lists: of a map, or of nulls in a list."""
     if not pt.is_nested(kind):
         return False
     inner = [kind.field(i).type for i in range(kind.num_fields)]
@@ -169,7 +168,7 @@ def _is_for_python(kind: pa.DataType) -> bool:
 
 
 class _Object(list[tuple[str, Any]]):
-    """A JSON object as a list of pairs, because a map may have a key twice; not a JSON list."""
+    """A JSON object as a list of pairs, since a map may have a key twice; not a JSON list."""
 
 
 def _lines(block: bytes) -> list[bytes]:
@@ -190,7 +189,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _value(value: Any, kind: pa.DataType, utf8: bool) -> Any:
-    """A JSON value as Arrow takes it for :func:`read_type` of its type.
+    """Convert a JSON value for an Arrow array of the type :func:`read_type` of ``kind``.
 
     Raises:
         TypeError, ValueError, ArithmeticError: it is not of the type. Arrow checks the rest.
@@ -229,7 +228,7 @@ def _value(value: Any, kind: pa.DataType, utf8: bool) -> Any:
 
 
 def _key(text: str, kind: pa.DataType, utf8: bool) -> Any:
-    """A map's key: the value's JSON where the type is nested, else its text."""
+    """Return a map's key: parsed as JSON if its type is nested, else its text."""
     return _value(_loaded(text), kind, utf8) if pt.is_nested(kind) else text
 
 
@@ -268,14 +267,14 @@ def _bytes(value: Any) -> bytes:
 
 
 def check_lines(block: bytes, first: int) -> None:
-    """InvalidRecord for a line that could crash Arrow's reader: a mere null, or nested too deep."""
+    """Raise InvalidRecord for a line that could crash Arrow's reader: a bare null, or too deep."""
     if _NULL.search(block):
         for row, line in enumerate(_lines(block)):
             if _NULL.search(_STRING.sub(b'""', line)):
                 raise bad_record(first + row, f"no JSON object: {_shown(line)}")
     if block.count(b"[") + block.count(b"{") <= DEPTH_MAX:
         return
-    if _depth(block) <= DEPTH_MAX:  # as if brackets within strings counted
+    if _depth(block) <= DEPTH_MAX:  # brackets within strings are counted too
         return
     for row, line in enumerate(_lines(block)):
         if _depth(line) > DEPTH_MAX and _depth(_STRING.sub(b"", line)) > DEPTH_MAX:
@@ -285,7 +284,7 @@ def check_lines(block: bytes, first: int) -> None:
 
 
 def _depth(text: bytes) -> int:
-    """How many brackets are open at once, at most."""
+    """Return the greatest number of brackets that are open at once."""
     marks = np.frombuffer(text, np.uint8)
     opened = (marks == ord("[")) | (marks == ord("{"))
     closed = (marks == ord("]")) | (marks == ord("}"))
@@ -294,7 +293,7 @@ def _depth(text: bytes) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """A value to show: objects as Python writes them."""
+    """Return a value for messages: objects as dicts."""
     if isinstance(value, _Object):
         return {key: _plain(each) for key, each in value}
     return [_plain(each) for each in value] if isinstance(value, list) else value

@@ -1,8 +1,7 @@
-"""What a record of the input says about its place: the columns that ``consume`` adds to a topic's.
+"""The partition that a record of the input names, in the columns that ``consume`` adds.
 
-``partition`` (``_partition`` in a typed topic) says where a record is written; null leaves it to
-the key. The others (topic, offset, timestamp of the append) are the new log's to give, and are
-passed over.
+``partition`` (``_partition`` in a typed topic) is where a record is written; null leaves it to the
+key. The others (topic, offset, timestamp of the append) are set by the new log, and are ignored.
 """
 
 from __future__ import annotations
@@ -26,31 +25,31 @@ _ANYWHERE: Final = -1
 
 
 def metadata_of(stored: pa.Schema) -> pa.Schema:
-    """The columns that records of such a topic are shown with, beside those that it stores."""
+    """Return the columns that such a topic's records are shown with but that it does not store."""
     if is_default(stored):
         return pa.schema([each for each in KAFKA_COLUMNS if each.name not in stored.names])
     return pa.schema(METADATA)
 
 
 def stored_columns(columns: pa.Schema, stored: pa.Schema) -> pa.Schema:
-    """Those of ``columns`` that are not metadata to a topic of the schema ``stored``."""
+    """Return the ``columns`` that are not metadata for a topic of the schema ``stored``."""
     metadata = metadata_of(stored).names
     return pa.schema([each for each in columns if each.name not in metadata])
 
 
 class Placing(Struct, frozen=True):
-    """Where records of the input go in a topic; ``partition`` wins over what they say."""
+    """The partition of each input record; ``partition`` overrides what the records say."""
 
     topic: TopicDescription
     partition: int | None
     text: bool
 
     def parted(self, batch: pa.RecordBatch, first: int) -> tuple[pa.RecordBatch, pa.Array | None]:
-        """The batch without metadata, and the partition of each record if they say it.
+        """Return the batch without metadata, and the partition of each record if they name it.
 
         Raises:
             InvalidRecord: a partition is no number.
-            UnknownPartition: the topic lacks it.
+            UnknownPartition: the topic does not have it.
         """
         metadata = metadata_of(self.topic.schema)
         found = [name for name in batch.schema.names if name in metadata.names]
@@ -79,7 +78,7 @@ class Placing(Struct, frozen=True):
     def split(
         self, batch: pa.RecordBatch, places: pa.Array | None
     ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
-        """The records by partition; None is for those that may go anywhere."""
+        """Split the records by partition; None is for those without one."""
         if places is None or batch.num_rows == 0:
             yield self.partition, batch
             return

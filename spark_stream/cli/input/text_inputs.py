@@ -1,6 +1,6 @@
 """Blocks of text as Arrow batches: plain lines and CSV. Whole blocks at once.
 
-CSV comes as strings; ``fitting`` makes them the topic's types.
+CSV becomes strings; ``fitting`` casts them to the topic's types.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from spark_stream.schema.schemas import empty_batch
 _NOT_CSV: Final = "Check --format and --delimiter, and that the text is UTF-8."
 
 Parse = Callable[[bytes, int], pa.RecordBatch]
-"""A block, and the number of its first record, to a batch."""
+"""Parses a block, given the number of its first record."""
 
 
 def lines(block: bytes) -> pa.BinaryArray:
-    """The lines of a block, without their ends (LF or CR LF)."""
+    """Return the lines of a block, without their ends (LF or CR LF)."""
     block = block.replace(b"\r\n", b"\n").removesuffix(b"\n")
-    # Not pa.array(): its first call imports pandas, a quarter of a second before the first line.
+    # Not pa.array(): its first call imports pandas, which delays the first line by 0.25 s.
     ends = pa.py_buffer(np.array([0, len(block)], np.int32))
     whole = pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(block)])
     return pc.split_pattern(whole, "\n").values
 
 
 def line_records(block: bytes, separator: str | None, first: int = 1) -> pa.RecordBatch:
-    """Return lines as values; what is before the first ``separator`` of a line is the key.
+    """Return lines as values; the text before the first ``separator`` of a line is the key.
 
     Raises:
         InvalidRecord: a line has no ``separator``; ``first`` is the number of the first line.
@@ -69,7 +69,7 @@ class CsvBlocks(Struct):
     names: list[str] | None = None
 
     def parse(self, block: bytes, first: int) -> pa.RecordBatch:
-        """A block of whole records."""
+        """Parse a block of whole records."""
         if self.names is None:
             self.names, block = self._headed(block)
         strings = pa.schema([(name, pa.string()) for name in self.names])

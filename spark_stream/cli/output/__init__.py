@@ -1,4 +1,4 @@
-"""Records, topics, brokers and transactions, written for people and for programs.
+"""Records, topics, brokers and transactions, printed for people and for programs.
 
 ``formats``            batches as lines, JSON, CSV, a table, an Arrow stream
 ``show``               topics and brokers as tables and as JSON

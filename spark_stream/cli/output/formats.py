@@ -1,6 +1,7 @@
-"""Batches written down: lines, JSON, CSV, a table, a template, an Arrow stream.
+"""Print batches: as lines, JSON, CSV, a table, a template, an Arrow stream.
 
-A batch becomes text by columns, and its text is written as it lies in memory: no row is touched.
+A batch becomes text column by column, and its text is written from memory as it is: no loop touches
+a row.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from spark_stream.cli.texts import json_lines, shown
 from spark_stream.errors import InvalidOption
 
 _CELL_MAX: Final = 80
-_TABLE_ROWS: Final = 1024  # what the widths of the columns are taken from at once
+_TABLE_ROWS: Final = 1024  # column widths are computed over this many rows at a time
 
 
 class Shape(StrEnum):
@@ -36,14 +37,14 @@ class Writer(Protocol):
     """Writes batches of one schema."""
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Writes a batch; what reads the output sees it after a flush of the sink."""
+        """Write a batch; readers of the output see it after the sink is flushed."""
 
     def close(self) -> None:
-        """Writes what belongs to the end."""
+        """Write the end of the output."""
 
 
 def writer_of(shape: Shape, sink: BinaryIO, schema: pa.Schema, *, utf8: bool) -> Writer:
-    """The writer of a shape; ``utf8`` says that binary columns are text (default-schema topics)."""
+    """Return the writer of a shape; ``utf8``: binary columns are text (default-schema topics)."""
     if shape is Shape.ARROW:
         return _Arrow(sink, schema)
     if shape is Shape.CSV:
@@ -70,7 +71,7 @@ class _Lines:
 
 
 def _put(sink: BinaryIO, values: pa.BinaryArray, end: bytes) -> None:
-    """Writes all values, each with ``end``: their bytes lie one after another in a buffer."""
+    """Write all values, each followed by ``end``, from one buffer that holds their bytes."""
     values = pc.binary_join_element_wise(
         values, end, b"", null_handling="replace", null_replacement=b""
     )
@@ -105,7 +106,7 @@ class Template:
             raise _bad_template("it names no column")
 
     def writer(self, sink: BinaryIO, *, utf8: bool) -> Writer:
-        """A writer of batches that have exactly :attr:`columns`."""
+        """Return a writer of batches that have exactly :attr:`columns`."""
 
         def render(batch: pa.RecordBatch) -> pa.Array:
             texts = [_raw(column, utf8) for column in batch.columns]
@@ -172,7 +173,7 @@ class _Arrow:
 
 
 class _Table:
-    """For eyes: aligned columns, long cells cut. When a cell needs it, a wider table begins."""
+    """A table: aligned columns, long cells cut. A cell that needs more width starts a new table."""
 
     def __init__(self, sink: BinaryIO, schema: pa.Schema, utf8: bool) -> None:
         self._sink = sink

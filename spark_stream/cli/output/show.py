@@ -25,7 +25,7 @@ _WIDTH_MAX: Final = 10_000
 
 
 def show_names(names: list[str], shape: Listing) -> None:
-    """Names of topics: one a line, or a JSON array."""
+    """Print names of topics: one a line, or a JSON array."""
     if shape is Listing.JSON:
         print(json.dumps(names))
         return
@@ -34,7 +34,7 @@ def show_names(names: list[str], shape: Listing) -> None:
 
 
 def show_topic(topic: TopicDescription, shape: Listing, screen: Console | None = None) -> None:
-    """A topic with its columns, its settings and its partitions."""
+    """Print a topic with its columns, its settings and its partitions."""
     if shape is Listing.JSON:
         print(json.dumps(_topic_facts(topic), indent=2))
         return
@@ -62,7 +62,7 @@ def show_topic(topic: TopicDescription, shape: Listing, screen: Console | None =
 
 
 def record_count(topic: TopicDescription) -> int | None:
-    """Return how many records the topic has; None if a partition cannot be asked."""
+    """Return how many records the topic has; None if a partition does not answer."""
     ends = _sum_known(each.log_end_offset for each in topic.partitions)
     starts = _sum_known(each.log_start_offset for each in topic.partitions)
     return None if ends is None or starts is None else ends - starts
@@ -76,7 +76,7 @@ def _sum_known(numbers: Iterable[int | None]) -> int | None:
 
 
 def show_status(status: BrokerStatus, shape: Listing) -> None:
-    """A broker's own account of itself."""
+    """Print the status that a broker reports."""
     facts = as_json(status)
     if shape is Listing.JSON:
         print(json.dumps(facts, indent=2))
@@ -98,8 +98,8 @@ def show_status(status: BrokerStatus, shape: Listing) -> None:
 
 
 def console() -> Console:
-    """Standard output, for tables."""
-    # Into a pipe or a file a table takes the width that it needs: only a screen has an edge.
+    """Return a console on standard output, for tables."""
+    # In a pipe or a file a table is as wide as it needs: only a terminal has a width.
     return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_MAX)
 
 
@@ -122,8 +122,8 @@ def _columns_table(topic: TopicDescription) -> Table:
 
 
 def _partitions_table(topic: TopicDescription) -> Table:
-    """Where each partition begins and ends, for every isolation level."""
-    # Without lines between them, four offsets of ten digits go into 80 columns.
+    """Return a table of where each partition begins and ends, for every isolation level."""
+    # Without lines between them, four offsets of ten digits fit into 80 columns.
     table = Table("partition", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     for number in (
         "log start",

@@ -18,7 +18,7 @@ from spark_stream.wire.cluster_messages import BrokerDescription, ClusterDescrip
 def show_cluster(
     cluster: ClusterDescription, shape: Listing, screen: Console | None = None
 ) -> None:
-    """A cluster with its brokers, and what is amiss."""
+    """Print a cluster with its brokers and its problems."""
     if shape is Listing.JSON:
         print(json.dumps(as_json(cluster), indent=2))
         return

@@ -17,7 +17,7 @@ from spark_stream.wire.consumer_messages import ConsumerDescription
 
 
 def show_consumers(found: Sequence[ConsumerDescription], now_ms: int, shape: Listing) -> None:
-    """All of them, one a line."""
+    """Print all consumers, one a line."""
     if shape is Listing.JSON:
         print(json.dumps([_as_json(each) for each in found], indent=2))
         return
@@ -27,7 +27,7 @@ def show_consumers(found: Sequence[ConsumerDescription], now_ms: int, shape: Lis
     table.add_column("isolation", overflow="fold")
     table.add_column("topics", overflow="fold")
     table.add_column("lag", justify="right")
-    table.add_column("last told", justify="right")
+    table.add_column("last recorded", justify="right")
     for each in found:
         topics = dict.fromkeys(at.topic for at in each.partitions)
         table.add_row(
@@ -42,7 +42,7 @@ def show_consumers(found: Sequence[ConsumerDescription], now_ms: int, shape: Lis
 
 
 def show_consumer(found: Sequence[ConsumerDescription], now_ms: int, shape: Listing) -> None:
-    """What is known under one name: of a query, of a client, or of both."""
+    """Print what is stored under one name: of a query, of a client, or of both."""
     if shape is Listing.JSON:
         print(json.dumps([_as_json(each) for each in found], indent=2))
         return
@@ -55,7 +55,7 @@ def show_consumer(found: Sequence[ConsumerDescription], now_ms: int, shape: List
                 ("reads", each.selection or "-"),
                 ("first started", _ago(each.started_ms, now_ms)),
                 ("started by", each.starting or "-"),
-                ("last told", _ago(each.recorded_ms, now_ms)),
+                ("last recorded", _ago(each.recorded_ms, now_ms)),
             ]
         rows.append(("lag", _number(each.lag)))
         for name, value in rows:

@@ -1,4 +1,4 @@
-"""Who leads a topic's partitions, who has copies of them, and which of these are in sync."""
+"""The leader of each partition of a topic, its replicas, and which of them are in sync."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TITLES: Final = ("partition", "leader", "epoch", "replicas", "in sync (ISR)", "
 
 
 class _Row(NamedTuple):
-    """What partitions agree in, as texts."""
+    """A row of the table: partitions with the same texts share one."""
 
     leader: str
     epoch: str
@@ -28,7 +28,7 @@ class _Row(NamedTuple):
 
 
 def show_replicas(topic: TopicDescription, screen: Console) -> None:
-    """A table, or lines where broker ids are too long for one; then what is amiss."""
+    """Print a table, or lines if broker ids are too long for one; then any problems."""
     rows: dict[_Row, list[int]] = {}
     for each in topic.partitions:
         rows.setdefault(_row(each), []).append(each.partition)
@@ -45,7 +45,7 @@ def show_replicas(topic: TopicDescription, screen: Console) -> None:
 
 
 def drawn_together(numbers: list[int], to: str = " to ", between: str = ", ") -> str:
-    """Rising numbers, each run of them by its first and last: ``0 to 3, 7``."""
+    """Write rising numbers with each run as its first and last: ``0 to 3, 7``."""
     found: list[list[int]] = []
     for number in numbers:
         if found and number == found[-1][-1] + 1:
@@ -66,7 +66,7 @@ def _row(partition: PartitionDescription) -> _Row:
 
 
 def _behind(partition: PartitionDescription) -> Iterator[str]:
-    """The followers that lack entries, as far as the leader knows."""
+    """Yield the followers that lack entries, as far as the leader knows."""
     if partition.error is not None:
         return
     for broker in partition.replicas:
@@ -97,7 +97,7 @@ def _lines(row: _Row, partitions: str) -> Iterator[str]:
 
 
 def _moves(topic: TopicDescription) -> Iterator[str]:
-    """The moves that are under way."""
+    """Yield lines about the moves that are under way."""
     moves: dict[tuple[str, str], list[int]] = {}
     for each in topic.partitions:
         if each.adding or each.removing:
@@ -111,7 +111,7 @@ def _moves(topic: TopicDescription) -> Iterator[str]:
 
 
 def _amiss(topic: TopicDescription) -> Iterator[str]:
-    """What readers and producers feel of replicas that are not in sync."""
+    """Yield how missing in-sync replicas affect readers and producers."""
     least = int(topic.config.get(_LEAST_IN_SYNC, "1"))
     few = [
         each.partition

@@ -27,10 +27,10 @@ _NUMBERS: Final = ("number", "producer", "epoch")
 
 
 class Aged(Struct, frozen=True):
-    """A transaction as it is now, by this machine's clock.
+    """A transaction at this moment, by this machine's clock.
 
-    ``age_s`` is None before the first transaction; ``left_s``, the time to the deadline, is below 0
-    past it, and None unless the transaction is open.
+    ``age_s`` is None before the first transaction. ``left_s`` is the time to the deadline: negative
+    after it, and None unless the transaction is open.
     """
 
     facts: TransactionDescription
@@ -40,7 +40,7 @@ class Aged(Struct, frozen=True):
 
     @classmethod
     def of(cls, facts: TransactionDescription, now_ms: int, hangs_after_s: float | None) -> Self:
-        """``hangs_after_s``: None means after its own timeout."""
+        """Make one; ``hangs_after_s`` None means its own timeout."""
         if facts.number == _BEGUN_NEVER:
             return cls(facts, None, None, False)
         age_s = max(0.0, (now_ms - facts.began_ms) / 1000)
@@ -63,7 +63,7 @@ class Aged(Struct, frozen=True):
 
 
 class HeldBack(Struct, frozen=True):
-    """What readers under read_committed may read of a partition, and what there is."""
+    """Up to where readers under read_committed may read a partition, and where it ends."""
 
     last_stable_offset: int
     log_end_offset: int
@@ -74,12 +74,12 @@ class HeldBack(Struct, frozen=True):
 
 
 def show_transactions(found: list[Aged], shape: Listing, out: Console | None = None) -> None:
-    """All of them, one a line; those that hang are marked."""
+    """Print all transactions, one a line; those that hang are marked."""
     if shape is Listing.JSON:
         print(json.dumps([each.as_json() for each in found], indent=2))
         return
     out = out or console()
-    wide = out.width >= _WIDE  # a narrow one has room for what `abort` needs: the whole id
+    wide = out.width >= _WIDE  # a narrow one still has room for the whole id, which `abort` needs
     table = Table()
     table.add_column("transactional id", overflow="fold", min_width=_ID_WIDTH)
     table.add_column("state", no_wrap=True)
@@ -101,7 +101,7 @@ def show_transactions(found: list[Aged], shape: Listing, out: Console | None = N
 
 
 def show_transaction(found: Aged, held: Mapping[tuple[str, int], HeldBack], shape: Listing) -> None:
-    """One of them, with every field; ``held`` by topic and partition, where it is known."""
+    """Print one transaction with all fields; ``held`` by topic and partition, where it is known."""
     if shape is Listing.JSON:
         shown = found.as_json()
         for place in shown["partitions"]:
@@ -157,7 +157,7 @@ def _partitions_table(
 
 
 def places(partitions: Iterable[TransactionPartition]) -> str:
-    """Such as ``copies 0, flights 0-3,7``."""
+    """List topics with their partitions: ``copies 0, flights 0-3,7``."""
     ordered = sorted(partitions, key=_place)
     return ", ".join(
         f"{topic} {drawn_together([each.partition for each in group], '-', ',')}"
@@ -170,7 +170,7 @@ def _place(partition: TransactionPartition) -> tuple[str, int]:
 
 
 def duration(seconds: float) -> str:
-    """A length of time in at most two units: ``0.3 s``, ``4 min 10 s``, ``-2 h 5 min``."""
+    """Write a duration in at most two units: ``0.3 s``, ``4 min 10 s``, ``-2 h 5 min``."""
     sign = "-" if seconds < 0 else ""
     seconds = abs(seconds)
     if round(seconds, 1) < 10:
