@@ -146,7 +146,7 @@ class Interrupts:
     """
 
     def __init__(self, *signals: signal.Signals, at_once: bool) -> None:
-        """``at_once``: handlers raise, since the input is read without :meth:`wait`."""
+        """Handle signals; ``at_once``: by raising, since the input is read without :meth:`wait`."""
         self._signals = signals
         self._at_once = at_once
         self._found: int | None = None
