@@ -12,7 +12,7 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the use of what this object holds."""
+        """Release what this object holds."""
 
     def __enter__(self) -> Self:
         return self

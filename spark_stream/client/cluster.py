@@ -1,4 +1,4 @@
-"""What a client asks about the cluster, and where it puts replicas and leaderships."""
+"""Requests about the cluster: its brokers, and the placement of replicas and leaders."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ from spark_stream.wire.cluster_messages import (
 )
 from spark_stream.wire.messages import Empty
 
-_TAKEN_S: Final = 10.0  # brokers look many times a second
+_TAKEN_S: Final = 10.0  # brokers check many times a second
 _TAKEN_PAUSE_S: Final = 0.1
 
 
 class ClusterClient:
-    """The cluster behind a connection; any broker of it answers."""
+    """The cluster of a connection; any of its brokers can answer."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def describe(self) -> ClusterDescription:
-        """The cluster as it is now."""
+        """Return the cluster as it is now."""
         return self._connection.act("describe-cluster", Empty(), ClusterDescription)
 
     def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str | int]]) -> None:
-        """Begins to move the replicas of these partitions."""
+        """Begin to move the replicas of these partitions."""
         moves = {number: [str(each) for each in brokers] for number, brokers in partitions.items()}
         asked = MoveReplicas.of(topic=named_topic(topic).topic, partitions=moves)
         self._connection.act("move-replicas", asked, Empty)
 
     def cancel_moves(self, topic: str) -> None:
-        """Cancels the moves of the topic's partitions that are under way."""
+        """Cancel the moves of the topic's partitions that are under way."""
         asked = MoveReplicas.of(topic=named_topic(topic).topic)
         self._connection.act("cancel-moves", asked, Empty)
 
     def elect_preferred_leaders(self, topic: str | None) -> int:
-        """Lets preferred leaders lead; how many leaderships have moved."""
+        """Make preferred leaders lead; return how many partitions changed their leader."""
         asked = ElectPreferred.of(topic=None if topic is None else named_topic(topic).topic)
         return self._connection.act("elect-preferred", asked, Elected).elected
 
     def decommission(self, broker: str | int) -> None:
-        """Begins to take the broker out of the cluster."""
+        """Begin to take the broker out of the cluster."""
         self._connection.act("decommission", _named(broker), Empty)
 
     def recommission(self, broker: str | int) -> None:
-        """Lets a broker that was to leave stay."""
+        """Cancel a decommission."""
         self._connection.act("recommission", _named(broker), Empty)
 
     def restore_metadata(self) -> None:
-        """Have the brokers write back a metadata store that was deleted; wait until all take it.
+        """Have the brokers write back a deleted metadata store; wait until all of them use it.
 
         Raises:
             InvalidRequest: Nothing is missing, or another file is in its place.
-            MetadataLost: Running brokers have not taken what was written back.
+            MetadataLost: Running brokers do not use what was written back.
         """
         self._connection.act("restore-metadata", Empty(), Empty)
         deadline = time.monotonic() + _TAKEN_S

@@ -1,4 +1,4 @@
-"""What a client asks about consumers' names, those of clients and those of queries."""
+"""Requests about consumers' names: those of clients and those of queries."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from spark_stream.wire.transaction_messages import NamedConsumer
 
 
 class ConsumersClient:
-    """The names of consumers behind a connection."""
+    """The consumers' names of a connection's log."""
 
     def __init__(self, connection: Connection, topics: TopicsClient) -> None:
         self._connection = connection
         self._topics = topics
 
     def pin_start(self, asked: PinStart) -> PinnedStart:
-        """Where the query of this name first started."""
+        """Return where the query of this name first started."""
         return self._connection.act("pin-start", asked, PinnedStart)
 
     def record_progress(self, asked: RecordProgress, timeout_s: float | None = None) -> None:
-        """Writes down how far a query has come; ConsumerFenced if another run has its name."""
+        """Store how far a query has come; raise ConsumerFenced if another run has its name."""
         self._connection.act("record-progress", asked, Empty, timeout_s)
 
     def all(self) -> list[ConsumerDescription]:
-        """Every name that is known, with where it reads and how much is left, by name."""
+        """Return every known name, sorted, with where it reads and how much is left."""
         return self._with_ends(self._listed())
 
     def describe(self, name: str) -> list[ConsumerDescription]:
-        """What is known under a name, or UnknownConsumer."""
+        """Return what is known under a name, or raise UnknownConsumer."""
         found = [each for each in self._listed() if each.name == name]
         if not found:
             raise UnknownConsumer(f"nothing is known of a consumer {name!r}", consumer=name)
         return self._with_ends(found)
 
     def delete(self, name: str) -> None:
-        """Forgets all that is known under a name, or UnknownConsumer."""
+        """Forget all that is known under a name, or raise UnknownConsumer."""
         asked = NamedConsumer.of(consumer=name)
         self._connection.act("delete-consumer", asked, Empty)
 
@@ -57,7 +57,7 @@ class ConsumersClient:
         return self._connection.act("list-consumers", Empty(), ConsumerDescriptions).consumers
 
     def _with_ends(self, found: Sequence[ConsumerDescription]) -> list[ConsumerDescription]:
-        """Fill in where the partitions end now, each under the level that it is read under."""
+        """Fill in where the partitions end now, under the isolation level of each consumer."""
         topics: dict[Isolation, set[str]] = {}
         for each in found:
             topics.setdefault(_level(each), set()).update(at.topic for at in each.partitions)
@@ -80,7 +80,7 @@ class ConsumersClient:
 
 
 def _level(consumer: ConsumerDescription) -> Isolation:
-    """The level that the lag is counted under; that of a client's consumer is not known."""
+    """Return the level under which the lag is counted; that of a client's consumer is unknown."""
     return consumer.isolation or Isolation.READ_UNCOMMITTED
 
 

@@ -49,7 +49,7 @@ def connect(
     create: bool = True,
     **unknown: Never,
 ) -> Log:
-    """Connects to a log: by any broker's ``host:port``, or by the ``path`` of a directory.
+    """Connect to a log: by any broker's ``host:port``, or by the ``path`` of a directory.
 
     With ``path`` the directory's broker is started in the background when it is needed, and ends
     after ``idle_seconds`` without use (default: the variable ISOLOG_IDLE_SECONDS, else 300).
@@ -59,7 +59,7 @@ def connect(
     Raises:
         InvalidOption: neither or both were given, an address is not valid, or an option is unknown.
         UnknownLog: with ``create=False`` there is no log at ``path``.
-        BrokerUnavailable: nobody answers. With ``path`` also what kept the broker from starting.
+        BrokerUnavailable: no broker answers. With ``path`` also what kept it from starting.
     """
     refuse_unknown("isolog.connect", unknown, known_options(connect))
     if path is not None and not os.fspath(path):
@@ -99,28 +99,28 @@ class Log(Closing):
         if_not_exists: bool = False,
         assignment: Sequence[Sequence[str | int]] | None = None,
     ) -> TopicDescription:
-        """Make a topic: of one partition, and with Kafka's columns, unless the arguments differ.
+        """Create a topic: with one partition and Kafka's columns, unless the arguments differ.
 
         Without a ``replication_factor`` the cluster decides (``default_replication_factor``): three
-        replicas where there are three brokers. The answer's ``warning`` says so if a topic has one
-        replica on several brokers.
+        replicas if there are three brokers. The answer's ``warning`` tells if a topic has one
+        replica in a cluster of several brokers.
 
-        Replicas are spread over the brokers and their racks. ``assignment`` puts them by hand: for
-        each partition the ids of its brokers, the preferred leader first; it also says how many
-        partitions there are, and how many replicas.
+        Replicas are spread over the brokers and their racks. ``assignment`` places them by hand:
+        for each partition the ids of its brokers, the preferred leader first; it also sets the
+        number of partitions and of replicas.
 
         ``schema``: Arrow's, or a text as Spark writes it: ``"id bigint, name string"``.
 
-        With ``if_not_exists`` a topic of this name that is there already is returned, whoever made
-        it; its settings stay as they are, whatever ``config`` says. Only ``partition.by``, which
-        cannot change, must be the one asked for.
+        With ``if_not_exists`` an existing topic of this name is returned; its settings stay as they
+        are, whatever ``config`` says. Only ``partition.by``, which cannot change, must be the one
+        asked for.
 
         Raises:
             TopicExists: there is one; with ``if_not_exists``: its schema is another, or it has
                 fewer partitions than were asked for (the message has the difference).
             InvalidTopic, InvalidConfig, SchemaMismatch, UnsupportedType: nothing is made.
-            InvalidAssignment: there are fewer brokers than replicas, or one is named that there is
-                not, or twice.
+            InvalidAssignment: there are fewer brokers than replicas, or one is named that does not
+                exist, or twice.
         """
         return self._topics.create(
             name,
@@ -141,16 +141,17 @@ class Log(Closing):
         assignment: Sequence[Sequence[str | int]] | None = None,
         schema: pa.Schema | str | None = None,
     ) -> TopicDescription:
-        """Gives a topic more partitions, other settings, another schema; returns the altered topic.
+        """Give a topic more partitions, other settings, another schema; return the altered topic.
 
         ``assignment``: the brokers of each new partition, the preferred leader first.
         ``schema``: all columns as they are to be. New ones come last and take nulls; types may
-        become wider ones, NOT NULL may go, and nothing else changes. Records of before are read in
-        the new schema; who writes or reads in the old one goes on.
+        become wider ones, NOT NULL may go, and nothing else changes. Earlier records are read in
+        the new schema; writers and readers of the old one continue.
 
-        Settings that ``config`` does not name stay as they are. Records stay where they are: with
-        more partitions, the next records of a key may go to another partition than the earlier
-        ones. Running queries, producers and consumers go on, and begin to use the new partitions.
+        Settings that ``config`` does not name stay as they are. Existing records stay where they
+        are: with more partitions, the next records of a key may go to another partition than the
+        earlier ones. Running queries, producers and consumers continue, and begin to use the new
+        partitions.
 
         Raises:
             UnknownTopic: there is no such topic.
@@ -164,27 +165,27 @@ class Log(Closing):
         return self._topics.alter(name, partitions, dict(config or {}), assignment, _schema(schema))
 
     def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """Return the names of all topics, sorted."""
         return self._topics.names()
 
     def describe(self, topic: str) -> TopicDescription:
-        """The topic as it is now, or UnknownTopic."""
+        """Return the topic as it is now, or raise UnknownTopic."""
         return self._topics.describe(topic)
 
     def delete_topic(self, topic: str) -> None:
-        """Deletes a topic with all its records, or UnknownTopic."""
+        """Delete a topic with all its records, or raise UnknownTopic."""
         self._topics.delete(topic)
 
     # -- the cluster ----------------------------------------------------------------------------
 
     def cluster(self) -> ClusterDescription:
-        """The cluster with its brokers, as it is now."""
+        """Return the cluster with its brokers, as it is now."""
         return self._cluster.describe()
 
     def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str | int]]) -> None:
-        """Begins to move partitions to other brokers: for each the ids, the preferred leader first.
+        """Begin to move partitions to other brokers: for each the ids, the preferred leader first.
 
-        The old replicas go once all new ones are in sync; :meth:`describe` shows how far that is.
+        The old replicas go once all new ones are in sync; :meth:`describe` shows the progress.
 
         Raises:
             UnknownTopic, UnknownPartition, InvalidAssignment: nothing is moved.
@@ -192,49 +193,49 @@ class Log(Closing):
         self._cluster.move_replicas(topic, partitions)
 
     def cancel_moves(self, topic: str) -> None:
-        """Cancels the moves of the topic's partitions that are under way, or UnknownTopic."""
+        """Cancel the moves of the topic's partitions that are under way, or raise UnknownTopic."""
         self._cluster.cancel_moves(topic)
 
     def elect_preferred_leaders(self, topic: str | None = None) -> int:
-        """Lets the first replica of each partition lead, where it is in sync; how many moved.
+        """Make the first replica of each partition lead, if it is in sync; return how many changed.
 
-        ``topic`` None: of all topics.
+        ``topic`` None: all topics.
         """
         return self._cluster.elect_preferred_leaders(topic)
 
     def decommission(self, broker: str | int) -> None:
-        """Takes a broker out of the cluster: it gives its replicas away, and is then forgotten.
+        """Take a broker out of the cluster: its replicas move away, then it is forgotten.
 
         Raises:
-            UnknownBroker: there is none of this id.
+            UnknownBroker: there is no broker of this id.
             InvalidRequest: it is the only one that can keep replicas.
         """
         self._cluster.decommission(broker)
 
     def recommission(self, broker: str | int) -> None:
-        """Lets a broker stay that was to leave. Moves that have begun go on.
+        """Cancel a decommission. Moves that already started continue.
 
         Raises:
-            UnknownBroker: there is none of this id, or it has left.
+            UnknownBroker: there is no broker of this id, or it has left.
         """
         self._cluster.recommission(broker)
 
     def status(self) -> BrokerStatus:
-        """The broker's own account of itself."""
+        """Return the status that the broker reports."""
         return self._connection.act("status", Empty(), BrokerStatus)
 
     # -- transactions ---------------------------------------------------------------------------
 
     def transactions(self) -> list[TransactionDescription]:
-        """Every transactional id with its present or last transaction, by id."""
+        """Return every transactional id with its present or last transaction, by id."""
         return self._transactions.all()
 
     def describe_transaction(self, transactional_id: str) -> TransactionDescription:
-        """One of them, or UnknownTransaction."""
+        """Return one transactional id with its transaction, or raise UnknownTransaction."""
         return self._transactions.describe(transactional_id)
 
     def abort_transaction(self, transactional_id: str) -> TransactionDescription:
-        """Aborts an open transaction, whoever owns it: its owner's writes and commit then fail.
+        """Abort an open transaction, whoever owns it: its owner's writes and commit then fail.
 
         Raises:
             UnknownTransaction, InvalidTransaction: there is none, or it is not open.
@@ -259,15 +260,19 @@ class Log(Closing):
     # -- consumers ------------------------------------------------------------------------------
 
     def consumers(self) -> list[ConsumerDescription]:
-        """Every consumer's name that is known, of queries too: where each reads, what is left."""
+        """Return every consumer's name, of queries too, with where it reads and what is left."""
         return self._consumers.all()
 
     def describe_consumer(self, name: str) -> list[ConsumerDescription]:
-        """What is known under a name (a query and a client may share one), or UnknownConsumer."""
+        """Return what is known under a name, which a query and a client may share.
+
+        Raises:
+            UnknownConsumer: nothing is known under it.
+        """
         return self._consumers.describe(name)
 
     def delete_consumer(self, name: str) -> None:
-        """Forgets a name: where its query first started, how far it is, a client's positions.
+        """Forget a name: where its query first started, how far it is, a client's positions.
 
         Raises:
             UnknownConsumer: nothing is known under it.
@@ -293,7 +298,7 @@ class Log(Closing):
         transactional_id: str | None = None,
         **settings: Any,
     ) -> Producer:
-        """A producer; ``settings`` are those of :class:`Producer`.
+        """Return a producer; ``settings`` are those of :class:`Producer`.
 
         With a ``transactional_id`` it is a :class:`TransactionalProducer`, whose settings have a
         ``transaction_timeout_ms`` (60,000) as well.
@@ -337,18 +342,18 @@ class Log(Closing):
         """Return a consumer; ``columns``, ``metadata`` and ``headers`` are for its ``batches()``.
 
         ``topics``: a name, a list of names, or a compiled pattern (``re.compile("orders-.*")``),
-        which means every topic whose whole name it matches. One that is made later is read within
-        seconds, from its first record on. One that is deleted ends the iteration by UnknownTopic,
-        as one that was named does. ``partitions``: only these of each named topic.
+        which selects every topic whose whole name it matches. A topic that is created later is read
+        within seconds, from its first record on. A topic that is deleted ends the iteration with
+        UnknownTopic, named or matched. ``partitions``: only these of each named topic.
 
         ``start``: ``"earliest"``, ``"latest"``, an offset, ``{partition: offset}``, or a datetime,
         which is in UTC if it has no zone.
 
         ``filter``: only the records for which this predicate, in Spark's SQL, is true. The leader
-        looks at the others; the position moves past them.
+        skips the others; the position moves past them.
 
-        With a ``name`` it goes on where the last position was stored under that name. ``on_loss``
-        (``fail`` or ``continue``): what it does when records are gone.
+        With a ``name`` it continues at the last position stored under that name. ``on_loss``
+        (``fail`` or ``continue``): what to do when records are gone.
 
         Raises:
             InvalidOption: an option has a value that it does not take, or is unknown.
@@ -371,8 +376,8 @@ class Log(Closing):
             filter=filter,
         )
 
-    # One topic gives a table, a list of them a dict of tables: an overload would say so to a type
-    # checker, and would repeat eight parameters three times.
+    # One topic gives a table, a list of topics a dict of tables: overloads would tell a type
+    # checker, but would repeat eight parameters three times.
     def read(
         self,
         topics: str | list[str],
@@ -385,14 +390,14 @@ class Log(Closing):
         metadata: bool = False,
         headers: bool = False,
     ) -> Any:
-        """The visible records of a range as one table; of a list of topics, a dict of tables.
+        """Return the visible records of a range as one table; for a list of topics, a dict of them.
 
         Rows of a partition are in the order of their offsets, partitions one after another. ``end``
         is exclusive; ``latest`` is the bound of the isolation level at the time of the call.
         Under ``read_atomic`` all topics are read up to one cut, at or below ``end``: no transaction
         is seen in part. ``filter``: only the records for which this predicate, in Spark's SQL, is
-        true; ``docs/spark.md`` says what it takes. What retention removes meanwhile is missing from
-        a read that starts at ``earliest``, and any other read raises OffsetEvicted.
+        true; see ``docs/spark.md``. Records that retention removes meanwhile are missing from a
+        read that starts at ``earliest``; any other read raises OffsetEvicted.
         """
         chosen = level(isolation)
         names = [topics] if isinstance(topics, str) else list(topics)
@@ -423,14 +428,14 @@ class Log(Closing):
         ends = {name: resolve(self._topics, name, end, bound, "latest") for name in names}
         if atomic:
             ids = {name: topic.id for name, topic in known.items()}
-            if isinstance(end, str):  # the latest cut: as far as it goes
+            if isinstance(end, str):  # the latest cut
                 cut = cut_of(self._transactions, ids, lower=_by_key(starts))
             else:
                 cut = cut_of(self._transactions, ids, upper=_by_key(ends))
             ends = {name: {} for name in names}
             for (name, number), offset in cut.items():
                 ends[name][number] = offset
-        for name, found in ends.items():  # partitions that were added meanwhile are read from 0
+        for name, found in ends.items():  # partitions that were just added are read from 0
             starts[name] = dict.fromkeys(found, 0) | starts[name]
         earliest = start == "earliest"
         return {name: _Span(known[name], starts[name], ends[name], earliest) for name in names}
@@ -439,7 +444,7 @@ class Log(Closing):
         def of_partition(number: int) -> list[pa.RecordBatch]:
             source = Source(self._topics.router, view, span.topic.id, number, isolation)
             first, last = span.starts[number], span.ends[number]
-            if first >= last:  # empty, unless there never was such an offset: the leader knows
+            if first >= last:  # empty; but an offset that never existed is an error of the leader
                 check_place(source, first, last)
             while True:
                 try:
@@ -449,7 +454,7 @@ class Log(Closing):
                     left = error.details.get("log_start_offset")
                     if not span.from_earliest or left is None:
                         raise
-                    first = left  # nobody asked for what retention has removed meanwhile
+                    first = left  # the read starts at the earliest record that is left
 
         with ThreadPoolExecutor(_READERS_MAX) as readers:
             parts = list(readers.map(of_partition, sorted(span.starts)))
@@ -458,7 +463,7 @@ class Log(Closing):
     # -- the connection -------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Lets go of the connection. The broker of a ``path`` goes on until it is idle."""
+        """Close the connection. The broker of a ``path`` runs on until it is idle."""
         self._connection.close()
 
 

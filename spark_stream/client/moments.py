@@ -1,4 +1,4 @@
-"""Moments as the log has them: whole microseconds since 1970, in UTC."""
+"""Moments as the log stores them: whole microseconds since 1970, in UTC."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 def to_microseconds(moment: datetime) -> int:
     """Return the microseconds since the epoch; a moment without a zone is in UTC.
 
-    It is so everywhere, as in Spark's options: what a program reads does not depend on the zone of
-    the machine that it runs on.
+    The same holds everywhere, as in Spark's options: what a program reads does not depend on its
+    machine's time zone.
     """
     if moment.tzinfo is None:
         moment = datetime.combine(moment.date(), moment.time(), UTC)

@@ -1,9 +1,8 @@
-"""Offsets of topics whose partitions may have several leaders: one look-up, one answer.
+"""Look up offsets of topics whose partitions have several leaders, with few calls.
 
-Any broker is asked first, about all topics at once. It answers for the partitions that it leads and
-names the leaders of the others, which are asked then, each once. So where there is one leader it
-takes one call, whatever the number of topics, and partitions that were added a moment ago are found
-as well.
+First any broker is asked, about all topics at once. It answers for the partitions that it leads and
+names the leaders of the others; then each of those is asked once. So with a single leader one call
+is enough, whatever the number of topics, and new partitions are found as well.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ _BROKERS_AT_ONCE: Final = 8
 
 
 class LookedUp(Struct, frozen=True):
-    """What was found, by topic; ``unknown``: the errors of topics that there are not.
+    """What was found, by topic; ``unknown``: the errors of topics that do not exist.
 
-    ``names``: those of all topics, if they were asked for.
+    ``names``: those of all topics, if requested.
     """
 
     topics: Mapping[str, PartitionOffsets]
@@ -49,10 +48,10 @@ class LookedUp(Struct, frozen=True):
 def looked_up(
     connection: Connection, router: Router, asked: Sequence[AskedTopic], *, names: bool = False
 ) -> LookedUp:
-    """What the leaders of the partitions say, asked for as long as the connection's timeout.
+    """Ask the leaders of the partitions, until the connection's timeout.
 
     Raises:
-        UnknownPartition: a topic has none of a number that was asked for.
+        UnknownPartition: a topic does not have a requested partition.
         LeaderUnavailable, BrokerUnavailable, RequestTimeout: not all leaders answer in time.
     """
     deadline = time.monotonic() + connection.timeout_s
@@ -73,7 +72,7 @@ def looked_up(
 
 
 class _Topic:
-    """What the answers of a round say about a topic."""
+    """The answers about a topic in one round."""
 
     def __init__(self, router: Router, asked: AskedTopic, first: PartitionOffsets) -> None:
         self._router = router
@@ -85,7 +84,7 @@ class _Topic:
         self.take(first)
 
     def take(self, answer: PartitionOffsets) -> None:
-        """Take what the answer says, but of partitions whose leader it was once."""
+        """Take the answer, except for partitions whose leader has been replaced."""
         for number, each in answer.partitions.items():
             if self._router.seen(self.asked.topic, self.topic_id, number, each.epoch):
                 self._answers[number] = each
@@ -94,7 +93,7 @@ class _Topic:
                 self.missing.add(number)
 
     def found(self) -> PartitionOffsets:
-        """All answers as one."""
+        """Return all answers as one."""
         return PartitionOffsets(
             topic_id=self.topic_id, partitions=dict(sorted(self._answers.items()))
         )
@@ -115,7 +114,7 @@ class _LookUp:
         self._connection = connection
         self._router = router
         self._deadline = deadline
-        self._rounds = rounds  # there were before
+        self._rounds = rounds  # how many there were before
         self._failure: IsologError | None = None
         self._topics = {
             each.topic: _Topic(router, each, first.topics[each.topic])
@@ -124,7 +123,7 @@ class _LookUp:
         }
 
     def ask_leaders(self) -> None:
-        """Asks the leaders of what is missing, all at once."""
+        """Ask the leaders of what is missing, all at once."""
         groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         for name, topic in self._topics.items():
             for each in topic.elsewhere:
@@ -164,11 +163,11 @@ class _LookUp:
                 topic.take(found)
 
     def missing(self) -> dict[str, set[int]]:
-        """Partitions, by topic, for which no leader has answered."""
+        """Return the partitions, by topic, for which no leader has answered."""
         return {name: topic.missing for name, topic in self._topics.items() if topic.missing}
 
     def failure(self, missing: Mapping[str, set[int]]) -> IsologError:
-        """Why partitions are missing."""
+        """Return why partitions are missing."""
         if self._failure is not None:
             return self._failure
         name, lacking = next(iter(missing.items()))
@@ -178,5 +177,5 @@ class _LookUp:
         )
 
     def found(self) -> dict[str, PartitionOffsets]:
-        """By topic what all its leaders have said."""
+        """Return by topic what all its leaders answered."""
         return {name: topic.found() for name, topic in self._topics.items()}

@@ -1,4 +1,4 @@
-"""What the client remembers of topics, and what it asks about them."""
+"""Requests about topics, and what the client caches of them."""
 
 from __future__ import annotations
 
@@ -54,22 +54,22 @@ def _check_schema(schema: pa.Schema | None) -> None:
 
 
 def matches(pattern: str | re.Pattern[str], topic: str) -> bool:
-    """Return whether a pattern of topics takes a topic: it matches the topic's whole name."""
+    """Return whether a pattern matches the whole name of a topic."""
     return re.fullmatch(pattern, topic) is not None
 
 
 class TopicsClient:
-    """The topics behind a connection. ``known`` answers from memory, everything else asks."""
+    """The topics of a connection. ``known`` answers from the cache, all else asks a broker."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.router = Router(connection)
-        """The ways to the leaders of the topics' partitions."""
+        """The routes to the leaders of the topics' partitions."""
         self._lock = new_lock()
         self._known: dict[str, TopicDescription] = {}
 
     def outgrown(self, known: TopicDescription, partitions: int) -> None:
-        """Forgets what is remembered of the topic if it has another number of partitions now."""
+        """Drop a topic from the cache if it has another number of partitions now."""
         with self._lock:
             found = self._known.get(known.name)
             if found is not None and found.id == known.id and len(found.partitions) != partitions:
@@ -84,16 +84,16 @@ class TopicsClient:
         )
 
     def known(self, topic: str) -> TopicDescription:
-        """The topic as this client last saw it: it may have been altered since.
+        """Return the topic as this client last saw it: it may have been altered since.
 
-        Its id stays the same. Whoever is about to refuse something because of the rest asks with
-        :meth:`describe` first; a producer learns of more partitions with its next answer.
+        Its id stays the same. Before refusing something because of the rest, ask with
+        :meth:`describe`; a producer learns of new partitions with its next answer.
         """
         found = self._known.get(topic)
         return found if found is not None else self.describe(topic)
 
     def forget(self, topic: str) -> None:
-        """Forgets the topic, after an answer which shows that what is remembered is out of date."""
+        """Drop the topic from the cache, after an answer which shows that it is out of date."""
         with self._lock:
             self._known.pop(topic, None)
 
@@ -108,7 +108,7 @@ class TopicsClient:
         if_not_exists: bool = False,
         assignment: Sequence[Sequence[str | int]] | None = None,
     ) -> TopicDescription:
-        """Makes a topic; with ``if_not_exists`` one that exists will do, if it is as asked for."""
+        """Create a topic; with ``if_not_exists`` accept one that exists, if it is as requested."""
         _check_schema(schema)
         _check_agree(partitions, replication_factor, assignment)
         asked = CreateTopic.of(
@@ -175,7 +175,7 @@ class TopicsClient:
         lineages: Mapping[int, Iterable[Lineage]] | None = None,
         ranges: Mapping[int, tuple[int, int]] | None = None,
     ) -> PartitionOffsets:
-        """For each partition the offset of a place; see ``wire.messages.AskedTopic``."""
+        """Return the offset of a place in each partition; see ``wire.messages.AskedTopic``."""
         asked = AskedTopic.of(
             topic=topic,
             partitions=partitions,
@@ -191,7 +191,7 @@ class TopicsClient:
         return found.topics[topic]
 
     def look_up(self, asked: Sequence[AskedTopic], *, names: bool = False) -> LookedUp:
-        """Offsets of several topics in one call; ``names``: and what topics there are."""
+        """Look up offsets of several topics in one call; ``names``: also all topics' names."""
         return looked_up(self._connection, self.router, asked, names=names)
 
     def _remembered(self, topic: TopicDescription) -> TopicDescription:
@@ -201,9 +201,9 @@ class TopicsClient:
 
 
 def _check_as_asked(found: TopicDescription, partitions: int | None, schema: pa.Schema) -> None:
-    """Raises TopicExists, with the difference, if the topic is not as it was asked for.
+    """Raise TopicExists, with the difference, if the topic is not as requested.
 
-    A schema that it had before it was altered will do: who asks for it writes in it still.
+    A schema that it had before it was altered is accepted: its writers still use it.
     """
     altered = found.schema_version > 0 and evolves(schema, found.schema)
     wrong = None if altered else mismatch(found.schema, schema)
@@ -213,7 +213,7 @@ def _check_as_asked(found: TopicDescription, partitions: int | None, schema: pa.
             takes, asked = ("takes no", "takes") if field.nullable else ("takes", "takes no")
             difference = f"column {field.name!r} {takes} nulls there, and {asked} nulls here"
     count = len(found.partitions)
-    if partitions is not None and partitions > count:  # it may have grown since it was made
+    if partitions is not None and partitions > count:  # it may have grown since its creation
         difference = f"it has {count} partition{'s' if count > 1 else ''}, not {partitions}"
     if difference is not None:
         raise TopicExists(
@@ -224,7 +224,7 @@ def _check_as_asked(found: TopicDescription, partitions: int | None, schema: pa.
 
 
 def _check_key_as_asked(found: TopicDescription, config: Mapping[str, Any]) -> None:
-    """Raise TopicExists if the topic places its records by other columns than asked for."""
+    """Raise TopicExists if the topic places its records by other columns than requested."""
     asked = split_names(str(config.get(PARTITION_BY, "")))
     if asked and asked != found.partition_by:
         present = ",".join(found.partition_by)
@@ -240,14 +240,14 @@ def named_topic(topic: str) -> NamedTopic:
     """Return the request that names this topic, or raise InvalidTopic."""
     try:
         asked = NamedTopic.of(topic=topic)
-        topic.encode()  # half of a surrogate pair has no bytes to travel as
+        topic.encode()  # half of a surrogate pair has no UTF-8
         return asked
     except (InvalidRequest, UnicodeEncodeError):
         raise InvalidTopic(f"{topic!r} is not a topic name", topic=ascii(topic)) from None
 
 
 def _assigned(assignment: Sequence[Sequence[str | int]] | None) -> list[list[str]] | None:
-    """An assignment as it travels; numbers of brokers are ids too."""
+    """Return an assignment as it is sent; numbers of brokers are ids too."""
     if assignment is None:
         return None
     return [[str(broker) for broker in brokers] for brokers in assignment]
@@ -256,7 +256,7 @@ def _assigned(assignment: Sequence[Sequence[str | int]] | None) -> list[list[str
 def _check_agree(
     partitions: int | None, replicas: int | None, assignment: Sequence[Sequence[str | int]] | None
 ) -> None:
-    """InvalidAssignment if it is none, or its numbers are not those that were asked for."""
+    """Raise InvalidAssignment if it is malformed, or its counts are not the requested ones."""
     if assignment is None:
         return
     if isinstance(assignment, str) or not all(
@@ -278,7 +278,7 @@ def _check_agree(
 
 
 def level(name: str, allowed: tuple[Isolation, ...] = CONSUMER_LEVELS) -> Isolation:
-    """An isolation level by name, or InvalidOption with those there are."""
+    """Return an isolation level by name, or raise InvalidOption with those allowed."""
     try:
         found = Isolation(str(name).lower())
     except ValueError:

@@ -1,4 +1,4 @@
-"""Transactions as a client asks for them: one call each, safe to repeat when an answer is lost."""
+"""Requests about transactions: one call each, safe to repeat when an answer is lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from spark_stream.wire.transaction_messages import (
 
 
 class TransactionsClient:
-    """The transactions behind a connection; errors are the broker's, typed."""
+    """The transactions of a connection's log; errors are the broker's, typed."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -45,14 +45,14 @@ class TransactionsClient:
         return self._connection.act("new-producer", Empty(), ProducerFacts, timeout_s)
 
     def init(self, transactional_id: str, instance: str, timeout_ms: int) -> TransactionDescription:
-        """Takes over the transactional id; see ``wire.transaction_messages.InitTransactions``."""
+        """Take over the transactional id; see ``wire.transaction_messages.InitTransactions``."""
         asked = InitTransactions.of(
             transactional_id=transactional_id, instance=instance, timeout_ms=timeout_ms
         )
         return self._connection.act("init-transactions", asked, TransactionDescription)
 
     def begin(self, transactional_id: str, instance: str, after: int) -> Branch:
-        """Begins the transaction that follows number ``after``.
+        """Begin the transaction that follows number ``after``.
 
         Raises:
             ProducerFenced, InvalidTransaction: another instance took over; one is open.
@@ -61,16 +61,16 @@ class TransactionsClient:
         return self._connection.act("begin-transaction", asked, Branch)
 
     def open_branch(self, asked: OpenBranch) -> Branch:
-        """A branch to write a sink's batch under.
+        """Open a branch under which to write a sink's batch.
 
         Raises:
             SinkInUse, StaleBatch, ProducerFenced.
-            TransactionAborted: the driver that planned the batch has given it up.
+            TransactionAborted: the driver that planned the batch has abandoned it.
         """
         return self._connection.act("open-branch", asked, Branch)
 
     def settle_batch(self, asked: OpenBranch) -> SettledBatch:
-        """Tells whether the batch is committed. If it is not, aborts what the sink has open.
+        """Return whether the batch is committed. If it is not, abort what the sink has open.
 
         Raises:
             SinkInUse, StaleBatch, ProducerFenced.
@@ -78,14 +78,14 @@ class TransactionsClient:
         return self._connection.act("settle-batch", asked, SettledBatch)
 
     def renew_batch(self, transactional_id: str, instance: str, batch: int) -> None:
-        """Gives the transaction that writes the batch a new deadline, if it is open."""
+        """Extend the deadline of the transaction that writes the batch, if it is open."""
         asked = RenewBatch(transactional_id=transactional_id, instance=instance, batch=batch)
         self._connection.act("renew-batch", asked, Empty)
 
     def drop_branch(
         self, transactional_id: str, instance: str, number: int, producer_id: int
     ) -> None:
-        """Aborts one branch of a transaction that goes on."""
+        """Abort one branch of a transaction that continues."""
         asked = DropBranch(
             transactional_id=transactional_id,
             instance=instance,
@@ -95,7 +95,7 @@ class TransactionsClient:
         self._connection.act("drop-branch", asked, Empty)
 
     def stop_run(self, run: str, planned: int, batch: int) -> None:
-        """Aborts what the driver planned up to ``planned``; its late tasks open no branch."""
+        """Abort what the driver planned up to ``planned``; its late tasks can open no branch."""
         self._connection.act("stop-run", StopRun(run=run, planned=planned, batch=batch), Empty)
 
     def sinks(self) -> list[SinkDescription]:
@@ -108,7 +108,7 @@ class TransactionsClient:
         self._connection.act("delete-sink", asked, Empty)
 
     def renew(self, transactional_id: str, instance: str, number: int) -> TransactionDescription:
-        """Gives an open transaction a new deadline: now, plus its timeout."""
+        """Set the deadline of an open transaction to now plus its timeout."""
         asked = EndTransaction(transactional_id=transactional_id, instance=instance, number=number)
         return self._connection.act("renew-transaction", asked, TransactionDescription)
 
@@ -124,7 +124,7 @@ class TransactionsClient:
         positions: Iterable[PositionOf] = (),
         owners: Mapping[str, str] | None = None,
     ) -> TransactionDescription:
-        """Commits; returns when everything in it is visible to the next read_committed read.
+        """Commit; return when everything in it is visible to the next read_committed read.
 
         Raises:
             TransactionAborted, ProducerFenced, UnknownTransaction, ForeignBranch,
@@ -143,16 +143,16 @@ class TransactionsClient:
         return self._connection.act("commit-transaction", asked, TransactionDescription)
 
     def abort(self, transactional_id: str, instance: str, number: int) -> TransactionDescription:
-        """Aborts; a decided commit is never undone: InvalidTransaction then."""
+        """Abort; a decided commit is never undone but raises InvalidTransaction."""
         asked = EndTransaction(transactional_id=transactional_id, instance=instance, number=number)
         return self._connection.act("abort-transaction", asked, TransactionDescription)
 
     def all(self) -> list[TransactionDescription]:
-        """All transactional ids with their present or last transaction."""
+        """Return all transactional ids with their present or last transaction."""
         return self._connection.act("list-transactions", Empty(), TransactionList).transactions
 
     def describe(self, transactional_id: str) -> TransactionDescription:
-        """One of them, or UnknownTransaction."""
+        """Return one transactional id with its transaction, or raise UnknownTransaction."""
         try:
             asked = NamedTransaction.of(transactional_id=transactional_id)
         except InvalidRequest:
@@ -160,7 +160,7 @@ class TransactionsClient:
         return self._connection.act("describe-transaction", asked, TransactionDescription)
 
     def kill(self, transactional_id: str) -> TransactionDescription:
-        """Aborts the transaction that is open now, whoever owns it: its writes and commit fail.
+        """Abort the transaction that is open now, whoever owns it: its writes and commit fail.
 
         Raises:
             UnknownTransaction, InvalidTransaction: there is no such id; nothing is open.
@@ -172,25 +172,25 @@ class TransactionsClient:
         return self._connection.act("kill-transaction", asked, TransactionDescription)
 
     def position(self, consumer: str) -> list[PositionOf]:
-        """Where a named consumer goes on; empty if it never committed a position."""
+        """Return where a named consumer continues; empty if it never committed a position."""
         asked = NamedConsumer.of(consumer=consumer)
         return self._connection.act("consumer-position", asked, Positions).positions
 
     def take_consumer(self, consumer: str, instance: str) -> list[PositionOf]:
-        """Takes the consumer's name over; where it goes on."""
+        """Take over the consumer's name; return where it continues."""
         asked = OwnedConsumer.of(consumer=consumer, instance=instance)
         return self._connection.act("take-consumer", asked, Positions).positions
 
     def check_consumer(self, consumer: str, instance: str) -> None:
-        """ConsumerFenced if another has taken the name over."""
+        """Raise ConsumerFenced if another consumer has taken over the name."""
         asked = OwnedConsumer(consumer=consumer, instance=instance)
         self._connection.act("check-consumer", asked, Empty)
 
     def commit_position(self, positions: Iterable[PositionOf], owners: Mapping[str, str]) -> None:
-        """Stores positions outside any transaction; ConsumerFenced if others own the names."""
+        """Store positions outside any transaction; raise ConsumerFenced if others own the names."""
         asked = Positions(positions=list(positions), owners=dict(owners))
         self._connection.act("commit-position", asked, Empty)
 
     def cut(self, topics: Iterable[CutTopic]) -> Mapping[str, Mapping[int, int]]:
-        """Offsets that no transaction lies on both sides of; by topic and partition."""
+        """Return a cut: offsets that split no transaction; by topic and partition."""
         return self._connection.act("atomic-cut", AtomicCut(topics=list(topics)), Cut).offsets

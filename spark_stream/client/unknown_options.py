@@ -1,4 +1,4 @@
-"""Keyword arguments that a call does not have: what to write instead of the names of Kafka."""
+"""Refuse unknown keyword arguments; for those of Kafka's clients, tell what to write instead."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _KAFKAS: Final[Mapping[str, Mapping[str, str]]] = {
         "value_deserializer": _BYTES,
     },
 }
-"""Names of Kafka's clients by the call that they are given to, each with its remedy."""
+"""Options of Kafka's clients by the call that gets them, each with what to use instead."""
 
 
 def known_options(*functions: Any) -> set[str]:
@@ -63,7 +63,7 @@ def refuse_unknown(call: str, options: Iterable[str], known: Iterable[str]) -> N
     """Raise the error for the first of these options, which ``call`` does not have.
 
     Raises:
-        Unsupported: it is one of consumer groups.
+        Unsupported: the option is about consumer groups.
         InvalidOption: it is any other; the hint says what to use instead.
     """
     option = next(iter(options), None)

@@ -1,4 +1,4 @@
-"""What the client's calls return."""
+"""The values that the client's calls return."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import Struct
 class Written(Struct, frozen=True):
     """An acknowledgement: ``count`` records are in the log, the first of them at ``offset``.
 
-    A batch that its keys spread over partitions has its ``parts``, one a partition; ``partition``
+    A batch whose keys spread it over partitions has its ``parts``, one a partition; ``partition``
     and ``offset`` are then those of its first record, and ``count`` is the sum. A batch without
     records has ``count`` and ``offset`` 0.
 

@@ -1,9 +1,9 @@
-"""Calls that wait for a broker, on a few threads that all of a process shares.
+"""Calls that wait for a broker, on a few threads that the whole process shares.
 
-Callbacks of the loop must not wait, and callers of a producer should not. So whoever has to connect
-or to ask has it done here. Calls with the same key are made one after another, by one thread: a
-broker that does not answer keeps one thread busy, however much there is to ask it. A thread ends
-when nothing is left to do. A forked process begins without any.
+Callbacks of the loop must not wait, and callers of a producer should not. So connecting and asking
+are done here. Calls with the same key run one after another, on one thread: a broker that does not
+answer blocks one thread, however many calls to it are waiting. A thread ends when no call is left.
+A forked process starts without threads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CallPool:
         self._busy: set[Hashable] = set()
 
     def add(self, key: Hashable, call: Call) -> None:
-        """Make a call soon, after the earlier ones of this key."""
+        """Queue a call, behind the earlier ones of this key."""
         with self._lock:
             if key in self._busy or len(self._busy) >= THREADS_MAX:
                 self._waiting.append((key, call))
@@ -41,7 +41,7 @@ class CallPool:
             threading.Thread(
                 target=self._run, args=(key, call), name="isolog-calls", daemon=True
             ).start()
-        except RuntimeError:  # no more threads, or the interpreter ends
+        except RuntimeError:  # no more threads, or the interpreter is ending
             with self._lock:
                 self._busy.remove(key)
             raise
@@ -51,7 +51,7 @@ class CallPool:
             try:
                 call()
             except Exception:
-                logger.exception("a call to a broker failed in an unforeseen way")
+                logger.exception("a call to a broker failed unexpectedly")
             with self._lock:
                 self._busy.remove(key)
                 free = (each for each in self._waiting if each[0] not in self._busy)
@@ -67,7 +67,7 @@ _pool = CallPool()
 
 
 def _begin_anew() -> None:
-    """Leave the parent's threads and calls to it; in a child that was forked a moment ago."""
+    """Start without the parent's threads and calls, in a child that was just forked."""
     global _pool
     _pool = CallPool()
 
@@ -76,5 +76,5 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 def call_elsewhere(key: Hashable, call: Call) -> None:
-    """Make a call on one of the process's threads for calls; see the module."""
+    """Run a call on one of the process's threads for calls; see the module."""
     _pool.add(key, call)

@@ -1,13 +1,13 @@
-"""Calls to a log, by any of its brokers: a lost broker is an error in time, never a hang.
+"""Calls to a log, through any of its brokers: a lost broker is an error in time, never a hang.
 
-A connection speaks to one log. Each broker that it meets says the id of its cluster before anything
-else; one of another cluster is refused.
+A connection belongs to one log. Each broker first tells the id of its cluster; a broker of another
+cluster is refused.
 
-Control calls go to one broker, which is kept while it answers; then another is looked for: of those
-that the user named, and of those that the cluster has besides. A broker that says who leads a topic
-has its caller sent there. What goes to the leader of a partition uses :meth:`Connection.at`.
+Control calls go to one broker for as long as it answers; then another is chosen, of those that the
+user named and those that the cluster has besides. A broker that names a topic's leader redirects
+the caller there. Calls to the leader of a partition use :meth:`Connection.at`.
 
-A connection belongs to the process that made it: a process that was forked makes its own.
+A connection belongs to the process that made it: a forked process has to make its own.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ T = TypeVar("T")
 
 _BACKOFF_FIRST_S: Final = 0.05
 _BACKOFF_MAX_S: Final = 1.0
-# How long one of several brokers may take: to say who it is, and to answer before another is asked.
+# How long one of several brokers may take to greet, and to answer before another is asked.
 _GREETING_S: Final = 2.0
-_TURN_FIRST_S: Final = 1.5  # then twice as long each time
+_TURN_FIRST_S: Final = 1.5  # doubled with each try
 _TRIES_COUNTED: Final = 10
 _LONG_TURN_LEAST_S: Final = 2.0
 _LONG_TURN_PART: Final = 3
-# Whoever repeats one of these elsewhere, while the first broker still works on it, may be told that
-# it is done already. So they wait longer for one broker.
+# If one of these is repeated at another broker while the first still works on it, the answer may
+# be that it is done already. So they wait longer for one broker.
 _ONCE: Final = frozenset(
     {
         "alter-topic",
@@ -65,16 +65,16 @@ _ONCE: Final = frozenset(
     }
 )
 _ASK_AGAIN_S: Final = 30.0
-# After these another broker may do better.
+# After these errors another broker may succeed.
 _LOST: Final = (BrokerUnavailable, RequestTimeout, BrokerStopping)
 
 
 class Connection:
-    """To the brokers of ``bootstrap``, or to the broker of the directory ``path``.
+    """A connection to the brokers of ``bootstrap``, or to the broker of the directory ``path``.
 
     ``timeout_s`` bounds a call and its retries together. With ``create=False`` nothing is made at
-    ``path``: where there is no log, the first call raises UnknownLog. ``cluster_id``: the log that
-    is meant; without it, the log that the connection met first.
+    ``path``: without a log there, the first call raises UnknownLog. ``cluster_id``: the expected
+    log; without it, the log of the first broker that answers.
     """
 
     def __init__(
@@ -114,15 +114,15 @@ class Connection:
 
     @property
     def cluster_id(self) -> str | None:
-        """The id of the log that is meant, or was met first; None before either is known."""
+        """The id of the expected log, or of the first that answered; None if neither is known."""
         return self._identity.cluster_id
 
     # -- control calls --------------------------------------------------------------------------
 
     def act(self, name: str, body: Message, result: type[R], timeout_s: float | None = None) -> R:
-        """Runs an action and returns its result; retries what can be retried.
+        """Run an action and return its result; retry what can be retried.
 
-        ``timeout_s``: less than the connection's own.
+        ``timeout_s``: instead of the connection's own, which is longer.
         """
         return self.retried(
             lambda link, within_s: link.act(name, body, result, within_s),
@@ -137,10 +137,10 @@ class Connection:
         *,
         once: bool = False,
     ) -> T:
-        """Calls until it succeeds, the error is final, or the time is over.
+        """Call until it succeeds, the error is final, or the time is over.
 
-        A broker that does not lead what the call is about names who does, and that one is asked.
-        ``once``: the call had better not run at two brokers, so that each gets more time.
+        A broker that is not the leader names the leader, and that one is called next. ``once``: the
+        call should not run at two brokers, so each broker gets more time.
         """
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         leader: BrokerLink | None = None
@@ -168,7 +168,7 @@ class Connection:
         raise AssertionError("unreachable: the pauses do not end")
 
     def at(self, address: str) -> BrokerLink:
-        """The link to the broker at the address."""
+        """Return the link to the broker at the address."""
         with self._lock:
             if self._closed:
                 raise InvalidRequest("the connection is closed", hint="Connect again.")
@@ -179,10 +179,10 @@ class Connection:
             return found
 
     def to(self, broker_id: str, address: str) -> BrokerLink:
-        """The link to the broker of this id, which says that it is at the address.
+        """Return the link to the broker of this id, which reports this address.
 
-        If it is the one of the control calls it stays at the address where it was met: a broker
-        behind a proxy may know another one of itself.
+        The broker of the control calls keeps the address where it answered: a broker behind a proxy
+        may report another one.
         """
         current = self._current
         if current is not None and current.broker_id == broker_id:
@@ -190,11 +190,11 @@ class Connection:
         return self.at(address)
 
     def link(self, timeout_s: float | None = None) -> BrokerLink:
-        """A link to a broker of this log that was there a moment ago.
+        """Return a link to a broker of this log that answered a moment ago.
 
         Raises:
             BrokerUnavailable, RequestTimeout: none answers, or not in ``timeout_s``.
-            WrongCluster, UnknownLog: who answers is of another log; there is no log.
+            WrongCluster, UnknownLog: the broker is of another log; there is no log.
         """
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         found = self._present()
@@ -208,9 +208,9 @@ class Connection:
             self._choosing.release()
 
     def connect(self, timeout_s: float | None = None) -> None:
-        """Connect to such a broker, in one try; raises as :meth:`link`.
+        """Connect to a broker of this log, in one try; raise as :meth:`link`.
 
-        Where that fails, the next call goes to another broker.
+        If that fails, the next call goes to another broker.
         """
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         link = self.link(left(deadline))
@@ -221,9 +221,9 @@ class Connection:
             raise
 
     def turn(self, deadline: float, tries: int = 0, *, once: bool = False) -> float:
-        """How long one try may take: not all of the time, if there is another broker to ask.
+        """Return how long one try may take, in seconds: not all of it if there is another broker.
 
-        ``tries``: how many there were before. ``once``: as in :meth:`retried`.
+        ``tries``: how many tries there were before. ``once``: as in :meth:`retried`.
         """
         if len(self._candidates()) < 2:
             return left(deadline)
@@ -232,9 +232,9 @@ class Connection:
         return min(left(deadline), _TURN_FIRST_S * 2.0 ** min(tries, _TRIES_COUNTED))
 
     def learn(self, addresses: Iterable[str]) -> None:
-        """The cluster has brokers there, to be asked when the others do not answer.
+        """Add addresses of the cluster's brokers, to ask when the others do not answer.
 
-        Whoever means a directory means its broker, and goes to no other with control calls.
+        A connection to a directory ignores them: its control calls go to that directory's broker.
         """
         if self._path is not None:
             return
@@ -261,7 +261,7 @@ class Connection:
             return self._current
 
     def _candidates(self) -> list[str]:
-        """Where brokers may be, the one that was lost last at the end."""
+        """Return the known addresses, the one that was lost last at the end."""
         with self._lock:
             known = dict.fromkeys([*self._named, *self._learned])
             return sorted(known, key=lambda address: address == self._lost)
@@ -289,7 +289,7 @@ class Connection:
             except BrokerUnavailable as error:
                 failure = failure or error
             except RequestTimeout as error:
-                failure = error  # there is a broker, though it does not answer
+                failure = error  # there is a broker, but it does not answer
         if len(addresses) == 1 and failure is not None:
             raise failure
         if isinstance(failure, RequestTimeout):
@@ -298,7 +298,7 @@ class Connection:
         raise BrokerUnavailable(f"no broker answers at {names}", address=names)
 
     def _ask_for_brokers(self, link: BrokerLink, deadline: float) -> None:
-        """Learns which brokers the cluster has, now and then. It is no harm if nobody tells."""
+        """Ask from time to time which brokers the cluster has; ignore it if there is no answer."""
         if time.monotonic() - self._asked < _ASK_AGAIN_S:
             return
         self._asked = time.monotonic()
@@ -310,18 +310,18 @@ class Connection:
         self.learn(each.address for each in found.brokers)
 
     def _address_of(self, directory: Path) -> str:
-        """The address of the directory's broker, started if none lives; never for another log's."""
-        # A log that was met once and is gone now is an error, and no reason to make another.
+        """Return the address of the directory's broker, started if none runs; check its log."""
+        # A log that answered once and is gone now is an error, not a reason to make another.
         create = self._create and self._identity.cluster_id is None
         recorded = recorded_cluster_id(directory)
-        if recorded is not None:  # so a broker that has another directory's log by now is refused
+        if recorded is not None:  # refuse a broker whose directory now holds another log
             self._identity.check(str(directory), recorded)
         return live_address(directory) or ensure_broker(
             directory, self._idle_seconds, create=create
         )
 
     def close(self) -> None:
-        """Closes the connection: no new calls; those under way end by themselves."""
+        """Close the connection: it takes no new calls; those under way end by themselves."""
         with self._lock:
             self._closed = True
             links = list(self._links.values())

@@ -1,10 +1,10 @@
-"""The broker of a directory: found if it runs, started in the background if not.
+"""The broker of a directory: find it if it runs, start it in the background if not.
 
-However many processes ask at once, one broker is started: they take turns at ``start.lock``. A
-living broker holds a lock on ``broker.lock``. The kernel releases it when the broker dies, so
-``kill -9`` leaves nothing behind that looks alive.
+One broker is started, however many processes ask at once: each first locks ``start.lock``. A
+running broker holds a lock on ``broker.lock``. The kernel releases it when the broker dies, so
+after ``kill -9`` nothing looks alive.
 
-The broker is a fresh interpreter (a process with threads must not fork), in a session of its own.
+The broker is a new interpreter (a process with threads must not fork), in a session of its own.
 It is not a child of the client: a shell starts it and ends.
 """
 
@@ -42,13 +42,13 @@ from spark_stream.wire.limits import FORMAT_VERSION, SOCKET_PATH_MAX
 IDLE_SECONDS: Final = 300.0
 _START_SECONDS: Final = 60.0
 _POLL_S: Final = 0.02
-# Trying again helps against none of these.
+# A retry helps against none of these.
 _NOT_FOR_US: Final = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP}
 _READY: Final = "isolog broker ready "
 
 
 def known_address(directory: Path) -> str | None:
-    """Where the directory's broker said it listens; it may have died since."""
+    """Return the address that the directory's broker recorded; it may have died since."""
     try:
         return str(json.loads((directory / "broker.json").read_text())["address"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -56,7 +56,7 @@ def known_address(directory: Path) -> str | None:
 
 
 def recorded_cluster_id(directory: Path) -> str | None:
-    """The id of the cluster whose log the directory holds; None where no log can be read."""
+    """Return the id of the cluster whose log is in the directory; None if no log can be read."""
     try:
         return str(json.loads((directory / "isolog.json").read_text())["cluster_id"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -66,13 +66,13 @@ def recorded_cluster_id(directory: Path) -> str | None:
 def ensure_broker(
     directory: Path, idle_seconds: float | None = None, *, create: bool = True
 ) -> str:
-    """The address of the directory's broker, which is started if none lives.
+    """Return the address of the directory's broker; start it if none runs.
 
-    With ``create=False`` a directory without a log stays as it is, and so does one that is missing.
+    With ``create=False`` a directory that has no log, or does not exist, is left as it is.
 
     Raises:
         UnknownLog: there is no log, and none is to be made.
-        NotALogDirectory, UnsupportedFormat, …: whatever kept the broker from starting.
+        NotALogDirectory, UnsupportedFormat, …: what kept the broker from starting.
         BrokerUnavailable: it did not come up in time; the message names its log file.
     """
     directory = Path(os.path.realpath(directory))
@@ -82,14 +82,14 @@ def ensure_broker(
         if not create and not holds_log(directory):
             raise UnknownLog(f"there is no log at {directory}", path=str(directory))
         if not _readable(directory):
-            return _started(directory, deadline, idle_seconds, os.devnull)  # it will say why not
+            return _started(directory, deadline, idle_seconds, os.devnull)  # raises the reason
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _turn(directory, deadline):
             while lock_held(directory):
                 address = live_address(directory)
                 if address is not None:
                     return address
-                if time.monotonic() > deadline:  # it holds the lock but has no address (yet)
+                if time.monotonic() > deadline:  # a broker holds the lock but has no address (yet)
                     raise _not_up(directory)
                 time.sleep(_POLL_S)
             return _started(directory, deadline, idle_seconds, directory / "broker.log")
@@ -102,8 +102,10 @@ def ensure_broker(
 
 
 def live_address(directory: Path) -> str | None:
-    """Where the directory's broker listens, if one lives. What a dead one said is not believed: its
-    port may be somebody else's by now."""
+    """Return where the directory's broker listens; None if none runs.
+
+    The recorded address of a dead one is ignored: another process may have its port by now.
+    """
     address = known_address(directory)
     if address is None or not lock_held(directory) or not answers(address):
         return None
@@ -111,7 +113,7 @@ def live_address(directory: Path) -> str | None:
 
 
 def check_ours(directory: Path) -> None:
-    """Refuses a directory that is plainly not a log, before any file is written there."""
+    """Refuse a directory that is plainly not a log, before any file is written there."""
     if not directory.exists():
         return
     if not directory.is_dir():
@@ -124,12 +126,12 @@ def check_ours(directory: Path) -> None:
 
 
 def holds_log(directory: Path) -> bool:
-    """Whether the directory is a log, or a broker is making it one at this moment."""
+    """Return whether the directory is a log, or a broker is just making it one."""
     return (directory / "isolog.json").exists() or lock_held(directory)
 
 
 def _readable(directory: Path) -> bool:
-    """Whether a broker of this release may open it; if not, no file is written there."""
+    """Return whether a broker of this release may open it; if not, no file is written there."""
     description = directory / "isolog.json"
     if not description.exists():
         return True
@@ -142,7 +144,7 @@ def _readable(directory: Path) -> bool:
 
 @contextmanager
 def _turn(directory: Path, deadline: float) -> Iterator[None]:
-    """Holds ``start.lock``: one process at a time looks for the broker or starts it."""
+    """Hold ``start.lock``: one process at a time looks for the broker or starts it."""
     descriptor = os.open(directory / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         while True:
@@ -159,7 +161,7 @@ def _turn(directory: Path, deadline: float) -> Iterator[None]:
 
 
 def lock_held(directory: Path) -> bool:
-    """Whether a broker holds the directory. Looking takes the lock for an instant if none does."""
+    """Return whether a broker holds the directory; if none does, lock it for an instant."""
     try:
         descriptor = os.open(directory / "broker.lock", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -174,7 +176,7 @@ def lock_held(directory: Path) -> bool:
 
 
 def answers(address: str) -> bool:
-    """Whether something accepts connections there."""
+    """Return whether something accepts connections there."""
     try:
         if address.startswith("unix:"):
             with socket.socket(socket.AF_UNIX) as probe:
@@ -189,12 +191,12 @@ def answers(address: str) -> bool:
 
 
 def broker_command(directory: Path, *flags: str) -> list[str]:
-    """What starts a broker process for the directory."""
+    """Return the command that starts a broker process for the directory."""
     return [sys.executable, "-m", "spark_stream.broker", "--dir", str(directory), *flags]
 
 
 def broker_environment() -> dict[str, str]:
-    """The environment of a broker process: it finds this package, and its memory is bounded."""
+    """Return the environment of a broker process: it finds this package, and bounds its memory."""
     package_home = str(Path(__file__).resolve().parents[3])
     paths = os.pathsep.join(filter(None, (package_home, os.environ.get("PYTHONPATH"))))
     return os.environ | {"PYTHONPATH": paths} | allocator_settings(MEMORY_BYTES_DEFAULT)
@@ -241,7 +243,7 @@ def _idle_seconds() -> float:
 
 
 def _first_line(descriptor: int, deadline: float) -> str:
-    """What the broker prints first; empty when it ended, or did not in time."""
+    """Return the first line that the broker prints; empty if it ended, or printed none in time."""
     data = b""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
@@ -254,7 +256,7 @@ def _first_line(descriptor: int, deadline: float) -> str:
 
 
 def socket_path(directory: Path) -> Path:
-    """A path for the broker's socket, in a folder of the owner's, short enough for the system."""
+    """Return a path for the broker's socket, in a private folder, short enough for the system."""
     near = directory / "run" / "broker.sock"
     if len(os.fsencode(near)) <= SOCKET_PATH_MAX:
         return near

@@ -1,4 +1,4 @@
-"""Calls to one broker: the connection is made when it is needed, and again when it is lost."""
+"""Calls to one broker: the link connects when needed, and again when the connection is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R", bound=Message)
 
 
 class LogIdentity:
-    """Which log a client means: the one of this cluster id, or else the first that it meets."""
+    """The log of a client: the one of this cluster id, or else the first that answers."""
 
     def __init__(self, cluster_id: str | None) -> None:
         self._lock = new_lock()
@@ -28,7 +28,7 @@ class LogIdentity:
         return self._cluster_id
 
     def check(self, where: str, found: str) -> None:
-        """WrongCluster unless what is found there belongs to this log."""
+        """Raise WrongCluster unless ``found``, the cluster id there, is that of this log."""
         with self._lock:
             if self._cluster_id is None:
                 self._cluster_id = found
@@ -43,12 +43,12 @@ class LogIdentity:
 
 
 class BrokerLink:
-    """To the broker at ``address``, whose cluster's id is checked before anything is asked."""
+    """A link to the broker at ``address``; its cluster's id is checked before any call."""
 
     def __init__(self, address: str, identity: LogIdentity) -> None:
         self.address = address
         self.broker_id = ""
-        """The id of the broker that was met there last; empty before."""
+        """The id of the broker that last answered there; empty before."""
         self._identity = identity
         self._connecting = new_lock()  # one thread at a time connects
         self._shared: SharedChannel | None = None
@@ -70,7 +70,7 @@ class BrokerLink:
         return result.from_bytes(bytes(answer.body))
 
     def connect(self, timeout_s: float) -> SharedChannel:
-        """Return a connection to the broker, which is not lost as far as is known.
+        """Return a connection to the broker that is not known to be lost.
 
         Raises:
             BrokerUnavailable, RequestTimeout: the broker does not answer, or not in ``timeout_s``.
@@ -96,7 +96,7 @@ class BrokerLink:
             self._connecting.release()
 
     def present(self) -> SharedChannel | None:
-        """Return the connection that there is, if it is not lost as far as is known.
+        """Return the present connection, if it is not known to be lost.
 
         Raises:
             InvalidRequest: the client's connection is closed.
@@ -117,5 +117,5 @@ class BrokerLink:
 
 
 def left(deadline: float) -> float:
-    """The seconds that are left until then, and always more than 0, as a call needs it."""
+    """Return the seconds left until then, always more than 0, as a call needs it."""
     return max(0.001, deadline - time.monotonic())

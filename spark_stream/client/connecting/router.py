@@ -1,7 +1,7 @@
-"""Finds the way to the leaders of partitions: asks any broker, and remembers what it said.
+"""Finds the leaders of partitions: asks any broker, and caches the answers.
 
-``routes`` has the rules of what is believed. Here are the calls: one thread at a time asks about a
-topic, and all who wait for the same get its answer.
+``routes`` decides which answers count. This module makes the calls: one thread at a time asks about
+a topic, and all that wait for the same topic get its answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from spark_stream.errors import (
 from spark_stream.transport.forks import new_lock
 from spark_stream.wire.messages import FindLeaders, LeaderFacts, Leaders
 
-# After these somebody has to be asked who leads the partition.
+# After these errors the partition's leader has to be looked up again.
 _DOUBTFUL: Final = (
     BrokerStopping,
     BrokerUnavailable,
@@ -41,7 +41,7 @@ _DOUBTFUL: Final = (
 
 
 class _Topic:
-    """A topic's routes; ``asking`` is held by the thread that asks about it."""
+    """A topic's routes; the thread that asks about it holds ``asking``."""
 
     def __init__(self, topic: str, topic_id: str) -> None:
         self.asking = new_lock()
@@ -49,7 +49,7 @@ class _Topic:
 
 
 class Router:
-    """The leaders of all partitions that a client has to do with; for any thread."""
+    """The leaders of all partitions that a client uses; for any thread."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -58,26 +58,26 @@ class Router:
 
     @property
     def timeout_s(self) -> float:
-        """How long a call and its retries may take."""
+        """How long a call and its retries may take, in seconds."""
         return self._connection.timeout_s
 
     def link(self, route: Route) -> BrokerLink:
-        """The link to the route's broker."""
+        """Return the link to the route's broker."""
         return self._connection.to(route.leader, route.address)
 
     def link_to(self, broker_id: str, address: str) -> BrokerLink:
-        """The link to a broker that a leader has named."""
+        """Return the link to a broker that a leader has named."""
         return self._connection.to(broker_id, address)
 
     def route(
         self, topic: str, topic_id: str, partition: int, timeout_s: float | None = None
     ) -> Route:
-        """The way to the partition's leader.
+        """Return the route to the partition's leader.
 
         Raises:
-            LeaderUnavailable: it has none now, or nobody knows its present one: try again.
+            LeaderUnavailable: it has none now, or its present one is unknown: try again.
             UnknownTopic: there is no topic of this id.
-            BrokerUnavailable, RequestTimeout: nobody answers.
+            BrokerUnavailable, RequestTimeout: no broker answers.
         """
         known = self.known(topic, topic_id, partition)
         if known is not None:
@@ -102,7 +102,7 @@ class Router:
         )
 
     def known(self, topic: str, topic_id: str, partition: int) -> Route | None:
-        """The way to the leader as far as it is known; asks nobody."""
+        """Return the route to the leader if it is known, else None; make no call."""
         with self._lock:
             place = self._topics.get((topic, topic_id))
             return None if place is None else place.routes.get(partition)
@@ -114,22 +114,22 @@ class Router:
             self._ask(place, topic, topic_id, left(deadline))
 
     def told(self, topic: str, topic_id: str, facts: LeaderFacts) -> bool:
-        """A broker has said, beside something else, who leads a partition; False: once it did."""
+        """Add the leader that a broker named in another answer; return False if it is outdated."""
         self._connection.learn([facts.address])
         place = self._place(topic, topic_id)
         with self._lock:
             return place.routes.told(facts)
 
     def seen(self, topic: str, topic_id: str, partition: int, epoch: int) -> bool:
-        """A leader of the partition has answered in this epoch; False: it was replaced since."""
+        """Record a leader's answer in this epoch; return False if it was replaced since."""
         place = self._place(topic, topic_id)
         with self._lock:
             return place.routes.seen(partition, epoch)
 
     def failed(self, route: Route, error: IsologError) -> None:
-        """A call along the route failed; if that may be because of the leader, ask before the next.
+        """Record that a call along the route failed; if the leader may be why, ask before the next.
 
-        A broker that names the leader spares the question.
+        If the error names another leader, that one is used without asking.
         """
         if not isinstance(error, _DOUBTFUL):
             return
@@ -142,7 +142,7 @@ class Router:
                     place.routes.told(named)
 
     def answered(self, route: Route, epoch: int | None) -> bool:
-        """The route's broker has answered in this epoch; False: it is not the leader any more."""
+        """Record the answer of a route's broker in this epoch; return False if it was replaced."""
         if epoch is None or epoch == route.epoch:
             return True
         place = self._place(route.topic, route.topic_id)
@@ -150,14 +150,14 @@ class Router:
             return place.routes.answered(route, epoch)
 
     def replaced(self, route: Route) -> bool:
-        """Whether another leader, or a later epoch of the same, is known by now."""
+        """Return whether another leader, or a later epoch of the same, is known by now."""
         with self._lock:
             place = self._topics.get((route.topic, route.topic_id))
             return place is not None and place.routes.replaced(route)
 
     @contextmanager
     def _asking(self, topic: str, topic_id: str, deadline: float) -> Iterator[_Topic]:
-        """Be the one thread that asks about a topic; raise RequestTimeout if another one does."""
+        """Be the only thread that asks about a topic; raise RequestTimeout if another one is."""
         place = self._place(topic, topic_id)
         if not place.asking.acquire(timeout=left(deadline)):
             raise RequestTimeout(f"another thread asks for the leaders of topic {topic!r}")
@@ -188,7 +188,7 @@ class Router:
 
 
 def _named(partition: int, error: NotLeader) -> LeaderFacts | None:
-    """The leader that the error names."""
+    """Return the leader that the error names, or None."""
     leader, address = error.details.get("leader"), error.details.get("address")
     if not (isinstance(leader, str) and isinstance(address, str) and address):
         return None

@@ -1,9 +1,8 @@
-"""Who leads the partitions of a topic, as far as a client knows. Pure: no clock, no call.
+"""The leaders of a topic's partitions, as far as a client knows. Pure: no clock, no call.
 
-Brokers answer from what they know, and some know less than others. So what counts is the leader
-epoch: an answer of an older epoch than one that was seen is not believed, whoever gives it. A route
-that failed is doubted: it is not used again before somebody was asked, and has confirmed it or
-named another.
+Some brokers know less than others. So the leader epoch decides: an answer with an older epoch than
+one that was seen is ignored, whichever broker gives it. A route that failed is doubted: it is not
+used again before a broker was asked and has confirmed it or named another leader.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from spark_stream.wire.messages import LeaderFacts
 
 
 class Route(Struct, frozen=True):
-    """To the leader of one partition: the broker's id and address, and its leader epoch.
+    """The leader of one partition: the broker's id and address, and its leader epoch.
 
-    ``epoch`` is None where only the leader can tell it.
+    ``epoch`` is None if only the leader can tell it.
     """
 
     topic: str
@@ -29,7 +28,7 @@ class Route(Struct, frozen=True):
 
 
 class Routes:
-    """Of one topic. One thread at a time."""
+    """The routes of one topic. Not thread-safe."""
 
     def __init__(self, topic: str, topic_id: str) -> None:
         self._topic = topic
@@ -39,11 +38,11 @@ class Routes:
         self._doubted: set[int] = set()
 
     def get(self, partition: int) -> Route | None:
-        """The route to use; None: somebody has to be asked."""
+        """Return the route to use; None if a broker has to be asked."""
         return None if partition in self._doubted else self._routes.get(partition)
 
     def told(self, facts: LeaderFacts) -> bool:
-        """Take up what a broker says; return False, and change nothing, if its epoch is older."""
+        """Take over what a broker says; return False, and change nothing, if its epoch is older."""
         partition, epoch = facts.partition, facts.leader_epoch
         if epoch is not None:
             if epoch < self._epochs.get(partition, 0):
@@ -59,19 +58,19 @@ class Routes:
         return True
 
     def failed(self, route: Route) -> None:
-        """A call along the route failed: it is doubted, unless there is another by now."""
+        """Doubt a route along which a call failed, unless it was replaced."""
         if self._routes.get(route.partition) == route:
             self._doubted.add(route.partition)
 
     def seen(self, partition: int, epoch: int) -> bool:
-        """A leader has answered in this epoch; False: it was replaced, and does not know yet."""
+        """Record a leader's answer in this epoch; return False if it was replaced since."""
         if epoch < self._epochs.get(partition, 0):
             return False
         self._epochs[partition] = epoch
         return True
 
     def answered(self, route: Route, epoch: int) -> bool:
-        """The leader has answered in this epoch; False: as :meth:`seen`."""
+        """Record the answer of the route's leader in this epoch; return False as :meth:`seen`."""
         if not self.seen(route.partition, epoch):
             return False
         if self._routes.get(route.partition) == route:

@@ -1,7 +1,7 @@
-"""The connections of this process to brokers: one for each address, shared by all that use it.
+"""The connections of this process to brokers: one for each address, shared by all users.
 
-A connection lives for as long as somebody refers to its :class:`SharedChannel`, and is closed then.
-A forked process begins without any.
+A connection is closed once nothing refers to its :class:`SharedChannel` any more. A forked process
+starts without any.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spark_stream.transport.failures import Greeting, failure_of, read_greeting
 from spark_stream.transport.forks import new_lock
 from spark_stream.transport.streams import ConnectionLost
 
-# A broker that is stopped is left after this time, however long its calls may take.
+# A broker that stops answering is given up after this time, however long its calls may take.
 _LIMITS: Final = replace(CLIENT_LIMITS, heartbeat_s=2.0, silence_s=6.0)
 
 
@@ -36,7 +36,7 @@ _channels: weakref.WeakValueDictionary[str, SharedChannel] = weakref.WeakValueDi
 
 
 def _begin_anew() -> None:
-    """Forget the parent's connections; in a child that was forked a moment ago."""
+    """Forget the parent's connections, in a child that was just forked."""
     global _channels
     _channels = weakref.WeakValueDictionary()
 
@@ -45,11 +45,11 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 def shared_channel(address: str, timeout_s: float) -> SharedChannel:
-    """Return this process's connection to the broker at an address; make it if there is none.
+    """Return this process's connection to the broker at an address; connect if there is none.
 
     Raises:
-        BrokerUnavailable: no broker is there, or none of ours.
-        RequestTimeout: something is there, and does not answer in ``timeout_s``.
+        BrokerUnavailable: no broker is there, or no isolog broker.
+        RequestTimeout: something is there but does not answer in ``timeout_s``.
     """
     found = _usable(address)
     if found is not None:
