@@ -1,12 +1,12 @@
-"""How records get from the leader to whoever asks, up to the bound of an isolation level.
+"""How records get from the leader to the reader, up to the bound of an isolation level.
 
 ``consumer``   ``Consumer``: all partitions of topics, followed
 ``subscription``  what a consumer reads: topics, a pattern of them, chosen partitions
-``polling``    what lasts from one poll to the next
+``polling``    what is kept from one poll to the next
 ``feed``       the fetching threads behind a consumer
 ``fetching``   bounded reads of one partition
 ``columns``    the columns a user sees, made from those the leader sends
 ``records``    batches of a default-schema topic as record objects
-``positions``  "earliest", a timestamp, …: to an offset per partition
-``cuts``       where a read_atomic reader may stand
+``positions``  "earliest", a timestamp, …: resolved to an offset per partition
+``cuts``       atomic cuts, for read_atomic
 """

@@ -1,8 +1,8 @@
 """The columns that a user sees, made from those that the leader sends.
 
 A default-schema topic shows Kafka's columns; a typed topic its own, with ``_topic``,
-``_partition``, ``_offset`` and ``_timestamp`` on request. Only what is stored travels: topic,
-partition and offset are made here, for whole batches.
+``_partition``, ``_offset`` and ``_timestamp`` on request. Only stored columns are sent: topic,
+partition and offset are added here, for whole batches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from spark_stream.schema.schemas import (
 from spark_stream.sql.filters import row_filter
 
 _TIMESTAMP_TYPE_CREATE: Final = 0  # Kafka's CreateTime: the producer set it
-_SHARED_ROWS: Final = 1 << 16  # of larger batches, columns that are all alike are made each time
+_SHARED_ROWS: Final = 1 << 16  # constant columns of larger batches are not shared
 
 KAFKA_COLUMNS: Final = pa.schema(
     [
@@ -50,7 +50,7 @@ HEADERS: Final = pa.field("headers", HEADERS_TYPE)
 
 
 def shown_schema(topic: pa.Schema, *, metadata: bool = False, headers: bool = False) -> pa.Schema:
-    """The columns a topic of this schema shows."""
+    """Return the columns that a topic of this schema shows."""
     if is_default(topic):
         return KAFKA_COLUMNS.append(HEADERS) if headers else KAFKA_COLUMNS
     if metadata:
@@ -63,7 +63,7 @@ Spans = Sequence[tuple[int, int]]
 
 
 def offsets_of(rows: int, base: int, spans: Spans | None = None) -> npt.NDArray[np.int64]:
-    """The offset of each row: ``base``, ``base + 1``, …, or those of the runs."""
+    """Return the offset of each row: ``base``, ``base + 1``, …, or those of the runs."""
     if spans is None:
         return np.arange(base, base + rows, dtype=np.int64)
     firsts, counts = np.array(spans, np.int64).reshape(-1, 2).T
@@ -74,7 +74,7 @@ def offsets_of(rows: int, base: int, spans: Spans | None = None) -> npt.NDArray[
 
 
 def runs_of(offsets: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """The runs of offsets that rise one by one: (first, count) of each."""
+    """Return the runs of consecutive offsets: (first, count) of each."""
     edges = np.flatnonzero(np.diff(offsets) != 1) + 1
     firsts = np.concatenate((offsets[:1], offsets[edges]))
     counts = np.diff(np.concatenate(([0], edges, [len(offsets)])))
@@ -83,10 +83,10 @@ def runs_of(offsets: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class View:
-    """A choice of columns of one topic: which of them to ask for, and how to make the others.
+    """A choice of columns of one topic: which to request, and how to make the others.
 
-    ``filter``: a choice of records too. ``with_offsets``: the offset of each is needed, also where
-    it is not shown.
+    ``filter``: also a choice of records. ``with_offsets``: the offset of each record is needed,
+    even if it is not shown.
     """
 
     topic: str
@@ -106,14 +106,14 @@ class View:
         headers: bool = False,
         filter: str | None = None,
     ) -> View:
-        """The view of these columns (None: all that are shown), of the records that a filter keeps.
+        """Return the view of these columns (None: all shown), of the records that a filter keeps.
 
-        ``metadata`` and ``headers``: with those columns, behind the chosen ones where they are not
-        among them.
+        ``metadata`` and ``headers``: add those columns at the end, unless they are among the
+        chosen.
 
         Raises:
             InvalidOption: ``columns`` is one text.
-            SchemaMismatch: the topic lacks a column; it is named.
+            SchemaMismatch: the topic lacks a column; the error names it.
             InvalidFilter: the filter is none, or does not fit the topic's columns.
         """
         if filter is not None:
@@ -127,7 +127,7 @@ class View:
             )
         everything = shown_schema(stored, metadata=True, headers=True)
         chosen = {*shown_schema(stored).names, *columns}
-        if metadata and is_default(stored):  # Kafka's columns have it, where all are shown
+        if metadata and is_default(stored):  # without ``columns`` these are shown anyway
             chosen -= {*_KAFKA_METADATA} - {*columns}
         columns = [*columns, *(name for name in shown.names if name not in chosen)]
         for name in columns:
@@ -145,7 +145,7 @@ class View:
     def asked(self) -> list[str]:
         """The columns that the leader must send.
 
-        Of filtered records it sends the offsets too, where they are needed: only it knows them.
+        With a filter the offsets are requested too, if needed: only the leader knows them.
         """
         made = _MADE_DEFAULT if self.default else _MADE_TYPED
         names = [name for name in self.schema.names if name not in made]
@@ -154,15 +154,15 @@ class View:
         return [*names, OFFSET.name] if needed else names
 
     def field(self, name: str) -> pa.Field:
-        """A column that the leader sends, whether it is shown or not."""
+        """Return a column that the leader sends, whether it is shown or not."""
         return self.schema.field(name) if name in self.schema.names else OFFSET
 
     def of_chunk(
         self, batch: pa.RecordBatch, partition: int, base: int, spans: Spans | None = None
     ) -> pa.RecordBatch:
-        """A chunk's rows, whose first has offset ``base``, with exactly this view's columns.
+        """Return a chunk's rows, the first at offset ``base``, with exactly this view's columns.
 
-        ``spans``: the runs of offsets that the rows have, if they are not all one run.
+        ``spans``: the runs of the rows' offsets, if they are not one run.
         """
         batch = self._as_planned(batch)
         sent = set(batch.schema.names)
@@ -178,10 +178,10 @@ class View:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _as_planned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """What came, in the types that the topic had when the view was made.
+        """Convert what was received to the types that the topic had when the view was made.
 
         Raises:
-            SchemaMismatch: a value has no place in them.
+            SchemaMismatch: a value does not fit them.
         """
         if all(conforms(field, self.field(field.name)) for field in batch.schema):
             return batch
@@ -208,8 +208,10 @@ class View:
 
 
 def _repeated(value: str | int, rows: int) -> pa.Array:
-    """A text, or a number of 32 bits, in each row. Most batches have about as many rows as others:
-    they share it."""
+    """Return a column of one text, or one number of 32 bits.
+
+    Most batches have similar numbers of rows, so they share its memory.
+    """
     if rows > _SHARED_ROWS:
         return _all_alike(value, rows)
     return _shared(value, 1 << (rows - 1).bit_length() if rows else 0).slice(0, rows)
@@ -227,7 +229,7 @@ def _all_alike(value: str | int, rows: int) -> pa.Array:
 
 
 def _integers(values: npt.NDArray[np.signedinteger], kind: pa.DataType) -> pa.Array:
-    # Not pa.array(values): that imports pandas, half a second of a process's first read.
+    # Not pa.array(values): it imports pandas, which adds 0.5 s to a process's first read.
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 

@@ -1,11 +1,11 @@
 """Reads the records of topics as they come, under an isolation level.
 
-What is fetched ahead (by long polls, so an idle log costs nothing) waits in one queue
+Records are fetched ahead, by long polls, so that an idle log costs nothing, into one queue
 (:mod:`spark_stream.client.reading.feed`). Within a partition records come in the order of their
-offsets; between partitions in any.
+offsets; between partitions in any order.
 
-Under ``read_atomic`` a consumer goes from cut to cut: it asks for offsets that no transaction lies
-on both sides of, reads all partitions up to them, and asks for the next. So between
+Under ``read_atomic`` a consumer goes from cut to cut: it asks for offsets that split no
+transaction, reads all partitions up to them, and asks for the next. So between
 two of these rounds a reader has seen all of a transaction, or nothing of it.
 """
 
@@ -55,23 +55,23 @@ class Consumer(Closing):
     """A consumer of one or more topics. Use it as a context manager, or call :meth:`close`.
 
     ``batches()`` gives Arrow batches of any topic, ``records()`` the records of default-schema
-    topics. Both wait for more unless ``until="latest"``. ``poll()`` gives the records that are
-    there. Not for use from two threads at once.
+    topics. Both wait for more unless ``until="latest"``. ``poll()`` returns the records that are
+    available. Not for use from two threads at once.
 
-    Of a pattern, topics that are made later are read too, from their first record on.
+    Topics that match a pattern and are created later are read too, from their first record on.
 
-    With a ``name`` it goes on from the position that was stored last under that name
+    With a ``name`` it continues at the position that was last stored under that name
     (:meth:`commit`, or ``commit_position`` of a transactional producer); topics without one, and
-    those that were made anew since, begin at ``start``. Making one takes the name over: a consumer
-    that had it stores no position any more, and is told by ConsumerFenced, when it tries to, or
+    those that were created again since, begin at ``start``. A new consumer takes the name over: the
+    one that had it can no longer store a position, and gets ConsumerFenced when it tries to, or
     within a few seconds of iterating.
 
     Partitions that a topic gets later are read from their first record on, wherever the consumer
     started.
 
-    ``on_loss``: records that retention removed before they were read, or that a failover took back
-    after, are an error (``fail``: OffsetEvicted, DataLoss), or the consumer warns and goes on with
-    what is left (``continue``).
+    ``on_loss``: records that retention removed before they were read, or that a failover removed
+    after, are an error (``fail``: OffsetEvicted, DataLoss), or the consumer logs a warning and
+    continues with what is left (``continue``).
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Consumer(Closing):
     ) -> None:
         if name is not None:
             try:
-                NamedConsumer.of(consumer=name)  # before anything is asked
+                NamedConsumer.of(consumer=name)  # checked before any call
             except InvalidRequest:
                 raise InvalidOption(
                     f"a consumer's name is a text of 1 to 255 characters, not {name!r}"
@@ -106,7 +106,7 @@ class Consumer(Closing):
         self._isolation = level(isolation)
         self._fail_on_loss = fails_on(on_loss)
         self._position: dict[Key, int] = {}
-        self._lineages: dict[Key, Lineage] = {}  # of the positions, where they are known
+        self._lineages: dict[Key, Lineage] = {}  # of the positions, if known
         view = partial(View.of, columns=columns, metadata=metadata, headers=headers, filter=filter)
         self._subscription = Subscription(topics, asked, partitions, view)
         for topic in self._subscription.ids:
@@ -118,7 +118,7 @@ class Consumer(Closing):
             )
         if start == "latest" and self._atomic:
             self._position = self._cut({})
-            self._lineages.clear()  # a cut does not tell them
+            self._lineages.clear()  # a cut comes without lineages
         if name is not None:
             stored = self._taken_over(name)
             self._position.update(stored)
@@ -135,10 +135,10 @@ class Consumer(Closing):
         return self._name
 
     def records(self, until: str | None = None, timeout: float | None = None) -> Iterator[Record]:
-        """Every record, as it comes; with ``until="latest"`` up to the isolation's present bound.
+        """Yield records as they come; with ``until="latest"`` up to the isolation's present bound.
 
-        With a ``timeout`` it ends once no record came for so many seconds; with 0 at once, as
-        nothing has come then. The position counts a record once it is given.
+        With a ``timeout`` it ends once no record came for that many seconds; with 0 at once, as
+        nothing has come yet. The position moves past a record once it is yielded.
 
         Raises:
             InvalidOption: ``until`` or ``timeout`` has a value that it does not take.
@@ -162,7 +162,7 @@ class Consumer(Closing):
     def batches(
         self, until: str | None = None, timeout: float | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Arrow batches, each of one partition, as they come; the rest as in :meth:`records`."""
+        """Yield Arrow batches of one partition each, as they come; otherwise as :meth:`records`."""
         self._check_open()
         for key, fetched in self._fetched(self._subscription.views.__getitem__, until, timeout):
             self._reached(key, fetched)
@@ -174,7 +174,7 @@ class Consumer(Closing):
         """Return the next records, or an empty list if none came within ``timeout`` seconds.
 
         They are of one partition, and ``max_records`` at most: a poll waits for the first of them,
-        not for more. The position counts them. Between polls the consumer goes on fetching ahead.
+        not for more. The position moves past them. Between polls the consumer keeps fetching ahead.
         With ``timeout=None`` it waits without end.
 
         Raises:
@@ -199,35 +199,35 @@ class Consumer(Closing):
             self._reached(key, fetched)
             if not polling.patience.left():
                 break  # nothing of what came matches the filter, or is visible
-        self._polling = polling  # unless there was an error: then the next poll begins anew
+        self._polling = polling  # after an error the next poll starts again
         return found
 
     def position(self) -> dict[Key, int]:
-        """``{(topic, partition): offset}`` of the next record of each partition."""
+        """Return ``{(topic, partition): offset}`` of the next record of each partition."""
         return dict(self._position)
 
     def commit(self) -> None:
-        """Stores the position under the consumer's name: the next one of that name goes on there.
+        """Store the position under the consumer's name: the next one of that name continues there.
 
         Raises:
             InvalidOption: the consumer has no name.
-            ConsumerFenced: another consumer has taken the name over.
+            ConsumerFenced: another consumer has taken over the name.
         """
         places = self.places(self._connection)
         self._transactions.commit_position(places, self.owner())
 
     def owner(self) -> dict[str, str]:
-        """``{name: instance}``: who has to own the name for the position to be stored."""
+        """Return ``{name: instance}``: who must own the name for the position to be stored."""
         return {} if self._name is None else {self._name: self._instance}
 
     def check_owner(self) -> None:
-        """ConsumerFenced if another consumer has taken the name over."""
+        """Raise ConsumerFenced if another consumer has taken over the name."""
         if self._name is not None:
             self._transactions.check_consumer(self._name, self._instance)
             self._checked = time.monotonic()
 
     def places(self, connection: Connection) -> list[PositionOf]:
-        """The position as it is stored, by whoever writes through this connection.
+        """Return the position in the form in which it is stored through this connection.
 
         Raises:
             InvalidOption: the consumer has no name, or the connection is to another log.
@@ -290,7 +290,7 @@ class Consumer(Closing):
         self._stop_feed()
 
     def close(self) -> None:
-        """Ends the fetches; iterators that are under way end."""
+        """Stop the fetches; running iterators end."""
         self._closed.set()
         self._stop_feed()
 
@@ -301,7 +301,7 @@ class Consumer(Closing):
         self._refuse_asyncio()
 
     async def __aexit__(self, *error: object) -> None:
-        """Python looks for it before it calls ``__aenter__``."""
+        """Do nothing: Python requires this method before it calls ``__aenter__``."""
 
     def _refuse_asyncio(self) -> NoReturn:
         raise Unsupported(
@@ -316,7 +316,7 @@ class Consumer(Closing):
     def _fetched(
         self, view_of: Callable[[str], View], until: str | None, timeout: float | None
     ) -> Iterator[tuple[Key, Fetched]]:
-        """Yield what is fetched, until the time without records is over."""
+        """Yield what is fetched, until no record came for ``timeout`` seconds."""
         if until not in (None, "latest"):
             raise InvalidOption(f"until takes 'latest', not {until!r}")
         self._polling = None
@@ -336,8 +336,8 @@ class Consumer(Closing):
         """Yield what is fetched, and None whenever the patience has run out."""
 
         def round_left() -> float:
-            # A round that is begun is read to its cut: else a transaction is seen in part. Polls
-            # go on with it.
+            # A started round is read up to its cut, or a transaction would be seen in part. The
+            # next poll continues it.
             return math.inf if self._atomic and not polls else patience.left()
 
         def left() -> float:
@@ -353,12 +353,12 @@ class Consumer(Closing):
         while not self._closed.is_set():
             self._stop_feed()
             if watch is not None and time.monotonic() - self._checked > WATCH_S:
-                watch()  # under read_atomic no feed may live so long
+                watch()  # under read_atomic feeds may be too short-lived to watch
             nothing = not self._position  # no topic matches the pattern yet
             if self._atomic and not (until and ends):
                 ends = self._cut(self._position)
                 while self._find_topics(now=self._below(ends)):
-                    ends = self._cut(self._position)  # what it holds may be in a new topic too
+                    ends = self._cut(self._position)  # its transactions may be in a new topic too
                 self._take_up(ends)
                 nothing = not self._below(ends)
             if nothing:
@@ -389,7 +389,7 @@ class Consumer(Closing):
                 fail_on_loss=self._fail_on_loss,
             )
             if self._closed.is_set() or self._seeks != seeks:
-                self._stop_feed()  # whoever asked meanwhile found no feed to stop
+                self._stop_feed()  # a close or seek meanwhile found no feed to stop
             try:
                 while feed.running:
                     for key, fetched in feed.fetched(left):
@@ -409,7 +409,7 @@ class Consumer(Closing):
             if self._feed is feed and (until or not self._atomic):
                 return  # every partition has reached its end, or the consumer was closed
             # Else a seek, a new partition or a new topic stopped this feed, or the round is over:
-            # go on from the new positions.
+            # continue from the new positions.
 
     def _find_topics(self, *, now: bool = False) -> bool:
         """Begin to read new topics of the pattern; return whether there are any."""
@@ -423,7 +423,7 @@ class Consumer(Closing):
 
     @property
     def _fetching(self) -> Isolation:
-        """The level of the fetches: what lies below a cut is decided."""
+        """The isolation level of the fetches: below a cut all transactions are decided."""
         return Isolation.READ_COMMITTED if self._atomic else self._isolation
 
     def _bounds(self, at: int = LATEST) -> dict[Key, int]:
@@ -443,19 +443,19 @@ class Consumer(Closing):
         return self._subscription.chosen(found)
 
     def _take_up(self, keys: Iterable[Key]) -> None:
-        """Partitions that were added since begin at their first record."""
+        """Start new partitions at their first record."""
         for key in keys:
             self._position.setdefault(key, 0)
 
     def _grown(self, topic: str, partitions: int | None) -> bool:
-        """Begins to read partitions that were added; tells whether there are any."""
+        """Begin to read partitions that were added; return whether there are any."""
         before = len(self._position)
         added = dict.fromkeys((topic, number) for number in range(partitions or 0))
         self._take_up(self._subscription.chosen(added))
         return len(self._position) > before
 
     def _start_added(self, stored: Mapping[Key, int]) -> None:
-        """Partitions that were added since the position was stored begin at their first record."""
+        """Start partitions that were added since the position was stored at their first record."""
         for topic in {topic for topic, _ in stored}:
             first = resolve(self._topics, topic, "earliest", self._isolation, "earliest")
             for key in self._subscription.chosen({(topic, number): 0 for number in first}):
@@ -464,15 +464,15 @@ class Consumer(Closing):
                     self._lineages.pop(key, None)
 
     def _reached(self, key: Key, fetched: Fetched) -> None:
-        """The position is about to move through what was fetched."""
+        """Keep the lineage of what was fetched, before the position moves through it."""
         self._lineages[key] = fetched.lineage
 
     def _below(self, ends: Mapping[Key, int]) -> bool:
-        """Return whether there is something to read; partitions that were added begin at 0."""
+        """Return whether there is something to read; new partitions begin at 0."""
         return any(self._position.get(key, 0) < end for key, end in ends.items())
 
     def _check_position(self, view_of: Callable[[str], View]) -> None:
-        """Raises OffsetOutOfRange, or tells of a loss, if the log does not have the position."""
+        """Raise OffsetOutOfRange, or handle a loss, if the log does not have the position."""
         for key, offset in self._position.items():
             source = self._source(view_of(key[0]), key)
             try:
@@ -482,7 +482,7 @@ class Consumer(Closing):
                 self._lineages.pop(key, None)
 
     def _taken_over(self, name: str) -> dict[Key, int]:
-        """The stored positions, without those of topics that were deleted or made again since."""
+        """Take over the name; return its positions, except in topics deleted or recreated since."""
         stored = self._subscription.chosen(
             {
                 (each.topic, each.partition): each

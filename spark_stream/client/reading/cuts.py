@@ -1,4 +1,4 @@
-"""Where a read_atomic reader may stand, asked of the broker for all its topics at once."""
+"""Atomic cuts for read_atomic readers, through all their topics, in one call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def cut_of(
     lower: Mapping[Key, int] | None = None,
     upper: Mapping[Key, int] | None = None,
 ) -> dict[Key, int]:
-    """One cut through all partitions of the topics (name → id), between these offsets."""
+    """Return a cut through all partitions of the topics (name → id), between these offsets."""
     topics = [
         CutTopic(topic=name, topic_id=topic_id, lower=_of(name, lower), upper=_of(name, upper))
         for name, topic_id in ids.items()

@@ -1,11 +1,11 @@
-"""How ranges are read: a core decides, the loop of the process receives, the consumer decodes.
+"""Reads ranges: a core decides, the process's loop receives, the consumer decodes.
 
-A reader has no thread. What a broker sends is taken by the loop's thread, which asks for more as
-the core says, and is decoded by whoever iterates. What may wait for a broker (to connect, to find
+A reader has no thread. The loop's thread receives what brokers send, and asks for more when the
+core says so; the consumer's thread decodes. What may wait for a broker (connecting, finding
 leaders) is done elsewhere (``ways``).
 
-Each fetch has a size limit, so that it is decided anew, and a time for which its broker may say
-nothing, so that one that is stopped is noticed.
+Each fetch has a size limit, after which the core decides again, and a limit for its broker's
+silence, to notice one that has stopped.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ _TICK_S: Final = 0.25
 
 
 class Asked(NamedTuple):
-    """A range to read; ``lineage``: that of ``start``; ``end`` is None: all that comes.
+    """A range to read; ``lineage``: that of ``start``; ``end`` is None: without end.
 
-    ``checks``: also if the range is empty, ask whether the log has, or had, such an offset.
+    ``checks``: ask whether the log has, or had, such an offset, even if the range is empty.
     """
 
     key: Key
@@ -79,7 +79,7 @@ class Asked(NamedTuple):
 
 
 class _FetchCall(Struct):
-    """A fetch that is under way; ``shared`` is kept for as long."""
+    """A fetch that is under way; ``shared`` keeps its connection."""
 
     number: int
     sendings: list[Sending]
@@ -94,7 +94,7 @@ class _FetchCall(Struct):
 
 
 class _Arrived(Struct, frozen=True):
-    """A frame for the consumer. ``position`` and ``lineage``: where its range was before."""
+    """A frame for the consumer. ``position`` and ``lineage``: where its range was before it."""
 
     number: int
     key: int
@@ -111,15 +111,15 @@ _Item = _Arrived | RangeMoved[int] | RangeOver[int] | IsologError | None
 
 
 class Feed:
-    """Reads ranges ahead of whoever takes. What was read ahead is dropped when it stops.
+    """Reads ranges ahead of the consumer. When it stops, what was read ahead is dropped.
 
-    ``watch`` is called every two seconds meanwhile; an error of it that lasts ends the iteration.
-    Records that are gone are an error too, unless ``fail_on_loss`` is false. ``wait_ms``: for how
-    long a leader waits for records where there are none; None: where a range has no end.
-    ``together``: ask a leader for all ranges in one call. ``patience_s``: for how long to try in
-    vain; None: for the time of a call.
+    ``watch`` is called every two seconds meanwhile; a final error of it ends the iteration. Records
+    that are gone are an error too, unless ``fail_on_loss`` is false. ``wait_ms``: how long a leader
+    waits for records if there are none; None: only in ranges without an end. ``together``: ask a
+    leader for all ranges in one call. ``patience_s``: how long to retry; None: as long as a call
+    may take.
 
-    ``_lock`` guards the core; nothing waits while it is held.
+    ``_lock`` guards the core; nothing blocks while it is held.
     :meth:`stop` takes no lock: a generator that is garbage may call it, on any thread.
     """
 
@@ -145,7 +145,7 @@ class Feed:
         self._stopped = False
         self._lock = threading.Lock()
         self._calls: dict[int, _FetchCall] = {}
-        self._unmapped: set[int] = set()  # the next fetch of these asks for the records
+        self._unmapped: set[int] = set()  # do not map in the next fetch of these ranges
         self._timer: Timer | None = None
         self._timer_due = 0.0
         if not ranges:
@@ -182,7 +182,7 @@ class Feed:
     def fetched(self, idle_s: Callable[[], float]) -> Iterator[tuple[Key, Fetched]]:
         """Yield what is fetched, until all ranges are over, one fails, or the feed is stopped.
 
-        Also end once nothing came for as many seconds as ``idle_s`` has left.
+        Also end once nothing came for ``idle_s()`` seconds.
         """
         while self.running:
             found = self.take(max(0.0, min(_TICK_S, idle_s())))
@@ -192,18 +192,18 @@ class Feed:
                 return
 
     def take(self, wait_s: float = _TICK_S) -> tuple[Key, Fetched] | None:
-        """Return the next of it; None if nothing came for a moment, or a range is over.
+        """Return what was fetched next; None if nothing came for a moment, or a range is over.
 
         Raises:
-            IsologError: a range cannot be read on.
+            IsologError: a range cannot be read further.
         """
         found = self.take_range(wait_s)
         return None if found is None else (self._ranges[found[0]].key, found[1])
 
     def take_range(self, wait_s: float = _TICK_S) -> tuple[int, Fetched] | None:
-        """Return as :meth:`take`, with the place of the range among those asked for.
+        """Return what :meth:`take` does, with the index of the range instead of its key.
 
-        After an error nothing more comes of its range, or, if it is one of the feed, of any.
+        After an error of a range that range ends; after one of the feed, all ranges end.
         """
         while not self._stopped:
             current = self._current  # another thread may stop the feed
@@ -211,7 +211,7 @@ class Feed:
                 try:
                     fetched = next(current, None)
                 except Exception:
-                    self._give_up(self._current_key)  # what follows lies behind a hole
+                    self._give_up(self._current_key)  # what follows would leave a gap
                     raise
                 if fetched is not None:
                     return self._current_key, fetched
@@ -238,7 +238,7 @@ class Feed:
         self._stopped = True
         for call in list(self._calls.values()):
             call.cancel()
-        # A call keeps its connection, and what was received keeps its call.
+        # Calls keep their connections, and received frames keep their calls: drop both.
         self._calls.clear()
         self._current = None
         waiting, self._queue = self._queue, queue.SimpleQueue()
@@ -258,7 +258,7 @@ class Feed:
         return is_current
 
     def _opened(self, item: _Arrived | RangeMoved[int]) -> Iterator[Fetched]:
-        """Yield what an item has for the consumer."""
+        """Decode an item for the consumer."""
         source = self._ranges[item.key].source
         if isinstance(item, RangeMoved):
             yield moved_to(source, item.left)
@@ -304,7 +304,7 @@ class Feed:
     # -- on any thread --------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Do what the core says."""
+        """Carry out what the core says."""
         if self._stopped:
             return
         with self._lock:
@@ -318,13 +318,13 @@ class Feed:
                 self.fail(error)
 
     def _pass_on(self) -> None:
-        """Queue what the core has for the consumer; with the lock."""
+        """Queue what the core has for the consumer; the caller holds the lock."""
         for each in self._core.out:
             self._queue.put(each)
         self._core.out.clear()
 
     def _set_timer(self) -> None:
-        """See that the core is asked in time; with the lock."""
+        """Wake the core when it is due; the caller holds the lock."""
         due = self._core.wake_at()
         if due is None or (self._timer is not None and self._timer_due <= due):
             return
@@ -352,7 +352,7 @@ class Feed:
         return self._wait_ms
 
     def refuse(self, asks: Sequence[AskRange[int]], error: IsologError) -> None:
-        """Take note that these asks do not get to their leaders."""
+        """Tell the core that these asks do not reach their leaders."""
         with self._lock:
             for ask in asks:
                 self._core.failed(ask.number, error, time.monotonic())
@@ -360,8 +360,8 @@ class Feed:
         self._advance()
 
     def fail(self, error: Exception) -> None:
-        """Let the consumer see a defect, rather than wait for ever."""
-        logger.debug("a fetch failed in an unforeseen way", exc_info=error)
+        """Raise an unexpected error in the consumer, so that it does not wait for ever."""
+        logger.debug("a fetch failed unexpectedly", exc_info=error)
         if not isinstance(error, IsologError):
             error = InternalError(f"a fetch failed: {error!r}")
         self._queue.put(error)
@@ -417,7 +417,7 @@ class Feed:
             self._pass_on()
 
     def _handle(self, call: _FetchCall, event: StreamEvent) -> None:
-        """Take an event of a call; on the loop's thread."""
+        """Handle an event of a call, on the loop's thread."""
         if isinstance(event, Credited) or self._stopped:
             return
         try:

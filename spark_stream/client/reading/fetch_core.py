@@ -1,6 +1,6 @@
-"""Which ranges are asked for, and when: what a reader of many decides, without I/O or a clock.
+"""Decides which ranges to ask for, and when, for a reader of many; no I/O, no clock.
 
-What happens to one range is decided by ``range_core``.
+``range_core`` decides what happens within one range.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AskRange(Struct, Generic[K], frozen=True):
 
 
 class RangeMoved(Struct, Generic[K], frozen=True):
-    """Give the consumer this: records are gone, and the next ones begin at ``left``."""
+    """Tell the consumer that records are gone, and that the next ones begin at ``left``."""
 
     number: int
     key: K
@@ -47,9 +47,9 @@ class RangeOver(Struct, Generic[K], frozen=True):
 class _Range(Struct, Generic[K]):
     core: RangeCore
     asked: int | None = None  # the number of the ask that is under way
-    first: int = 0  # what belongs to earlier asks is not to be given
+    first: int = 0  # items of asks below this number are dropped
     last: int = 0
-    items: int = 0  # what was received and not taken
+    items: int = 0  # received but not taken
     size: int = 0
 
 
@@ -67,10 +67,10 @@ class FetchCore(Generic[K]):
     """The reader of many ranges, each with a key.
 
     An *ask* is one question about one range, and has a number. A *call* carries one or several asks
-    to a leader. The shell looks for the leader of each ask, and groups asks into calls as it likes.
+    to a leader. The shell finds the leader of each ask, and groups asks into calls as it likes.
 
-    ``silence_s``: for how long a call may say nothing. ``ahead_bytes``: of a range of which so much
-    was received and not taken, or ``AHEAD_ITEMS`` items, no more is asked for.
+    ``silence_s``: how long a call may be silent. ``ahead_bytes``: once this much of a range, or
+    ``AHEAD_ITEMS`` items, was received and not taken, no more of it is asked for.
 
     ===========  ==========================================  ============================
     range        event                                       then
@@ -86,15 +86,14 @@ class FetchCore(Generic[K]):
 
     Invariants:
 
-    * There is one ask of a range at most. Events of another one change nothing.
-    * What is given of a range is what its RangeCore allows, in that order. After ``go_back`` or
-      ``give_up`` what was received before is not current, and is not to be given.
-    * A range that is over or failed says so once, as the last thing, unless ``go_back`` follows. A
+    * A range has at most one ask. Events of any other ask change nothing.
+    * A range's items are those that its RangeCore allows, in that order. After ``go_back`` or
+      ``give_up`` what was received before is no longer current, and is dropped.
+    * A range that is over or failed says so once, as its last item, unless ``go_back`` follows. A
       range that is given up says nothing.
 
-    Order of effects: what ``received`` finds worth giving, and then ``out``, are queued in the
-    order of the events; so a range's end is behind all of its records. Calls are begun before they
-    are sent.
+    Order of effects: what ``received`` accepts, and then ``out``, is queued in the order of the
+    events; so a range's end comes after all of its records. Calls are begun before they are sent.
     """
 
     def __init__(
@@ -104,12 +103,12 @@ class FetchCore(Generic[K]):
         self._silence_s = silence_s
         self._ahead_bytes = ahead_bytes
         self._ready = dict.fromkeys(ranges)
-        self._pausing: dict[K, float] = {}  # in the order of the times
+        self._pausing: dict[K, float] = {}  # ordered by time
         self._asks: dict[int, _Ask[K]] = {}
-        self._calls: dict[int, _Call] = {}  # the one that was silent for longest is the first
+        self._calls: dict[int, _Call] = {}  # the longest silent one first
         self._numbers = 0
         self.out: list[RangeMoved[K] | RangeOver[K]] = []
-        """What to queue now, behind what was received; the shell takes it away."""
+        """What to queue now, after what was received; the shell empties it."""
 
     def next(self, now: float) -> list[AskRange[K]]:
         """Return what to ask now."""
@@ -133,7 +132,7 @@ class FetchCore(Generic[K]):
         return asks
 
     def wake_at(self) -> float | None:
-        """Return when ``next`` or ``overdue`` has something to do, if nothing happens before."""
+        """Return when ``next`` or ``overdue`` is due, if nothing happens before; None: never."""
         moments = list(self._pausing.values())[:1]
         for call in self._calls.values():
             moments.append(call.heard + self._silence_s)
@@ -141,7 +140,7 @@ class FetchCore(Generic[K]):
         return min(moments, default=None)
 
     def begin(self, numbers: list[int], now: float) -> int | None:
-        """Return the number of a call that carries these asks; None if all of them are over."""
+        """Start a call with these asks, and return its number; None if all of them are over."""
         asks = {number for number in numbers if number in self._asks}
         if not asks:
             return None
@@ -152,7 +151,7 @@ class FetchCore(Generic[K]):
         return self._numbers
 
     def position(self, number: int) -> tuple[int, Lineage] | None:
-        """Return where the range of this ask is, and its lineage; None if the ask is over."""
+        """Return the position of an ask's range, and its lineage; None if the ask is over."""
         ask = self._asks.get(number)
         if ask is None:
             return None
@@ -169,7 +168,7 @@ class FetchCore(Generic[K]):
         size: int,
         now: float,
     ) -> bool:
-        """Take note of what came of ``size`` bytes; return whether to queue it for the consumer."""
+        """Record ``size`` received bytes; return whether to queue them for the consumer."""
         ask = self._asks.get(number)
         if ask is None:
             return False
@@ -182,30 +181,30 @@ class FetchCore(Generic[K]):
         return True
 
     def is_current(self, key: K, number: int) -> bool:
-        """Return whether what was queued of an ask is still to be given."""
+        """Return whether what was queued of an ask is still to be delivered."""
         return number >= self._ranges[key].first
 
     def taken(self, key: K, number: int, size: int) -> None:
-        """Take note that the consumer has taken what was queued."""
+        """Record that the consumer has taken what was queued."""
         found = self._ranges[key]
         if number >= found.first:
             found.items -= 1
             found.size -= size
 
     def ended(self, call: int) -> None:
-        """Take note that all was answered that a call asks."""
+        """Record that all asks of a call were answered."""
         for number in self._over(call):
             found = self._settle(number)
             if found is not None:
                 found.core.ended()
 
     def lost(self, call: int, error: IsologError, now: float) -> None:
-        """Take note that a call was lost, or refused."""
+        """Record that a call was lost, or refused."""
         for number in self._over(call):
             self.failed(number, error, now)
 
     def failed(self, number: int, error: IsologError, now: float) -> None:
-        """Take note that an ask was refused, or did not get to a leader."""
+        """Record that an ask was refused, or did not reach a leader."""
         ask = self._asks.get(number)
         if ask is None:
             return
@@ -222,9 +221,9 @@ class FetchCore(Generic[K]):
             self.out.append(RangeMoved(number, ask.key, left))
 
     def overdue(self, now: float) -> list[int]:
-        """Return the calls that said nothing for too long; they are to be lost.
+        """Return the calls that were silent for too long; the shell reports them as lost.
 
-        A call has reason to be silent while what it said was not taken.
+        While the consumer has not taken what a call delivered, the call may be silent.
         """
         found = []
         for number, call in list(self._calls.items()):
@@ -237,7 +236,7 @@ class FetchCore(Generic[K]):
         return found
 
     def give_up(self, key: K) -> int | None:
-        """Read a range no more; nothing that was received of it is to be given.
+        """Stop reading a range; drop what was received of it.
 
         Return the call to give up, if there is one.
         """
@@ -256,7 +255,7 @@ class FetchCore(Generic[K]):
         return given_up
 
     def go_back(self, key: K, offset: int, lineage: Lineage) -> int | None:
-        """Read a range again from here: what was received behind cannot be given.
+        """Read a range again from here: what was received after it cannot be delivered.
 
         Return the call to give up, if there is one.
         """

@@ -1,6 +1,6 @@
-"""What is read, what comes of it, and how an answer of a leader is decoded.
+"""What to read, what was fetched, and how a leader's answer is decoded.
 
-A reader's place is an offset and its lineage
+A reader's position is an offset and its lineage
 (:mod:`spark_stream.consistency.replication.lineage`): a leader that lacks records below it says so.
 """
 
@@ -39,14 +39,14 @@ from spark_stream.wire.fetch_messages import (
 CREDIT: Final = 8 << 20
 """How many bytes a broker may send on a fetch before they are read."""
 FETCH_ERRORS: Final = (*TRANSPORT_ERRORS, pa.ArrowException, OSError)
-"""What ends a fetch; :func:`failure_of` makes one of our errors of it."""
+"""What ends a fetch; :func:`failure_of` turns it into an IsologError."""
 
 
 class Fetched(Struct, frozen=True):
-    """Rows with the view's columns; the first has offset ``base``; read on at ``next``.
+    """Rows with the view's columns; the first has offset ``base``; ``next`` comes after them.
 
-    ``spans``, where offsets are missing in between: (first, count) of each run of rows. Of filtered
-    rows ``scattered`` has the offset of each instead, if they were asked for.
+    ``spans``: (first, count) of each run of rows, if offsets are missing in between. For filtered
+    rows ``scattered`` has the offset of each instead, if they were requested.
     ``lineage``: that of ``next``.
     ``partitions`` and ``bounds``, at the end of a fetch: how many partitions the topic has now, and
     the bounds of this one, if the leader knows them.
@@ -63,17 +63,17 @@ class Fetched(Struct, frozen=True):
     bounds: Bounds | None = None
 
     def offsets(self) -> npt.NDArray[np.int64]:
-        """The offset of each row."""
+        """Return the offset of each row."""
         if self.scattered is not None:
             return self.scattered
         return offsets_of(self.batch.num_rows, self.base, self.spans)
 
 
 class Source(Struct, frozen=True):
-    """What is read: one partition of a topic (of this id), under an isolation, through a view.
+    """What to read: one partition of a topic (of this id), under an isolation, through a view.
 
-    ``lineage``: that of the ends of ranges, where it is known. ``maps``: records may be read from
-    the log's own files, where these are on this machine.
+    ``lineage``: that of the ends of ranges, if it is known. ``maps``: records may be read from the
+    log's own files, if these are on this machine.
     """
 
     router: Router
@@ -85,11 +85,11 @@ class Source(Struct, frozen=True):
     maps: bool = True
 
     def route(self) -> Route:
-        """The way to the leader; raises as :meth:`Router.route`."""
+        """Return the route to the leader; raise as :meth:`Router.route`."""
         return self.router.route(self.view.topic, self.topic_id, self.partition)
 
     def fetch(self, start: int, end: int | None, wait_ms: int, max_bytes: int) -> FetchRange:
-        """What the leader is asked."""
+        """Return the request to the leader."""
         return FetchRange.of(
             topic=self.view.topic,
             topic_id=self.topic_id,
@@ -106,7 +106,7 @@ class Source(Struct, frozen=True):
 
 
 def decoded_rows(schema: pa.Schema, body: Bytes, facts: ChunkFacts) -> pa.RecordBatch:
-    """Return the rows of a chunk, which lie where they were received."""
+    """Decode the rows of a chunk, in place."""
     if facts.messages > 1:
         return decode_run([memoryview(body)], schema, None)
     return decode_one(pa.py_buffer(body), schema, None)
@@ -115,10 +115,10 @@ def decoded_rows(schema: pa.Schema, body: Bytes, facts: ChunkFacts) -> pa.Record
 def mapped_rows(
     source: Source, asked: FetchRange, facts: PlacesFacts, timeout_s: float
 ) -> Iterator[Fetched]:
-    """Yield the rows that lie at these places.
+    """Yield the rows at these places in files.
 
     Raises:
-        CannotMap: they cannot be read there; those up to the last ``next`` were given.
+        CannotMap: they cannot be read there; those up to the last ``next`` were yielded.
     """
     router, file = source.router, None
     columns = pa.schema([source.view.field(name) for name in source.view.asked])
@@ -135,7 +135,7 @@ def mapped_rows(
 
 
 def shown(source: Source, data: pa.RecordBatch, facts: ChunkFacts) -> Fetched:
-    """Return a chunk as the reader sees it; ``facts``: what came with it."""
+    """Return a chunk as the reader sees it; ``facts``: those sent with it."""
     return Fetched(
         source.partition,
         facts.base,
@@ -148,7 +148,7 @@ def shown(source: Source, data: pa.RecordBatch, facts: ChunkFacts) -> Fetched:
 
 
 def ended_at(source: Source, facts: EndFacts) -> Fetched:
-    """No rows: what the end of a fetch tells."""
+    """Return what the end of a fetch tells, without rows."""
     return Fetched(
         source.partition,
         facts.next,
@@ -161,14 +161,14 @@ def ended_at(source: Source, facts: EndFacts) -> Fetched:
 
 
 def moved_to(source: Source, offset: int) -> Fetched:
-    """No rows: the next ones begin at the offset."""
+    """Return a move to the offset, where the next rows begin, without rows."""
     return Fetched(source.partition, offset, offset, empty_batch(source.view.schema))
 
 
 def _offsets_sent(batch: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
-    """Those that the leader was asked for; None: it was not."""
+    """Return the offsets that the leader sent; None if they were not requested."""
     if OFFSET.name not in batch.schema.names:
         return None
     column = batch.column(OFFSET.name)
-    # Not to_numpy: that imports pandas.
+    # Not to_numpy: it imports pandas.
     return np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)

@@ -1,8 +1,8 @@
 """What a consumer does when records were removed or cut off.
 
-Two things take records from a log: retention, in front, and a failover, which may cut off what was
-never replicated. A consumer that has read, or is at, such records is told by an error; or, if it
-was made so, it goes on with what is left, and a warning says what is not.
+Two things remove records from a log: retention, at its start, and a failover, which may cut off
+what was never replicated. A consumer that has read, or is at, such records gets an error; or, with
+``on_loss="continue"``, it logs a warning and continues with what is left.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HINT = "To go on with what is left, make the consumer with on_loss='continue'."
 
 
 def fails_on(choice: str) -> bool:
-    """Whether a loss is an error; InvalidOption for what is no choice."""
+    """Return whether a loss is an error; raise InvalidOption for an unknown choice."""
     if choice not in (FAIL, CONTINUE):
         raise InvalidOption(
             f"on_loss takes {FAIL} | {CONTINUE}, not {choice!r}", option="on_loss", value=choice
@@ -28,7 +28,7 @@ def fails_on(choice: str) -> bool:
 
 
 def where_to_go_on(error: IsologError, *, fail: bool) -> int:
-    """The offset of what is left after this error, which is raised again if it ``fail``s.
+    """Return the offset of what is left after this error, or raise it if ``fail``.
 
     Raises:
         DataLoss, OffsetEvicted: that error.
@@ -44,4 +44,4 @@ def where_to_go_on(error: IsologError, *, fail: bool) -> int:
 
 
 GONE = (DataLoss, OffsetEvicted)
-"""The errors that say so."""
+"""The errors of a loss."""

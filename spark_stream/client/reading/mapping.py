@@ -1,16 +1,15 @@
-"""Reads next to the data: a reader on the machine of a replica maps its files.
+"""Local reads: a reader on the machine of a replica maps its files.
 
-The leader says where the records lie (``StoredFacts``); nothing is read here that it has not named.
-Where the files are a follower's, it names entries, and the follower says where it has these.
-A file is known by its device and inode, and by what its header says of topic and partition, never
-by its path alone: another one may lie there in another container, or take its name. All that is
-read of it is compared with the checksum that the leader has in its entries, each time: what a disk
-gives may differ from what was written, also where it did not a moment ago. If it does, the replica
-that has the file is told.
+The leader says where the records are (``StoredFacts``); only what it names is read.
+If the files are a follower's, it names entries, and the follower says where it has them.
+A file is identified by its device and inode, and by the topic and partition in its header, never
+by its path alone: in another container another file may have that path. All bytes that are read
+are compared with the leader's checksum, each time: what a disk returns may differ from what was
+written, even if it was right a moment ago. If it differs, the replica that has the file is told.
 
-What is mapped stays. A published file never shrinks in place; one that is removed or
-replaced lives on for who has mapped it. A file that is gone, or that may not be opened, is no error
-of the read: the records are asked for instead.
+Mapped data stays valid. A published file never shrinks in place; one that is removed or replaced
+lives on while it is mapped. A file that is gone, or that may not be opened, is no error of the
+read: the records are requested from the leader instead.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ from spark_stream.wire.fetch_messages import (
 logger = logging.getLogger(__name__)
 
 _LEFT_ALONE_S: Final = 60.0
-_PATIENCE_S: Final = 1.0  # with a follower; the leader has the records as well
+_PATIENCE_S: Final = 1.0  # for a follower; the leader has the records as well
 
 
 @cache
 def this_machine() -> str | None:
-    """The boot id of this machine, which a leader on it knows as well; None: it has none."""
+    """Return the boot id of this machine, which a leader on it knows as well; None if unknown."""
     return SystemMachine().boot_id()
 
 
@@ -73,13 +72,13 @@ def placed(
     *,
     doubted: bool = False,
 ) -> list[Run]:
-    """The runs that the leader has named, each with its file.
+    """Return the runs that the leader has named, each with its file.
 
-    ``doubted``: other bytes lie there, which the replica is to look at. The leader need not be
+    ``doubted``: the bytes there are wrong, and the replica is to check them. The leader need not be
     told: it is asked for the records next.
 
     Raises:
-        CannotMap: the follower that should have them does not say where.
+        CannotMap: the follower does not say where it has them.
     """
     runs, replica = facts.stored, facts.replica
     if replica is None:
@@ -106,16 +105,16 @@ def placed(
 
 
 class Run(Struct, frozen=True):
-    """Records of a range that lie in one file, and where in it."""
+    """Records of a range that are in one file, and where in it."""
 
     facts: StoredFacts
     file: FilePlace
 
 
 class CannotMap(Exception):
-    """The file is not here, is another one, or may not be read; nothing is wrong with the log.
+    """The file is missing, is another one, or may not be read; the log itself is fine.
 
-    ``lasting``: another file that the same leader names will be no better.
+    ``lasting``: other files of the same leader will fail too.
     """
 
     def __init__(self, message: str, *, lasting: bool = False) -> None:
@@ -124,7 +123,7 @@ class CannotMap(Exception):
 
 
 class OtherBytes(CannotMap):
-    """What lies there has not the leader's checksum."""
+    """The bytes there do not have the leader's checksum."""
 
 
 class Leaders:
@@ -136,7 +135,7 @@ class Leaders:
         self._left_alone: dict[str, float] = {}
 
     def machine(self, address: str) -> str | None:
-        """What a leader is told of this machine; None: it is asked for the records."""
+        """Return this machine's id, for the leader; None: ask it for the records."""
         with self._lock:
             until = self._left_alone.get(address)
             if until is not None and self._monotonic() < until:
@@ -144,7 +143,7 @@ class Leaders:
         return this_machine()
 
     def failed(self, address: str, error: CannotMap) -> None:
-        """A file that this leader named cannot be mapped."""
+        """Record that a file that this leader named cannot be mapped."""
         logger.debug("%s; its records are asked for instead", error)
         if error.lasting:
             with self._lock:
@@ -155,7 +154,7 @@ LEADERS: Final = Leaders()
 
 
 class Piece(Struct, frozen=True):
-    """Some of the records of a run: those from row ``start`` to before ``end`` of it."""
+    """Some records of a run: its rows from ``start`` to before ``end``."""
 
     batch: pa.RecordBatch
     start: int
@@ -166,10 +165,10 @@ class MappedFile:
     """One file, mapped as far as it is needed."""
 
     def __init__(self, place: FilePlace, topic_id: str, partition: int) -> None:
-        """Opens the file of a run, which is to be of this partition.
+        """Open the file of a run, which must be of this partition.
 
         Raises:
-            CannotMap: it is not there, or it is another one.
+            CannotMap: it is missing, or another one.
         """
         self.path = place.path
         self.inode = (place.device, place.inode)
@@ -189,7 +188,7 @@ class MappedFile:
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            # A segment that was let go a moment ago leaves its folder there.
+            # A segment that was just removed leaves its folder behind.
             here = os.path.isdir(os.path.dirname(self.path))
             lasting = not (here and isinstance(error, FileNotFoundError))
             raise CannotMap(f"{self.path}: {error.strerror}", lasting=lasting) from None
@@ -199,7 +198,7 @@ class MappedFile:
                 raise CannotMap(f"{self.path} is not the file that the leader has", lasting=True)
             if not found.st_size:
                 raise CannotMap(f"{self.path} is empty")
-            # Not by mmap.mmap, which keeps a descriptor for as long as any of its records is held.
+            # Not by mmap.mmap, which keeps a descriptor open while any of its records is in use.
             with pa.memory_map(f"/dev/fd/{descriptor}") as file:
                 return file.read_buffer()
         except (OSError, pa.ArrowException) as error:
@@ -208,21 +207,21 @@ class MappedFile:
             os.close(descriptor)
 
     def covers(self, place: FilePlace) -> bool:
-        """Whether this is the file of the place, mapped far enough."""
+        """Return whether this is the file of the place, mapped far enough."""
         if (place.device, place.inode) != self.inode or place.path != self.path:
             return False
         start, length = place.parts[-2:]
         return bool(start + length <= self._data.size)
 
     def pieces(self, run: Run, wanted: pa.Schema) -> Iterator[Piece]:
-        """The run's records, in their order, with these stored columns.
+        """Yield the run's records, in their order, with these stored columns.
 
         The file has the schema that the topic had when its batches were appended.
 
         Raises:
-            OtherBytes: what lies there is not what the leader has.
-            CannotMap: the file ends before it.
-            SchemaMismatch: a value has no place in the reader's schema.
+            OtherBytes: the bytes there are not those of the leader.
+            CannotMap: the file ends before them.
+            SchemaMismatch: a value does not fit the reader's schema.
         """
         columns = [name for name in wanted.names if name in self.schema.names]
         alike = all(conforms(self.schema.field(name), wanted.field(name)) for name in columns)
@@ -260,11 +259,11 @@ class MappedFile:
 def mapped_batches(
     run: Run, file: MappedFile, columns: pa.Schema
 ) -> Iterator[tuple[pa.RecordBatch, ChunkFacts]]:
-    """The records of a run as the leader would have sent them: batches with their facts.
+    """Yield a run's records as the leader would have sent them: batches with their facts.
 
     Raises:
-        CannotMap: what lies there is not what the leader has.
-        SchemaMismatch: a value has no place in these columns.
+        CannotMap: the bytes there are not those of the leader.
+        SchemaMismatch: a value does not fit these columns.
     """
     stored = pa.schema([field for field in columns if field.name != TIMESTAMP.name])
     facts = run.facts
@@ -282,6 +281,6 @@ def mapped_batches(
 
 
 def _timestamps(facts: StoredFacts) -> pa.Array:
-    """The column ``_timestamp`` of a run's records."""
+    """Return the column ``_timestamp`` of a run's records."""
     values = np.repeat(np.array(facts.timestamps, np.int64), facts.counts or ())
     return pa.Array.from_buffers(TIMESTAMP.type, len(values), [None, pa.py_buffer(values)])

@@ -1,4 +1,4 @@
-"""What an iteration waits for, and what lasts from one poll of a consumer to the next."""
+"""How long an iteration waits, and what a consumer keeps from one poll to the next."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from spark_stream.errors import InvalidOption
 
 
 class Patience:
-    """The time that an iteration has to wait for the next record."""
+    """How long an iteration waits for the next record."""
 
     def __init__(self, seconds: float | None) -> None:
         self.renew(seconds)
 
     def renew(self, seconds: float | None) -> None:
-        """Begin to wait for so many seconds; None: without end.
+        """Wait for this many seconds from now on; None: without end.
 
         Raises:
             InvalidOption: it is no number of seconds.
@@ -33,7 +33,7 @@ class Patience:
         self.restart()
 
     def restart(self) -> None:
-        """Begin to wait for the same time again."""
+        """Wait for the same time again, from now on."""
         self._until = time.monotonic() + self._seconds
 
     def left(self) -> float:
@@ -42,7 +42,7 @@ class Patience:
 
 
 class Polling:
-    """Fetches that go on between polls, and the records of the last batch that no poll took."""
+    """Fetches that continue between polls, and the rest of the last batch."""
 
     def __init__(self, turns: Iterator[tuple[Key, Fetched] | None], patience: Patience) -> None:
         self.patience = patience
@@ -52,7 +52,7 @@ class Polling:
     def take(self, records_max: int) -> tuple[Key, list[Record], int, Fetched] | None:
         """Return the next records of one batch, where to read on after them, and the batch.
 
-        Return None once the patience has run out. A batch may have no records (left).
+        Return None once the wait is over. A batch may have no records (left).
         """
         if self._batch is None:
             found = next(self._turns, None)

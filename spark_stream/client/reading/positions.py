@@ -1,4 +1,4 @@
-"""Where to start and where to end: what a user says, to an offset for each partition."""
+"""Resolve where to start and to end, as a user says it, to an offset for each partition."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _TAKEN: Final = "earliest | latest, an offset, {partition: offset} or a datetime
 def seen(
     topics: TopicsClient, topic: str, place: Place, isolation: Isolation
 ) -> tuple[dict[int, int], dict[int, Lineage]]:
-    """The offset of ``place`` in each partition, and their lineages.
+    """Return the offset of ``place`` in each partition, and their lineages.
 
-    Of an offset that a user names nobody knows the lineage.
+    The lineage of an offset that a user names is unknown.
     """
     if isinstance(place, str) and place in _NAMED:
         found = topics.offsets(topic, at=_NAMED[place], isolation=isolation)
@@ -42,9 +42,9 @@ def seen(
 def resolve(
     topics: TopicsClient, topic: str, place: Place, isolation: Isolation, default: str
 ) -> dict[int, int]:
-    """The offset of ``place`` in each partition of the topic.
+    """Return the offset of ``place`` in each partition of the topic.
 
-    A moment means the first record at or after it; where there is none, the isolation's bound.
+    A moment means the first record at or after it; if there is none, the isolation's bound.
     """
     if isinstance(place, datetime):
         moment = to_microseconds(place)
@@ -74,7 +74,7 @@ def resolve(
 def named_resolved(
     topics: TopicsClient, topic: str, asked: Mapping[int, int], isolation: Isolation
 ) -> dict[int, int]:
-    """The mapping with -2 (earliest) and -1 (latest) replaced by offsets."""
+    """Return the mapping with -2 (earliest) and -1 (latest) replaced by offsets."""
     found = {int(number): int(offset) for number, offset in asked.items()}
     for name in (EARLIEST, LATEST):
         numbers = [number for number, offset in found.items() if offset == name]

@@ -1,6 +1,6 @@
-"""How a range of a partition is read: the decisions, without I/O, threads or a clock.
+"""Decides how to read a range of a partition: no I/O, no threads, no clock.
 
-A shell does what :meth:`RangeCore.next` says, and tells what came of it.
+A shell carries out what :meth:`RangeCore.next` says, and reports the result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RETRY_PAUSE_S: Final = 0.1
 
 
 class Ask(Struct, frozen=True):
-    """Ask the leader for what is visible from ``start`` on, whose lineage this is."""
+    """Ask the leader for what is visible from ``start`` on; ``lineage`` is that of ``start``."""
 
     start: int
     lineage: Lineage
@@ -33,8 +33,8 @@ class RangeCore:
     """The reader of ``[start, end)`` of a partition, or of all from ``start`` on (None).
 
     ``lineage``: that of ``start``. ``checks``: if the range is empty, ask whether the log has, or
-    had, such an offset. ``patience_s``: for how long to try in vain. Without ``fail_on_loss`` go on
-    with what is left where records are gone.
+    had, such an offset. ``patience_s``: how long to retry. Without ``fail_on_loss`` continue with
+    what is left if records are gone.
 
     ===========  ===================================================  ==============
     state        event                                                then
@@ -51,14 +51,14 @@ class RangeCore:
 
     Invariants:
 
-    * All that is given begins at ``position`` or behind it, and moves ``position`` to where it
-      ends. So no record is given twice or out of order, and none is passed over that a leader has.
-    * ``position`` moves back, or over records, only where a leader says that records are gone.
-      Then it is where the leader says, and its lineage is not known.
-    * An open range (``end`` is None) is never over by itself.
+    * All that is delivered begins at ``position`` or after it, and moves ``position`` to its end.
+      So no record is delivered twice or out of order, and none that a leader has is skipped.
+    * ``position`` moves back, or over records, only if a leader says that records are gone. Then
+      it is where the leader says, and its lineage is unknown.
+    * A range without an ``end`` is never over by itself.
 
-    Order of effects: ``position`` and ``lineage`` move first, then the batch is given. A shell that
-    stops after any batch, or any error, can go on there with another core.
+    Order of effects: ``position`` and ``lineage`` move first, then the batch is delivered. A shell
+    that stops after any batch, or any error, can continue there with another core.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class RangeCore:
         self._checks = checks
         self._fail_on_loss = fail_on_loss
         self._asked_from = start
-        self._heard = 0.0  # when the leader was asked, or said something
+        self._heard = 0.0  # when the leader was last asked, or answered
         self._failing_since: float | None = None
         self._pause_until: float | None = None
         self._partitions: int | None = None
         self._is_over = False
 
     def next(self, now: float) -> Ask | PauseUntil | None:
-        """Return what to do next; None: nothing, the range is over."""
+        """Return what to do next; None if the range is over."""
         if self._is_over or (self._is_at_end and not self._checks):
             return None
         if self._pause_until is not None and now < self._pause_until:
@@ -97,10 +97,10 @@ class RangeCore:
     def received(
         self, following: int, lineage: Lineage, rows: int, partitions: int | None, now: float
     ) -> bool:
-        """Take note of a batch; return whether it is worth giving: it has rows, or tells something.
+        """Record a batch; return whether to deliver it: it has rows, or news.
 
         ``following``: where to read on, of this lineage. ``partitions``: how many the topic has, if
-        that was told.
+        the leader said so.
         """
         moved = following != self.position
         told = partitions not in (None, self._partitions)
@@ -110,15 +110,15 @@ class RangeCore:
         return bool(rows) or moved or told
 
     def ended(self) -> None:
-        """Take note that all was answered that was asked for."""
+        """Record that the ask was answered completely."""
         self._failing_since = None
         if self.end is not None:  # a failover may have lowered the bound
             self._is_over = self._is_at_end or self.position == self._asked_from
 
     def failed(self, error: IsologError, now: float) -> int | None:
-        """Take note that the leader was not reached, or refused.
+        """Record that the leader was not reached, or refused.
 
-        Return where to go on if records are gone; None: where it was.
+        Return where to continue if records are gone; None: where it was.
 
         Raises:
             IsologError: ``error`` itself, if it is final or patience has run out.
@@ -130,7 +130,7 @@ class RangeCore:
         if not error.retriable:
             raise error
         if self._failing_since is None:
-            # A bounded read that has waited for its whole time has used its patience.
+            # A bounded read that ran into its own timeout has already waited for that long.
             waited = isinstance(error, RequestTimeout) and self.end is not None
             self._failing_since = self._heard if waited else now
         if now - self._failing_since >= self._patience_s:
@@ -139,7 +139,7 @@ class RangeCore:
         return None
 
     def return_to(self, offset: int, lineage: Lineage) -> None:
-        """Read on from here: what was received behind could not be given."""
+        """Read on from here: what was received after it could not be delivered."""
         self.position, self.lineage = offset, lineage
         self._is_over = False
 

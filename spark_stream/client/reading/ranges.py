@@ -1,4 +1,4 @@
-"""Reads of ranges without a consumer: one of them, or many small ones in few calls."""
+"""Read ranges without a consumer: one of them, or many small ones in few calls."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def read_range(
     wait_ms: int = 0,
     checks: bool = False,
 ) -> Iterator[Fetched]:
-    """All that is visible of ``[start, end)``; returns when the range is done.
+    """Yield all that is visible of ``[start, end)``; return when the range is done.
 
-    ``lineage``: that of ``start``. What has no rows tells how far the leader looked: nothing there
-    is visible, or matches a filter. A bound below ``end`` (records that are not visible yet) ends
-    it as well, if it did not move for ``wait_ms``: the last ``next`` tells.
+    ``lineage``: that of ``start``. An item without rows tells how far the leader looked: nothing
+    there is visible, or matches a filter. A bound below ``end`` (records that are not visible yet)
+    ends the range as well, if it did not move for ``wait_ms``: see the last ``next``.
 
     Raises:
         OffsetOutOfRange, OffsetEvicted, DamagedSegment, UnknownTopic: as the leader says.
-        DataLoss: records below ``start``, or ``end``, were cut off; ``left`` is where to go on.
-        BrokerUnavailable, RequestTimeout, NotLeader, LeaderUnavailable, …: for as long as a call
-            may take.
+        DataLoss: records below ``start``, or ``end``, were cut off; continue at ``left``.
+        BrokerUnavailable, RequestTimeout, NotLeader, LeaderUnavailable, …: retried for as long as
+            a call may take.
     """
     key = source.view.topic, source.partition
     feed = Feed(
@@ -61,7 +61,7 @@ def read_range(
 
 
 def check_place(source: Source, start: int, end: int, lineage: Lineage = NOTHING_KNOWN) -> None:
-    """Ask the leader whether there are, or were, these offsets; ``start`` is not below ``end``.
+    """Ask the leader whether it has, or had, these offsets; ``start`` is not below ``end``.
 
     Raises:
         OffsetOutOfRange, OffsetEvicted, DataLoss: as :func:`read_range`.
@@ -70,11 +70,11 @@ def check_place(source: Source, start: int, end: int, lineage: Lineage = NOTHING
 
 
 def read_together(wanted: Sequence[Wanted]) -> Iterator[tuple[int, Fetched]]:
-    """Which range, and records of it, in their order: many small ranges in one call to each leader.
+    """Read many small ranges in one call to each leader; yield which range, and records of it.
 
-    It saves calls, and nothing depends on it: a range that fails (its leader has changed, its
-    records are gone, a broker is away) just ends, and what is left of it is read, or its error
-    raised, when it is read by itself. All sources have one router.
+    It only saves calls: a range that fails (its leader has changed, its records are gone, a broker
+    is away) just ends; its rest is read, or its error raised, when it is read by itself. All
+    sources have one router.
     """
     feed = Feed(
         [Asked((each.source.view.topic, each.source.partition), *each) for each in wanted],

@@ -1,7 +1,7 @@
-"""From Arrow batches of a default-schema topic to record objects.
+"""Convert Arrow batches of a default-schema topic to record objects.
 
-Columns become Python lists at once, and one ``map`` makes the records of them, all of it in C; this
-is the path of those who want records one by one.
+Columns become Python lists at once, and one ``map`` makes records of them, all of it in C: for
+users who want records one by one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _FIRST_US, _LAST_US = (
     for moment in (datetime.min, datetime.max)
 )
 
-_FEW: Final = 8  # rows that are sooner done one by one
+_FEW: Final = 8  # for so few rows a plain loop is faster
 
 
 def records_of(key: tuple[str, int], fetched: Fetched) -> Iterator[Record]:
-    """The records of a batch with the columns key, value, timestamp and headers."""
+    """Return the records of a batch with the columns key, value, timestamp and headers."""
     topic, partition = key
     batch = fetched.batch
     rows = batch.num_rows
@@ -45,7 +45,7 @@ def records_of(key: tuple[str, int], fetched: Fetched) -> Iterator[Record]:
     return map(_RECORD, columns)
 
 
-# What a named tuple's own ``_make`` does, without a call of Python code for each.
+# As a named tuple's own ``_make``, without a call of Python code for each record.
 _RECORD: Final[Callable[[Iterable[Any]], Record]] = partial(tuple.__new__, Record)
 
 
@@ -56,9 +56,9 @@ def _offsets(fetched: Fetched) -> Iterable[int]:
 
 
 def _moments(column: pa.Array) -> Iterable[datetime]:
-    """Records that were appended together mostly have one moment, and share its object."""
-    # timedelta + datetime keeps the zone and costs a third of what Arrow's own conversion does.
-    # Arrow reaches further than Python: moments beyond its first and last year become those.
+    """Return the moments; records appended together mostly have the same, and share the object."""
+    # timedelta + datetime keeps the zone, in a third of the time of Arrow's own conversion.
+    # Arrow's range is wider than Python's: moments outside become Python's first or last one.
     if not len(column):
         return ()
     # Neither cast, which is slow for few rows, nor to_numpy, which imports pandas.

@@ -39,11 +39,11 @@ T = TypeVar("T")
 class Subscription:
     """The topics that a consumer reads, by name: their ids and their views.
 
-    ``partitions``: the only ones to read of each topic; None: all, also those that are added.
+    ``partitions``: only these of each topic; None: all, also those that are added later.
 
     Raises:
         InvalidOption: there is no topic or no partition, or an argument is of the wrong type.
-        UnknownTopic, UnknownPartition: a named topic is not there, or lacks a chosen partition.
+        UnknownTopic, UnknownPartition: a named topic does not exist, or lacks a chosen partition.
         SchemaMismatch, InvalidFilter: as ``view``.
     """
 
@@ -60,7 +60,7 @@ class Subscription:
         self._pattern = asked if isinstance(asked, re.Pattern) else None
         self._looked = time.monotonic()
         self._schemas: dict[str, pa.Schema] = {}
-        self._added: list[Key] = []  # kept over an error, until they are returned
+        self._added: list[Key] = []  # kept if there is an error, until they are returned
         self.ids: dict[str, str] = {}
         self.views: dict[str, View] = {}
         if isinstance(asked, re.Pattern):
@@ -82,13 +82,13 @@ class Subscription:
         self._added.clear()
 
     def look_left(self) -> float:
-        """Return the seconds until it is time to look for new topics; inf without a pattern."""
+        """Return the seconds until the next search for new topics; inf without a pattern."""
         if self._pattern is None:
             return math.inf
         return max(0.0, self._looked + LOOK_S - time.monotonic())
 
     def find(self, *, now: bool = False) -> list[Key]:
-        """Take up new topics of the pattern, if it is time to look, or ``now``.
+        """Add new topics of the pattern, if it is time to search, or ``now``.
 
         Return their partitions.
 
@@ -103,15 +103,15 @@ class Subscription:
                 if name not in self.ids:
                     self._add(name)
         except UnknownTopic:
-            pass  # it was deleted meanwhile
+            pass  # it was just deleted
         except IsologError as error:
-            if not error.retriable:  # else the next look finds the rest
+            if not error.retriable:  # else the next search finds the rest
                 raise
         found, self._added = self._added, []
         return found
 
     def chosen(self, by_key: Mapping[Key, T]) -> dict[Key, T]:
-        """Return what belongs to a partition that is read."""
+        """Return the items of partitions that are read."""
         return {
             key: value
             for key, value in by_key.items()
@@ -119,10 +119,10 @@ class Subscription:
         }
 
     def record_views(self, filter: str | None) -> Callable[[str], View]:
-        """Return what gives the view of a topic's records.
+        """Return a function that gives the view of a topic's records.
 
         Raises:
-            SchemaMismatch: a topic is typed. One that is taken up later raises it in its turn.
+            SchemaMismatch: a topic is typed; for one that is added later, the function raises it.
         """
 
         @cache

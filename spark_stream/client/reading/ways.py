@@ -1,7 +1,7 @@
-"""The way from asks to their leaders: what is known is used at once, the rest is looked for.
+"""Send asks to their leaders: what is known is used at once, the rest is looked up.
 
-Nothing here waits, except on the few threads of ``connecting.calls``: one for the leaders of a
-topic, and one for a broker to connect to, however many asks wait for them.
+Nothing here blocks, except on the few threads of ``connecting.calls``: one call looks up the
+leaders of a topic, and one connects to a broker, however many asks wait for them.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from spark_stream.client.reading.fetch_core import AskRange
 from spark_stream.client.reading.fetching import Source
 from spark_stream.errors import IsologError
 
-_CALL_S: Final = 5.0  # then the next one gets its turn; the core tries again
+_CALL_S: Final = 5.0  # then the next call runs; the core tries again
 
 
 class Sending(NamedTuple):
-    """An ask on its way to a leader."""
+    """An ask, and the route to its leader."""
 
     ask: AskRange[int]
     route: Route
 
 
 class Reader(Protocol):
-    """Whose asks they are."""
+    """The reader that asks."""
 
     def open(self, group: list[Sending], shared: SharedChannel) -> None:
         """Send these asks in one call."""
 
     def refuse(self, asks: Sequence[AskRange[int]], error: IsologError) -> None:
-        """Take note that these asks do not get to their leaders."""
+        """Record that these asks do not reach their leaders."""
 
     def fail(self, error: Exception) -> None:
-        """Take note of a defect."""
+        """Report an unexpected error."""
 
 
 def weakly(method: Callable[..., None], *arguments: object) -> Callable[..., None]:
-    """Return a call of a bound method that does nothing once its object was dropped."""
+    """Return a call of a bound method that does nothing once its object is gone."""
     known = weakref.WeakMethod(method)
 
     def call(*more: object) -> None:
@@ -57,9 +57,9 @@ def weakly(method: Callable[..., None], *arguments: object) -> Callable[..., Non
 
 
 class Ways:
-    """For the asks of one reader. ``together``: asks of one leader go in one call.
+    """Sends the asks of one reader. ``together``: asks of one leader go in one call.
 
-    The lock guards what waits.
+    The lock guards the waiting asks.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Ways:
         self._connecting: dict[str, list[Sending]] = {}
 
     def send(self, asks: Sequence[AskRange[int]]) -> None:
-        """Send asks to their leaders, or have the way looked for."""
+        """Send asks to their leaders, after looking up those that are unknown."""
         by_topic: dict[tuple[str, str], list[AskRange[int]]] = defaultdict(list)
         by_broker: dict[tuple[str, str], list[Sending]] = defaultdict(list)
         for ask in asks:
@@ -86,7 +86,7 @@ class Ways:
                 by_topic[topic].append(ask)
             else:
                 by_broker[route.leader, route.address].append(Sending(ask, route))
-        for topic, unknown in by_topic.items():  # all at once: they go on in one call
+        for topic, unknown in by_topic.items():  # all at once, so that they can share a call
             with self._lock:
                 is_first = topic not in self._finding
                 self._finding.setdefault(topic, []).extend(unknown)
@@ -123,7 +123,7 @@ class Ways:
                 reader.open(group, shared)
 
     def _group_of(self, sending: Sending) -> object:
-        """Return what asks of one call have in common, beside their leader."""
+        """Return what asks of one call must have in common, besides their leader."""
         if not self._together:
             return sending.ask.number
         view = self._sources[sending.ask.key].view
