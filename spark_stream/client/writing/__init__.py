@@ -1,18 +1,18 @@
 """How records get to the leader: once, in order, acknowledged.
 
-``producer``       ``Producer``: what the other modules do, put together
+``producer``       ``Producer``: the public face of the other modules
 ``transactional``  ``TransactionalProducer``: writes that become visible together or never
 ``frames``         data frames of any library, as Arrow of the topic's types
-``batches``        what callers hand to a producer, made into what can be sent
+``batches``        what callers pass to a producer, converted to what can be sent
 ``pending``        records given one by one, until they are a batch
 ``partitioner``    which partition a key goes to, for whole batches
-``sender``         what a producer has taken: gathered, counted, handed to the core
-``buffer``         how much is taken and not settled, and who waits for room
-``core``           what a producer decides, without threads, sockets and clocks
+``sender``         gathers what a producer has taken, and passes it to the core
+``buffer``         how much is taken and not settled, and callers that wait for room
+``core``           a producer's decisions, without threads, sockets and clocks
 ``instructions``   what the core asks of the shell
 ``lanes``          a partition's unanswered batches: sequences, window, stream, what is sent again
-``shell``          carries out the instructions, and brings the core what happens
+``shell``          carries out the instructions, and tells the core what happens
 ``appending``      one stream of appends and its acknowledgements
 ``promises``       the futures of what was written
-``outcomes``       the futures of records that were sent one by one and go together
+``outcomes``       the futures of records that were sent one by one and batched
 """

@@ -1,7 +1,7 @@
 """One stream of appends to a topic: batches go out, acknowledgements come back.
 
-The stream hands each acknowledgement on, and then its end with the reason, on the thread of the
-process's loop. ``core`` knows which batches were on it, and decides what becomes of them.
+The stream reports each acknowledgement, and then its end with the reason, on the thread of the
+process's loop. ``core`` knows which batches were on it, and decides what to do with them.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from spark_stream.transport.streams import Handle, Stream, StreamEvent, error_of
 from spark_stream.wire.messages import Ack, AppendTo, TopicDescription, ack_from_bytes
 from spark_stream.wire.methods import APPEND
 
-# How much earlier than the client the leader gives up a batch: so that its answer, which knows the
-# offsets, is there in time. At most a part of the time that there is.
+# How much earlier than the client the leader gives up a batch, so that its answer, which has the
+# offsets, arrives in time. At most this fraction of the timeout.
 _ANSWER_MS: Final = 1000
 _ANSWER_PART: Final = 5
-_CREDIT_BYTES: Final = 8 << 10  # much less than a stream may have under way
+_CREDIT_BYTES: Final = 8 << 10  # much less than a stream may have in flight
 
 
 class AppendStream:
-    """A stream of appends to one topic, from :meth:`start` on.
+    """A stream of appends to one topic. Call :meth:`start` first.
 
     ``answered`` and ``ended`` are called on the loop's thread, and must not block. ``ended`` is not
-    called for a stream that was ended or broken off from here. Any thread sends; none waits.
+    called for a stream that was ended or broken off from here. Any thread may send; none waits.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class AppendStream:
         self._answered = answered
         self._ended = ended
         self._lock = new_lock()
-        self._unsent: deque[tuple[bytes, Outgoing]] = deque()  # for want of credit
-        self._first: memoryview | None = None  # what the first of them is as bytes
+        self._unsent: deque[tuple[bytes, Outgoing]] = deque()  # waiting for credit
+        self._first: memoryview | None = None  # the serialized first of them
         self._is_over = False
-        self._taken = 0  # bytes of answers that the broker has no credit back for
+        self._taken = 0  # bytes of answers for which the broker was not given credit back
         self._stream: Stream | None = None
 
     def start(self, topic: TopicDescription, request: AppendTo) -> None:
-        """Open the stream, without waiting for the broker. Call this once, before all else.
+        """Open the stream, without waiting for the broker. Call this once, before anything else.
 
         Raises:
-            BrokerUnavailable, RequestTimeout: the connection takes no streams now.
+            BrokerUnavailable, RequestTimeout: the connection takes no new stream now.
         """
         channel, header = self._shared.channel, _as_sent(request).to_bytes()
         try:
@@ -71,7 +71,7 @@ class AppendStream:
         return self._handle
 
     def send(self, envelope: bytes, batch: Outgoing) -> None:
-        """Send a batch, as soon as the broker takes it; nothing once the stream has ended."""
+        """Send a batch as soon as there is credit for it; nothing once the stream has ended."""
         with self._lock:
             if self._unsent or not self._sent(envelope, batch):
                 self._unsent.append((envelope, batch))
@@ -79,21 +79,21 @@ class AppendStream:
     def _sent(self, envelope: bytes, batch: Outgoing) -> bool:
         assert self._stream is not None
         body, self._first = self._first or memoryview(batch.whole().serialize()), None
-        with suppress(StreamOver):  # its end is handed on by itself
+        with suppress(StreamOver):  # its end is reported separately
             if not self._stream.send(envelope, body):
                 self._first = body
                 return False
         return True
 
     def end(self) -> None:
-        """Send no more, and hand on nothing more."""
+        """End the stream: send and report nothing more."""
         assert self._stream is not None
         self._is_over = True
         with suppress(StreamOver):
             self._stream.send(b"", end=True)
 
     def break_off(self) -> None:
-        """Give the stream up, and hand on nothing more."""
+        """Cancel the stream, and report nothing more."""
         assert self._stream is not None
         self._is_over = True
         self._stream.cancel()
@@ -140,7 +140,7 @@ class AppendStream:
 
 
 def _as_sent(request: AppendTo) -> AppendTo:
-    """Return the request with the time that the leader has."""
+    """Return the request with the leader's timeout, which is shorter than the client's."""
     whole = request.timeout_ms
     return structs.replace(
         request, timeout_ms=max(1, whole - min(_ANSWER_MS, whole // _ANSWER_PART))

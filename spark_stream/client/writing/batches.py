@@ -1,4 +1,4 @@
-"""What callers hand to a producer, made into what can be sent."""
+"""Converts what callers pass to a producer to what can be sent."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.messages import TopicDescription
 
 AnyHeaders = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
-"""A record's headers as ``send`` takes them; only pairs can repeat a name."""
+"""A record's headers as ``send`` takes them; only a list of pairs can repeat a name."""
 
 UNSENDABLE: Final = (
     f"Split the value: no topic takes a record of more than {BATCH_BYTES_MAX} bytes."
 )
-"""The hint for a record that no setting lets through."""
+"""The hint for a record that is too large whatever the settings."""
 
 _JOINING_BYTES_MAX: Final = 1 << 18
-ROWS_MAX: Final = (1 << 31) - 1  # what an Arrow IPC message can say
+ROWS_MAX: Final = (1 << 31) - 1  # the limit of an Arrow IPC message
 
 
 def as_bytes(name: str, value: bytes | str | None) -> bytes | None:
@@ -85,7 +85,7 @@ def _bad_headers(problem: str) -> InvalidRecord:
 
 
 def as_columns(key: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of key columns; TypeError for one that is no text."""
+    """Return the names of key columns; raise TypeError for one that is no text."""
     if key is None or isinstance(key, str):
         return () if key is None else (key,)
     names = tuple(key) if isinstance(key, Iterable) else (key,)
@@ -96,9 +96,9 @@ def as_columns(key: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def checked_size(batch: pa.RecordBatch) -> int:
-    """The bytes of the batch; BatchTooLarge for one that no message can carry."""
+    """Return the batch's size in bytes; raise BatchTooLarge if no message can carry it."""
     if batch.num_rows <= ROWS_MAX:
-        size = int(pa.ipc.get_record_batch_size(batch))  # quicker than nbytes, and no less
+        size = int(pa.ipc.get_record_batch_size(batch))  # faster than nbytes, and never less
         if size <= BATCH_BYTES_MAX:
             return size
     size = int(batch.nbytes)
@@ -112,14 +112,14 @@ def checked_size(batch: pa.RecordBatch) -> int:
 
 
 def joining_bytes(batch: pa.RecordBatch, known: TopicDescription) -> int:
-    """The bytes of a small batch in which the leader will find no bad record; of others 0.
+    """Return the bytes of a small batch in which the leader will find no bad record, else 0.
 
-    It may go with others as one batch: none of them is refused for another's sake.
+    Such a batch may be joined with others: none of them is refused because of another.
     """
     size = int(pa.ipc.get_record_batch_size(batch))
     if size > _JOINING_BYTES_MAX:
         return 0
-    # Not even if all of it were one record, whose flags count eight times what they take.
+    # Not even if all of it were one record, whose flags count for eight times their size.
     if 8 * size > int(known.config["max.record.bytes"]):
         return 0
     for field, column in zip(known.schema, batch.columns, strict=True):
@@ -156,7 +156,7 @@ def check_partition(known: TopicDescription, partition: int) -> int:
 
 
 def one_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
-    """What the caller appends as one batch; a data frame's columns get the topic's types."""
+    """Return what the caller appends as one batch; a data frame is cast to the topic's types."""
     if isinstance(data, pa.RecordBatch):
         return data
     table = data if is_arrow(data) else eased(table_of(data), schema)
@@ -169,10 +169,10 @@ def one_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def fitted_to(batch: pa.RecordBatch, known: TopicDescription) -> pa.RecordBatch:
-    """The batch with the topic's columns in their order and types, where nothing is lost by that.
+    """Return the batch with the topic's columns, in their order and types, without any loss.
 
-    What was written before the topic's schema was altered still is: columns, and fields of structs,
-    that were added may be left out, and those that were widened may have the types that they had.
+    What was valid before the topic's schema was altered still is: columns, and fields of structs,
+    that were added may be left out, and those that were widened may have their old types.
 
     Raises:
         SchemaMismatch: names the column, the type expected and the type got.
@@ -186,10 +186,10 @@ def fitted_to(batch: pa.RecordBatch, known: TopicDescription) -> pa.RecordBatch:
 
 
 def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch for a default-schema topic, with the columns that it left out."""
+    """Add the columns that a batch for a default-schema topic left out."""
     names = batch.schema.names
     if not set(names) <= set(DEFAULT_SCHEMA.names) or len(set(names)) < len(names):
-        return batch  # the fitting names the column that is too many
+        return batch  # fitted() names the wrong column
     rows = batch.num_rows
     columns = []
     for field in DEFAULT_SCHEMA:
@@ -216,7 +216,7 @@ _ONE_NULL: Final = {field.name: pa.nulls(1, field.type) for field in DEFAULT_SCH
 
 
 def _as_binary(column: pa.Array) -> pa.Array:
-    """Text as its UTF-8, as ``send`` takes it; no row is touched."""
+    """Return text as its UTF-8, as ``send`` does, without a loop over rows."""
     if pa.types.is_string(column.type):
         return column.cast(pa.binary())
     return column.cast(pa.large_binary()) if pa.types.is_large_string(column.type) else column

@@ -1,6 +1,6 @@
-"""What a producer has taken and not settled: how much, and who waits for it.
+"""How much a producer has taken and not settled, and the callers that wait for room.
 
-One lock guards all of it; the sender uses the same lock for its other state.
+One lock guards all of it; the sender uses it for its other state, too.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from spark_stream.transport.forks import new_lock
 
 
 class Share(Struct):
-    """Room for what is sent in ``parts``, which keep each other's memory.
+    """Room for data that is sent in ``parts``, which share their memory.
 
-    ``flushes``: how many flushes had begun before it was taken, as :meth:`Buffer.take` says.
+    ``flushes``: how many flushes had begun before, as :meth:`Buffer.take` returns.
     """
 
     size: int
@@ -27,9 +27,9 @@ class Share(Struct):
 
 
 class Buffer:
-    """Room for ``limit`` bytes; a caller that finds none waits for ``timeout_s``.
+    """Room for ``limit`` bytes; a caller that finds none waits for up to ``timeout_s``.
 
-    ``hurry`` is called, without the lock, before a caller waits: it sends what waits to be sent.
+    ``hurry`` is called, without the lock, before a caller waits: it sends what is still gathered.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class Buffer:
         self._changed = threading.Condition(self.lock)
         self._bytes = 0
         self._flushing = 0
-        self._flushes = 0  # that have begun
-        self._unsettled: dict[int, int] = {}  # how many shares, by the flushes before them
+        self._flushes = 0  # how many have begun
+        self._unsettled: dict[int, int] = {}  # the number of shares, by the flushes before them
         self._crowded = 0
         self.outstanding = 0
         """How many records were taken and are not settled."""
@@ -52,11 +52,11 @@ class Buffer:
 
     @property
     def urgent(self) -> bool:
-        """Whether a caller waits, so that nothing may linger."""
+        """Whether a caller waits, so that records must not linger."""
         return bool(self._flushing or self._crowded or self.closed)
 
     def reserve(self, size: int, records: int = 1) -> None:
-        """Take room, and wait for it; the caller holds the lock, which is free while this waits.
+        """Reserve room, waiting for it; the caller holds the lock, which is released meanwhile.
 
         Raises:
             BufferFull, InvalidRequest: there was no room in time; the producer is closed.
@@ -75,7 +75,7 @@ class Buffer:
     def take(self) -> int:
         """Count a share that is released later; the caller holds the lock.
 
-        Return how many flushes had begun before: those do not wait for it.
+        Return how many flushes had begun before: those do not wait for this share.
         """
         self._unsettled[self._flushes] = self._unsettled.get(self._flushes, 0) + 1
         return self._flushes
@@ -95,17 +95,17 @@ class Buffer:
             )
 
     def spare(self, size: int) -> int:
-        """Take up to this much room, if no caller waits for any; the caller holds the lock."""
+        """Reserve up to this many bytes, if no caller waits for room; the caller holds the lock."""
         taken = 0 if self._crowded else max(0, min(size, self._limit - self._bytes))
         self._bytes += taken
         return taken
 
     def settle_up(self, unused: int, records: int) -> None:
-        """Give room back that was not needed, and count records; the caller holds the lock."""
+        """Give back unused room, and count records; the caller holds the lock."""
         self._give_back(unused, -records)
 
     def release(self, share: Share) -> None:
-        """Note that a part is settled; the room that parts share is free after the last of them."""
+        """Settle a part; its share's room is freed after the last of its parts."""
         with self.lock:
             share.parts -= 1
             if share.parts <= 0:
@@ -121,7 +121,7 @@ class Buffer:
             self._changed.notify_all()
 
     def await_settled(self, timeout: float | None) -> None:
-        """Wait until everything taken before is settled.
+        """Wait until everything that was taken before is settled.
 
         Raises:
             TimeoutError: not all was settled within ``timeout`` seconds.
@@ -145,7 +145,7 @@ class Buffer:
                 self._flushing -= 1
 
     def close(self, reason: str = "the producer is closed") -> None:
-        """Take nothing more, and wake callers that wait for room."""
+        """Take nothing more, and wake the callers that wait for room."""
         with self.lock:
             self.closed = reason
             self._changed.notify_all()

@@ -1,9 +1,9 @@
-"""What a producer decides: which batch goes where, under which stamp, and when it is given up.
+"""A producer's decisions: which batch goes where, with which stamp, and when it is given up.
 
-Pure: no thread, lock, clock or socket. Methods take an event and the time. What has to be done is
-appended to two queues, and the shell (``shell``) does it in their order: :attr:`ProducerCore.out`
-one instruction at a time, on whichever thread; :attr:`ProducerCore.outcomes` before the thread that
-brought the event does anything else. Each answer of the outside comes back as another event.
+Pure: no thread, lock, clock or socket. Methods take an event and the time. Actions are appended to
+two queues, and the shell (``shell``) carries them out in order: :attr:`ProducerCore.out` one
+instruction at a time, on any thread; :attr:`ProducerCore.outcomes` before the thread of the event
+does anything else. Each result of an action comes back as another event.
 
 Invariants:
 
@@ -11,19 +11,19 @@ Invariants:
   leader gave it, by :meth:`~ProducerCore.discard`, or when its time is over;
 * an error never becomes an acknowledgement;
 * the lane of a partition (``lanes``) keeps its order, its window and its stamps, whichever stream
-  carries its batches; it is on at most one stream, which leads to the leader that is known;
-* what was sent and may be in the log has an *unknown outcome*, whatever has kept it from being sent
-  again. What was never sent, or surely not appended, has the error that kept it from the log. In a
-  transaction an error of the leader stands as it is: a write that failed makes it an abort;
+  carries its batches; it is on at most one stream, which leads to the known leader;
+* a batch that was sent and may be in the log has an *unknown outcome*, whatever kept it from being
+  sent again. One that was never sent, or surely not appended, gets the error that kept it from the
+  log. In a transaction an error of the leader is passed on as it is: a failed write aborts it.
 
 Transitions of a lane: *homeless* → (leaders found) → *placed* on an opening or open stream → (the
 stream is lost, or the broker does not lead) → homeless again, after a pause that grows with each
-failure. What a stream did not answer goes to the present leader, in its order and under its old
-stamps: the leaders know what they have already. Of a stream: *opening* → *open* → gone. Each
-topic has one stream to each leader.
+failure. Unanswered batches of a stream go to the present leader, in their order and with their old
+stamps, by which the leader recognises those that it has. Transitions of a stream: *opening* →
+*open* → gone. Each topic has one stream to each leader.
 
-Order of effects: a doubted route comes before the question for leaders, a fact about a topic before
-the settlement that it came with, and ``AllSettled`` after everything else.
+Order of effects: a doubted route comes before the question for leaders, news of a topic before the
+settlement that it came with, and ``AllSettled`` after everything else.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ from spark_stream.wire.messages import Ack, BatchRefused, TopicDescription
 
 TICK_S: Final = 0.25
 STREAMS_KEPT: Final = 256
-"""With so many streams, those that are idle end before another one is opened."""
-# A batch that is answered by one of these is sent again, where it belongs. It is not in the log,
-# unless the error's details say that it was ``appended`` by a leader that was replaced then.
+"""At this many streams, idle ones end before another one is opened."""
+# A batch with one of these errors is sent again, to its leader. It is not in the log, unless the
+# error's details say that it was ``appended``, by a leader that was then replaced.
 _NOT_TAKEN: Final = (
     NotLeader,
     LeaderEpochFenced,
@@ -97,17 +97,17 @@ _NOT_TAKEN: Final = (
 
 
 class ProducerCore:
-    """Of one producer. ``timeout_s``: what a batch has; ``call_s``: a call to a broker."""
+    """The core of one producer. ``timeout_s``: the time for a batch; ``call_s``: for a call."""
 
     def __init__(self, timeout_s: float, call_s: float) -> None:
         self.out: deque[Instruction] = deque()
         self.outcomes: deque[Outcome] = deque()
         self.unsettled = 0
-        """How many batches were submitted and are not settled."""
+        """How many batches were submitted and are not settled yet."""
         self._timeout_s = timeout_s
         self._call_s = call_s
         self.identity: Identity | None = None
-        """Who writes; None until that is known."""
+        """Who writes; None until it is known."""
         self._transactional_id: str | None = None
         self._is_asking = False  # for an identity
         self._identity_error: IsologError | None = None
@@ -130,17 +130,17 @@ class ProducerCore:
         return self.identity is not None and len(placed.lane) < WINDOW
 
     def has_stream(self, number: int) -> bool:
-        """Return whether a stream is of use still."""
+        """Return whether a stream is still in use."""
         return number in self._streams
 
     # -- from callers ---------------------------------------------------------------------------
 
     def topic(self, known: TopicDescription, now: float) -> TopicDescription:
-        """Return the topic as batches have to fit it, after what ``known`` has of news.
+        """Return the topic whose schema batches must fit, after taking over news from ``known``.
 
-        Where the schema was altered, batches that wait get it as well, and those that are not
-        answered are sent again in it: the leader knows them by their stamps. Each stream has one
-        schema, so others take their place.
+        If the schema was altered, waiting batches are converted to it, and unanswered ones are sent
+        again in it: the leader knows them by their stamps. A stream has one schema, so new ones
+        replace the old.
         """
         target = self._targets.get(known.id)
         if target is None:
@@ -162,9 +162,9 @@ class ProducerCore:
         now: float,
         joins: int = 0,
     ) -> None:
-        """Take charge of a batch, which goes after the earlier ones of its partition.
+        """Add a batch, to be sent after the earlier ones of its partition.
 
-        ``joins``: its bytes, if it may go with others as one batch.
+        ``joins``: its bytes, if it may be joined with others to one batch.
         """
         target = self._targets[topic_id]
         placed = target.lanes.get(partition)
@@ -186,7 +186,7 @@ class ProducerCore:
         self.identity, self._transactional_id = identity, transactional_id
 
     def discard(self, error: IsologError) -> None:
-        """Settle all that is not answered with the error; answers that still come are ignored."""
+        """Settle all that is unanswered with the error; later answers are ignored."""
         for target in self._targets.values():
             for placed in target.lanes.values():
                 for batch in placed.lane.cleared():
@@ -195,7 +195,7 @@ class ProducerCore:
     def close(self) -> None:
         """End the streams once everything is settled.
 
-        A batch that was on its way here is still sent; then its stream ends as well.
+        A batch that is submitted at the same moment is still sent; then its stream ends as well.
         """
         self._is_closing = True
         self._finish()
@@ -203,7 +203,7 @@ class ProducerCore:
     # -- answers of the outside -----------------------------------------------------------------
 
     def acknowledged(self, number: int, ack: Ack, now: float) -> None:
-        """A broker has answered a batch on the stream of this number."""
+        """Handle a broker's answer to a batch, on the stream of this number."""
         stream = self._streams.get(number)
         if stream is None:
             return
@@ -217,7 +217,7 @@ class ProducerCore:
         if known is not None:
             batch = known.lane.head(ack.number)
             if isinstance(error, _NOT_TAKEN) and not error.details.get("appended"):
-                known.lane.refused(ack.number)  # of all that were sent, not of the first alone
+                known.lane.refused(ack.number)  # whichever of the sent ones it is
         if ack.partitions is not None and ack.partitions != len(target.topic.partitions):
             self.outcomes.append(NoteTopic(target.topic, ack.partitions))
         placed = stream.lanes.get(ack.partition)
@@ -237,7 +237,7 @@ class ProducerCore:
             lane.pop()
             placed.failures, placed.reason = 0, None
             told = error
-            # What is in no finished transaction is aborted with it, so that the error is true.
+            # Records of an unfinished transaction are aborted with it, so the error is true.
             may_stay = self._transactional_id is None or isinstance(error, InvalidTransaction)
             if error is not None and may_stay and batch.may_be_in_log(error):
                 told = unknown(target.topic.name, batch, error)
@@ -250,7 +250,7 @@ class ProducerCore:
         self._send(placed, now)
 
     def stream_opened(self, number: int, now: float) -> None:
-        """A stream takes batches from now on."""
+        """Use a stream that has opened."""
         stream = self._streams.get(number)
         if stream is None:
             return
@@ -259,7 +259,7 @@ class ProducerCore:
             self._send(placed, now)
 
     def stream_lost(self, number: int, error: IsologError, now: float) -> None:
-        """A stream has ended, or could not be opened: its lanes look for their leaders anew."""
+        """Let the lanes of a stream that ended, or could not be opened, look for leaders again."""
         stream = self._streams.pop(number, None)
         if stream is None:
             return
@@ -276,7 +276,7 @@ class ProducerCore:
         self._find(target, now)
 
     def leaders_found(self, topic_id: str, routes: Mapping[int, Route | None], now: float) -> None:
-        """These are the ways to the leaders that were asked for; None: there is none now."""
+        """Place lanes on streams to the leaders that were asked for; None: there is none now."""
         target = self._targets[topic_id]
         asked, target.asked = target.asked or (), None
         for placed in asked:
@@ -295,7 +295,7 @@ class ProducerCore:
         self._find(target, now)
 
     def leaders_failed(self, topic_id: str, error: IsologError, now: float) -> None:
-        """No broker could be asked, or none knows the topic."""
+        """Handle the failure to ask for leaders: no broker answered, or none knows the topic."""
         target = self._targets[topic_id]
         asked, target.asked = target.asked or (), None
         for placed in asked:
@@ -305,7 +305,7 @@ class ProducerCore:
         self._find(target, now)
 
     def identified(self, identity: Identity, now: float) -> None:
-        """The identity that was asked for."""
+        """Take the identity that was asked for."""
         self._is_asking = False
         self._identity_error, self._identity_failures = None, 0
         if self.identity is None:
@@ -315,7 +315,7 @@ class ProducerCore:
                 self._send(placed, now)
 
     def identity_failed(self, error: IsologError, now: float) -> None:
-        """There was no identity to get."""
+        """Handle the failure to get an identity."""
         self._is_asking = False
         if not _is_passing(error):
             for target in self._targets.values():
@@ -327,9 +327,9 @@ class ProducerCore:
         self._want_identity(now)
 
     def tick(self, now: float) -> None:
-        """Look for what is due: batches whose time is over, streams that are silent, retries.
+        """Handle what is due: batches whose time is over, silent streams, retries.
 
-        A stream on which nothing was answered in time ends.
+        A stream on which nothing was answered in time is ended.
         """
         self._wake_at = None
         for stream in list(self._streams.values()):
@@ -350,7 +350,7 @@ class ProducerCore:
     # -- the inside -----------------------------------------------------------------------------
 
     def _send(self, placed: PlacedLane, now: float) -> None:
-        """Send what the lane may send now."""
+        """Send the batches that the lane may send now."""
         stream, lane = placed.stream, placed.lane
         if stream is None or not stream.is_open:
             return
@@ -362,7 +362,7 @@ class ProducerCore:
             if batch is None:
                 break
             if not owed:
-                stream.progress = now  # it owed nothing for this lane until now
+                stream.progress = now  # no answer was due for this lane until now
             batch.number = self._next_number
             self._next_number += 1
             self.out.append(SendBatch(stream.number, batch, batch.number, batch.stamp, epoch))
@@ -380,9 +380,9 @@ class ProducerCore:
         self.out.append(AskIdentity())
 
     def _find(self, target: TopicLanes, now: float) -> None:
-        """Ask for the leaders of the lanes that have batches and no stream, when they are due."""
+        """Ask for the leaders of lanes that have batches and no stream, once they are due."""
         if target.asked is not None:
-            return  # the answer looks again
+            return  # this is called again with the answer
         waiting = [each for each in target.lanes.values() if each.stream is None and len(each.lane)]
         due = [each for each in waiting if each.retry_at <= now]
         if due:
@@ -402,7 +402,7 @@ class ProducerCore:
         return stream
 
     def _end_idle_streams(self) -> None:
-        """End those that have nothing to send: a connection takes no more than so many."""
+        """End streams that have nothing to send: a connection has a limit for them."""
         for stream in list(self._streams.values()):
             if not any(len(each.lane) for each in stream.lanes.values()):
                 for placed in stream.lanes.values():
@@ -415,7 +415,7 @@ class ProducerCore:
         self.stream_lost(stream.number, error, now)
 
     def _take_off(self, placed: PlacedLane, reason: IsologError, now: float) -> None:
-        """The lane looks for a leader anew; what of it is not answered will be sent again."""
+        """Take a lane off its stream: its unanswered batches will be sent again, to its leader."""
         assert placed.stream is not None
         del placed.stream.lanes[placed.partition]
         placed.stream = None
@@ -471,5 +471,5 @@ class ProducerCore:
 
 
 def _is_passing(error: IsologError) -> bool:
-    """Return whether another try may help: nothing is wrong with what was asked."""
+    """Return whether another try may help, because the request itself is not wrong."""
     return error.retriable or isinstance(error, InternalError)

@@ -1,8 +1,9 @@
-"""What a caller appends, as Arrow: batches, tables, and data frames of any library.
+"""Convert what a caller appends to Arrow: batches, tables, and data frames of any library.
 
-Frames come by the Arrow C interface (``__arrow_c_stream__``, ``__arrow_c_array__``), so no library
-is imported for them. Where their types differ from the topic's, columns are cast if no value
-changes by it: pandas has no integers with nulls, and frames have types that topics do not have.
+Frames are read by the Arrow C interface (``__arrow_c_stream__``, ``__arrow_c_array__``), so no
+library is imported for them. If their types differ from the topic's, columns are cast unless a
+value would change: pandas has no integers with nulls, and frames have types that topics do not
+have.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from spark_stream.errors import SchemaMismatch
 
 
 class ArrowStream(Protocol):
-    """A data frame, a reader, a query's result: columns by Arrow's C stream."""
+    """A data frame, a reader, a query's result: columns through Arrow's C stream interface."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
 class ArrowArray(Protocol):
-    """One batch by Arrow's C interface."""
+    """One batch through Arrow's C interface."""
 
     def __arrow_c_array__(
         self, requested_schema: object | None = None
@@ -33,17 +34,17 @@ class ArrowArray(Protocol):
 ArrowData = pa.RecordBatch | pa.Table | ArrowStream | ArrowArray
 """What can be appended."""
 
-# How a frame's index without a name arrives: it means nothing to a topic.
+# The name of a frame's unnamed index: a topic has no use for it.
 _UNNAMED_INDEX: Final = re.compile(r"__index_level_\d+__")
 
 
 def is_arrow(data: object) -> bool:
-    """Whether this is Arrow data, whose types the caller has chosen, not a library."""
+    """Return whether this is Arrow data, whose types the caller has chosen, not a library."""
     return isinstance(data, pa.RecordBatch | pa.Table)
 
 
 def table_of(data: Any) -> pa.Table:
-    """A data frame, or whatever else has Arrow's C interface, as a table of plain types.
+    """Convert a data frame, or anything with Arrow's C interface, to a table of plain types.
 
     Raises:
         TypeError: it has no such interface.
@@ -70,9 +71,9 @@ def table_of(data: Any) -> pa.Table:
 
 
 def eased(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table with the schema's types where every one of a column's values has that type.
+    """Cast columns to the schema's types if each of their values has that type.
 
-    What does not fit stays as it is: whoever fits the batch to its topic names the column.
+    Other columns stay as they are: fitting the batch to its topic then names the column.
     """
     for index, name in enumerate(table.column_names):
         if name in schema.names and table.column_names.count(name) == 1:
@@ -90,7 +91,7 @@ def _cast(column: pa.ChunkedArray, want: pa.DataType) -> pa.ChunkedArray:
 
 
 def _may_fit(have: pa.DataType, want: pa.DataType) -> bool:
-    """Whether Arrow's cast between the two refuses each value that it would change."""
+    """Return whether Arrow's cast between the two refuses each value that it would change."""
     if have.equals(want):
         return False
     if pt.is_integer(want):
@@ -104,7 +105,7 @@ def _may_fit(have: pa.DataType, want: pa.DataType) -> bool:
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column without its dictionary. Arrow cannot take from views: they become plain first."""
+    """Return the column without its dictionary. Arrow cannot take from views: cast them first."""
     if not pt.is_dictionary(column.type):
         return column
     plain = _plain_type(column.type.value_type)
@@ -120,7 +121,7 @@ def _plain(field: pa.Field) -> pa.Field:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type without views, which the log does not carry."""
+    """Return the type without views, which the log does not store."""
     if pt.is_string_view(kind):
         return pa.string()
     if pt.is_binary_view(kind):

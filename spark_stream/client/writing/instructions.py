@@ -1,4 +1,4 @@
-"""What a producer's core asks of its shell; see ``core``."""
+"""The instructions of a producer's core to its shell; see ``core``."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class SendBatch(msgspec.Struct, frozen=True):
 
 
 class EndStream(msgspec.Struct, frozen=True):
-    """Send no more on a stream, and ignore whatever it still delivers."""
+    """Send no more on a stream, and ignore what it still delivers."""
 
     stream: int
 
 
 class BreakStream(msgspec.Struct, frozen=True):
-    """Give a stream up at once."""
+    """Cancel a stream at once."""
 
     stream: int
 
 
 class SettleBatch(msgspec.Struct, frozen=True):
-    """Settle a batch and those that went with it."""
+    """Settle a batch and those that were joined with it."""
 
     batch: Outgoing
     settlement: Settlement
@@ -61,27 +61,27 @@ class AskIdentity(msgspec.Struct, frozen=True):
 
 
 class DoubtRoute(msgspec.Struct, frozen=True):
-    """A broker did not take what it was sent as the leader of a partition."""
+    """Doubt a route: its broker refused what it got as the leader of a partition, or was lost."""
 
     route: Route
     error: IsologError
 
 
 class NoteTopic(msgspec.Struct, frozen=True):
-    """The topic has another number of partitions by now; None: it is gone."""
+    """Note that the topic has another number of partitions now; None: it is gone."""
 
     topic: TopicDescription
     partitions: int | None
 
 
 class WakeAt(msgspec.Struct, frozen=True):
-    """Call ``tick`` at this time, instead of the time that was asked for before."""
+    """Call ``tick`` at this time, instead of at the time of the instruction before."""
 
     at: float
 
 
 class AllSettled(msgspec.Struct, frozen=True):
-    """Everything is settled, and every stream has its end."""
+    """Everything is settled, and every stream has ended."""
 
 
 Instruction = (

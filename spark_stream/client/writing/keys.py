@@ -1,8 +1,8 @@
-"""The bytes of keys: what of a record decides its partition, for whole columns at once.
+"""The bytes of keys, which decide a record's partition, for whole columns at once.
 
 One column of text or bytes is hashed as it is, so a typed topic and a topic with Kafka's columns
-put equal keys in partitions of the same number. Other values take the form that Kafka's serializers
-give them, which is the same for an integer of any width and for float and double:
+put equal keys in partitions of the same number. Other values get the form of Kafka's serializers,
+which is the same for an integer of any width and for float and double:
 
 =============================  =====================================================
 boolean                        one byte, 0 or 1
@@ -13,9 +13,9 @@ float, double                  8 bytes, IEEE 754, big endian; -0.0 as 0.0, each 
 decimal                        16 bytes, big endian, of its digits without the point
 =============================  =====================================================
 
-Of several columns the values follow each other: 0 for a null; 1, then the value, which has its
-length before it, in 4 bytes, where it is text or bytes. A record whose key is null in all of its
-columns has no key.
+The values of several columns follow each other: 0 for a null; else 1, then the value, which has its
+length before it, in 4 bytes, if it is text or bytes. A record whose key columns are all null has no
+key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import pyarrow.types as pt
 
 from spark_stream.client.writing.partitioner import partitions_of
 
-_BLOCK_ROWS: Final = 1 << 16  # what the bytes of keys take beside a batch is bounded
+_BLOCK_ROWS: Final = 1 << 16  # bounds the memory for the bytes of keys
 _BINARY: Final = pa.binary()
 
 
@@ -47,13 +47,13 @@ def partitions_by(
 
 
 def has_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> bool:
-    """Return whether any record of the batch has a key; columns that it lacks are null."""
+    """Return whether any record of the batch has a key; missing columns count as null."""
     there = [batch.column(name) for name in columns if name in batch.schema.names]
     return any(column.null_count < len(column) for column in there)
 
 
 def key_bytes(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
-    """Return the bytes of each record's key, null where it has none."""
+    """Return the bytes of each record's key, null for one without a key."""
     parts = [batch.column(name) for name in columns]
     if len(parts) == 1:
         return _bytes_of(parts[0])
@@ -67,7 +67,7 @@ def key_bytes(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
 
 
 def _delimited(column: pa.Array) -> pa.Array:
-    """Return the bytes of each value, nulls included, with what tells where they end."""
+    """Return the bytes of each value, nulls included, in a form that shows where they end."""
     values = _bytes_of(column)
     prefix = [b"\1"]
     if _is_bytes(column.type):

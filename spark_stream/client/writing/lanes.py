@@ -1,19 +1,19 @@
-"""The batches of a partition that are on their way, their stamps, and the stream that they are on.
+"""The unanswered batches of a partition, their stamps, and the stream that they are on.
 
 Pure: no thread, no I/O.
 
 A batch gets its stamp (producer id, epoch, sequence) when it is first sent and keeps it however
-often it is sent again, so the leader can tell it from a new one. Invariants of a lane:
+often it is sent again, so the leader recognises it. Invariants of a lane:
 
-* batches are sent in their order, and answered in it;
+* batches are sent, and answered, in their order;
 * at most ``WINDOW`` are sent and unanswered, because the leader remembers that many of a
-  producer's last batches: of these it can tell which are sent for the second time;
-* small batches that wait for the window go together, as one batch with one stamp, where none of
-  them can be refused for its own sake;
+  producer's last batches, and recognises only these when they are sent again;
+* small batches that wait for the window are joined to one batch with one stamp, if none of them can
+  be refused on its own account;
 * a sequence is one more than that of the batch before; each epoch begins at 0;
 * a batch that was given up without an answer may or may not be in the log. If it is not, its
-  sequence is a gap. So the other batches of its epoch are settled first; then the lane goes on in
-  the next epoch. The leader refuses whatever of the old epoch still arrives after that.
+  sequence is a gap. So the other batches of its epoch are settled first; then the lane continues in
+  the next epoch. The leader refuses whatever still arrives in the old epoch.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from spark_stream.wire.messages import Ack, Acknowledged, BatchRefused, TopicDes
 class Unacknowledged(Struct, frozen=True):
     """The settlement of a batch that failed.
 
-    ``kept`` acknowledges its first records, which only the refusal of the next one does: no other
-    error tells which records are in the log to stay.
+    ``kept`` acknowledges its first records. Only an error that refuses the next record does so: no
+    other error tells which records stay in the log.
 
     Raises:
-        ValueError: ``kept`` is not all that comes before the record that ``error`` refuses.
+        ValueError: ``kept`` is not exactly the records before the one that ``error`` refuses.
     """
 
     error: IsologError
@@ -69,12 +69,12 @@ logger = logging.getLogger(__name__)
 
 Settlement = Written | Unacknowledged
 Settle = Callable[[Settlement], None]
-"""Called once a batch."""
+"""Called once for each batch."""
 
 JOINED_BYTES_MAX: Final = 1 << 20
-"""How much small batches that wait may become together."""
+"""How many bytes joined batches may have together."""
 JOINED_WITHIN_S: Final = 1.0
-"""How much longer than the first of them the others may have."""
+"""How much later than the first of them the deadline of the others may be."""
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 1.0
@@ -94,7 +94,7 @@ class Outgoing(Struct):
 
     ``stamp`` is None until it is sent; ``number`` is that of its last sending. ``unanswered``: how
     often it was sent without an answer; unless 0, it may be in the log. ``joins``: its bytes, if it
-    may go with others as one batch. ``others``: those that go with it, behind its rows.
+    may be joined with others. ``others``: those that are joined with it, behind its rows.
     """
 
     batch: pa.RecordBatch
@@ -109,28 +109,28 @@ class Outgoing(Struct):
 
     @property
     def rows(self) -> int:
-        """How many records are sent."""
+        """How many records are sent, with those of ``others``."""
         if not self.others:
             return int(self.batch.num_rows)
         return sum(each.num_rows for each in self._batches())
 
     def whole(self) -> pa.RecordBatch:
-        """What is sent."""
+        """Return the batch to send, with the rows of ``others``."""
         return pa.concat_batches(self._batches()) if self.others else self.batch
 
     def _batches(self) -> list[pa.RecordBatch]:
         return [self.batch, *(each.batch for each in self.others)]
 
     def may_be_in_log(self, refusal: IsologError) -> bool:
-        """Return whether an earlier sending may have been appended than the one refused like this.
+        """Return whether the batch may be in the log from an earlier sending than the refused one.
 
-        A leader that refuses a record has looked for the batch in its log before.
+        A leader that refuses a record has first looked for the batch in its log.
         """
         is_judged = "record" in refusal.details
         return isinstance(refusal, OutOfOrderSequence) or (self.unanswered > 1 and not is_judged)
 
     def settle_all(self, settlement: Settlement) -> None:
-        """Settle this batch and those that went with it."""
+        """Settle this batch and those that were joined with it."""
         if not self.others:
             self.settle(settlement)
             return
@@ -139,13 +139,13 @@ class Outgoing(Struct):
             rows = each.batch.num_rows
             try:
                 each.settle(share_of(settlement, before, rows))
-            except Exception:  # the others are settled all the same
+            except Exception:  # settle the others all the same
                 logger.exception("%d records could not be settled", rows)
             before += rows
 
 
 def settlement_of(topic: str, batch: Outgoing, ack: Ack, error: IsologError | None) -> Settlement:
-    """Return what the leader's answer means for a batch; ``error``: as its caller gets it."""
+    """Return a batch's settlement by the leader's answer; ``error``: as its caller gets it."""
     whole, written = isinstance(ack, Acknowledged), None
     if ack.offset is not None and (whole or ack.count):
         rows = batch.rows if whole else ack.count
@@ -168,10 +168,10 @@ def unknown(topic: str, batch: Outgoing, reason: IsologError) -> UnknownOutcome:
 
 
 def share_of(settlement: Settlement, before: int, rows: int) -> Settlement:
-    """Return the settlement of ``rows`` rows that went with others, ``before`` of them in front.
+    """Return the share of ``rows`` rows, after ``before`` others, of a joined batch's settlement.
 
-    The client sees no flaw in rows that go with others. But a setting of the topic may have
-    changed: then the leader refuses one of them, and does not try those behind it.
+    The client joins only rows that it finds valid. But a setting of the topic may have changed:
+    then the leader refuses one of them, and does not try those behind it.
     """
     whole = settlement if isinstance(settlement, Written) else settlement.kept
     written = None
@@ -203,7 +203,7 @@ def share_of(settlement: Settlement, before: int, rows: int) -> Settlement:
 
 
 class Lane:
-    """The unanswered batches of a partition, in their order; the first ``sent`` are on the way."""
+    """The unanswered batches of a partition, in order; the first ``sent`` are in flight."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -217,20 +217,20 @@ class Lane:
         return len(self._batches)
 
     def add(self, batch: Outgoing) -> None:
-        """The batch goes after those that are here."""
+        """Add a batch after the present ones."""
         self._batches.append(batch)
 
     def revise(self, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
-        """Puts what ``change`` makes of them in the place of the batches that are not settled."""
+        """Replace each batch that is not settled by the result of ``change``."""
         for batch in self._batches:
             for each in (batch, *batch.others):
                 each.batch = change(each.batch)
 
     def next(self, identity: Identity | None) -> Outgoing | None:
-        """The batch to send now, with its stamp; None if there is none, or others come first.
+        """Return the batch to send now, with its stamp; None if there is none, or it has to wait.
 
-        ``identity`` is the one that the producer writes under; without it only batches that have a
-        stamp already can be sent.
+        ``identity`` is the one that the producer writes under; without it only batches that already
+        have a stamp can be sent.
         """
         if self.sent == min(len(self._batches), WINDOW):
             return None
@@ -245,9 +245,9 @@ class Lane:
         return batch
 
     def _join(self, batch: Outgoing) -> None:
-        """Let small batches that wait behind this one go with it.
+        """Join the small batches that wait behind this one with it.
 
-        It has no stamp yet, so those behind it have none: batches are stamped in their order.
+        It has no stamp yet, so those behind it have none: batches are stamped in order.
         """
         at = self.sent + 1
         while batch.joins and at < len(self._batches):
@@ -256,53 +256,53 @@ class Lane:
             if not following.joins or size > JOINED_BYTES_MAX:
                 return
             if following.deadline > batch.deadline + JOINED_WITHIN_S:
-                return  # it has more time: it is not given up with the other
+                return  # it has more time: it must not be given up with the other
             batch.others += [following, *following.others]
             following.others = []
             batch.joins = size
             del self._batches[at]
 
     def used_up(self, identity: Identity | None) -> bool:
-        """Whether the producer needs another identity, because this one has no epoch left."""
+        """Return whether the producer needs another identity: this one has no epoch left."""
         if not self._gap or self._used is None or self._used.epoch < EPOCH_MAX:
             return False
         return identity is not None and identity.transaction is None and identity == self._given
 
     def late(self, now: float) -> bool:
-        """Whether the time of a batch that was sent is over."""
+        """Return whether the time of a batch that was sent is over."""
         return self.sent > 0 and self._batches[0].deadline < now
 
     def head(self, number: int) -> Outgoing | None:
-        """The batch that is answered next, if that was sent under this number."""
+        """Return the batch that is answered next, if its number is this; else None."""
         found = self._batches[0] if self.sent else None
         return found if found is not None and found.number == number else None
 
     def refused(self, number: int) -> None:
-        """The batch that was sent under this number was not taken; it stays in the lane."""
+        """Record that the batch with this number was not taken; it stays in the lane."""
         for batch in self._batches:
             if batch.number == number and batch.unanswered:
                 batch.unanswered -= 1
                 batch.number = -1  # an answer counts once
 
     def pop(self) -> Outgoing:
-        """The first batch is answered."""
+        """Remove the first batch, which is answered, and return it."""
         self.sent -= 1
         return self._batches.popleft()
 
     def lost(self) -> None:
-        """The connection is gone: what is not answered has to be sent again."""
+        """Record that the connection is lost: unanswered batches have to be sent again."""
         self.sent = 0
 
     def deleted(self) -> None:
-        """The log that was to take what is on the way is deleted, with what it had of that."""
+        """Record that the topic was deleted, with whatever it had of the batches in flight."""
         for batch in itertools.islice(self._batches, self.sent):
             batch.unanswered -= 1
 
     def begins_anew(self, error: OutOfOrderSequence) -> bool:
-        """Whether the first batch, refused like this, and those behind it may get new stamps.
+        """Return whether the first batch, refused like this, and all behind it may get new stamps.
 
-        That is so if it is certain that the leader did not take it and will not: all before it were
-        answered, and the leader waits for one of them that it refused and does not remember.
+        They may if the leader certainly did not take it and never will: all before it were
+        answered, and the leader expects one of them that it refused and does not remember.
         """
         stamp = self._batches[0].stamp
         if self._gap or stamp is None or stamp.transaction != NO_TRANSACTION or stamp.sequence == 0:
@@ -310,14 +310,14 @@ class Lane:
         return self._ahead(error, stamp.sequence)
 
     def anew(self) -> None:
-        """All batches get new stamps, of the next epoch."""
+        """Give all batches new stamps, of the next epoch."""
         for batch in self._batches:
             batch.stamp, batch.unanswered = None, 0
         self.sent = 0
         self._gap = True
 
     def expired(self, now: float) -> list[Outgoing]:
-        """Takes out the batches whose time is over."""
+        """Remove the batches whose time is over, and return them."""
         found = []
         while self._batches and self._batches[0].deadline < now:
             batch = self._batches.popleft()
@@ -327,14 +327,14 @@ class Lane:
         return found
 
     def cleared(self) -> Iterator[Outgoing]:
-        """Takes out all batches."""
+        """Remove all batches, yielding each."""
         self.sent = 0
         self._gap |= bool(self._batches)
         while self._batches:
             yield self._batches.popleft()
 
     def _ready_for(self, identity: Identity) -> bool:
-        """Whether the next new batch can be stamped; moves to another identity or epoch first."""
+        """Return whether a new batch can be stamped; change identity or epoch first if needed."""
         if identity == self._given and not (self._gap and identity.transaction is None):
             return True
         if self.sent or self.used_up(identity):
@@ -356,7 +356,7 @@ class Lane:
 
     @staticmethod
     def _ahead(error: OutOfOrderSequence, sequence: int) -> bool:
-        """Whether the leader waits for a sequence before this one."""
+        """Return whether the leader expects a sequence before this one."""
         expected = error.details.get("expected")
         if not isinstance(expected, int):
             return False
@@ -364,9 +364,9 @@ class Lane:
 
 
 class PlacedLane(Struct, eq=False):
-    """The lane of a partition, and the stream and the route that it has, if it is on one.
+    """The lane of a partition, with its stream and route, if it is on one.
 
-    ``reason``: why it was taken off its last stream; it looks for another after ``retry_at``.
+    ``reason``: why it was taken off its last stream; from ``retry_at`` on it looks for another.
     """
 
     partition: int
@@ -378,14 +378,14 @@ class PlacedLane(Struct, eq=False):
     failures: int = 0
 
     def failed(self, reason: IsologError, now: float) -> None:
-        """It did not get through; the next try comes later each time."""
+        """Record a failure; the pause before the next try grows each time."""
         self.retry_at = now + pause(self.failures)
         self.failures += 1
         self.reason = reason
 
 
 class LaneStream(Struct, eq=False):
-    """A stream to one broker, for one topic. ``progress``: when it answered last."""
+    """A stream to one broker, for one topic. ``progress``: when it last answered."""
 
     number: int
     address: str
@@ -395,7 +395,7 @@ class LaneStream(Struct, eq=False):
     progress: float = 0.0
 
     def late(self, now: float, call_s: float) -> bool:
-        """Return whether a batch is not answered in its time, or none in the time of a call."""
+        """Return whether a batch is past its deadline, or no answer came for ``call_s``."""
         lanes = [each.lane for each in self.lanes.values() if each.lane.sent]
         if any(lane.late(now) for lane in lanes):
             return True
@@ -403,7 +403,7 @@ class LaneStream(Struct, eq=False):
 
 
 class TopicLanes(Struct, eq=False):
-    """A topic. ``asked``: the lanes whose leaders are being asked for."""
+    """A topic's lanes and streams. ``asked``: the lanes whose leaders are being asked for."""
 
     topic: TopicDescription
     lanes: dict[int, PlacedLane] = field(default_factory=dict)
@@ -412,5 +412,5 @@ class TopicLanes(Struct, eq=False):
 
 
 def pause(failures: int) -> float:
-    """Return how long to wait after so many failures in a row, in seconds."""
+    """Return how long to wait after this many failures in a row, in seconds."""
     return min(_PAUSE_MAX_S, _PAUSE_FIRST_S * 2.0 ** min(failures, 10))

@@ -1,9 +1,9 @@
-"""What becomes of records that were sent one by one and go together.
+"""Futures of records that were sent one by one and batched together.
 
-A loop that sends makes a future for each record, and most are dropped unseen. So a future of this
-module is no more than its record's row among those that go together, until somebody looks at it;
-then it becomes what every future is. A whole part of the rows is settled at once, whoever looks
-later finds its outcome by the row, and only futures that were used before are settled singly.
+A loop that sends makes a future for each record, and most are dropped unused. So a future of this
+module holds only its record's row in the batch until it is first used; then it becomes a complete
+future. A whole part of the rows is settled at once: a future that is used later finds its outcome
+by the row, and only futures that were used before are settled one by one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from spark_stream.errors import IsologError, RecordNotAttempted
 
 Rows = npt.NDArray[np.int64]
 
-# What a future of the standard library has.
+# The attributes of a future of the standard library.
 _MADE_LATER: Final = frozenset(vars(Future()))
 _MADE_LAST: Final = [*vars(Future())][-1]
 
@@ -35,19 +35,19 @@ class RecordPromise(Promise):
     """The future of one record."""
 
     def __init__(self, outcomes: Outcomes, row: int) -> None:
-        # The rest is made by __getattr__.
+        # __getattr__ makes the rest.
         self._outcomes = outcomes
         self.row = row
 
     def __getattr__(self, name: str) -> Any:
-        """Called for what is not there: makes this a whole future when somebody looks at it."""
+        """Become a complete future, when an attribute that is not there yet is first used."""
         if name not in _MADE_LATER:
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         self._outcomes.watch(self)
         return self.__dict__[name]
 
     def result(self, timeout: float | None = None) -> Written:
-        """As every future's; one that is written already is not made a whole future for it."""
+        """Return the result as any future does, without making it complete if it is written."""
         if _MADE_LAST not in self.__dict__:
             written = self._outcomes.written(self.row)
             if written is not None:
@@ -56,18 +56,18 @@ class RecordPromise(Promise):
 
 
 class Outcomes:
-    """Of the rows that go together, for any thread."""
+    """The outcomes of the rows of a batch, for any thread."""
 
     def __init__(self, failures: Failures) -> None:
         self._failures = failures
         self._lock = threading.Lock()
-        self._watched: dict[int, list[RecordPromise]] = {}  # whole futures, by their rows' parts
-        self._settled: dict[int, _Part] = {}  # by their numbers
-        self._part_of: Rows | None = None  # which part a row is in; None: there is one part
-        self._places: Rows | None = None  # which row of its part it is
+        self._watched: dict[int, list[RecordPromise]] = {}  # complete futures, by their rows' parts
+        self._settled: dict[int, _Part] = {}  # by number
+        self._part_of: Rows | None = None  # the part of each row; None: there is one part
+        self._places: Rows | None = None  # the place of each row in its part
 
     def spread(self, parts: Sequence[Rows]) -> None:
-        """The rows are in several parts, which are settled by themselves; before any is."""
+        """Split the rows into parts that are settled separately; call it before any is settled."""
         rows = sum(len(part) for part in parts)
         part_of, places = np.empty(rows, np.int64), np.empty(rows, np.int64)
         for number, part in enumerate(parts):
@@ -97,7 +97,7 @@ class Outcomes:
             promise.fulfil(*outcome)
 
     def watch(self, promise: RecordPromise) -> None:
-        """Somebody looks at the promise: makes it a whole future, settled if its row is."""
+        """Make a promise that is used a complete future, and settle it if its row is settled."""
         with self._lock:
             if _MADE_LAST in promise.__dict__:
                 return  # another thread was faster
@@ -109,7 +109,7 @@ class Outcomes:
             promise.fulfil(*outcome)
 
     def written(self, row: int) -> Written | None:
-        """Where the row is in the log; None: it is not settled, or it failed."""
+        """Return where the row is in the log; None if it is not settled, or failed."""
         number, place = self._place_of(row)
         part = self._settled.get(number)
         if part is None or part.written is None or place >= part.written.count:
@@ -117,7 +117,7 @@ class Outcomes:
         return replace(part.written, offset=part.written.offset + place, count=1)
 
     def _outcome(self, row: int) -> tuple[Written | IsologError, FailedRow | None] | None:
-        """None: it is not settled."""
+        """Return the row's outcome; None if it is not settled."""
         written = self.written(row)
         if written is not None:
             return written, None
@@ -130,21 +130,21 @@ class Outcomes:
         return failed.error, failed
 
     def _place_of(self, row: int) -> tuple[int, int]:
-        """The number of its part, and which row of that it is."""
+        """Return the number of the row's part, and its place in that."""
         if self._part_of is None or self._places is None:
             return 0, row
         return int(self._part_of[row]), int(self._places[row])
 
 
 class _Part(Struct):
-    """A settled part: its first rows are ``written``, and those behind them failed."""
+    """A settled part: its first rows are ``written``, and the others failed."""
 
     written: Written | None
     failure: FailedRows | None = None
 
 
 class FailedRows:
-    """Rows that failed together; ``holder`` is what their futures hold."""
+    """Rows that failed together; ``holder`` refers to what their futures hold."""
 
     def __init__(self, error: IsologError, rows: int, holder: weakref.ref[Outcomes]) -> None:
         self.holder = holder
@@ -153,16 +153,16 @@ class FailedRows:
 
     @property
     def told(self) -> bool:
-        """Whether the callers have taken the errors of all."""
+        """Whether callers have taken the errors of all rows."""
         return bool(self._told.all())
 
     @property
     def error(self) -> IsologError:
-        """The error of the first that nobody was told of."""
+        """The error of the first row whose error was not taken."""
         return self.error_of(int(np.argmin(self._told)))
 
     def error_of(self, row: int) -> IsologError:
-        """The first is refused with the error; so are the others unless it is about one alone."""
+        """Return the error of a row; if it refuses the first row alone, others were not tried."""
         if row and self._error.details.get("record") is not None:
             return RecordNotAttempted(
                 f"not tried, for an earlier one was refused: {self._error.message}"
@@ -174,7 +174,7 @@ class FailedRows:
 
 
 class FailedRow:
-    """One of them."""
+    """One row of those."""
 
     def __init__(self, failure: FailedRows, row: int) -> None:
         self._failure = failure
@@ -182,5 +182,5 @@ class FailedRow:
         self.error = failure.error_of(row)
 
     def mark_told(self) -> None:
-        """Whoever holds its future has taken the error from there."""
+        """Note that the error was taken from this row's future."""
         self._failure.mark_told(self._row)

@@ -1,11 +1,11 @@
-"""Which partition a key goes to: Kafka's default, so a job that moves over keeps its partitions.
+"""The partition of a key: as Kafka's default, so that migrated jobs keep their partitions.
 
 ``partition = (murmur2(key) & 0x7fffffff) % partitions``, with murmur2 (32 bit, seed 0x9747b28c) as
 Austin Appleby published it and Kafka's ``Utils.murmur2`` uses it. It is computed for a whole column
 at once: the loops below are over blocks of rows, and four-byte steps of the longest key.
 
-Keys of one length are a matrix, whose words are read where they lie. Keys of several lengths are
-copied, without the rest of their buffer, to where one may read on behind the last of them.
+Keys of one length form a matrix, whose words are read in place. Keys of several lengths are copied
+into a padded buffer, so that reading past the end of the last one is safe.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _SEED: Final = np.uint32(0x9747B28C)
 _M: Final = np.uint32(0x5BD1E995)
 _R: Final = np.uint32(24)
 _WORD: Final = np.dtype("<u4")
-_BLOCK_ROWS: Final = 8192  # what is in between stays in the processor's cache
-_CHUNK_WORDS: Final = 16  # how much of a key is gathered at once
+_BLOCK_ROWS: Final = 8192  # intermediate results stay in the processor's cache
+_CHUNK_WORDS: Final = 16  # words of a key that are gathered at once
 
 Hashes = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.signedinteger]
 
 
 def murmur2(keys: pa.Array) -> Hashes:
-    """murmur2 of each key, shape (rows,); ``keys`` is a binary or string array.
+    """Return murmur2 of each key, shape (rows,); ``keys`` is a binary or string array.
 
-    A null gets a hash that means nothing.
+    The hash of a null is meaningless.
     """
     large = pa.types.is_large_binary(keys.type) or pa.types.is_large_string(keys.type)
     hashes: Hashes = np.zeros(len(keys), np.uint32)
@@ -60,7 +60,7 @@ def _hash_block(hashes: Hashes, data: pa.Buffer | None, offsets: Offsets) -> Non
 
 
 def _mix_matrix(hashes: Hashes, data: pa.Buffer, start: int, length: int) -> None:
-    """Mixes in the bytes of keys of one length, which lie behind each other from ``start`` on."""
+    """Mix in the bytes of keys of one length, which are contiguous from ``start`` on."""
     rows, words = len(hashes), length // 4
     matrix = np.ndarray((rows, words), _WORD, data, start, (length, 4))
     for step in range(words):
@@ -76,7 +76,7 @@ def _mix_matrix(hashes: Hashes, data: pa.Buffer, start: int, length: int) -> Non
 
 
 def _mix_any(hashes: Hashes, data: pa.Buffer, offsets: Offsets, lengths: Offsets) -> None:
-    """Mixes in the bytes of keys of any lengths; rows drop out as their keys end."""
+    """Mix in the bytes of keys of any lengths; rows drop out as their keys end."""
     first, end = int(offsets[0]), int(offsets[-1])
     copied = np.zeros(end - first + 4 * _CHUNK_WORDS, np.uint8)  # each key is read to a chunk's end
     copied[: end - first] = np.frombuffer(data, np.uint8, end - first, first)
@@ -95,16 +95,16 @@ def _mix_any(hashes: Hashes, data: pa.Buffer, offsets: Offsets, lengths: Offsets
     hashes *= _FACTOR.take(tails)
 
 
-# What of its last word belongs to a key, and what its hash is multiplied by then, for each number
-# of bytes that are left. Without any, nothing is mixed in.
+# By the number of bytes in a key's last, incomplete word: the mask of these bytes, and the factor
+# of the hash after them. Without such bytes nothing is mixed in.
 _KEPT: Final = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
 _FACTOR: Final = np.array([1, _M, _M, _M], np.uint32)
 
 
 def _gathered(data: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], words: int) -> Hashes:
-    """So many words from each of these places on, shape (places, words).
+    """Gather ``words`` words from each of these places on, shape (places, words).
 
-    As one item each: that takes no longer than to gather a byte.
+    They are taken as one item each, which is as fast as taking a byte.
     """
     size = 4 * words
     items = np.ndarray((len(data) - size + 1,), f"V{size}", data, strides=(1,))
@@ -112,7 +112,7 @@ def _gathered(data: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], words:
 
 
 def _mix_chunk(hashes: Hashes, chunk: Hashes, words: npt.NDArray[np.integer]) -> Hashes:
-    """Mixes in as many of the chunk's words as each row still has."""
+    """Mix in as many of the chunk's words as each row still has."""
     for step in range(chunk.shape[1]):
         mixed = hashes * _M
         mixed ^= _scrambled(chunk[:, step])
@@ -121,7 +121,7 @@ def _mix_chunk(hashes: Hashes, chunk: Hashes, words: npt.NDArray[np.integer]) ->
 
 
 def _scrambled(words: Hashes) -> Hashes:
-    """A step of the algorithm: what of a word goes into the hash."""
+    """Scramble words, as a step of the algorithm, before they are mixed into the hash."""
     found = words * _M
     found ^= found >> _R
     found *= _M
@@ -129,7 +129,7 @@ def _scrambled(words: Hashes) -> Hashes:
 
 
 def partitions_of(keys: pa.Array, partitions: int, keyless: int) -> npt.NDArray[np.int32]:
-    """The partition of each record; those with a null key all go to ``keyless``."""
+    """Return the partition of each record; those with a null key all go to ``keyless``."""
     if keys.null_count == len(keys):
         return np.full(len(keys), keyless, np.int32)
     hashes = murmur2(keys)

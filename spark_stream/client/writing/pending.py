@@ -1,7 +1,7 @@
-"""Records given one by one, until they are a batch.
+"""Gathers records that come one by one into a batch.
 
-The lists grow by one item a record and are turned into Arrow arrays all at once; this is the one
-place of the client where rows are touched one by one, because they come one by one.
+The lists grow by one item a record and are converted to Arrow arrays all at once; this is the only
+place of the client that handles single rows, because they come one by one.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from spark_stream.transport.loop import Timer
 Headers = list[tuple[str, bytes | None]]
 
 Part = tuple[int, pa.RecordBatch, npt.NDArray[np.int64]]
-"""A partition, the rows for it, and their numbers in the whole."""
+"""A partition, its rows, and their numbers in the whole."""
 
 
 class Pending(Struct):
     """The records of one default-schema topic that are not sent yet.
 
-    ``room``: what they have of the producer's buffer. ``left``: how much of that is not used yet,
-    so that a record below it needs neither more room nor another batch; the largest of them is
-    ``largest``. ``counted``: how many of the records the buffer has counted. ``flushes``: how many
-    had begun before the first of them was taken.
+    ``room``: what is reserved for them in the producer's buffer. ``left``: how much of that is
+    still unused: a smaller record needs neither more room nor another batch. ``largest``: the most
+    that such a record may have. ``counted``: how many of the records the buffer has counted.
+    ``flushes``: how many had begun before the first of them was taken.
     """
 
     outcomes: Outcomes
@@ -54,7 +54,7 @@ class Pending(Struct):
 
     @property
     def size(self) -> int:
-        """Bytes of the records."""
+        """The size of the records in bytes."""
         return self.room - self.left
 
     def add(
@@ -65,7 +65,7 @@ class Pending(Struct):
         headers: Headers | None = None,
         timestamp: int | None = None,
     ) -> RecordPromise:
-        """Adds a record; ``timestamp`` in microseconds, now if it is left out."""
+        """Add a record; ``timestamp`` in microseconds, None for now."""
         row = len(self.values)
         if partition is not None:
             self._placed.append((row, partition))
@@ -79,7 +79,7 @@ class Pending(Struct):
         return RecordPromise(self.outcomes, row)
 
     def batch(self) -> pa.RecordBatch:
-        """The records as one batch, in the order in which they came."""
+        """Return the records as one batch, in the order in which they came."""
         rows = len(self.values)
         arrays = [
             _binary(self.keys) if self._keyed else _no_keys(rows),
@@ -112,7 +112,7 @@ class Pending(Struct):
         return self.keys.count(None) < len(self.keys)
 
     def parts(self, partitions: int, keyless: int) -> list[Part]:
-        """The records by partition: the one they name, else their key's, else ``keyless``."""
+        """Split the records by partition: the one they name, else their key's, else ``keyless``."""
         batch = self.batch()
         if not self._keyed and not self._placed:
             return [(keyless, batch, np.arange(len(batch)))]
@@ -122,8 +122,8 @@ class Pending(Struct):
         return list(split(batch, places))
 
 
-# A lone record is in a hurry: what Arrow needs to look at a list is left out, and what is the same
-# for each is there already.
+# A lone record should be fast: Arrow does not have to inspect a list, and arrays that are always
+# the same are made in advance.
 
 
 def _binary(values: list[bytes | None]) -> pa.Array:
@@ -150,9 +150,9 @@ _ONE_WITHOUT_HEADERS: Final = pa.nulls(1, HEADERS_TYPE)
 
 
 def split(batch: pa.RecordBatch, places: npt.NDArray[np.int32]) -> Iterator[Part]:
-    """The batch by partition; the rows of each part are in their order.
+    """Split the batch by partition; the rows of each part keep their order.
 
-    The rows are put in order once, and each part is a slice of that: it keeps the memory of all.
+    The rows are sorted once, and each part is a slice of that: it keeps the memory of all.
     """
     first, last = int(places.min()), int(places.max())
     if first == last:
@@ -167,15 +167,15 @@ def split(batch: pa.RecordBatch, places: npt.NDArray[np.int32]) -> Iterator[Part
 
 
 def _narrowed(places: npt.NDArray[np.int32], first: int, last: int) -> npt.NDArray[np.integer]:
-    """The same order in numbers of 8 or 16 bits, which NumPy sorts by their digits, if they fit."""
+    """Return the places in 8 or 16 bits, in the same order, if they fit: NumPy sorts these fast."""
     if last - first >= 1 << 16:
         return places
     return (places - first).astype(np.min_scalar_type(last - first))
 
 
 def _taken(batch: pa.RecordBatch, order: npt.NDArray[np.int64]) -> pa.RecordBatch:
-    """The batch's rows in this order. A column of nulls alone is in any order."""
-    # Not pa.array(order): that imports pandas.
+    """Return the batch's rows in this order; columns of nulls alone are not reordered."""
+    # Not pa.array(order): it imports pandas.
     rows = pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)])
     columns = [
         column if column.null_count == len(column) else column.take(rows)

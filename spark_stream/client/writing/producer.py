@@ -1,7 +1,7 @@
-"""Writes records: one by one (``send``, batched on the way) or as Arrow batches (``append``).
+"""Write records: one by one (``send``, which gathers batches) or as Arrow batches (``append``).
 
-Every batch has its producer's id and its place in the producer's order, so it can be sent again
-when an answer is lost, and is in the log once.
+Every batch carries its producer's id and its place in the producer's order, so it can be sent again
+when an answer is lost, and is still in the log only once.
 """
 
 from __future__ import annotations
@@ -77,21 +77,21 @@ def check_setting(name: str, value: float, low: int, high: int) -> None:
 
 
 class Producer:
-    """A producer; from any thread. Use it as a context manager, or call :meth:`close`.
+    """A producer, for any thread. Use it as a context manager, or call :meth:`close`.
 
-    One that is dropped without either sends what it has taken; what fails then is a warning in the
-    log.
+    One that is dropped without either still sends what it has taken; a failure is then logged as a
+    warning.
 
-    ``isolation``: ``read_uncommitted`` is acknowledged when the leader has appended,
-    ``read_committed`` when the records are below the high watermark. ``linger_ms``: how long a
-    record waits for company (with 0, records that come while the sender is busy still go together).
-    ``batch_bytes``: a batch of this size goes at once. ``buffer_bytes``: what may wait to be
-    acknowledged before a caller has to wait. ``timeout_ms``: how long an acknowledgement may take,
-    with all that is sent again for it, before the outcome counts as unknown, and how long a caller
-    waits for room. ``branch``: writes under this identity, in its transaction.
+    ``isolation``: with ``read_uncommitted`` records are acknowledged when the leader has appended
+    them, with ``read_committed`` when they are below the high watermark. ``linger_ms``: how long a
+    record waits for others (with 0, records that come while the sender is busy are still batched).
+    ``batch_bytes``: a batch of this size is sent at once. ``buffer_bytes``: how much may be
+    unacknowledged before a caller has to wait. ``timeout_ms``: how long an acknowledgement may
+    take, retries included, before the outcome counts as unknown, and how long a caller waits for
+    room. ``branch``: write under this identity, in its transaction.
 
     Raises:
-        InvalidOption: one of these has a value that it does not take.
+        InvalidOption: one of these has an invalid value.
     """
 
     def __init__(
@@ -115,12 +115,13 @@ class Producer:
         self._connection = connection
         self._topics = topics
         self._transactions = TransactionsClient(connection)
-        # The loop refers to the sender: it must not hold the producer, or that is never dropped.
+        # The loop refers to the sender, so the sender must not hold the producer: it would never be
+        # dropped.
         identified = partial(_new_identity, self._transactions)
         self._sender = Sender(connection, topics, settings, identified)
         if branch is not None:
             self._sender.write_as(*author_of(branch))
-        self._join = self._sender.join  # bound once: records come here in a flood
+        self._join = self._sender.join  # bound once: this is called for every record
         self._dropped = weakref.finalize(self, self._sender.drop)
         self._dropped.atexit = False
         self._closed = False
@@ -139,18 +140,18 @@ class Producer:
     ) -> Future[Written]:
         """Send one record to a default-schema topic.
 
-        ``timestamp``: an int, which is milliseconds since 1970, or a datetime, which is in UTC if
-        it has no zone (``datetime.now(UTC)`` is the present); now if it is left out. A key
-        decides the partition unless ``partition`` does. ``headers``: a mapping of names to bytes,
+        ``timestamp``: an int, in milliseconds since 1970, or a datetime, which is in UTC if it has
+        no zone (for now, ``datetime.now(UTC)``); now if it is left out. A key decides the partition
+        unless ``partition`` does. ``headers``: a mapping of names to bytes,
         or a list of ``(name, bytes)``. Text is sent as UTF-8.
 
-        What is wrong with the record is told by the future.
+        An error in the record is reported by the future.
 
         Raises:
             TypeError: value or key is neither bytes, str nor None.
             BufferFull: no room in the buffer within the timeout.
         """
-        # Most records are simple and come in a flood: this way is short.
+        # Most records are simple, and there are many: this path is short.
         if not isinstance(value, bytes):
             value = as_bytes("value", value)
         size = _RECORD_FIXED_BYTES if value is None else _RECORD_FIXED_BYTES + len(value)
@@ -178,19 +179,19 @@ class Producer:
         partition: int | None = None,
         key: str | Sequence[str] | None = None,
     ) -> Future[Written]:
-        """Appends an Arrow batch, or a table as one batch, with the topic's columns.
+        """Append an Arrow batch, or a table as one batch, with the topic's columns.
 
-        A data frame of pandas, polars or any library that speaks Arrow's C interface goes as well;
-        its columns get the topic's types where that changes no value.
+        A data frame of pandas, polars or any library with Arrow's C interface is accepted as well;
+        its columns are cast to the topic's types if that changes no value.
 
-        ``partition`` places all records of the batch. Without it they go where their key says: in a
+        ``partition`` places all records of the batch. Without it their key decides: in a
         default-schema topic the column ``key``, in a typed one the columns of the topic's setting
         ``partition.by``, or else the column or columns ``key``. Records with equal keys go to one
         partition, in their order. Records without a key go to the partitions in turn, those of a
         batch together. In a default-schema topic the columns ``key``, ``headers`` and ``timestamp``
         may be left out.
 
-        What is wrong with the batch, or with ``key``, is told by the future.
+        An error in the batch, or in ``key``, is reported by the future.
 
         Raises:
             TypeError: ``batch`` is neither Arrow data nor a data frame; ``key`` is no text.
@@ -221,7 +222,7 @@ class Producer:
         return self._sender.append(known, parts, size)
 
     def _fitted(self, topic: str, batch: ArrowData) -> tuple[TopicDescription, pa.RecordBatch]:
-        """The topic, and the batch in its schema; SchemaMismatch if it does not fit."""
+        """Return the topic, and the batch in its schema, or raise SchemaMismatch."""
         known = self._topics.known(topic)
         if is_default(known.schema):
             with of_topic(topic):
@@ -235,7 +236,7 @@ class Producer:
         return now, fitted_to(one_batch(batch, now.schema), now)
 
     def _checked(self, topic: str, partition: int | None, size: int) -> TopicDescription:
-        """The topic, if it takes such a record."""
+        """Return the topic, if it accepts such a record."""
         known = self._topics.known(topic)
         if not is_default(known.schema):
             raise SchemaMismatch(
@@ -258,7 +259,7 @@ class Producer:
         return known
 
     def _having(self, known: TopicDescription, partition: int) -> TopicDescription:
-        """The topic, which has this partition; UnknownPartition if it has not."""
+        """Return the topic, which has this partition, or raise UnknownPartition."""
         try:
             check_partition(known, partition)
         except UnknownPartition:
@@ -287,10 +288,10 @@ class Producer:
     # -- ending ---------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> None:
-        """Waits until everything sent before is settled; raises the first error among it.
+        """Wait until everything sent before is settled; raise the first error among it.
 
-        An error that was taken from its future (``result()``, ``exception()``) is told already, and
-        is not raised again: not here, and not when the ``with`` block is left.
+        An error that was taken from its future (``result()``, ``exception()``) is not raised again:
+        not here, and not at the end of the ``with`` block.
 
         Raises:
             TimeoutError: not all was settled within ``timeout`` seconds.
@@ -298,7 +299,7 @@ class Producer:
         self._sender.flush(timeout)
 
     def close(self) -> None:
-        """Flushes, then lets go of the streams; raises what :meth:`flush` raises."""
+        """Flush, then close the streams; raise what :meth:`flush` raises."""
         if self._closed:
             return
         self._closed = True
@@ -307,7 +308,7 @@ class Producer:
             self.flush()
         finally:
             self._sender.close()
-        self.flush()  # what other threads sent meanwhile; nothing more comes
+        self.flush()  # what other threads sent meanwhile; from now on they cannot
 
     def __enter__(self) -> Self:
         return self
@@ -321,7 +322,7 @@ class Producer:
         try:
             self.close()
         except IsologError:
-            if error is None:  # else the first error is the one to see
+            if error is None:  # else the first error is more useful
                 raise
 
 
@@ -333,12 +334,12 @@ def _not_transactional(call: str) -> InvalidTransaction:
 
 
 def _new_identity(transactions: TransactionsClient, timeout_s: float) -> Identity:
-    """Ask for a producer id, which is a producer's own: who writes outside transactions."""
+    """Ask for a producer id, for a producer that writes outside transactions."""
     facts = transactions.new_producer(timeout_s)
     return Identity(facts.producer_id, facts.epoch)
 
 
 def author_of(branch: Branch) -> tuple[Identity, str]:
-    """Return who writes under the branch, and its transactional id."""
+    """Return the identity that writes under the branch, and its transactional id."""
     identity = Identity(branch.producer_id, branch.epoch, branch.number)
     return identity, branch.transactional_id

@@ -1,12 +1,12 @@
-"""The futures that a producer gives: settled by the thread that reads the acknowledgements.
+"""A producer's futures: settled by the thread that reads the acknowledgements.
 
 That thread must never wait for a user's callback: the callback may itself wait for room that only
-the next acknowledgement makes. So callbacks run on a thread of their own, in the order of the
+the next acknowledgement frees. So callbacks run on a thread of their own, in the order of the
 futures.
 
-A failure is told once: by the future, to the caller that takes its result or its exception, or else
-by the producer's next flush. A callback that does not look at its future counts as not told, and so
-does ``concurrent.futures.wait``.
+A failure is reported once: by the future, to the caller that takes its result or its exception, or
+else by the producer's next flush. A callback that does not read its future's error, or
+``concurrent.futures.wait``, does not count as reporting it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from spark_stream.errors import IsologError, UnknownOutcome
 
 logger = logging.getLogger(__name__)
 
-_callbacks = ThreadPoolExecutor(1, "isolog-callbacks")  # its thread starts with the first
+_callbacks = ThreadPoolExecutor(1, "isolog-callbacks")  # starts its thread when first used
 
 
 def _begin_anew() -> None:
-    """Make another executor: a child that was forked has no thread of its parent's."""
+    """Make another executor: a forked child does not have its parent's thread."""
     global _callbacks
     _callbacks = ThreadPoolExecutor(1, "isolog-callbacks")
 
@@ -44,30 +44,30 @@ _FAILURES_KEPT: Final = 1024
 
 
 class Untold(Protocol):
-    """A failure, of one future or of several, until their holders have taken the error."""
+    """A failure, of one future or several, until their holders have taken the error."""
 
     @property
     def error(self) -> IsologError:
-        """What is raised for it."""
+        """The error to raise."""
 
     @property
     def told(self) -> bool:
-        """Whether all have taken it."""
+        """Whether all holders have taken it."""
 
     @property
     def holder(self) -> Callable[[], object | None]:
-        """Answers None once nobody can take it any more."""
+        """A reference that returns None once no holder is left."""
 
 
 class Told(Protocol):
     """The failure of one future."""
 
     def mark_told(self) -> None:
-        """Whoever holds the future has taken the error from there."""
+        """Note that the error was taken from the future."""
 
 
 class Failure(Struct, eq=False):
-    """The failure of a future of its own."""
+    """The failure of a single future."""
 
     error: IsologError
     holder: weakref.ref[Promise]
@@ -78,17 +78,17 @@ class Failure(Struct, eq=False):
 
 
 class Failures:
-    """The failed writes of a producer that nobody was told of, in the order of their failing."""
+    """The failed writes of a producer that were not reported yet, in order."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: list[Untold] = []
         self._tidy_at = _FAILURES_KEPT
         self.first: IsologError | None = None
-        """The first error since :meth:`forget`, told or not."""
+        """The first error since :meth:`forget`, reported or not."""
 
     def note(self, failure: Untold) -> None:
-        """It is about to be told to the futures."""
+        """Add a failure, just before its futures are settled."""
         with self._lock:
             self.first = self.first or failure.error
             self._kept.append(failure)
@@ -96,7 +96,7 @@ class Failures:
                 self._tidy()
 
     def tell(self) -> None:
-        """Raises the first error that nobody was told of, if any; all count as told then."""
+        """Raise the first unreported error, if any; all count as reported then."""
         with self._lock:
             kept, self._kept = self._kept, []
         for failure in kept:
@@ -104,14 +104,14 @@ class Failures:
                 raise failure.error
 
     def forget(self) -> None:
-        """Forgets the failures so far: nobody is told of them any more."""
+        """Forget the failures so far, unreported."""
         with self._lock:
             self._kept = []
             self.first = None
 
     def _tidy(self) -> None:
-        """Drops the failures of futures that nobody holds any more, but for the first."""
-        # Each holder is looked at once: it may go at any time.
+        """Drop the failures of futures that are no longer held, except the first."""
+        # Each holder is checked once: it may disappear at any time.
         untold = [(each, each.holder() is None) for each in self._kept if not each.told]
         first = next((each for each, is_dropped in untold if is_dropped), None)
         self._kept = [each for each, is_dropped in untold if not is_dropped or each is first]
@@ -128,19 +128,19 @@ class Promise(Future[Written]):
         self._failures = failures
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """As every future's; an error that is taken here is told, and no flush raises it again."""
+        """Return the error as any future does; then no flush raises it again."""
         error = super().exception(timeout)
         if self._failure is not None:
             self._failure.mark_told()
         return error
 
     def result(self, timeout: float | None = None) -> Written:
-        """As every future's; an error that is raised here is told, and no flush raises it again."""
+        """Return the result, or raise the error, as any future does; no flush raises it again."""
         self.exception(timeout)
         return super().result(timeout)
 
     def add_done_callback(self, fn: Callable[[Future[Written]], object]) -> None:
-        """As every future's; the callback may wait, and may call the producer."""
+        """Add a callback as for any future; it may wait, and may call the producer."""
         super().add_done_callback(lambda _: _callbacks.submit(self._called, fn))
 
     def _called(self, fn: Callable[[Future[Written]], object]) -> None:
@@ -150,7 +150,7 @@ class Promise(Future[Written]):
             logger.exception("a callback of %r", self)
 
     def settle(self, outcome: Written | IsologError) -> None:
-        """Sets the result or the error; nothing if the caller cancelled the future."""
+        """Set the result or the error; do nothing if the caller cancelled the future."""
         failure = None
         if isinstance(outcome, IsologError):
             failure = Failure(outcome, weakref.ref(self))
@@ -158,7 +158,7 @@ class Promise(Future[Written]):
         self.fulfil(outcome, failure)
 
     def fulfil(self, outcome: Written | IsologError, failure: Told | None) -> None:
-        """As :meth:`settle`, with a failure that is noted already."""
+        """Set the outcome as :meth:`settle` does, for a failure that was already noted."""
         self._failure = failure
         if not self.set_running_or_notify_cancel():
             return
@@ -169,9 +169,9 @@ class Promise(Future[Written]):
 
 
 class Gathering:
-    """One promise for a batch that its keys spread over partitions; it fails if a part does.
+    """One promise for a batch that is spread over partitions by its keys; it fails if a part does.
 
-    Then the error's ``kept`` counts what is acknowledged of all parts; its ``offset`` is of the
+    Then the error's ``kept`` counts the acknowledged records of all parts; its ``offset`` is of the
     part that failed.
     """
 
@@ -183,7 +183,7 @@ class Gathering:
         self._settlements: list[tuple[int, Settlement]] = []
 
     def settle(self, first: int, settlement: Settlement) -> None:
-        """Settle a part; ``first`` is the row of the batch that its first record was."""
+        """Settle a part; ``first`` is the row of its first record in the batch."""
         if self._parts == 1:
             self.promise.settle(settlement if isinstance(settlement, Written) else settlement.error)
             return
@@ -202,7 +202,7 @@ class Gathering:
         if not failed:
             return replace(parts[0], count=count, parts=parts)
         errors = [each.error for each in failed]
-        # Where the outcome of a part is unknown, so is that of the whole.
+        # If the outcome of a part is unknown, so is that of the whole.
         error = next((each for each in errors if isinstance(each, UnknownOutcome)), errors[0])
         kept = count + sum(each.kept.count for each in failed if each.kept is not None)
         return type(error)(error.message, hint=error.hint, **error.details | {"kept": kept})

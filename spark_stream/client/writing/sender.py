@@ -1,15 +1,15 @@
-"""What a producer has taken: gathered to batches, handed to the core, and settled.
+"""Gathers what a producer takes into batches, passes them to the core, and settles them.
 
-Memory is bounded: what is not settled counts against ``buffer_bytes``, and a caller that is faster
+Memory is bounded: unsettled records count against ``buffer_bytes``, and a caller that is faster
 than the broker waits (``buffer``). Records of one partition stay in the order of the calls.
 
-Threads: a producer has none. Callers send from their own thread what can go at once. The loop of
-the process sends what has waited for its linger, for an acknowledgement or for credit, and settles.
-So no caller waits for a broker, except for room, and in ``flush``.
+Threads: a producer has none. Callers send from their own thread what can be sent at once. The
+process's loop sends what has waited for its linger, for an acknowledgement or for credit, and
+settles. So no caller waits for a broker, except for room, and in ``flush``.
 
 Locks, in the order in which they are taken: ``_order`` from taking records until the core has
-them, so that none overtakes another; ``_lock`` guards everything else, and nothing that takes time
-is done under it. Instructions of the core are carried out (``shell``) without either.
+them, so that none overtakes another; ``_lock`` guards everything else, and is never held for long.
+Instructions of the core are carried out (``shell``) without either.
 """
 
 from __future__ import annotations
@@ -43,23 +43,22 @@ from spark_stream.wire.messages import TopicDescription
 
 logger = logging.getLogger(__name__)
 
-# A batch counts as this part of the buffer at least: who appends tiny ones in a loop then waits
-# for acknowledgements rather than pile up more than can be sent before their time is over.
+# A batch counts as at least this fraction of the buffer: a loop that appends tiny ones then waits
+# for acknowledgements, rather than pile up more than can be sent in time.
 _LEAST_PART: Final = 512
-# How much of the buffer is taken beforehand for records that are still to come: at most one part
-# in so many.
+# At most this fraction of the buffer is reserved in advance for records that are still to come.
 _GRAB: Final = 64
 _GRAB_FIRST_BYTES: Final = 4 << 10
 _new: Final = object.__new__
 
 
 Part = tuple[int, pa.RecordBatch, int]
-"""A partition, the rows for it, and which row of the whole the first of them was."""
+"""A partition, its rows, and the row of the whole that the first of them was."""
 _Waiting = tuple[TopicDescription, Pending]
 
 
 class Sender:
-    """Sends for one producer. ``identified`` gets an identity where none is given."""
+    """Sends for one producer. ``identified`` gets an identity if none is given."""
 
     def __init__(
         self,
@@ -90,13 +89,13 @@ class Sender:
         )
         self._core = self._shell.core
         self._pending: dict[str, list[_Waiting]] = {}
-        self._open: dict[str, Pending] = {}  # those of them that records may join
+        self._open: dict[str, Pending] = {}  # the pending ones that records may join
         self._dropped = False
 
     def leave_parent(self) -> None:
-        """Begin anew in a child that was forked; what was taken before is the parent's to send.
+        """Start again in a forked child; what was taken before is the parent's to send.
 
-        So are the failures of that. An identity that was given is the parent's as well.
+        Its failures are the parent's too, and so is an identity that was given.
         """
         self._begin()
         if self._has_author:
@@ -104,7 +103,7 @@ class Sender:
 
     @property
     def identity(self) -> Identity | None:
-        """Who writes; None until that is known."""
+        """The identity that writes; None until it is known."""
         return self._core.identity
 
     def write_as(self, identity: Identity, transactional_id: str | None) -> None:
@@ -116,16 +115,15 @@ class Sender:
     # -- taking ---------------------------------------------------------------------------------
 
     def keyless(self, partitions: int) -> int:
-        """Return the partition whose turn it is to take what has no key."""
+        """Return the next partition, in turn, for records without a key."""
         return next(self._keyless) % partitions
 
     def join(
         self, topic: str, key: bytes | None, value: bytes | None, partition: int | None, size: int
     ) -> RecordPromise | None:
-        """Take a record of ``size`` bytes that goes with those of its topic that wait.
+        """Take a record of ``size`` bytes, to go with the waiting ones of its topic.
 
-        Return None, and do not take it, if none wait or there is something to see to first
-        (:meth:`send`).
+        Return None, without taking it, if none wait or it needs more care (:meth:`send`).
         """
         with self._lock:
             pending = self._open.get(topic)
@@ -136,7 +134,7 @@ class Sender:
             pending.left -= size
             if partition is not None:
                 return pending.add(key, value, partition)
-            # This is what `add` does, without a call: records come here in a flood.
+            # This is `add`, inlined: it is called for every record.
             values = pending.values
             promise: RecordPromise = _new(RecordPromise)
             promise._outcomes, promise.row = pending.outcomes, len(values)
@@ -157,11 +155,11 @@ class Sender:
     ) -> RecordPromise:
         """Take a record; ``timestamp`` in microseconds, ``size`` in bytes.
 
-        Nagle's rule: with nothing under way a record goes at once, from this very thread; while
-        something is, records gather. So a lone record is quick, and a flood makes batches.
+        Nagle's rule: if nothing is unsettled a record is sent at once, from this thread; otherwise
+        records gather. So a lone record is fast, and a flood makes batches.
 
         Raises:
-            BufferFull, InvalidRequest: no room in time; closed.
+            BufferFull, InvalidRequest: no room in time; the producer is closed.
         """
         topic, linger_s = known.name, self._settings.linger_s
         with self._lock:
@@ -189,7 +187,7 @@ class Sender:
         most = min(
             self._settings.batch_bytes - pending.size,
             self._settings.buffer_bytes // _GRAB,
-            max(pending.size, _GRAB_FIRST_BYTES),  # a few records do not keep others waiting
+            max(pending.size, _GRAB_FIRST_BYTES),  # few records do not take room that others need
         )
         if pending.left < most:
             found = self.buffer.spare(most - pending.left)
@@ -201,7 +199,7 @@ class Sender:
         """Take a batch of ``size`` bytes, split by partition.
 
         Raises:
-            BufferFull, InvalidRequest: no room in time; closed.
+            BufferFull, InvalidRequest: no room in time; the producer is closed.
         """
         least = self._settings.buffer_bytes // _LEAST_PART
         room = max(size, least * len(parts))
@@ -230,7 +228,7 @@ class Sender:
         return whole.promise
 
     def settled(self, outcome: Written | IsologError) -> Promise:
-        """Return a future for what is never sent: a refused batch, or one without rows."""
+        """Return a settled future for what is never sent: a refused batch, or one without rows."""
         future = Promise(self.failures)
         future.settle(outcome)
         return future
@@ -238,7 +236,7 @@ class Sender:
     # -- ending ---------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None) -> None:
-        """Wait until everything taken before is settled; raise the first untold error among it.
+        """Wait until everything taken before is settled; raise the first unreported error among it.
 
         Raises:
             TimeoutError: not all was settled within ``timeout`` seconds.
@@ -247,7 +245,7 @@ class Sender:
         self.failures.tell()
 
     def discard(self, error: IsologError) -> None:
-        """Settle everything that is not settled yet with the error; it may be in the log."""
+        """Settle everything that is unsettled with the error; it may be in the log."""
         with self._order:
             with self._lock:
                 waiting = [each for listed in self._pending.values() for _, each in listed]
@@ -267,7 +265,7 @@ class Sender:
     def drop(self) -> None:
         """Send what was taken, then close; for a producer that was dropped.
 
-        Garbage is collected on any thread, with any locks held: so the loop does it.
+        Garbage collection runs on any thread, with any locks held: so the loop does this.
         """
         loop = self._shell.used_loop
         if loop is not None:  # else nothing was taken, or a parent took it
@@ -290,7 +288,7 @@ class Sender:
     # -- gathering ------------------------------------------------------------------------------
 
     def _gathering(self, known: TopicDescription) -> Pending:
-        """Return where the topic's next record waits: no batch grows far above ``batch_bytes``."""
+        """Return the batch for the topic's next record: none grows far above ``batch_bytes``."""
         waiting = self._pending.setdefault(known.name, [])
         if waiting:
             of, pending = waiting[-1]
@@ -303,7 +301,7 @@ class Sender:
         return pending
 
     def _seal(self, pending: Pending) -> None:
-        """Nothing joins it any more, and it keeps no more room than it needs; under the lock."""
+        """Close a batch to more records, and give back unused room; the caller holds the lock."""
         self.buffer.settle_up(pending.left, len(pending.values) - pending.counted)
         pending.room, pending.left = pending.size, 0
         if pending.timer is not None:
@@ -319,12 +317,12 @@ class Sender:
         self._shell.carry_out()
 
     def _send_if_waiting(self, topic: str, pending: Pending) -> None:
-        """Send a topic's records if this is one of the batches that wait; on the loop's thread."""
+        """Send a topic's records if this batch still waits; on the loop's thread."""
         if any(each is pending for _, each in self._pending.get(topic, ())):
             self._send_waiting(topic)
 
     def _hand_over(self, topic: str) -> None:
-        """Give the core the topic's records that wait; the caller holds ``_order``."""
+        """Pass the topic's waiting records to the core; the caller holds ``_order``."""
         with self._lock:
             waiting = self._pending.pop(topic, ())
             self._open.pop(topic, None)
@@ -366,7 +364,7 @@ class Sender:
     def _settle_records(
         self, outcomes: Outcomes, number: int, rows: int, share: Share, settlement: Settlement
     ) -> None:
-        """Settle records that each have a promise of their own: the part of this number."""
+        """Settle the part of this number, of records that each have a promise of their own."""
         try:
             outcomes.settle(number, rows, settlement)
         finally:

@@ -1,9 +1,9 @@
-"""Carries out what a producer's core says, and tells it what happens.
+"""Carries out the instructions of a producer's core, and tells it what happens.
 
 A producer has no thread. Instructions are carried out without a lock, by one thread at a time, in
-their order; a thread that comes meanwhile leaves its own to that one. None of them waits: what has
-to wait for a broker (to connect, to find leaders, to get an identity) is done by the few threads of
-``connecting.calls``. The loop of the process brings acknowledgements, and wakes the core in time.
+their order; a thread that comes meanwhile leaves its instructions to that one. None of them blocks:
+calls that wait for a broker (to connect, to find leaders, to get an identity) run on the few
+threads of ``connecting.calls``. The process's loop delivers acknowledgements, and wakes the core.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from spark_stream.wire.messages import Ack, AppendTo, Envelope
 
 logger = logging.getLogger(__name__)
 
-_CALL_S: Final = 5.0  # then the next one gets its turn; the core tries again
+_CALL_S: Final = 5.0  # then the next call runs; the core tries again
 
 
 class Settings(Struct, frozen=True):
@@ -63,9 +63,9 @@ class Settings(Struct, frozen=True):
 
 
 class ProducerShell:
-    """Of one producer. ``lock`` guards the core; it is the caller's as well.
+    """The shell of one producer. ``lock`` guards the core; the caller uses it too.
 
-    ``identified`` gets an identity within the seconds given. ``finished`` is called when all is
+    ``identified`` gets an identity within the given seconds. ``finished`` is called when all is
     settled after a :meth:`~spark_stream.client.writing.core.ProducerCore.close`.
     """
 
@@ -101,7 +101,7 @@ class ProducerShell:
         return found
 
     def event(self, tell: Callable[[ProducerCore, float], None]) -> None:
-        """Tell the core what happened, and do what it says then."""
+        """Tell the core what happened, and carry out what it then says."""
         core = self.core
         with self._lock:
             tell(core, time.monotonic())
@@ -112,7 +112,7 @@ class ProducerShell:
         for outcome in outcomes:
             try:
                 self._report(outcome)
-            except Exception:  # of one batch: the others are settled all the same
+            except Exception:  # of one batch: settle the others all the same
                 logger.exception("an outcome could not be reported: %r", outcome)
         if core.out:
             self.carry_out()
@@ -129,7 +129,7 @@ class ProducerShell:
                 self._finished()
 
     def carry_out(self) -> None:
-        """Carry out the core's instructions, unless another thread is doing that."""
+        """Carry out the core's instructions, unless another thread is doing so."""
         core = self.core
         while core.out:
             with self._lock:
@@ -267,7 +267,7 @@ class ProducerShell:
         call_elsewhere(("ask", id(self._connection)), call)
 
     def _check_wanted(self) -> None:
-        """Raise BrokerUnavailable if what was waiting for an answer was given up meanwhile."""
+        """Raise BrokerUnavailable if all that waited for the answer was given up meanwhile."""
         if not self.core.unsettled:
             raise BrokerUnavailable("no broker was asked: nothing waits for it any more")
 
@@ -276,7 +276,7 @@ class ProducerShell:
         return {each: known(topic.name, topic.id, each) for each in asked.partitions}
 
     def _tell_leaders(self, asked: AskLeaders) -> bool:
-        """Tell the core the leaders if all are known; return whether they are."""
+        """Pass the leaders to the core if all are known; return whether they are."""
         routes = self._routes(asked)
         if None in routes.values():
             return False
@@ -286,7 +286,7 @@ class ProducerShell:
     def _ask_leaders(self, asked: AskLeaders) -> None:
         topic = asked.topic
         try:
-            if self._tell_leaders(asked):  # another producer has asked meanwhile
+            if self._tell_leaders(asked):  # another producer asked meanwhile
                 return
             self._check_wanted()
             self._topics.router.refresh(topic.name, topic.id, self._call_s)
@@ -300,7 +300,7 @@ class ProducerShell:
     def _ask_identity(self) -> None:
         try:
             self._check_wanted()
-            self._connection.connect(self._call_s)  # quick to fail where nobody answers
+            self._connection.connect(self._call_s)  # fails fast if no broker answers
             identity = self._identified(self._call_s)
         except Exception as error:
             failure = _failure(error)

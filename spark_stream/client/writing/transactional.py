@@ -1,10 +1,10 @@
 """A producer whose writes become visible together or never.
 
-One transaction at a time. Invariants: a commit is asked for only when every write of the
-transaction was acknowledged; one that failed makes the commit an abort. What the broker decided is
-passed on as it was decided: after :class:`TransactionAborted` another transaction can begin, after
-:class:`ProducerFenced` everything raises it. An error that leaves the decision unknown (nobody
-answered) leaves the transaction as it is: the same call can be made again, and gets the answer that
+One transaction at a time. Invariants: a commit is requested only after every write of the
+transaction was acknowledged; a failed write turns the commit into an abort. The broker's decision
+is passed on: after :class:`TransactionAborted` another transaction can begin, after
+:class:`ProducerFenced` every call raises it. An error that leaves the decision unknown (no broker
+answered) leaves the transaction as it is: the same call can be repeated, and gets the answer that
 was lost.
 """
 
@@ -44,33 +44,33 @@ T = TypeVar("T")
 
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 _ID_LENGTH_MAX: Final = 255
-# What tells that a transaction is over; any other error leaves it as it is.
+# Errors after which a transaction is over; any other leaves it as it is.
 _DECIDED: Final = (TransactionAborted, InvalidTransaction, UnknownTransaction)
 
 
 class Positioned(Protocol):
-    """A named consumer, as far as the transaction that stores its position has to know it."""
+    """What the transaction that stores a named consumer's position has to know of it."""
 
     def places(self, connection: Connection) -> list[PositionOf]:
-        """Its position, one partition each; an error if it is of another log, or has no name."""
+        """Return its position by partition, or raise: it has no name, or reads another log."""
 
     def check_owner(self) -> None:
-        """ConsumerFenced if another consumer has taken the name over."""
+        """Raise ConsumerFenced if another consumer has taken over the name."""
 
     def owner(self) -> dict[str, str]:
-        """``{name: instance}``: who has to own the name for the position to be stored."""
+        """Return ``{name: instance}``: who must own the name for the position to be stored."""
 
 
 class TransactionalProducer(Producer):
     """A producer of transactions, under an id that one producer at a time may have.
 
-    Making one takes the id over: a producer that had it is fenced, its open transaction aborted.
+    A new one takes the id over: a producer that had it is fenced, its open transaction aborted.
     ``transaction_timeout_ms``: a transaction that is open for longer is aborted by the broker. The
-    other settings are those of :class:`Producer`. Writes may come from any thread, but whoever ends
-    a transaction sees to it that none is under way: one that is may land in the next.
+    other settings are those of :class:`Producer`. Writes may come from any thread, but none may be
+    under way when a transaction is ended: it may land in the next one.
 
     Raises:
-        InvalidOption: a setting, or the id, is not valid.
+        InvalidOption: a setting, or the id, is invalid.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class TransactionalProducer(Producer):
         partition: int | None = None,
         timestamp: int | datetime | None = None,
     ) -> Future[Written]:
-        """As :meth:`Producer.send`, in the open transaction.
+        """Send a record as :meth:`Producer.send` does, in the open transaction.
 
         Raises:
             InvalidTransaction, ProducerFenced: none is open; the id was taken over.
@@ -137,7 +137,7 @@ class TransactionalProducer(Producer):
         partition: int | None = None,
         key: str | Sequence[str] | None = None,
     ) -> Future[Written]:
-        """As :meth:`Producer.append`, in the open transaction: all of the batch, or none of it.
+        """Append as :meth:`Producer.append` does, in the open transaction: all rows or none.
 
         Raises:
             InvalidTransaction, ProducerFenced: none is open; the id was taken over.
@@ -149,7 +149,7 @@ class TransactionalProducer(Producer):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """A transaction around a ``with`` block: committed at its end; an exception aborts it."""
+        """Run a ``with`` block in a transaction: commit at its end, abort on an exception."""
         self.begin_transaction()
         try:
             yield
@@ -159,7 +159,7 @@ class TransactionalProducer(Producer):
         self.commit_transaction()
 
     def begin_transaction(self) -> None:
-        """Begins a transaction; what is written from now on belongs to it.
+        """Begin a transaction; what is written from now on belongs to it.
 
         Raises:
             InvalidTransaction: one is open already.
@@ -168,7 +168,7 @@ class TransactionalProducer(Producer):
         with self._deciding:
             self._check_fenced()
             if self._branch is not None and self._aborting:
-                self._abort(self._branch)  # an abort that nobody answered
+                self._abort(self._branch)  # an earlier abort got no answer
             if self._branch is not None:
                 raise InvalidTransaction(f"{self._named()} is open already")
             begun = self._asked(self._begun)
@@ -180,17 +180,17 @@ class TransactionalProducer(Producer):
             self._sender.write_as(*author_of(self._branch))
 
     def commit_transaction(self) -> None:
-        """Commits; when it returns, the next read_committed read sees everything of it.
+        """Commit; when it returns, the next read_committed read sees everything of it.
 
         Raises:
-            TransactionAborted: a write failed (it is the error's cause), the time was over, or an
+            TransactionAborted: a write failed (it is the error's cause), it timed out, or an
                 operator aborted it. Nothing of it is visible; another transaction can begin.
             ProducerFenced: another producer has taken the id over. Nothing of it is visible, unless
-                an earlier call of this commit got no answer: then its records tell.
-            ConsumerFenced: a consumer whose position was to move with it has lost its name to
-                another. It is aborted.
+                an earlier call of this commit got no answer: then look for its records.
+            ConsumerFenced: a consumer whose position was to be stored has lost its name to another.
+                The transaction is aborted.
             InvalidTransaction: none is open.
-            BrokerUnavailable, RequestTimeout: nobody says what became of it: commit again.
+            BrokerUnavailable, RequestTimeout: the outcome is unknown: commit again.
         """
         with self._deciding:
             branch = self._opened("a commit")
@@ -211,18 +211,18 @@ class TransactionalProducer(Producer):
             self._over(branch)
 
     def abort_transaction(self) -> None:
-        """Takes the transaction back. What is not acknowledged yet fails with TransactionAborted.
+        """Abort the transaction. Unacknowledged writes fail with TransactionAborted.
 
         Raises:
             InvalidTransaction: none is open, or it is committed (the answer was lost).
             ProducerFenced: another producer has taken the id over; it is aborted.
-            BrokerUnavailable, RequestTimeout: nobody answers: abort again.
+            BrokerUnavailable, RequestTimeout: no broker answers: abort again.
         """
         with self._deciding:
             self._abort(self._opened("an abort"))
 
     def commit_position(self, consumer: Positioned) -> None:
-        """The named consumer's present position is stored if, and when, the transaction commits.
+        """Store the named consumer's present position if, and when, the transaction commits.
 
         Raises:
             InvalidOption: the consumer has no name, or is of another log.
@@ -238,7 +238,7 @@ class TransactionalProducer(Producer):
                 self._positions[place.consumer, place.topic, place.partition] = place
 
     def close(self) -> None:
-        """Aborts an open transaction, then closes as :meth:`Producer.close` does."""
+        """Abort an open transaction, then close as :meth:`Producer.close` does."""
         if self._closed:
             return
         try:
@@ -259,7 +259,7 @@ class TransactionalProducer(Producer):
             raise self._fenced.again()
 
     def _opened(self, asked: str) -> Branch:
-        """The open transaction, which ``asked`` needs."""
+        """Return the open transaction, which ``asked`` needs."""
         self._check_fenced()
         if self._branch is None:
             raise InvalidTransaction(
@@ -284,7 +284,7 @@ class TransactionalProducer(Producer):
         name, instance = self._transactional_id, self._instance
         try:
             return self._transactions.begin(name, instance, self._last)
-        except UnknownTransaction:  # nobody has used the id for so long that it was forgotten
+        except UnknownTransaction:  # the id was unused for so long that the broker forgot it
             self._take_over()
             return self._transactions.begin(name, instance, self._last)
 
@@ -299,7 +299,7 @@ class TransactionalProducer(Producer):
         )
 
     def _settled(self) -> IsologError | None:
-        """Waits for all acknowledgements; the first failure among them."""
+        """Wait for all acknowledgements; return the first failure among them, or None."""
         try:
             self.flush()
         except IsologError as error:
@@ -307,7 +307,7 @@ class TransactionalProducer(Producer):
         return self._sender.failures.first
 
     def _asked(self, call: Callable[[], T]) -> T:
-        """The broker's answer; an error that tells the decision ends the transaction here too."""
+        """Call the broker; an error that tells the decision ends the transaction here too."""
         try:
             return call()
         except ProducerFenced as error:
@@ -338,7 +338,7 @@ class TransactionalProducer(Producer):
         self._over(branch)
 
     def _give_up(self, branch: Branch) -> None:
-        """Aborts. If nobody answers, the transaction times out: it cannot be committed any more."""
+        """Abort. Without an answer the transaction times out: it can no longer be committed."""
         try:
             self._abort(branch)
         except IsologError as error:
@@ -346,13 +346,13 @@ class TransactionalProducer(Producer):
                 logger.warning("%s is not aborted yet: %s", self._named(), error)
 
     def _abandon(self) -> None:
-        """Aborts what is open."""
+        """Abort the open transaction, if there is one."""
         with self._deciding:
             if self._branch is not None:
                 self._give_up(self._branch)
 
     def _refusal(self, failure: IsologError | None) -> IsologError:
-        """What a commit raises after this failure of a write."""
+        """Return what a commit raises after this failure of a write."""
         if isinstance(failure, ProducerFenced):
             self._fenced = failure
         if isinstance(failure, ProducerFenced | TransactionAborted):
