@@ -57,7 +57,7 @@ class _Token(Struct, frozen=True):
         return repr(self.text) if self.kind != "end" else "the end"
 
     def is_mark(self, mark: str) -> bool:
-        """Whether it is this mark; "" is the end of the text."""
+        """Return whether it is this mark; "" is the end of the text."""
         return self.text == mark and self.kind in ("mark", "end")
 
 

@@ -1,4 +1,4 @@
-"""For tests, ours and those of users: clusters of real brokers, and cut connections.
+"""For tests, ours and those of users: clusters of real brokers, and links that can be cut.
 
 :class:`~spark_stream.testing.local_cluster.LocalCluster` is also a fixture of pytest
 (``pytest_isolog``).

@@ -1,8 +1,8 @@
 """Connections between processes that can be cut: one relay on this machine for each direction.
 
-A cut link behaves as a network that loses every packet. What was sent is held back, and so are new
-connections; nobody is told anything. Once it is healed, all of that goes on, as TCP sends again
-what it had lost.
+A cut link behaves as a network that loses every packet. Sent data and new connections are held
+back, and neither end sees an error. After healing all of that is delivered, as TCP would resend
+it.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ class Link:
         self.address = ""
 
     async def open(self) -> None:
-        """Listens; for the relay's own loop."""
+        """Listen; call it in the relay's own loop."""
         self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()[:2]
         self.address = f"{host}:{port}"
 
     def lead_to(self, address: str) -> None:
-        """Connections go there from now on."""
+        """Send connections to this address from now on."""
         host, _, port = address.rpartition(":")
         self._target = (host.strip("[]"), int(port))
 
     def cut(self) -> None:
-        """Nothing gets through."""
+        """Cut the link: hold back all data and connections."""
         self._links.call(self._set(whole=False))
 
     def heal(self) -> None:
-        """Everything gets through again, also what was sent meanwhile."""
+        """Heal the link: deliver what was held back, and all that comes later."""
         self._links.call(self._set(whole=True))
 
     def close(self) -> None:
-        """Takes no connection any more; for the relay's own loop."""
+        """Stop listening; call it in the relay's own loop."""
         if self._server is not None:
             self._server.close()
 
@@ -70,10 +70,10 @@ class Link:
             ends.append(there_writer)
             await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))
         except OSError:
-            pass  # nobody is there: whoever has connected is told so by the end of its connection
-        except asyncio.CancelledError:  # the links end, and nobody waits for this task
+            pass  # the target does not listen: the client sees its connection close
+        except asyncio.CancelledError:  # Links.close: do not wait for anything
             for each in ends:
-                each.transport.abort()  # a close would wait until all is sent
+                each.transport.abort()  # close() would wait until all is sent
         finally:
             for each in ends:
                 with suppress(OSError):
@@ -85,7 +85,7 @@ class Link:
                 await self._whole.wait()
                 target.write(data)
                 await target.drain()
-        await self._whole.wait()  # the end of a connection does not get through either
+        await self._whole.wait()  # a cut link also holds back the end of a connection
         with suppress(OSError):
             target.close()
 
@@ -100,18 +100,18 @@ class Links:
         self._thread.start()
 
     def open(self) -> Link:
-        """A new link that leads nowhere yet."""
+        """Open a new link; it has no target yet."""
         link = Link(self)
         self.call(link.open())
         self._links.append(link)
         return link
 
     def call(self, act: Coroutine[Any, Any, T]) -> T:
-        """Runs it in the links' thread, and waits for it."""
+        """Run the coroutine in the links' thread, and wait for its result."""
         return asyncio.run_coroutine_threadsafe(act, self._loop).result(_CALL_S)
 
     def close(self) -> None:
-        """Ends all connections."""
+        """End all connections."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CALL_S)
 
@@ -128,4 +128,4 @@ class Links:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # what the tasks have closed is closed in the loop's next round
+        await asyncio.sleep(0)  # closed transports finish in the loop's next iteration

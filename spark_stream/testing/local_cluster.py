@@ -1,7 +1,7 @@
 """A cluster of real brokers on this machine, for tests: they can be killed, paused and cut off.
 
 Each broker is a process of its own with a directory of its own; they share one metadata store.
-Everything lies in a temporary folder and ends with the ``with`` block, whatever happened.
+All files are in a temporary folder. Everything is removed at the end of the ``with`` block.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LocalBroker:
 
     @property
     def alive(self) -> bool:
-        """Whether its process is there, be it paused."""
+        """Whether its process runs or is paused."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -65,15 +65,15 @@ class LocalBroker:
         return self._process.pid
 
     def log_text(self) -> str:
-        """What it wrote to standard error, over all its starts."""
+        """Return what it wrote to standard error, over all its starts."""
         return self._errors.read_text() if self._errors.exists() else ""
 
     def configure(self, conf: Mapping[str, Any]) -> None:
-        """From its next start on it has these settings as well."""
+        """Add these settings; they apply from its next start."""
         self._conf = {**self._conf, **conf}
 
     def spawn(self) -> None:
-        """Starts its process, and does not wait for it."""
+        """Start its process, without waiting for it."""
         self._file.write_text("".join(f"{name} = {_toml(v)}\n" for name, v in self._conf.items()))
         options = ["--dir", str(self.directory), "--conf", str(self._file)]
         listen = self.address or "127.0.0.1:0"  # a broker that comes back keeps its address
@@ -88,11 +88,11 @@ class LocalBroker:
             )
 
     def await_ready(self) -> None:
-        """Waits until it serves.
+        """Wait until it serves.
 
         Raises:
-            BrokerUnavailable: it does not in a minute.
-            IsologError: it said so when it ended.
+            BrokerUnavailable: it does not serve within a minute.
+            IsologError: the error that the broker reported when it ended.
         """
         process = self._process
         assert process is not None
@@ -114,12 +114,12 @@ class LocalBroker:
         raise from_wire(error)
 
     def signal(self, number: int) -> None:
-        """Sends a signal to its process."""
+        """Send a signal to its process."""
         assert self._process is not None
         self._process.send_signal(number)
 
     def end(self, number: int) -> None:
-        """Ends its process by a signal, and waits until it is gone."""
+        """End its process by a signal, and wait until it has exited."""
         if self._process is None:
             return
         if self.alive:
@@ -130,13 +130,13 @@ class LocalBroker:
 class LocalCluster:
     """Brokers ``1`` to ``brokers``, from construction (or ``with``) to :meth:`close`.
 
-    A broker is named by its number or by its id as the client's descriptions have it, which is the
+    A broker is named by its number or by its id, as in the client's descriptions, which is the
     number as text: ``cluster.kill(log.describe(topic).partitions[0].leader)``.
 
     ``conf``: settings of all brokers, as in a configuration file. ``racks``: the rack of each
-    broker. ``cuttable``: connections between brokers go through relays that can be cut; where that
-    is not needed, replication is faster without. ``folder``: where everything lies; by default a
-    temporary folder, which goes at the end.
+    broker. ``cuttable``: connections between brokers go through relays that can be cut; without
+    them replication is faster. ``folder``: for all files; by default a temporary folder, which is
+    removed at the end.
     """
 
     def __init__(
@@ -192,11 +192,11 @@ class LocalCluster:
         )
 
     def connect(self, **options: Any) -> Log:
-        """A connection to the cluster, to be closed by who asked for it."""
+        """Connect to the cluster; the caller closes the connection."""
         return connect(self.bootstrap, **options)
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """The number of the broker that leads the partition; waits until there is one."""
+        """Return the number of the partition's leader; wait until there is one."""
         deadline = time.monotonic() + _END_S
         with self.connect() as log:
             while True:
@@ -210,15 +210,15 @@ class LocalCluster:
     # -- what happens to brokers -------------------------------------------------------------------
 
     def kill(self, broker: BrokerRef) -> None:
-        """kill -9: the process is gone at once."""
+        """Kill the broker (SIGKILL): the process is gone at once."""
         self.broker(broker).end(signal.SIGKILL)
 
     def stop(self, broker: BrokerRef) -> None:
-        """The broker ends in order, and hands over what it leads."""
+        """Stop the broker in order (SIGTERM): it hands over what it leads."""
         self.broker(broker).end(signal.SIGTERM)
 
     def pause(self, broker: BrokerRef) -> None:
-        """The process stands still (SIGSTOP) until :meth:`resume`; waits until it does."""
+        """Pause the process (SIGSTOP) until :meth:`resume`; wait until it has stopped."""
         paused = self.broker(broker)
         paused.signal(signal.SIGSTOP)
         process = psutil.Process(paused.pid)
@@ -227,13 +227,13 @@ class LocalCluster:
             time.sleep(0.002)
 
     def resume(self, broker: BrokerRef) -> None:
-        """It goes on."""
+        """Resume a paused broker."""
         self.broker(broker).signal(signal.SIGCONT)
 
     def restart(self, broker: BrokerRef, conf: Mapping[str, Any] | None = None) -> None:
-        """Starts the broker, at its address; one that runs is stopped in order before.
+        """Start the broker at its old address; stop it in order first if it runs.
 
-        ``conf``: settings that are this broker's own from now on.
+        ``conf``: settings that are added for this broker from now on.
         """
         restarted = self.broker(broker)
         restarted.configure(conf or {})
@@ -245,7 +245,7 @@ class LocalCluster:
         self._lead_links_to(restarted)
 
     def add_broker(self, rack: str | None = None) -> int:
-        """Starts one more broker, in this rack; its number."""
+        """Start one more broker, in this rack, and return its number."""
         broker = self._add(rack)
         broker.spawn()
         broker.await_ready()
@@ -253,18 +253,18 @@ class LocalCluster:
         return broker.number
 
     def cut(self, one: BrokerRef, other: BrokerRef) -> None:
-        """Nothing gets through between the two brokers, and neither is told so."""
+        """Cut the link between two brokers: nothing gets through, and neither sees an error."""
         for link in self._between(one, other):
             link.cut()
 
     def heal(self, one: BrokerRef | None = None, other: BrokerRef | None = None) -> None:
-        """Everything gets through again between the two; without numbers, everywhere."""
+        """Heal the link between two brokers; without arguments, all links."""
         links = self._relays.values() if one is None or other is None else self._between(one, other)
         for link in links:
             link.heal()
 
     def cut_off(self, broker: BrokerRef) -> None:
-        """Cuts the broker off from all others."""
+        """Cut the broker off from all others."""
         for other in self._brokers:
             if other != self.broker(broker).number:
                 self.cut(broker, other)
@@ -272,7 +272,7 @@ class LocalCluster:
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends all brokers, and removes the temporary folder."""
+        """End all brokers, and remove the temporary folder."""
         for each in self._brokers.values():
             each.end(signal.SIGKILL)
         if self._links is not None:
@@ -309,7 +309,7 @@ class LocalCluster:
         return broker
 
     def addresses_for(self, number: int) -> Iterator[tuple[str, str]]:
-        """Where a broker reaches the others: (broker id, address of the relay)."""
+        """Yield where a broker reaches the others: (broker id, address of the relay)."""
         for (source, target), link in self._relays.items():
             if source == number:
                 yield str(target), link.address
@@ -330,7 +330,7 @@ class LocalCluster:
 
 
 class _Addresses:
-    """The addresses for a broker, as they are when its configuration is written."""
+    """The addresses for a broker, read when its configuration is written."""
 
     def __init__(self, cluster: LocalCluster, number: int) -> None:
         self._cluster = cluster
@@ -341,7 +341,7 @@ class _Addresses:
 
 
 def _toml(value: Any) -> str:
-    """A value of a configuration file."""
+    """Return a value as a configuration file has it."""
     if isinstance(value, Mapping | _Addresses):
         items = value.items() if isinstance(value, Mapping) else value
         return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in items) + "}"

@@ -78,7 +78,7 @@ class Routes:
         return True
 
     def replaced(self, route: Route) -> bool:
-        """Whether another leader, or a later epoch of the same, is known by now."""
+        """Return whether another leader, or a later epoch of the same, is known by now."""
         found = self.get(route.partition)
         if found is None or found.leader != route.leader:
             return found is not None
