@@ -310,7 +310,7 @@ class Connection:
         self.learn(each.address for each in found.brokers)
 
     def _address_of(self, directory: Path) -> str:
-        """Return the address of the directory's broker, started if none runs; check its log."""
+        """Return the address of the directory's broker, started if none runs; refuse other logs."""
         # A log that answered once and is gone now is an error, not a reason to make another.
         create = self._create and self._identity.cluster_id is None
         recorded = recorded_cluster_id(directory)

@@ -172,7 +172,7 @@ class Feed:
         if watch is not None:
             self._watch_later()
 
-    # -- for whoever iterates -------------------------------------------------------------------
+    # -- for the consumer -----------------------------------------------------------------------
 
     @property
     def running(self) -> bool:

@@ -24,7 +24,7 @@ from spark_stream.wire.messages import Ack, AppendTo, TopicDescription, ack_from
 from spark_stream.wire.methods import APPEND
 
 # How much earlier than the client the leader gives up a batch, so that its answer, which has the
-# offsets, arrives in time. At most this fraction of the timeout.
+# offsets, arrives in time; but at most 1 / _ANSWER_PART of the timeout.
 _ANSWER_MS: Final = 1000
 _ANSWER_PART: Final = 5
 _CREDIT_BYTES: Final = 8 << 10  # much less than a stream may have in flight

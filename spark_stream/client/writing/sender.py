@@ -43,10 +43,10 @@ from spark_stream.wire.messages import TopicDescription
 
 logger = logging.getLogger(__name__)
 
-# A batch counts as at least this fraction of the buffer: a loop that appends tiny ones then waits
-# for acknowledgements, rather than pile up more than can be sent in time.
+# A batch counts as at least 1 / _LEAST_PART of the buffer: a loop that appends tiny ones then
+# waits for acknowledgements, rather than pile up more than can be sent in time.
 _LEAST_PART: Final = 512
-# At most this fraction of the buffer is reserved in advance for records that are still to come.
+# At most 1 / _GRAB of the buffer is reserved in advance for records that are still to come.
 _GRAB: Final = 64
 _GRAB_FIRST_BYTES: Final = 4 << 10
 _new: Final = object.__new__
