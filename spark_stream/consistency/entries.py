@@ -1,7 +1,7 @@
-"""What the entries table means: its layout, what a valid table is, and how to look things up in it.
+"""The entries table: its layout, when a table is valid, and how to look things up in it.
 
-An entry describes a batch (records with offsets) or a marker (the end of a transaction, no records,
-no offset). The table is the truth of a segment; everything else is derived from it. Layout to the
+An entry describes a batch (records with offsets) or a marker (the end of a transaction: no records,
+no offset). A segment's table is authoritative; everything else is derived from it. Layout to the
 byte: ``docs/format.md``.
 
 Invariant of a table whose first entry has index ``i`` and offset ``o``: entry indexes are ``i``,
@@ -65,7 +65,7 @@ _KINDS: Final = tuple(Kind)
 
 _MADE_UP: Final = (
     1 << 62
-)  # no broker gives out such numbers: a client took one that it was not given
+)  # brokers allocate only lower numbers; from here on, a client made the number up
 
 Table = npt.NDArray[np.void]
 
@@ -73,8 +73,8 @@ Table = npt.NDArray[np.void]
 class Entry(Struct):
     """One entry before it has a place in a file; the fields are those of ``ENTRY``.
 
-    Nobody changes an entry. The class is not frozen all the same: each append makes some, and a
-    frozen one takes four times as long to make.
+    Entries are never changed. The class is still not frozen, because each append makes some, and
+    making a frozen one takes four times as long.
     """
 
     entry_index: int
@@ -92,7 +92,7 @@ class Entry(Struct):
     schema: int = 0
 
     def packed(self, position: int, length: int) -> bytes:
-        """The entry's bytes without its own checksum; the batch is at ``position`` in its file."""
+        """Return the entry's bytes without its checksum; ``position`` is where its batch starts."""
         return _PACKED.pack(
             self.entry_index,
             self.base_offset,
@@ -113,11 +113,12 @@ class Entry(Struct):
 
 
 def lone_entry(packed: bytes, index: int, offset: int, epoch: int) -> tuple[Entry, int] | None:
-    """The entry in a row's bytes, without its own checksum, and the length of its batch.
+    """Return the entry in a row's bytes (without its checksum) and the length of its batch.
 
-    None: the row would not be valid behind entries that end at this index and offset, in this
-    epoch, or it has something that an entry does not keep. It says what :func:`valid_prefix` says,
-    for one row and in a tenth of the time: most appends are of one entry.
+    Return None if the row would not be valid behind entries that end at this index and offset, in
+    this epoch, or if it has something that an entry does not keep. This checks what
+    :func:`valid_prefix` checks, for one row and in a tenth of the time: most appends are of one
+    entry.
     """
     (
         entry_index,
@@ -160,11 +161,11 @@ def lone_entry(packed: bytes, index: int, offset: int, epoch: int) -> tuple[Entr
 
 
 def valid_prefix(table: Table, first_index: int | None, first_offset: int, position: int) -> int:
-    """How many leading entries obey the table's invariant.
+    """Count the leading entries that obey the table's invariant.
 
     ``first_index`` is what the first entry's index must be (None: any), ``first_offset`` its base
-    offset and ``position`` where the first batch must start in the ``.arrow`` file. CRCs are not
-    looked at here: they need the bytes.
+    offset, and ``position`` where the first batch must start in the ``.arrow`` file. CRCs are not
+    checked here: that needs the bytes.
     """
     rows = len(table)
     if rows == 0:
@@ -187,7 +188,7 @@ def valid_prefix(table: Table, first_index: int | None, first_offset: int, posit
 
 
 def next_offset(table: Table, first_offset: int) -> Offset:
-    """The offset after the table's last record; ``first_offset`` where the table is empty."""
+    """Return the offset after the table's last record; ``first_offset`` if the table is empty."""
     if len(table) == 0:
         return Offset(first_offset)
     last = table[-1]
@@ -195,16 +196,16 @@ def next_offset(table: Table, first_offset: int) -> Offset:
 
 
 def at_offset(table: Table, offset: int) -> int:
-    """The row of the batch that holds ``offset`` (which must lie within the table's offsets).
+    """Return the row of the batch that holds ``offset``, which must be one of the table's offsets.
 
-    Markers share the base offset of the batch after them: of several rows with the same base offset
-    the last one is the batch.
+    A marker has the same base offset as the batch after it: of several rows with one base offset,
+    the last is the batch.
     """
     return int(np.searchsorted(table["base_offset"], offset, side="right")) - 1
 
 
 def aborted_rows(tables: Sequence[Table]) -> list[npt.NDArray[np.bool_] | None]:
-    """For each table of one log its aborted batches, shape (rows,); None where it has none.
+    """Return for each table of a log which rows are aborted batches, shape (rows,); None if none.
 
     A batch is aborted if the log has, in any of its tables, the ABORT marker of the batch's
     transaction and producer id.
@@ -221,7 +222,7 @@ def aborted_rows(tables: Sequence[Table]) -> list[npt.NDArray[np.bool_] | None]:
         np.flatnonzero((kind == Kind.DATA) & (column >= 0) & _among(column, ended))
         for kind, column in zip(kinds, transactions, strict=True)
     ]
-    # A pair as one number: the places of both in the lists of all there are.
+    # Each (transaction, producer id) becomes one number, from the places of both in sorted lists.
     _, number = np.unique(
         np.concatenate((of_markers, _picked(transactions, suspects))), return_inverse=True
     )
@@ -243,7 +244,7 @@ def aborted_rows(tables: Sequence[Table]) -> list[npt.NDArray[np.bool_] | None]:
 
 
 def open_transactions(tables: Sequence[Table]) -> dict[tuple[int, int], int]:
-    """(transaction, producer id) of a log without a marker, and the index of its first entry."""
+    """Return each (transaction, producer id) without a marker, and the index of its first entry."""
     rows = [np.flatnonzero(table["transaction"] != NO_TRANSACTION) for table in tables]
     if not sum(len(each) for each in rows):
         return {}
@@ -272,23 +273,23 @@ def _picked(columns: Sequence[np.ndarray], rows: Sequence[np.ndarray]) -> np.nda
 
 
 def _among(values: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Which values are among the known ones, which are sorted and at least one."""
+    """Tell which values are among the known ones, which are sorted and not empty."""
     place = np.minimum(np.searchsorted(known, values), len(known) - 1)
     return np.asarray(known[place] == values)
 
 
 def first_at_or_after(table: Table, timestamp: int) -> int | None:
-    """The first batch that holds a record with a timestamp at or after this one; None: no batch.
+    """Return the first batch with a record timestamp at or after ``timestamp``, or None.
 
-    Timestamps come from producers and need not rise with offsets, so there is nothing to bisect.
-    Markers have a timestamp and no record: they are never the answer.
+    Timestamps come from producers and need not rise with offsets, so no binary search is possible.
+    Markers have a timestamp but no record, so they are never returned.
     """
     late = (table["timestamp"] >= timestamp) & (table["kind"] == Kind.DATA)
     return int(late.argmax()) if late.any() else None
 
 
 def greatest_numbers(tables: Sequence[Table]) -> tuple[int, int]:
-    """The greatest producer id and transaction number that were given out; -1: there is none."""
+    """Return the greatest producer id and transaction number that were allocated; -1: none."""
     found = []
     for column in ("producer_id", "transaction"):
         given = [table[column][table[column] < _MADE_UP] for table in tables]

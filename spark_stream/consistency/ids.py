@@ -18,7 +18,7 @@ BrokerId = NewType("BrokerId", str)
 """Which broker; it stays the same for as long as the broker's directory does."""
 
 Generation = NewType("Generation", str)
-"""Of a broker's logs: it stays the same for as long as the broker can vouch for all of them."""
+"""Of a broker's logs: the same as long as they hold all that the broker acknowledged."""
 
 NO_PRODUCER: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
@@ -29,5 +29,5 @@ _FOLDER_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
 def is_folder_name(text: str) -> bool:
-    """Return whether a topic's name or id can name its folder: it is no path, and not hidden."""
+    """Return whether a topic's name or id can name its folder: not a path, and not hidden."""
     return _FOLDER_NAME.fullmatch(text) is not None

@@ -34,7 +34,7 @@ PRODUCER_LEVELS: Final = (Isolation.READ_UNCOMMITTED, Isolation.READ_COMMITTED)
 class Bounds(Positional):
     """The offsets that bound a partition's reads, as one consistent observation.
 
-    ``atomic_cut`` is the partition's own (``consistency.atomic``); None where nobody asked for it.
+    ``atomic_cut`` is the partition's own (``consistency.atomic``); None if it was not asked for.
     """
 
     log_start_offset: Offset
@@ -83,7 +83,7 @@ class VisibleRange(Struct, frozen=True):
 
 
 class OutOfRange(Struct, frozen=True):
-    """The start lies above the log end: there never was such a record here."""
+    """The start lies above the log end: no such record has existed here."""
 
     start: Offset
     log_end_offset: Offset
@@ -97,17 +97,17 @@ class Evicted(Struct, frozen=True):
 
 
 def upper_bound(bounds: Bounds, isolation: Isolation) -> Offset:
-    """The first offset that a consumer of this level may not read."""
+    """Return the first offset that a consumer of this level may not read."""
     return UPPER_BOUND[isolation](bounds)
 
 
 def visible_range(
     bounds: Bounds, isolation: Isolation, start: Offset, end: Offset | None = None
 ) -> VisibleRange | OutOfRange | Evicted:
-    """The part of ``[start, end)`` that the level shows; ``end=None`` means as far as it goes.
+    """Return the part of ``[start, end)`` that the level shows; ``end=None`` means no upper limit.
 
-    A start between the level's bound and the log end is an empty range (the reader waits), not an
-    error: its records are there, and may become visible.
+    A start between the level's bound and the log end gives an empty range, not an error: the reader
+    waits, because these records exist and may become visible.
     """
     if start > bounds.log_end_offset:
         return OutOfRange(start, bounds.log_end_offset)

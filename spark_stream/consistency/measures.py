@@ -1,8 +1,8 @@
-"""How many stored bytes lie between two offsets, and how far so many bytes reach.
+"""How many stored bytes lie between two offsets, and which offset a number of bytes reaches.
 
-A batch is stored as a whole; of its bytes each record is taken to have the same part, rounded so
-that the parts of all add up. What records of aborted transactions take counts as well: it is read,
-and limits count it. A marker takes no bytes.
+A batch is stored as a whole. Its bytes are shared out evenly among its records, rounded so that the
+shares add up to the batch. Records of aborted transactions count too: they are read, and limits
+count them. A marker takes no bytes.
 
 The functions take the entries tables of a log, oldest first. Offsets outside of them have no bytes.
 """
@@ -16,7 +16,7 @@ from spark_stream.consistency.ids import Offset
 
 
 def stored_bytes(tables: Sequence[Table], start: int, end: int) -> int:
-    """The stored bytes of the records ``[start, end)``."""
+    """Return the stored bytes of the records ``[start, end)``."""
     return sum(
         _bytes_before(table, min(end, last)) - _bytes_before(table, max(start, first))
         for table, first, last in _within(tables, start, end)
@@ -24,7 +24,10 @@ def stored_bytes(tables: Sequence[Table], start: int, end: int) -> int:
 
 
 def reached(tables: Sequence[Table], start: int, end: int, budget: int) -> Offset:
-    """How far whole records, from ``start`` on and below ``end``, take at most ``budget`` bytes."""
+    """Return the offset up to which records from ``start`` take at most ``budget`` bytes.
+
+    It is at most ``end``. Only whole records count.
+    """
     for table, first, last in _within(tables, start, end):
         before = _bytes_before(table, max(start, first))
         whole = _bytes_before(table, min(end, last)) - before
@@ -35,7 +38,7 @@ def reached(tables: Sequence[Table], start: int, end: int, budget: int) -> Offse
 
 
 def _within(tables: Sequence[Table], start: int, end: int) -> list[tuple[Table, int, int]]:
-    """The tables with records of ``[start, end)``, each with its first offset and its end."""
+    """Return the tables with records of ``[start, end)``, with the first offset and end of each."""
     found = []
     for table in tables:
         if len(table):
@@ -47,7 +50,7 @@ def _within(tables: Sequence[Table], start: int, end: int) -> list[tuple[Table, 
 
 
 def _bytes_before(table: Table, offset: int) -> int:
-    """The bytes of the table's records below the offset, which is one of them or their end."""
+    """Return the bytes of the table's records below ``offset``, one of its offsets or their end."""
     row = table[at_offset(table, offset)]
     within = min(offset - int(row["base_offset"]), int(row["count"]))
     part = int(row["length"]) * within // int(row["count"]) if row["count"] else 0
@@ -55,9 +58,9 @@ def _bytes_before(table: Table, offset: int) -> int:
 
 
 def _reached_within(table: Table, budget: int) -> int:
-    """The greatest offset of the table before which there are at most so many bytes."""
+    """Return the table's greatest offset that has at most ``budget`` bytes before it."""
     ends = table["position"] + table["length"] - int(table[0]["position"])
-    row = table[int(ends.searchsorted(budget, side="right"))]  # the first that does not fit whole
+    row = table[int(ends.searchsorted(budget, side="right"))]  # the first batch that does not fit
     left = budget - (int(row["position"]) - int(table[0]["position"]))
     within = ((left + 1) * int(row["count"]) - 1) // int(row["length"])
     return int(row["base_offset"]) + within

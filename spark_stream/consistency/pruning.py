@@ -1,12 +1,12 @@
 """Which batches can hold a record that a filter keeps, given the least and greatest values of each.
 
-Values are *keys*: integers of 128 bits whose order is the values' own. Whole numbers, decimals
-(without their point) and moments (in their column's unit) have a key each; of texts and bytes the
-first sixteen count, so that different ones may share a key; a float's is its own, and NaN is the
-greatest, as for Spark.
+Values are *keys*: integers of 128 bits in the same order as the values. Whole numbers, decimals
+(without their point) and moments (in their column's unit) have one key each. Only the first sixteen
+bytes of texts and bytes count, so different ones may share a key. Each float has its own key; NaN
+is the greatest, as in Spark.
 
-Of every condition there are two questions for each batch: can it be true for a record of it, can it
-be false? Both answers may be wrong in one direction only, "it can". A batch where the whole filter
+Each condition is asked two questions for each batch: can it be true for a record of the batch, and
+can it be false? Both answers may err only towards "it can". A batch for which the whole filter
 cannot be true is not read.
 """
 
@@ -34,12 +34,15 @@ Words = npt.NDArray[np.uint64]
 
 
 def whole_key(value: int) -> int:
-    """The key of a whole number; those that no column holds get the nearest."""
+    """Return the key of a whole number; one outside the range of keys gets the nearest key."""
     return min(HIGHEST, max(LOWEST, value + _MIDDLE))
 
 
 def float_key(value: float) -> int:
-    """The key of a float. Both zeros are one; NaN, of any bits, is above all."""
+    """Return the key of a float.
+
+    Both zeros have the same key. NaN, whatever its bits, is above all.
+    """
     if value != value:
         return HIGHEST
     bits = int(struct.unpack("<q", struct.pack("<d", value + 0.0))[0])
@@ -48,18 +51,18 @@ def float_key(value: float) -> int:
 
 
 def bytes_key(value: bytes) -> int:
-    """The key of bytes, rounded down where they are longer than it."""
+    """Return the key of bytes, rounded down if they are longer than a key."""
     return int.from_bytes(value[:PREFIX_BYTES].ljust(PREFIX_BYTES, b"\0"), "big")
 
 
 def bytes_key_above(value: bytes) -> int:
-    """A key that is not below that of any bytes up to ``value``."""
+    """Return a key that is not below the key of any bytes up to ``value``."""
     key = bytes_key(value)
     return min(HIGHEST, key + 1) if len(value) > PREFIX_BYTES else key
 
 
 def words(key: int) -> tuple[int, int]:
-    """A key as two words of 64 bits, the higher one first."""
+    """Split a key into two words of 64 bits, the higher one first."""
     return key >> 64, key & _LOW_BITS
 
 
@@ -71,37 +74,37 @@ class Keys(Struct, frozen=True):
 
     @classmethod
     def same(cls, key: int, batches: int) -> Keys:
-        """The same key for all."""
+        """Return the same key for all batches."""
         high, low = words(key)
         return cls(np.full(batches, high, np.uint64), np.full(batches, low, np.uint64))
 
     @classmethod
     def of_whole(cls, values: npt.NDArray[np.int64]) -> Keys:
-        """:func:`whole_key` of each."""
+        """Return the :func:`whole_key` of each value."""
         negative = values < 0
         high = np.where(negative, np.uint64((1 << 63) - 1), np.uint64(1 << 63))
         return cls(high, values.view(np.uint64))
 
     def below(self, key: int) -> Flags:
-        """Which are below the key."""
+        """Tell which keys are below ``key``."""
         high, low = (np.uint64(word) for word in words(key))
         return np.asarray((self.high < high) | ((self.high == high) & (self.low < low)))
 
     def above(self, key: int) -> Flags:
-        """Which are above it."""
+        """Tell which keys are above ``key``."""
         high, low = (np.uint64(word) for word in words(key))
         return np.asarray((self.high > high) | ((self.high == high) & (self.low > low)))
 
     def where(self, mine: Flags, other: Keys) -> Keys:
-        """These keys where ``mine`` says so, else the other's."""
+        """Return these keys where ``mine`` is true, and the other's elsewhere."""
         return Keys(np.where(mine, self.high, other.high), np.where(mine, self.low, other.low))
 
 
 class Extremes(Struct, frozen=True):
     """What is known of a column in each of some batches; all arrays have the shape (batches,).
 
-    ``least`` is not above, ``greatest`` not below any of the batch's values. ``some_null``,
-    ``some_value``: whether there may be any.
+    ``least`` is not above, and ``greatest`` not below, any of the batch's values. ``some_null``,
+    ``some_value``: whether the batch may have a null, or a value.
     """
 
     least: Keys
@@ -111,19 +114,19 @@ class Extremes(Struct, frozen=True):
 
     @classmethod
     def unknown(cls, batches: int) -> Extremes:
-        """Nothing is known."""
+        """Return the extremes of batches of which nothing is known."""
         yes = np.ones(batches, np.bool_)
         return cls(Keys.same(LOWEST, batches), Keys.same(HIGHEST, batches), yes, yes)
 
     @classmethod
     def all_null(cls, batches: int) -> Extremes:
-        """The batches have no value in it."""
+        """Return the extremes of batches that have only nulls in this column."""
         yes = np.ones(batches, np.bool_)
         return cls(Keys.same(HIGHEST, batches), Keys.same(LOWEST, batches), yes, ~yes)
 
 
 class Order(Enum):
-    """A value of a column against a constant."""
+    """How a column's value compares with a constant."""
 
     EQUAL = auto()
     LESS = auto()
@@ -142,22 +145,22 @@ Possible = tuple[Flags, Flags]
 
 
 def fixed(value: bool | None, batches: int) -> Possible:
-    """A condition that is the same for every record; None: null."""
+    """Return the outcome of a condition that is the same for every record; None means null."""
     yes, no = np.ones(batches, np.bool_), np.zeros(batches, np.bool_)
     return (yes if value is True else no), (yes if value is False else no)
 
 
 def among(found: Extremes, low: int, high: int) -> Possible:
-    """A condition that is true only for values with keys from ``low`` to ``high``."""
+    """Return the outcome of a condition that is true only for keys from ``low`` to ``high``."""
     inside = ~found.greatest.below(low) & ~found.least.above(high)
     return found.some_value & inside, found.some_value
 
 
 def against(found: Extremes, order: Order, low: int, high: int, *, exact: bool) -> Possible:
-    """A column's values against a constant.
+    """Return the outcome of comparing a column's values with a constant.
 
-    Values with a key below ``low`` are less than the constant, those above ``high`` greater. Where
-    ``exact``, both are one key, and a value with this key is equal to it.
+    Values with a key below ``low`` are less than the constant, those above ``high`` greater. If
+    ``exact``, ``low`` and ``high`` are the same key, and a value with this key equals the constant.
     """
     some = found.some_value
     reaches_down, reaches_up = ~found.least.above(high), ~found.greatest.below(low)
@@ -175,10 +178,10 @@ def against(found: Extremes, order: Order, low: int, high: int, *, exact: bool) 
 
 
 def every(parts: Iterable[Possible]) -> Possible:
-    """AND: true where all parts are; it can be false where one can."""
+    """Combine by AND: it can be true if every part can; it can be false if one part can."""
     return reduce(lambda one, other: (one[0] & other[0], one[1] | other[1]), parts)
 
 
 def some(parts: Iterable[Possible]) -> Possible:
-    """OR: false where all parts are; it can be true where one can."""
+    """Combine by OR: it can be false if every part can; it can be true if one part can."""
     return reduce(lambda one, other: (one[0] | other[0], one[1] & other[1]), parts)

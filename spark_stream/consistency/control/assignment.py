@@ -1,16 +1,16 @@
-"""Which brokers get the replicas of which partition, and which assignments by hand are refused.
+"""Which brokers get the replicas of each partition, and which manual assignments are refused.
 
-What :func:`assign` aims at, in this order:
+The goals of :func:`assign`, the most important first:
 
 1. a partition's replicas are on different brokers;
 2. they are in as many racks as there are, or as there are replicas;
 3. the brokers' numbers of replicas differ by one at most, and so do their numbers of leaders (the
    first replica of a partition is its preferred leader). What brokers have already counts;
-4. those that follow one broker are spread, and take turns as the next in line, so that what it
-   leads is shared out when it dies.
+4. the followers of a leader's partitions are spread over many brokers, and so are the first
+   followers, so that its partitions are shared out when it dies.
 
-3 gives way to 2 where racks differ in size, and both count what is there before: a broker that has
-less than the others is filled first.
+Goal 2 wins over goal 3 where racks differ in size. Both count the replicas that exist already: a
+broker that has fewer than the others is filled first.
 
 Source: Kafka's replica placer (racks first, then brokers).
 """
@@ -27,10 +27,10 @@ from msgspec import Struct, field
 from spark_stream.consistency.ids import BrokerId
 
 Assignment = tuple[tuple[BrokerId, ...], ...]
-"""For each partition, from 0 on, its replicas, the preferred leader first."""
+"""The replicas of each partition from 0 on, the preferred leader first."""
 
 Racks = Mapping[BrokerId, str | None]
-"""The brokers that may get replicas, each with its rack; None: it is a rack of its own."""
+"""The brokers that may get replicas, each with its rack. None: the broker is its own rack."""
 
 
 class Misfit(StrEnum):
@@ -45,9 +45,9 @@ class Misfit(StrEnum):
 
 
 class Misassigned(Struct, frozen=True):
-    """An assignment that cannot be; ``message`` says it to a person.
+    """An assignment that is not possible; ``message`` explains it to a person.
 
-    ``partition`` and ``broker`` are named where one is to blame.
+    ``partition`` and ``broker`` are set if one of them is the cause.
     """
 
     why: Misfit
@@ -57,9 +57,10 @@ class Misassigned(Struct, frozen=True):
 
 
 class Load(Struct):
-    """What each broker has: replicas, preferred leaders, partitions that it shares with another.
+    """Each broker's replicas and preferred leaders, and the partitions that it shares with another.
 
-    ``heirs``: of how many partitions of one broker another is the next in line.
+    ``heirs`` counts, for a (leader, broker) pair, the partitions of the leader in which the broker
+    is the first follower.
     """
 
     replicas: Counter[BrokerId] = field(default_factory=Counter)
@@ -68,14 +69,14 @@ class Load(Struct):
     heirs: Counter[tuple[BrokerId, BrokerId]] = field(default_factory=Counter)
 
     def add(self, replicas: Sequence[BrokerId]) -> None:
-        """One more partition has these replicas."""
+        """Count one more partition with these replicas."""
         self.replicas.update(replicas)
         self.leaders.update(replicas[:1])
         self.shared.update(permutations(replicas, 2))
         self.heirs.update(pairwise(replicas[:2]))
 
     def remove(self, replicas: Sequence[BrokerId]) -> None:
-        """One partition less has these replicas."""
+        """Count one partition with these replicas less."""
         self.replicas.subtract(replicas)
         self.leaders.subtract(replicas[:1])
         self.shared.subtract(permutations(replicas, 2))
@@ -83,7 +84,7 @@ class Load(Struct):
 
 
 def load_of(partitions: Iterable[Sequence[BrokerId]]) -> Load:
-    """The load that these partitions make."""
+    """Return the load of these partitions."""
     load = Load()
     for replicas in partitions:
         load.add(replicas)
@@ -91,7 +92,7 @@ def load_of(partitions: Iterable[Sequence[BrokerId]]) -> Load:
 
 
 def assign(partitions: int, factor: int, racks: Racks, load: Load) -> Assignment | Misassigned:
-    """Replicas for so many new partitions, ``factor`` of each; ``load`` grows by them."""
+    """Choose ``factor`` replicas for each new partition, and add them to ``load``."""
     if partitions < 1:
         return Misassigned(Misfit.NO_PARTITIONS, f"{partitions} partitions: one at least")
     wrong = _wrong_factor(factor, racks)
@@ -102,7 +103,7 @@ def assign(partitions: int, factor: int, racks: Racks, load: Load) -> Assignment
         chosen: list[BrokerId] = []
         while len(chosen) < factor:
             chosen.append(_next_replica(chosen, racks, load))
-        # Whoever leads least often comes first.
+        # The broker with the fewest preferred leaderships comes first.
         first = min(chosen, key=lambda broker: (load.leaders[broker], chosen.index(broker)))
         others = (broker for broker in chosen if broker != first)
         replicas = (first, *sorted(others, key=lambda broker: (load.heirs[first, broker], broker)))
@@ -114,9 +115,9 @@ def assign(partitions: int, factor: int, racks: Racks, load: Load) -> Assignment
 def replace_broker(
     replicas: Sequence[BrokerId], leaving: BrokerId, racks: Racks, load: Load
 ) -> tuple[BrokerId, ...] | Misassigned:
-    """The replicas with another broker in the place of the leaving one; ``load`` is moved along.
+    """Replace the leaving broker among the replicas by another, and update ``load``.
 
-    ``racks`` are the brokers that may take over; the leaving one is not looked at there.
+    ``racks`` are the brokers that may take over; the leaving one is ignored there.
     """
     stay = [broker for broker in replicas if broker != leaving]
     others = {broker: rack for broker, rack in racks.items() if broker != leaving}
@@ -133,7 +134,7 @@ def replace_broker(
 def misassigned(
     assignment: Sequence[Sequence[str]], brokers: Collection[str], *, first_partition: int = 0
 ) -> Misassigned | None:
-    """What is wrong with replicas that a person chose, partition by partition; None: nothing."""
+    """Return what is wrong with manually chosen replicas, partition by partition, or None."""
     if not assignment:
         return Misassigned(Misfit.NO_PARTITIONS, "the assignment names no partition")
     for number, replicas in enumerate(assignment, first_partition):
@@ -168,7 +169,7 @@ def _wrong_factor(factor: int, racks: Racks) -> Misassigned | None:
 
 
 def _next_replica(chosen: Sequence[BrokerId], racks: Racks, load: Load) -> BrokerId:
-    """Where one more replica of a partition goes, which has these already."""
+    """Choose the broker for one more replica of a partition that has the replicas ``chosen``."""
     used = Counter(_rack(broker, racks) for broker in chosen)
     return min(
         (broker for broker in racks if broker not in chosen),
@@ -183,7 +184,7 @@ def _next_replica(chosen: Sequence[BrokerId], racks: Racks, load: Load) -> Broke
 
 
 def _rack(broker: BrokerId, racks: Racks) -> tuple[str, str]:
-    """The broker's rack, or the broker itself where it has none (or is not known)."""
+    """Return the broker's rack, or the broker itself if it has none (or is unknown)."""
     rack = racks.get(broker)
     return ("rack", rack) if rack is not None else ("broker", broker)
 
@@ -191,9 +192,9 @@ def _rack(broker: BrokerId, racks: Racks) -> tuple[str, str]:
 def _with_even_leaders(
     assignment: list[tuple[BrokerId, ...]], load: Load
 ) -> list[tuple[BrokerId, ...]]:
-    """The same replicas, with preferred leaders so that their numbers differ as little as they can.
+    """Reorder the replicas so that the brokers' numbers of preferred leaders differ least.
 
-    A broker that leads two more than another hands one on, over others if it must.
+    A broker that leads two more than another hands one over, through other brokers if necessary.
     """
     led = defaultdict[BrokerId, list[int]](list)
     for number, replicas in enumerate(assignment):
@@ -220,9 +221,9 @@ def _path_to_idler(
     led: Mapping[BrokerId, list[int]],
     load: Load,
 ) -> list[tuple[int, BrokerId]]:
-    """Partitions and their new leaders, so that one which leads two less than ``begin`` leads more.
+    """Return moves of leadership from ``begin`` to a broker that leads at least two less.
 
-    The last step comes first; empty: there is no such way.
+    Each is a partition and its new leader, the last move first. Empty if there is no such path.
     """
     came: dict[BrokerId, tuple[int, BrokerId]] = {}
     reached = deque([begin])

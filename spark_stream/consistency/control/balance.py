@@ -1,10 +1,11 @@
 """When a leader hands its partition to the preferred leader, which is the first of the replicas.
 
-**Rule.** The preferred leader must have been able to lead for a *settle time*, without a break:
-alive, in sync, in the same start of its broker, and under the same leader. So a broker that comes
-and goes gets nothing back, and a partition goes to its preferred leader at most once in that time.
-Then the preferred leader's log has to take a write. If it does not, the settle time begins anew.
-At most ``AT_ONCE_MAX`` partitions are handed over together, those that have waited longest first.
+**Rule.** The preferred leader must have been able to lead for a *settle time* without interruption:
+alive, in sync, in the same start of its broker, and under the same leader. So a broker that keeps
+restarting gets nothing back, and a partition goes to its preferred leader at most once in that
+time. Then the preferred leader's log has to take a write. If it does not, the settle time starts
+again. At most ``AT_ONCE_MAX`` partitions are handed over together, those that have waited longest
+first.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class Settling(Struct, frozen=True):
     """A partition whose preferred leader can lead.
 
     Attributes:
-        under: What must stay as it is: the leader epoch, and the start of the preferred broker.
-        since: From when on it has been so, in microseconds of the steady clock.
+        under: What must not change: the leader epoch, and the start of the preferred broker.
+        since: Since when it has not changed, in microseconds of the steady clock.
     """
 
     under: Hashable
@@ -34,7 +35,7 @@ class Settling(Struct, frozen=True):
 def after_look(
     known: Mapping[_K, Settling], able: Mapping[_K, Hashable], now: int
 ) -> dict[_K, Settling]:
-    """Return what is settling after a look at the partitions whose preferred leader can lead."""
+    """Return the settling partitions, given those whose preferred leader can lead now."""
     return {
         key: before
         if (before := known.get(key)) is not None and before.under == under

@@ -1,21 +1,21 @@
-"""What a broker does that finds a batch of its log damaged: when it leaves, stays, or waits.
+"""What a broker does when a batch of its log is damaged: when it leaves, stays, or waits.
 
-A damaged batch has its entry still, so a replica with one agrees with all others about what the log
-is; it only cannot give these records. So to stay costs no record while another copy exists, and to
-cut the log at the damage does if there is none.
+The entry of a damaged batch is intact, so the replica still agrees with all others about the log;
+it only cannot serve these records. Staying costs no record while another copy exists. Cutting the
+log at the damage loses records if there is no other copy.
 
-**Rule.** A broker leaves by a new generation of its logs: by that one compare-and-set it is in sync
-nowhere, and leads nothing. It does so if another in-sync replica of the damaged partition lives,
-who has all that is committed. Order: the generation is on record; then the broker follows whoever
-leads; its log is cut at the damage only when that leader has answered, and what is cut comes again
-from there (``consistency.follower``).
+**Rule.** A broker leaves by a new generation of its logs: after that one compare-and-set it is in
+sync nowhere, and leads nothing. It does so if another in-sync replica of the damaged partition is
+alive, which has all that is committed. Order: first the generation is on record; then the broker
+follows the leader. Its log is cut at the damage only when that leader has answered, and the removed
+part is copied from the leader (``consistency.follower``).
 
-It stays if nobody else could lead: nothing is cut, the entries around the damage are served, and
-who asks for damaged ones is told. It looks again whenever the others have changed. So when an
-in-sync replica comes back, or a follower becomes one, it leaves then.
+It stays if no other replica could lead: nothing is cut, the entries around the damage are served,
+and a read of damaged ones gets an error. It decides again whenever the other replicas change, so it
+leaves once an in-sync replica comes back or a follower joins the ISR.
 
-It waits if a partition that is sound would be left without a leader: one whose other in-sync
-replicas are all dead, and still count as such. They are taken off that record soon, or come back.
+It waits if leaving would leave a sound partition without a leader: one whose other in-sync replicas
+are all dead but still on the record. They are removed from that record soon, or come back.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ class Verdict(Enum):
 
 
 def has_heir(record: PartitionRecord, me: Member, alive: Alive) -> bool:
-    """Whether an in-sync replica of another broker lives."""
+    """Return whether an in-sync replica on another broker is alive."""
     return any(each.broker != me.broker for each in live_members(record, alive))
 
 
 def can_go_on(record: PartitionRecord, me: Member, alive: Alive) -> bool:
-    """Whether the partition is led as before once this broker has another generation.
+    """Return whether the partition still has a leader once this broker has another generation.
 
-    A partition of which this broker alone is in sync goes on with it (``scripts.electing.resume``).
+    A partition in which only this broker is in sync continues with it
+    (``scripts.electing.resume``).
     """
     if record.member(me.broker) != me or len(record.isr) == 1:
         return True
@@ -53,7 +54,7 @@ def can_go_on(record: PartitionRecord, me: Member, alive: Alive) -> bool:
 def judge(
     damaged: PartitionRecord, others: Iterable[PartitionRecord], me: Member, alive: Alive
 ) -> Verdict:
-    """What to do about one damaged replica; ``others``: all records of this broker's replicas."""
+    """Decide about one damaged replica; ``others`` are all records of this broker's replicas."""
     if not has_heir(damaged, me, alive):
         return Verdict.STAY
     if not all(can_go_on(each, me, alive) for each in others):

@@ -1,12 +1,12 @@
-"""Every change of a partition's record, as a function from the record to its next.
+"""Every change of a partition's record, as a function from the record to the next one.
 
-Each change is carried out by one compare-and-set on the record as it was when it was read; a change
-that is not allowed is :class:`Unchanged`, with the obstacle. Two that decide at once do no harm:
-one compare-and-set wins, and the other looks at the record again.
+Each change is one compare-and-set on the record as it was read. A change that is not allowed gives
+:class:`Unchanged`, with the obstacle. Two brokers that decide at the same time do no harm: one
+compare-and-set wins, and the other broker reads the record again.
 
-| change | who asks | leader | epoch | in-sync replicas |
+| change | requested by | leader | epoch | in-sync replicas |
 |---|---|---|---|---|
-| ``create`` | who makes the partition | the first that is alive | 0 | all that are alive |
+| ``create`` | the partition's creator | the first that is alive | 0 | all that are alive |
 | ``elect`` | the controller | the first live member | + 1 | the live members |
 | ``elect_longest`` | the controller | the longest log | + 1 | the new leader |
 | ``resume`` | the leader, after a start | the same | + 1 | the same |
@@ -24,11 +24,11 @@ A *live member* is a member of the ISR whose broker is alive in the member's own
 **Invariants**, which every change keeps:
 
 * a record has at least one in-sync replica, each is one of its replicas, and its leader is one;
-* an epoch has one leader, and one process that leads: whoever becomes the leader has a new epoch;
-* whoever becomes the leader was a live member, so it has all that is committed. The exception is
-  ``elect_longest``, where that may be lost, and which is told loudly;
-* only the leader of the present epoch adds a member. Anybody else takes members away at most, which
-  leaves the leader waiting for one too many until it hears of it.
+* an epoch has one leader, and one process that leads: each new leader gets a new epoch;
+* a new leader was a live member, so it has all that is committed. The exception is
+  ``elect_longest``, which may lose committed records and is logged as an error;
+* only the leader of the present epoch adds a member. Others can only remove members; until the
+  leader hears of that, it waits for one member too many.
 
 Source: Kafka's controller (leader election, KIP-455 for moves) and KIP-966; Raft's comparison of
 logs for ``elect_longest``.
@@ -54,7 +54,7 @@ FIRST_EPOCH: Final = LeaderEpoch(0)
 
 
 class Obstacle(StrEnum):
-    """Why a record stays as it is."""
+    """Why a record is not changed."""
 
     LED = "its leader is alive"
     NOT_THE_LEADER = "another broker leads it, or the same in another epoch or generation"
@@ -83,7 +83,7 @@ Outcome = PartitionRecord | Unchanged
 
 
 class LogEnd(Positional):
-    """What a live replica says of its log: its generation, its last epoch (-1: no entry), its end.
+    """What a live replica reports of its log: its generation, last epoch (-1: no entry) and end.
 
     ``entries`` is the index after the last entry.
     """
@@ -97,26 +97,26 @@ class LogEnd(Positional):
 
 
 def leads(record: PartitionRecord, me: Member) -> bool:
-    """Whether this broker is the leader, in the generation in which it was in sync."""
+    """Return whether this broker is the leader, in the generation in which it was in sync."""
     return record.leader == me.broker and record.member(me.broker) == me
 
 
 def live_members(record: PartitionRecord, alive: Alive) -> tuple[Member, ...]:
-    """The in-sync replicas that are alive in their generation, in the order of the replicas."""
+    """Return the in-sync replicas that are alive in their generation, in the replicas' order."""
     members = (record.member(broker) for broker in record.replicas)
     return tuple(each for each in members if each and alive.get(each.broker) == each.generation)
 
 
 def awaited(record: PartitionRecord, registered: Alive) -> tuple[Member, ...]:
-    """The in-sync replicas that are alive or may come back in their generation.
+    """Return the in-sync replicas that are alive or may come back in their generation.
 
-    ``registered``: the generation in which each broker registered last, dead brokers too.
+    ``registered``: the generation in which each broker registered last, including dead brokers.
     """
     return live_members(record, registered)
 
 
 def staying(record: PartitionRecord) -> tuple[BrokerId, ...]:
-    """The replicas without those that a move takes away."""
+    """Return the replicas without those that a move removes."""
     return tuple(broker for broker in record.replicas if broker not in record.removing)
 
 
@@ -124,9 +124,9 @@ def staying(record: PartitionRecord) -> tuple[BrokerId, ...]:
 
 
 def create(replicas: Sequence[BrokerId], alive: Alive) -> PartitionRecord | None:
-    """The first record of a partition; None: no replica is alive.
+    """Return the first record of a partition, or None if no replica is alive.
 
-    All logs are empty, so all that are alive are in sync.
+    All logs are empty, so all replicas that are alive are in sync.
     """
     members = tuple(Member(each, alive[each]) for each in replicas if each in alive)
     if not members:
@@ -135,7 +135,7 @@ def create(replicas: Sequence[BrokerId], alive: Alive) -> PartitionRecord | None
 
 
 def elect(record: PartitionRecord, alive: Alive) -> Outcome:
-    """The leader is not alive: the first live member leads."""
+    """Make the first live member the leader, if the present leader is not alive."""
     members = live_members(record, alive)
     if any(each.broker == record.leader for each in members):
         return Unchanged(Obstacle.LED, record)
@@ -151,11 +151,12 @@ def elect_longest(
     *,
     unclean: bool = False,
 ) -> Outcome:
-    """No live member is left: of those that are alive, the one with the longest log leads.
+    """Make the replica with the longest log the leader, if no live member is left.
 
-    Of two logs the one with the higher last epoch is the longer, then the one with more entries.
-    Only brokers of the ISR are taken, and only once none can come back in its generation. With
-    ``unclean`` any replica is taken, at once. Committed records may be lost both times.
+    The longer of two logs is the one with the higher last epoch, then the one with more entries.
+    Only live brokers of the ISR are candidates, and only once no member can come back in its
+    generation. With ``unclean``, any live replica is a candidate, at once. Either way, committed
+    records may be lost.
     """
     alive = {broker: each.generation for broker, each in candidates.items()}
     if live_members(record, alive):
@@ -179,10 +180,10 @@ def elect_longest(
 
 
 def resume(record: PartitionRecord, me: Member) -> Outcome:
-    """The leader's broker has started again, and vouches for its logs: it leads on, in a new epoch.
+    """Let a restarted leader whose logs are complete lead on, in a new epoch.
 
-    What its earlier process has sent, and is still on its way, is of an epoch that is over. A
-    partition without followers has nothing on its way, and goes on in its epoch.
+    Requests of its earlier process that are still in flight are then of an old epoch. A partition
+    without followers has no such requests, and keeps its epoch.
     """
     if not leads(record, me):
         return Unchanged(Obstacle.NOT_THE_LEADER, record)
@@ -192,14 +193,14 @@ def resume(record: PartitionRecord, me: Member) -> Outcome:
 
 
 def renew(record: PartitionRecord, earlier: Member, me: Member) -> Outcome:
-    """The only in-sync replica has another generation, and all that it had in the earlier one."""
+    """Give the only in-sync replica its new generation; it has all that the earlier one had."""
     if earlier.broker != me.broker or record.isr != (earlier,):
         return Unchanged(Obstacle.NOT_A_MEMBER, record)
     return _led_by(record, me.broker, (me,))
 
 
 def lift_epoch(record: PartitionRecord, me: Member, last_epoch: int) -> Outcome:
-    """The leader's log has entries of a later epoch: the store is an older copy.
+    """Raise the epoch above the last one in the leader's log: the store is an older copy.
 
     Epochs never fall along a log, so nothing can be appended in the epoch on record.
     """
@@ -215,7 +216,8 @@ def resign(
 ) -> Outcome:
     """Let the leader give up (its disk failed, it shuts down) and leave the ISR.
 
-    It stops appending first, and lets the others catch up if it can: what they do not have is cut.
+    It stops appending first, and lets the others catch up if it can: entries that they lack are
+    cut.
 
     Args:
         record: The partition's record.
@@ -233,7 +235,7 @@ def resign(
 
 
 def prefer(record: PartitionRecord, alive: Alive) -> Outcome:
-    """The preferred leader, which is the first of the replicas, leads if it is a live member."""
+    """Make the preferred leader (the first of the replicas) the leader, if it is a live member."""
     preferred = record.replicas[0]
     if record.leader == preferred:
         return Unchanged(Obstacle.SAME, record)
@@ -253,7 +255,7 @@ def _led_by(record: PartitionRecord, leader: BrokerId, isr: tuple[Member, ...]) 
 def propose_isr(
     record: PartitionRecord, me: Member, epoch: LeaderEpoch, members: Iterable[Member]
 ) -> Outcome:
-    """The leader of this epoch says who is in sync; itself always is."""
+    """Set the in-sync replicas that the leader of this epoch found; they include the leader."""
     if not leads(record, me) or record.leader_epoch != epoch:
         return Unchanged(Obstacle.NOT_THE_LEADER, record)
     named = tuple(members)
@@ -267,7 +269,7 @@ def propose_isr(
 
 
 def leave_isr(record: PartitionRecord, me: Member) -> Outcome:
-    """A follower that cannot vouch for its copy any more leaves, unless it is the only member."""
+    """Remove a follower whose copy may be incomplete from the ISR, unless it is the only member."""
     if record.member(me.broker) != me:
         return Unchanged(Obstacle.NOT_A_MEMBER, record)
     if record.leader == me.broker:
@@ -282,10 +284,11 @@ def leave_isr(record: PartitionRecord, me: Member) -> Outcome:
 
 
 def begin_move(record: PartitionRecord, target: Sequence[BrokerId]) -> Outcome:
-    """The partition is to be on these brokers, the first of them its preferred leader.
+    """Begin to move the partition to these brokers, the first of them its preferred leader.
 
-    Until they are in sync the others stay, behind them. A move that is under way is replaced: those
-    that it has brought go, whether this one is finished or cancelled.
+    Until they are in sync, the other replicas stay, behind them in the list. This replaces a move
+    in progress: brokers that the earlier move added, and that are not in ``target``, are removed
+    whether this move is finished or cancelled.
     """
     goes = tuple(
         broker
@@ -301,7 +304,7 @@ def begin_move(record: PartitionRecord, target: Sequence[BrokerId]) -> Outcome:
 
 
 def finish_move(record: PartitionRecord, alive: Alive) -> Outcome:
-    """Every replica of the target is in sync: the others go."""
+    """Remove the other replicas once every replica of the target is in sync."""
     if not (record.adding or record.removing):
         return Unchanged(Obstacle.NOT_MOVING, record)
     stay = staying(record)
@@ -311,9 +314,9 @@ def finish_move(record: PartitionRecord, alive: Alive) -> Outcome:
 
 
 def cancel_move(record: PartitionRecord, alive: Alive) -> Outcome:
-    """The brokers that the move brought, and those that it replaced, go again.
+    """Remove the brokers that the move added, and those added by a move that it replaced.
 
-    Who was the preferred leader is not restored.
+    The earlier preferred leader is not restored.
     """
     if not (record.adding or record.removing):
         return Unchanged(Obstacle.NOT_MOVING, record)
@@ -322,7 +325,7 @@ def cancel_move(record: PartitionRecord, alive: Alive) -> Outcome:
 
 
 def _narrowed(record: PartitionRecord, stay: tuple[BrokerId, ...], alive: Alive) -> Outcome:
-    """The record with these of its replicas only; a leader that goes hands over."""
+    """Return the record with these replicas only, and with another leader if its leader goes."""
     isr = tuple(each for each in record.isr if each.broker in stay)
     if not isr:
         return Unchanged(Obstacle.NOT_IN_SYNC, record)

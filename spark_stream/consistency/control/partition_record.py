@@ -3,12 +3,12 @@
 The record is in the metadata store. Every change of it is one compare-and-set; ``election`` has
 the changes that are allowed.
 
-**Generations.** A member of the ISR is a broker in a *generation* of its logs. A broker makes a new
-generation when it starts and cannot vouch for all of its logs: after an unclean end of its machine,
-or when a log is damaged. The member of the old generation is no longer there, so by the one
-compare-and-set that puts the new generation on the broker's own record, the broker leaves the ISR
-of all its partitions at once. And a leader that is late to add the old generation to an ISR does no
-harm.
+**Generations.** A member of the ISR is a broker in a *generation* of its logs. A broker begins a
+new generation when it starts and cannot be sure that its logs are complete: after an unclean end of
+its machine, or when a log is damaged. The member of the old generation no longer exists. So the one
+compare-and-set that puts the new generation on the broker's own record removes the broker from the
+ISR of all its partitions at once, and a leader that adds the old generation to an ISR too late does
+no harm.
 
 Source: Kafka's partition registration; KIP-903 (a stale broker epoch keeps a replica out of the
 ISR) and KIP-966 (an unclean start ends membership).
@@ -33,10 +33,10 @@ class Member(NamedTuple):
 class PartitionRecord(Struct, frozen=True):
     """What all brokers know of a partition.
 
-    ``replicas``: the brokers that are to have a copy, the preferred leader first. ``adding``: those
-    of ``replicas`` that a move puts there; ``removing``: those that leave once the others are in
-    sync. In both are those that were brought by a move which another one has replaced since.
-    ``leader``: None while nobody can lead.
+    ``replicas``: the brokers that should have a copy, the preferred leader first. ``adding``: those
+    of ``replicas`` that a move adds; ``removing``: those that leave once the others are in sync.
+    Brokers that were added by a move that another move has replaced are in both. ``leader``: None
+    while no replica can lead.
     """
 
     replicas: tuple[BrokerId, ...]
@@ -47,9 +47,9 @@ class PartitionRecord(Struct, frozen=True):
     removing: tuple[BrokerId, ...] = ()
 
     def member(self, broker: BrokerId) -> Member | None:
-        """The broker as a member of the ISR; None: it is none."""
+        """Return the broker as a member of the ISR, or None if it is not in it."""
         return next((each for each in self.isr if each.broker == broker), None)
 
     def is_only_member(self, broker: BrokerId) -> bool:
-        """Whether nobody else is in sync: nobody else need have what is committed."""
+        """Return whether only this broker is in sync: others need not have what is committed."""
         return [each.broker for each in self.isr] == [broker]

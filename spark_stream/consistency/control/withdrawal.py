@@ -1,16 +1,17 @@
-"""When a replica whose log refuses writes is looked at again, and whether it may go on leading.
+"""When a replica whose log refuses writes is checked again, and whether it may continue to lead.
 
-**Rule.** A leader whose write failed hands over as soon as possible. One whose disk is full waits
-for ``FULL_US`` first: room comes back by itself, and a write that succeeds ends the trouble. It
+**Rule.** A leader whose write failed hands over as soon as possible. One whose disk is full first
+waits for ``FULL_US``: space may become free by itself, and a successful write ends the trouble. It
 hands over to a live in-sync replica whose log takes a write at that moment, and leaves the ISR by
-the same change of the record (``election.resign``). If there is none, it goes on leading: what is
-there can be read, and writes are refused until one of the logs takes them.
+the same change of the record (``election.resign``). If there is none, it continues to lead:
+existing records can be read, and writes are refused until one of the logs takes them.
 
-A follower in trouble says so to its leader, which takes it out of the ISR (``progress``), and asks
-for no entries, so it cannot join again. If its leader dies before, it can be elected, for it has
-all that is committed, and an election does not ask who can write; it hands over by the same rule
-then. The trouble ends when a write to its log has succeeded: a *probe*, which is tried every
-``RETRY_US``. A broker that shuts down hands over to replicas whose logs take a probe, as well.
+A follower in trouble reports it to its leader, which removes it from the ISR (``progress``). The
+follower requests no entries, so it cannot join again. If its leader dies before that, the follower
+can be elected, because it has all that is committed and an election does not check who can write;
+it then hands over by the same rule. The trouble ends when a write to its log has succeeded: a
+*probe*, tried every ``RETRY_US``. A broker that shuts down also hands over only to replicas whose
+logs take a probe.
 
 | event | who acts | what changes on record |
 |---|---|---|
@@ -22,9 +23,8 @@ then. The trouble ends when a write to its log has succeeded: a *probe*, which i
 | the same, and it still leads | ``Withdrawals``, as for a failed write | an heir leads, epoch + 1 |
 | its broker shuts down | ``handing_over`` | an heir leads, epoch + 1; it leaves the ISR |
 
-After a failed force both act. ``Standing`` does so once; a replica that was the only one in sync
-leads on then, and hands over to a replica that joins the ISR later, which is left to
-``Withdrawals``.
+After a failed force both act. ``Standing`` does so once. If the replica was the only one in sync,
+it continues to lead, and ``Withdrawals`` hands over when a replica joins the ISR later.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from msgspec.structs import replace
 FULL_US: Final = 5_000_000
 """How long a leader waits for room on its disk before it hands over."""
 RETRY_US: Final = 5_000_000
-"""How long until a replica in trouble is looked at again."""
+"""How long until a replica in trouble is checked again."""
 
 
 class Trouble(Struct, frozen=True):
     """A log refuses writes.
 
     Attributes:
-        full: There is no room, which is no fault of the disk.
-        due: When something is to be done about it, in microseconds of the steady clock.
-        tried: Something was done about it, and the log still refused writes.
+        full: The disk is full, not faulty.
+        due: When to act on it next, in microseconds of the steady clock.
+        tried: An attempt was made, and the log still refused writes.
     """
 
     full: bool
@@ -55,7 +55,7 @@ class Trouble(Struct, frozen=True):
 
     @property
     def needs_probe(self) -> bool:
-        """Whether to look, before the replica hands over, if the log takes writes again."""
+        """Whether to probe the log before the replica hands over."""
         return self.full or self.tried
 
 
@@ -69,10 +69,10 @@ def after_refusal(known: Trouble | None, now: int, *, full: bool) -> Trouble:
 
 
 def after_write(known: Trouble | None) -> Trouble | None:
-    """Return the trouble after a write succeeded: a disk that has failed is probed all the same."""
+    """Return the trouble after a successful write, which ends it only if the disk was full."""
     return None if known is None or known.full else known
 
 
 def after_attempt(known: Trouble, now: int) -> Trouble:
-    """Return the trouble after a probe failed, or there was no other replica to hand over to."""
+    """Return the trouble after a probe failed, or no other replica could take over."""
     return replace(known, due=now + RETRY_US, tried=True)

@@ -1,11 +1,12 @@
-"""Where the leader epochs of a log begin and end: what tells that two logs went apart, and where.
+"""Where the leader epochs of a log begin and end: this shows whether and where two logs diverge.
 
 Every entry carries the epoch of the leader that appended it, and epochs never fall along a log. An
 epoch ends where the first entry of a later one begins, or at the log's end if there is none.
 
 Two replicas of a partition compare their epochs to find what they share (:func:`agreement`): an
-epoch has one leader, and a follower takes that leader's entries only behind what it shares with it.
-So where two logs hold an entry of one index and one epoch, they are the same up to there.
+epoch has one leader, and a follower appends that leader's entries only after the part that it
+shares with it. So if two logs hold an entry of the same index and epoch, they are the same up to
+there.
 
 Source: Raft's log matching property; Kafka's leader epoch cache (KIP-101, KIP-279).
 """
@@ -25,9 +26,9 @@ from spark_stream.structs import OffsetField, Positional
 
 
 class EpochStarts:
-    """The first place of each epoch in a log, epochs without an entry left out.
+    """The first entry of each epoch in a log, without epochs that have no entry.
 
-    One writer at a time; any thread may ask.
+    One writer at a time; any thread may read.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class EpochStarts:
 
     @classmethod
     def derived(cls, tables: Sequence[Table]) -> EpochStarts:
-        """From the entries tables of a whole log, oldest first."""
+        """Derive the starts from the entries tables of a whole log, oldest first."""
         found = cls()
         for table in tables:
             epochs, rows = np.unique(table["leader_epoch"], return_index=True)
@@ -48,11 +49,11 @@ class EpochStarts:
 
     @property
     def last(self) -> LeaderEpoch | None:
-        """The epoch of the last entry; None: there is none."""
+        """The epoch of the last entry; None if there is none."""
         return LeaderEpoch(self._epochs[-1]) if self._epochs else None
 
     def appended(self, epoch: LeaderEpoch, at: Boundary) -> None:
-        """An entry of this epoch is at this place, behind all others."""
+        """Note that an entry of this epoch is at this place, behind all others."""
         if not self._epochs or epoch > self._epochs[-1]:
             self._places.append(at)
             self._epochs.append(epoch)
@@ -63,24 +64,24 @@ class EpochStarts:
         return LeaderEpoch(self._epochs[at - 1]) if at else None
 
     def start_of(self, epoch: int) -> Boundary | None:
-        """The epoch's first entry; None: it has none here."""
+        """Return where the epoch's first entry is, or None if the log has none."""
         at = bisect_left(self._epochs, epoch)
         found = at < len(self._epochs) and self._epochs[at] == epoch
         return self._places[at] if found else None
 
     def end_of(self, epoch: int, log_end: Boundary) -> Boundary:
-        """Where the epoch ended: from there on a later epoch may have given the offsets again."""
+        """Return where the epoch ended: a later epoch may have assigned the offsets from there on again."""
         later = bisect_right(self._epochs, epoch)
         return self._places[later] if later < len(self._epochs) else log_end
 
     def before(self, offset: Offset) -> tuple[LeaderEpoch, Boundary] | None:
-        """The epoch of the record before the offset, and its first entry; None: there is none."""
+        """Return the epoch of the record before the offset, and its first entry, or None if no record."""
         known = len(self._epochs)
         at = bisect_left(self._places, offset, hi=known, key=lambda each: each.offset) - 1
         return None if at < 0 else (LeaderEpoch(self._epochs[at]), self._places[at])
 
     def history(self, start: EntryIndex, end: EntryIndex) -> EpochHistory:
-        """The epochs of a log that holds the entries from ``start`` to before ``end``."""
+        """Return the epochs of a log that holds the entries from ``start`` to before ``end``."""
         firsts = zip(self._epochs, self._places, strict=True)
         return EpochHistory(
             start, end, tuple((epoch, max(int(at.entry), int(start))) for epoch, at in firsts)
@@ -99,7 +100,7 @@ class EpochHistory(Positional, array_like=True):
     epochs: tuple[tuple[OffsetField, OffsetField], ...]
 
     def __post_init__(self) -> None:
-        # Epochs whose last entry was evicted share the log's start with the next: they are gone.
+        # Epochs whose entries are all evicted start where the next one does: leave them out.
         ends = [*(first for _, first in self.epochs), self.end][1:]
         kept = tuple(
             each for each, ending in zip(self.epochs, ends, strict=True) if each[1] < ending
@@ -107,20 +108,20 @@ class EpochHistory(Positional, array_like=True):
         structs.force_setattr(self, "epochs", kept)
 
     def end_of(self, place: int) -> int:
-        """Where the epoch in this place of ``epochs`` ends."""
+        """Return where the epoch at this index of ``epochs`` ends."""
         return self.epochs[place + 1][1] if place + 1 < len(self.epochs) else self.end
 
     def below(self, end: int) -> EpochHistory:
-        """The history of the same log without its entries from ``end`` on."""
+        """Return the history of the same log without its entries from ``end`` on."""
         kept = tuple(each for each in self.epochs if each[1] < end)
         return EpochHistory(self.start, max(self.start, min(self.end, end)), kept)
 
 
 def agreement(one: EpochHistory, other: EpochHistory) -> EntryIndex | None:
-    """The index up to which two logs hold the same entries; None: that cannot be known.
+    """Return the index up to which two logs hold the same entries, or None if it cannot be known.
 
-    Take the greatest epoch of which both logs have an entry at the same index: they agree up to
-    the earlier of that epoch's two ends. An epoch that only one log has tells nothing, because its
+    Take the greatest epoch of which both logs have an entry at the same index: they agree up to the
+    earlier of that epoch's two ends. An epoch that only one log has says nothing, because its
     leader may never have reached the other replica.
 
     None means that what the logs share, if anything, is evicted from one of them: a follower then

@@ -1,21 +1,21 @@
 """What a follower does with its leader's answer, and which frames it takes.
 
-**Order.** A follower tells the epochs of its log; the leader answers with the place up to which
-both logs hold the same (``epochs.agreement``). The follower cuts off what it has beyond that
-place *before* it takes a frame and before it reports anything. From then on its log is a prefix of
-its leader's, and each frame goes on where the log ends.
+**Order.** A follower sends the epochs of its log; the leader answers with the place up to which
+both logs are the same (``epochs.agreement``). The follower cuts off what it has beyond that place
+*before* it takes a frame and before it reports anything. From then on its log is a prefix of its
+leader's, and each frame starts where the log ends.
 
 **Cutting below the high watermark.** What is below a follower's high watermark is on every in-sync
 replica, so also on any leader that was elected from them. A leader that asks for a deeper cut was
-elected because all of those were lost, or by an unclean election. The follower obeys, or the
-replicas never meet again, and says loudly what is lost (:attr:`Cut.lost_from`).
+elected because all of those were lost, or by an unclean election. The follower obeys, because
+otherwise the replicas would never agree again, and logs what is lost (:attr:`Cut.lost_from`).
 
-**Damage.** A follower whose batch of an entry is damaged tells its leader the epochs of the log
-before that entry only. So the leader's answer is a cut there at the latest, and what is cut comes
-again from the leader. That loses nothing, although it lies below the high watermark.
+**Damage.** A follower with a damaged batch reports to its leader only the epochs of the log before
+that batch's entry. So the leader's answer is a cut there at the latest, and the entries that were
+cut are copied again from the leader. That loses nothing, although it is below the high watermark.
 
-**Epochs.** A frame of an older epoch comes from a leader that is none any more; one of a newer
-epoch comes from a leader that this replica has not heard of yet, and is asked for again.
+**Epochs.** A frame of an older epoch comes from a leader that has been replaced. One of a newer
+epoch comes from a leader that this replica has not heard of yet, and is requested again later.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from spark_stream.consistency.replication.leader import Boundary, LeaderState
 
 
 class Refusal(Enum):
-    """Why a request, or a frame, of another broker is not taken."""
+    """Why a request, or a frame, of another broker is refused."""
 
     NOT_LEADING = "this broker does not lead the partition"
     FENCED = "it is of an epoch that is over"
@@ -39,10 +39,10 @@ class Refusal(Enum):
 
 
 class Agreed(Struct, frozen=True):
-    """A leader's answer to a follower that begins: they share the entries below ``entry``.
+    """A leader's answer to a follower that starts: they share the entries below ``entry``.
 
-    ``begin``: they share nothing that is still there; the follower begins anew at this place, which
-    is where the leader's log starts. ``high_watermark`` is an entry index.
+    ``begin``: they share nothing that still exists; the follower starts again, empty, at this
+    place, which is where the leader's log starts. ``high_watermark`` is an entry index.
     """
 
     leader_epoch: LeaderEpoch
@@ -82,9 +82,9 @@ Preparation = GoOn | Cut | BeginAnew
 def preparation(
     state: LeaderState, agreed: Agreed, hole: EntryIndex | None = None
 ) -> Preparation | Refusal:
-    """What the follower does with its log before it takes frames.
+    """Decide what the follower does with its log before it takes frames.
 
-    ``hole``: its first damaged entry, of which the leader was told as if the log ended before it.
+    ``hole``: its first damaged entry; what the follower sent to the leader ended before it.
     """
     wrong = misfit_of(state.leader_epoch, agreed.leader_epoch)
     if wrong is not None:
@@ -114,7 +114,7 @@ class Take(Struct, frozen=True):
 def judge_frame(
     epoch: LeaderEpoch, log_end: EntryIndex, frame_epoch: int, first: int, count: int
 ) -> Take | Refusal:
-    """What a follower in this epoch, whose log ends here, does with a frame of its session.
+    """Decide what a follower in this epoch, whose log ends here, does with a frame of its session.
 
     The frame holds ``count`` entries from the index ``first`` on.
     """
@@ -127,10 +127,10 @@ def judge_frame(
 
 
 def estranged(log_end: Boundary, base_offset: int) -> BeginAnew | None:
-    """What the follower does where the leader's next entry has this offset; None: it fits.
+    """Return how to start again if the leader's next entry does not have this offset, or None.
 
-    The offsets of one entry differ only if records were given up that this replica had evicted:
-    its log is of another past. It removes all, and then asks its leader again from entry 0 on.
+    The offsets of one entry differ only if records were given up that this replica had evicted: its
+    log has another history. It removes everything, and then asks its leader again from entry 0 on.
     """
     if base_offset == log_end.offset:
         return None
@@ -138,7 +138,7 @@ def estranged(log_end: Boundary, base_offset: int) -> BeginAnew | None:
 
 
 def misfit_of(epoch: LeaderEpoch, asked: int) -> Refusal | None:
-    """What is wrong with a request of the epoch ``asked``; None: it is of this epoch."""
+    """Return why a request of the epoch ``asked`` is refused, or None if it is of this epoch."""
     if asked < epoch:
         return Refusal.FENCED
     return Refusal.UNKNOWN_EPOCH if asked > epoch else None

@@ -1,15 +1,16 @@
-"""A replica's bounds: what happens to LEO, HW and LSO. A state goes in, a new state comes out.
+"""How a replica's bounds (LEO, HW and LSO) move: functions from a state to the next one.
 
 Invariants, after every transition:
 
 * ``log_start <= LSO <= HW <= LEO``;
-* LEO, HW and the log start never move back (LEO only by truncation, which is a follower's act; HW
-  never for a reader, and in a follower only where committed records were lost, which is told);
-* with nobody to wait for HW = LEO;
+* LEO, HW and the log start never move back, with two exceptions: a follower's truncation moves
+  LEO back, and also HW if committed records were lost, which is logged. HW never moves back for a
+  reader;
+* HW = LEO if there are no followers to wait for;
 * LSO is the first undecided offset, or HW if there is none at or below it.
 
-Replication counts entries: a replica keeps the HW as an entry index, and the offset that belongs
-to it beside it, because a marker moves the first and not the second.
+Replication counts entries: a replica keeps the HW as an entry index together with its offset,
+because a marker moves the first and not the second.
 
 Source: Fluvio ("If there are no followers in the partition, the state is always COMMITTED once a
 record gets acknowledged"); Kafka's last stable offset.
@@ -36,7 +37,7 @@ class Boundary(NamedTuple):
 class LeaderState(Struct, frozen=True):
     """What a replica of a partition knows of its log's bounds.
 
-    ``followers``: how many others a record waits for at least; 0: HW = LEO.
+    ``followers``: the least number of others that a record waits for; 0: HW = LEO.
     """
 
     leader_epoch: LeaderEpoch
@@ -47,7 +48,7 @@ class LeaderState(Struct, frozen=True):
     first_undecided: Offset | None = None
 
     def bounds(self) -> Bounds:
-        """One consistent observation for readers."""
+        """Return the bounds for readers, as one consistent observation."""
         stable = self.high_watermark.offset
         if self.first_undecided is not None:
             stable = min(stable, self.first_undecided)
@@ -62,13 +63,16 @@ class LeaderState(Struct, frozen=True):
 def opened(
     leader_epoch: LeaderEpoch, log_start: Boundary, log_end: Boundary, followers: int = 0
 ) -> LeaderState:
-    """The state of a log that was just opened. With no followers HW = LEO, after a crash too."""
+    """Return the state of a log that was just opened.
+
+    With no followers HW = LEO, after a crash too.
+    """
     known = log_end if followers == 0 else log_start
     return LeaderState(leader_epoch, log_start, log_end, known, followers)
 
 
 def appended(state: LeaderState, records: int) -> LeaderState:
-    """One entry with ``records`` records (0: a marker) is at the end of the leader's log."""
+    """Add one entry with ``records`` records (0: a marker) at the end of the leader's log."""
     if records < 0:
         raise ValueError(f"an entry has no negative number of records: {records}")
     end = Boundary(EntryIndex(state.log_end.entry + 1), Offset(state.log_end.offset + records))
@@ -79,7 +83,10 @@ def appended(state: LeaderState, records: int) -> LeaderState:
 
 
 def replicated(state: LeaderState, upto: Boundary) -> LeaderState:
-    """Every in-sync replica has the entries below ``upto``. HW never moves back, nor past LEO."""
+    """Move HW up to ``upto``: every in-sync replica has the entries below it.
+
+    HW never moves back, nor past LEO.
+    """
     if upto.entry > state.log_end.entry:
         raise ValueError(f"replicated past the log end: {upto} > {state.log_end}")
     if upto.entry <= state.high_watermark.entry:
@@ -95,12 +102,12 @@ def replicated(state: LeaderState, upto: Boundary) -> LeaderState:
 
 
 def undecided_from(state: LeaderState, offset: Offset | None) -> LeaderState:
-    """The earliest undecided transaction starts at ``offset`` (None: there is none)."""
+    """Set the start of the earliest undecided transaction (None: there is none)."""
     return state if state.first_undecided == offset else replace(state, first_undecided=offset)
 
 
 def evicted(state: LeaderState, log_start: Boundary) -> LeaderState:
-    """Retention removed the entries below ``log_start``; never past the LSO, never backwards."""
+    """Move the log start: retention removed the entries below. Never past the LSO, never backwards."""
     if log_start.entry <= state.log_start.entry:
         return state
     if log_start.offset > state.bounds().last_stable_offset:
@@ -109,15 +116,18 @@ def evicted(state: LeaderState, log_start: Boundary) -> LeaderState:
 
 
 def waiting_for(state: LeaderState, followers: int) -> LeaderState:
-    """A record waits for so many others from now on. HW itself moves when they have something."""
+    """Set how many other replicas a record waits for.
+
+    HW does not move until these report what they have.
+    """
     return state if state.followers == followers else replace(state, followers=followers)
 
 
 def truncated(state: LeaderState, log_end: Boundary, *, lost: bool = False) -> LeaderState:
-    """The log was cut back to ``log_end``.
+    """Cut the log back to ``log_end``.
 
-    Never below the HW, whose entries nobody takes back, unless a leader without them was elected:
-    ``lost`` says that, and HW goes back with the log.
+    Never below the HW, because entries below it are never taken back, unless a leader without them
+    was elected: then ``lost`` is true, and HW goes back with the log.
     """
     high = state.high_watermark
     if log_end.entry < high.entry and not lost:
@@ -128,5 +138,5 @@ def truncated(state: LeaderState, log_end: Boundary, *, lost: bool = False) -> L
 
 
 def emptied(state: LeaderState, at: Boundary) -> LeaderState:
-    """The log holds nothing and begins at this place: what was before it is evicted elsewhere."""
+    """Empty the log and let it begin at this place: what was before is evicted on the leader."""
     return replace(state, log_start=at, log_end=at, high_watermark=at, first_undecided=None)

@@ -1,22 +1,22 @@
 """What a reader remembers of the log that it read, to learn whether its records are still there.
 
 A *lineage* is a tuple of claims ``(epoch, end)``, both rising: the record before the offset ``end``
-was written in the leader epoch ``epoch``. The last claim is of where the reader was told that it
-is. The claims before it end where the next one's epoch began; they go back to the first whose epoch
-has a record below the high watermark, for no failover takes that one back, so every later log knows
-this epoch. So a lineage nearly always is one claim. Where they would go back beyond the first
-record that the log knows, that record's epoch comes twice: first with the record's own offset.
-Retention removes only what is replicated, so every later log has what was before that.
+was written in the leader epoch ``epoch``. The last claim is of the position that the reader was
+given. Each earlier claim ends where the next claim's epoch began. They go back to the first epoch
+that has a record below the high watermark: no failover takes that record back, so every later log
+knows this epoch. So a lineage is nearly always one claim. If the claims would go back beyond the
+first record that the log knows, that record's epoch comes twice: first with the record's own
+offset. Retention removes only what is replicated, so every later log had what was before that.
 
 Invariant: where a log holds a record of an epoch right before ``end``, it holds all that the reader
 has read up to there. For an epoch has one leader, and a replica takes its entries only behind what
 it shares with it (:mod:`spark_stream.consistency.replication.epochs`). So the newest claim that
-holds tells what is left. One that does not hold, of an epoch that the log knows, is left up to the
-end of that epoch; of an epoch that the log does not know, nothing is left, and the claim before it
-tells.
+holds shows what survives. If a claim does not hold but the log knows its epoch, its records survive
+up to the end of that epoch. If the log does not know the epoch, nothing of it survives, and the
+claim before it decides.
 
-It takes the epoch of the record, not that of the leader who gave it: two leaders in a row may have
-been elected that never followed each other, and then the later one has records of an *earlier*
+A claim has the epoch of the record, not that of the leader who served it: two leaders in a row may
+have been elected that never followed each other, and then the later one has records of an *earlier*
 epoch at offsets where the reader got records of a later one.
 
 Source: Kafka's consumer carries the epoch of the last batch that it fetched (KIP-320), but compares
@@ -35,11 +35,11 @@ Lineage = tuple[tuple[int, int], ...]
 """Claims ``(epoch, end)``, both rising."""
 
 NOTHING_KNOWN: Final[Lineage] = ()
-"""Of an offset that a user named, or before which there is no record."""
+"""The lineage of an offset that a user named, or that has no record before it."""
 
 
 def lineage_of(starts: EpochStarts, offset: Offset, replicated: Offset) -> Lineage:
-    """The lineage of an offset of this log, of which the part below ``replicated`` is for good."""
+    """Return the lineage of an offset of this log; what is below ``replicated`` is never taken back."""
     claims = []
     end = offset
     while (found := starts.before(end)) is not None:
@@ -49,7 +49,7 @@ def lineage_of(starts: EpochStarts, offset: Offset, replicated: Offset) -> Linea
         if end < replicated:
             break
     else:
-        if claims:  # what is before the first record that the log knows, it cannot claim
+        if claims:  # the log can claim nothing before the first record that it knows
             claims.append((claims[-1][0], int(end)))
     return tuple(reversed(claims))
 
@@ -57,11 +57,12 @@ def lineage_of(starts: EpochStarts, offset: Offset, replicated: Offset) -> Linea
 def surviving(
     lineage: Lineage, starts: EpochStarts, log_start: Offset, log_end: Boundary
 ) -> Offset:
-    """Up to which offset the log still holds the records that a (not empty) lineage tells of.
+    """Return up to which offset the log still holds the records of a (not empty) lineage.
 
-    What retention has removed counts as held: it is told in another way. Where the log knows none
-    of the epochs, records that were replicated are lost (an unclean election, an older copy of the
-    log): then it is below the last claim, and as near to the place as the log can tell.
+    Records that retention has removed count as held: that is reported in another way. If the log
+    knows none of the epochs, records that were replicated are lost (an unclean election, an older
+    copy of the log). Then the result is below the last claim, and as near to the real place as the
+    log can tell.
     """
     return max(log_start, _left_behind(lineage, starts, log_start, log_end))
 
@@ -69,7 +70,7 @@ def surviving(
 def _left_behind(
     lineage: Lineage, starts: EpochStarts, log_start: Offset, log_end: Boundary
 ) -> Offset:
-    """Where the log and the reader's history parted."""
+    """Return the offset where the log and the reader's history diverge."""
     for epoch, end in reversed(lineage):
         if end <= log_start:
             return log_start
@@ -84,12 +85,12 @@ def _left_behind(
 
 
 def lost_above(offset: int, lineage: Lineage, held: int) -> int | None:
-    """Above which offset a reader at ``offset`` has lost records; None: it has lost none.
+    """Return above which offset a reader at ``offset`` has lost records, or None if it lost none.
 
-    ``held``: up to where its lineage survives. There it is to go on.
+    ``held``: up to where its lineage survives. The reader should continue there.
 
-    The last claim may be above the offset, if the reader has not come as far as it was told, or
-    below it.
+    The last claim may be above the offset, if the reader has not read as far as the position it was
+    given, or below it.
     """
     if not lineage or held >= min(offset, lineage[-1][1]):
         return None

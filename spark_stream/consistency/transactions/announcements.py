@@ -1,7 +1,7 @@
-"""A commit announces in its transaction's record which consumers' positions it is going to move.
+"""A commit announces in its transaction's record which consumers' positions it will move.
 
 A new owner of a consumer's name withdraws the announcement for that name, and a commit decides only
-while its announcement stands. ``scripts.consumers`` says why that keeps two owners apart.
+while its announcement is on record. ``scripts.consumers`` explains why two owners cannot both win.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from spark_stream.consistency.transactions.transactions import (
 def announce(
     transaction: Transaction, instance: str, number: int, positions: Iterable[PositionOf]
 ) -> Outcome:
-    """The owner says which positions its commit is going to move."""
+    """Record which positions the owner's commit is about to move."""
     denied = not_owner(transaction, instance) or not_open(transaction, number, Event.ANNOUNCE)
     return denied or entered(transaction, Event.ANNOUNCE, positions=tuple(positions))
 
 
 def withdraw(transaction: Transaction, number: int, consumer: str) -> Outcome:
-    """The name has a new owner: a commit that announced positions for it must check again."""
+    """Withdraw a commit's announcement for a name that has a new owner: it must check again."""
     denied = not_open(transaction, number, Event.WITHDRAW)
     if denied is not None:
         return denied

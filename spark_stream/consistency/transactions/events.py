@@ -1,9 +1,9 @@
-"""What each event makes of a transaction's record: one function for each, as the table allows.
+"""How each event changes a transaction's record: one function per event, as the table allows.
 
-The table and the record are in ``transactions``, with the invariants. What only sinks ask is in
-``sinks``, what is said of consumers' positions before a commit in ``announcements``.
+The table and the record are in ``transactions``, with the invariants. Events that only sinks use
+are in ``sinks``, and announcements of consumers' positions before a commit in ``announcements``.
 
-An event that is denied changes nothing. An event that is repeated gets the same answer.
+A denied event changes nothing. A repeated event gets the same answer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ from spark_stream.consistency.transactions.transactions import (
 
 
 def init(transaction: Transaction, instance: str, timeout_ms: int, now_ms: int) -> Outcome:
-    """An instance takes the id over. Its owner is fenced, an open transaction aborted."""
+    """Make the instance the id's owner.
+
+    The owner before it is fenced, and an open transaction is aborted.
+    """
     if instance in transaction.fenced:
         return Denied(Denial.FENCED, transaction)
     if instance == transaction.instance:
@@ -58,7 +61,7 @@ def init(transaction: Transaction, instance: str, timeout_ms: int, now_ms: int) 
 def begin(
     transaction: Transaction, instance: str, after: int, allotted: Allotted, now_ms: int
 ) -> Outcome:
-    """The owner begins the transaction that follows number ``after`` (-1: its first one)."""
+    """Begin the owner's transaction that follows number ``after`` (-1: its first one)."""
     denied = not_owner(transaction, instance)
     if denied is not None:
         return denied
@@ -67,7 +70,7 @@ def begin(
     if transaction.state in DECIDED:
         return Denied(Denial.PENDING, transaction)
     follows = transaction.unused if after == -1 else after == transaction.number
-    # After one that expired or was killed: its owner may not even know that it had begun.
+    # One that expired or was killed may be followed too: its owner may not know that it had begun.
     follows |= transaction.cause in (Cause.EXPIRED, Cause.KILLED)
     if moved(transaction, Event.BEGIN) is None or not follows:
         return Denied(Denial.INVALID, transaction)
@@ -82,13 +85,16 @@ def begin(
 
 
 def needs_producer_id(transaction: Transaction) -> bool:
-    """Whether the owner's next transaction has to be written under another producer id."""
+    """Return whether the owner's next transaction needs another producer id."""
     used_up = transaction.producer_id < 0 or transaction.epoch >= EPOCH_MAX
     return used_up or transaction.is_restored
 
 
 def join(transaction: Transaction, number: int, producer_id: int, epoch: int) -> Outcome:
-    """A partition may take batches of this producer id, if its join is on record by now."""
+    """Tell whether a partition may take batches of this producer id in the transaction.
+
+    The caller has put the partition's join on record before.
+    """
     denied = not_open(transaction, number, Event.JOIN)
     if denied is not None:
         return denied
@@ -100,7 +106,7 @@ def join(transaction: Transaction, number: int, producer_id: int, epoch: int) ->
 
 
 def renew(transaction: Transaction, instance: str, number: int, now_ms: int) -> Outcome:
-    """The owner is alive: the deadline is its timeout from now."""
+    """Extend the deadline to the timeout from now: the owner is alive."""
     denied = not_owner(transaction, instance) or not_open(transaction, number, Event.RENEW)
     return denied or renewed(transaction, now_ms)
 
@@ -114,9 +120,10 @@ def commit(
     positions: Iterable[PositionOf] = (),
     content: Iterable[Content] | None = None,
 ) -> Outcome:
-    """The owner decides for these producer ids; the other branches abort.
+    """Decide to commit what these producer ids wrote; the other branches abort.
 
-    A call that is repeated after the decision gets the same answer, whoever owns the id by then.
+    A call that is repeated after the decision gets the same answer, whichever instance owns the id
+    then.
     """
     chosen = tuple(sorted(set(taken)))
     written = None if content is None else tuple(content)
@@ -146,7 +153,10 @@ def commit(
 
 
 def abort(transaction: Transaction, instance: str, number: int) -> Outcome:
-    """The owner gives the transaction up. A commit that is decided stays."""
+    """Decide to abort the owner's transaction.
+
+    A commit that is decided is not undone.
+    """
     asked_again = number == transaction.number and transaction.state in ABORTS
     if asked_again and transaction.cause is not Cause.FENCED:
         return transaction
@@ -160,9 +170,9 @@ def abort(transaction: Transaction, instance: str, number: int) -> Outcome:
 
 
 def expire(transaction: Transaction, number: int, deadline_ms: int) -> Outcome:
-    """The transaction's timeout passed while this number and deadline stood in its record.
+    """Abort the transaction if its timeout passed with this number and deadline in its record.
 
-    From now on its owner's writes and its commit are refused.
+    From then on its owner's writes and its commit are refused.
     """
     watched = (transaction.number, transaction.deadline_ms) == (number, deadline_ms)
     if moved(transaction, Event.EXPIRE) is None or not watched:
@@ -171,9 +181,9 @@ def expire(transaction: Transaction, number: int, deadline_ms: int) -> Outcome:
 
 
 def kill(transaction: Transaction, number: int | None = None) -> Outcome:
-    """An operator aborts the transaction; with ``number``, that one and no other.
+    """Abort the transaction for an operator; with ``number``, only if that is its number.
 
-    With ``number``, a call that is repeated gets the same answer.
+    With ``number``, a repeated call gets the same answer.
     """
     if number is not None and number != transaction.number:
         return Denied(Denial.OVER, transaction)
@@ -185,7 +195,7 @@ def kill(transaction: Transaction, number: int | None = None) -> Outcome:
 
 
 def finish(transaction: Transaction, number: int) -> Outcome:
-    """All markers of the transaction are below the high watermark, its positions are stored."""
+    """End the transaction: all its markers are below the high watermark, its positions stored."""
     if moved(transaction, Event.FINISH) is None or number != transaction.number:
         return Denied(Denial.OVER, transaction)
     return entered(transaction, Event.FINISH, positions=())

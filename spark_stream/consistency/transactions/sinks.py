@@ -1,18 +1,18 @@
-"""What a sink asks of its id's record: one transaction a batch, one branch a task attempt.
+"""A sink's events on its id's record: one transaction a batch, one branch a task attempt.
 
 A sink writes numbered batches. All its task attempts write under branches of one transaction, and
 its driver decides which of them count (``transaction_events.commit``). The events are those of the
-table in ``transactions``; this module says which of a sink's calls is which event.
+table in ``transactions``; this module maps a sink's calls to them.
 
 Invariants:
 
 * a batch is committed once, and batches are committed in the order of their numbers;
 * a new run of the query displaces the runs before it before it writes anything: what they left
   open is aborted;
-* a branch that was dropped is never taken by a commit, and takes nothing more: the event comes
-  first, then its partitions are sealed against its producer id and marked;
-* what a driver has given up stays so: a task that it planned and that comes late opens nothing that
-  would stay open (``Stop``).
+* a branch that was dropped is never part of a commit, and takes no more writes: first comes the
+  event, then its partitions are sealed against its producer id and marked;
+* a batch that a driver has given up stays given up: a task of it that starts late opens no
+  transaction that would stay open (``Stop``).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from spark_stream.consistency.transactions.transactions import (
 
 
 class Claim(Struct, frozen=True):
-    """Who writes which batch of a sink.
+    """Which run of which query writes which batch of a sink.
 
-    ``query`` owns the sink for good, ``instance`` is the query's present run. ``run`` names the
+    ``query`` owns the sink permanently, ``instance`` is the query's present run. ``run`` names the
     driver that planned the batch, ``planned`` when it did, on a clock of that driver that never
     goes back.
     """
@@ -59,7 +59,7 @@ class Claim(Struct, frozen=True):
 
 
 class Stop(Struct, frozen=True):
-    """A driver gives its batch up: all that it planned until ``planned``."""
+    """A driver gives up a batch: all that it planned for it until ``planned``."""
 
     run: str
     planned: int
@@ -67,23 +67,23 @@ class Stop(Struct, frozen=True):
 
 
 def is_sink(transaction: Transaction) -> bool:
-    """Tell whether the record is a sink's: that of a batch write without an id is not."""
+    """Return whether the record is a sink's; that of a batch write without an id is not."""
     return transaction.query not in ("", transaction.transactional_id)
 
 
 def branch(transaction: Transaction, claim: Claim, allotted: Allotted, now_ms: int) -> Outcome:
-    """A branch (the allotted producer id) of the transaction that writes the claimed batch.
+    """Add a branch (the allotted producer id) to the transaction that writes the claimed batch.
 
-    The first branch begins the transaction. A run of the query that was not seen before takes the
-    sink over, and what the run before left open is aborted; a caller that asks again after that
-    gets a branch of a new transaction.
+    The first branch begins the transaction. A new run of the query takes the sink over, and the
+    open transaction of the run before is aborted; a caller that asks again after that gets a branch
+    of a new transaction.
     """
     denied = _not_next(transaction, claim)
     if denied is not None:
         return denied
     mine = transaction.instance == claim.instance
     if transaction.state is State.ABORTED and (
-        transaction.query == transaction.transactional_id  # a job has one transaction: it is over
+        transaction.query == transaction.transactional_id  # a job has only one transaction
         or (mine and transaction.cause is Cause.ASKED and transaction.batch == claim.batch)
     ):
         return Denied(Denial.ABORTED, transaction)
@@ -104,10 +104,10 @@ def branch(transaction: Transaction, claim: Claim, allotted: Allotted, now_ms: i
 
 
 def settle(transaction: Transaction, claim: Claim) -> Outcome:
-    """The claimed batch has nothing to commit: what is still open of the sink is aborted.
+    """Abort what is still open of the sink: the claimed batch has nothing to commit.
 
-    A dead run left it open, or failed attempts of this batch. A sink that never wrote stays without
-    a record.
+    A dead run left it open, or failed attempts of this batch. A sink that never wrote keeps having
+    no record.
     """
     denied = _not_next(transaction, claim)
     if denied is not None:
@@ -120,7 +120,7 @@ def settle(transaction: Transaction, claim: Claim) -> Outcome:
 
 
 def renew(transaction: Transaction, instance: str, batch: int, now_ms: int) -> Outcome:
-    """A task of this batch is alive: the transaction that writes it, if it is open, goes on."""
+    """Extend the deadline of the open transaction that writes this batch: a task of it is alive."""
     if instance in transaction.fenced:
         return Denied(Denial.FENCED, transaction)
     here = transaction.instance == instance and transaction.batch == batch
@@ -130,7 +130,7 @@ def renew(transaction: Transaction, instance: str, batch: int, now_ms: int) -> O
 
 
 def drop(transaction: Transaction, instance: str, number: int, producer_id: int) -> Outcome:
-    """The branch failed: no commit takes it, and it writes no more. The others go on.
+    """Drop a failed branch: no commit takes it, and it writes no more. The others go on.
 
     In a transaction that is decided or over there is nothing to drop.
     """
@@ -151,7 +151,7 @@ def drop(transaction: Transaction, instance: str, number: int, producer_id: int)
 
 
 def stop(transaction: Transaction, asked: Stop) -> Outcome:
-    """Aborts the transaction if it is open and writes what the driver has given up."""
+    """Abort the transaction if it is open and writes the batch that the driver has given up."""
     planned_there = transaction.run == asked.run and transaction.planned <= asked.planned
     if transaction.state is not State.OPEN or not planned_there:
         return transaction
@@ -161,7 +161,7 @@ def stop(transaction: Transaction, asked: Stop) -> Outcome:
 
 
 def hand_over(transaction: Transaction, instance: str) -> Outcome:
-    """The query writes under another transactional id from now on: nothing stays open here."""
+    """Take the sink over to leave nothing open: its query now uses another transactional id."""
     if instance in transaction.fenced:
         return Denied(Denial.FENCED, transaction)
     if transaction.state in DECIDED:
@@ -172,7 +172,7 @@ def hand_over(transaction: Transaction, instance: str) -> Outcome:
 
 
 def inherit(transaction: Transaction, before: Transaction) -> Transaction:
-    """Return the record with what its query committed under another id, if that is news."""
+    """Return the record with what its query last committed under another id, if that is later."""
     news = before.committed_batch > transaction.committed_batch
     if transaction.query not in ("", before.query) or not news:
         return transaction
@@ -189,7 +189,7 @@ def inherit(transaction: Transaction, before: Transaction) -> Transaction:
 def revive(transaction: Transaction, expired: Sequence[Transaction]) -> Transaction:
     """Return the record with what its query committed under ids that expired.
 
-    Of the same id the whole record comes back, with its fences and its number.
+    If the same id expired, its whole record is restored, with its fences and its number.
     """
     if transaction == Transaction(transaction.transactional_id):
         names = [each.transactional_id for each in expired]
@@ -199,7 +199,7 @@ def revive(transaction: Transaction, expired: Sequence[Transaction]) -> Transact
 
 
 def _not_next(transaction: Transaction, claim: Claim) -> Denied | None:
-    """Why the claimed batch is not the one to write now; None if it is."""
+    """Return why the claimed batch is not the one to write now, or None if it is."""
     if transaction.query not in ("", claim.query):
         return Denied(Denial.IN_USE, transaction)
     if claim.instance in transaction.fenced:

@@ -1,12 +1,12 @@
 """A transaction's life as a table, and the record of it.
 
-There is one record for each transactional id: who owns the id now, and its present or last
-transaction. An event takes the record to the next (or is denied, and changes nothing); the caller
-puts the new record in the place of the old by one compare-and-set, and that decides.
+There is one record for each transactional id: which instance owns the id now, and its present or
+last transaction. An event leads from one record to the next (or is denied, and changes nothing).
+The caller replaces the old record by the new one in one compare-and-set, which decides.
 
-Which partitions the transaction may have written to is on records of their own, one for each
-(``cluster.transactions``), so this record stays small however many they are. JOIN changes nothing
-in it: it says whether such a record, which has just been written, came before the decision.
+Each partition that the transaction may have written to has a record of its own
+(``cluster.transactions``), so this record stays small however many there are. JOIN does not change
+it: it tells whether such a record, which was just written, came before the decision.
 
 ::
 
@@ -16,31 +16,31 @@ in it: it says whether such a record, which has just been written, came before t
     ABORTED                        └───────────────▶ ABORTING ────────▶ ABORTED
                                       a new owner
 
-Who may ask: BEGIN, BRANCH, RENEW, DROP, ANNOUNCE, COMMIT and ABORT are the owner's (the
-``instance`` that took the id over last); JOIN is a partition leader's, before the transaction's
-first batch there; WITHDRAW is a new owner's of a consumer's name; EXPIRE is anybody's who has
-watched the record for its timeout; KILL is an operator's; FINISH is asked for by whoever
-wrote the markers. What each event does is in ``transaction_events``. What only sinks ask (BRANCH,
-DROP, and their forms of the others) is in ``sinks``; ANNOUNCE and WITHDRAW are in
+Who may ask: BEGIN, BRANCH, RENEW, DROP, ANNOUNCE, COMMIT and ABORT are for the owner (the
+``instance`` that took the id over last); JOIN for a partition's leader, before the transaction's
+first batch there; WITHDRAW for the new owner of a consumer's name; EXPIRE for any broker that has
+watched the record for its timeout; KILL for an operator; FINISH for the broker that wrote the
+markers. What each event does is in ``transaction_events``. Events that only sinks use (BRANCH,
+DROP, and their forms of the others) are in ``sinks``; ANNOUNCE and WITHDRAW are in
 ``announcements``.
 
 Invariants:
 
-* a number names one transaction for good; numbers rise with each transaction of an id;
+* a number names one transaction forever; numbers rise with each transaction of an id;
 * the owner's epoch rises with every transaction, and each branch has a producer id that is used in
   no other, so a delayed request of an earlier transaction can do nothing to a later one;
-* no partition takes a batch whose join was not on record before the decision, so the joins that
-  are on record after it are all that need a marker, and any broker can finish the transaction;
+* no partition takes a batch whose join was not on record before the decision. So only the joins
+  that are on record after it need a marker, and any broker can finish the transaction;
 * once COMMITTING, always committed; once ABORTING, always aborted. A repeated call gets the same
   answer; the opposite one is denied;
 * the next transaction begins after the one before is finished everywhere;
-* a commit that moves positions of named consumers announces them in the record, looks who owns the
-  names after that, and decides only while its announcement stands (``scripts.consumers`` says why).
+* a commit that moves positions of named consumers announces them in the record, then checks who
+  owns the names, and decides only while its announcement is on record (``scripts.consumers``
+  explains why).
 
 Order of steps: the decision, then the markers, then the consumers' positions, then FINISH (which
 may come later than the answer). A crash between any two leaves a decided record, which is finished
-again from its first step: markers of a transaction that is not open in a partition are not written
-twice.
+again from its first step: no markers are written in a partition where the transaction is not open.
 
 Source: Kafka's TransactionCoordinator; KIP-890 (an epoch a transaction); KIP-360.
 """
@@ -61,7 +61,7 @@ FENCED_KEPT: Final = 64
 
 
 class State(StrEnum):
-    """Where the present or last transaction of an id stands."""
+    """The state of an id's present or last transaction."""
 
     EMPTY = "empty"
     OPEN = "open"
@@ -72,7 +72,7 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """What may happen to it."""
+    """What may happen to a transaction."""
 
     INIT = "init"
     BEGIN = "begin"
@@ -137,7 +137,7 @@ class Denial(StrEnum):
 
     FENCED = "fenced"  # another instance owns the id
     ABORTED = "aborted"  # the transaction was aborted: it expired, or an operator did it
-    OVER = "over"  # the transaction is not the present one any more
+    OVER = "over"  # the transaction is no longer the present one
     UNKNOWN = "unknown"  # there never was such a transaction
     INVALID = "invalid"  # the table has no such transition
     PENDING = "pending"  # a decided transaction has to be finished first, then ask again
@@ -165,10 +165,10 @@ class ReadPosition(Positional):
 
 
 class PositionOf(Positional):
-    """Where a named consumer goes on in a partition.
+    """Where a named consumer continues in a partition.
 
-    ``lineage``: that of the offset, where it is known: if records below the offset are cut off
-    later, the consumer finds out.
+    ``lineage``: the offset's lineage, if it is known: with it the consumer notices later if records
+    below the offset were cut off.
     """
 
     consumer: Name
@@ -180,7 +180,7 @@ class PositionOf(Positional):
 
 
 class Content(Positional):
-    """What a batch put into a topic: enough to tell a replay that is not the same.
+    """What a batch put into a topic: enough to notice a replay that differs.
 
     The digests depend neither on the order of the rows nor on how tasks share them: ``floats`` is
     of the floating-point values, ``digest`` of all others.
@@ -199,12 +199,12 @@ class Content(Positional):
 class Transaction(Struct, frozen=True):
     """The record of a transactional id: who owns it, and its present or last transaction.
 
-    Times in milliseconds since the epoch, by the clock of the broker that was asked. They are for
-    people: no transaction expires by them (``scripts.sweeping``).
+    Times are in milliseconds since the epoch, by the clock of the broker that was asked. They are
+    for people: expiry does not use them (``scripts.sweeping``).
     """
 
     transactional_id: str
-    """What the record is of: any name that its users chose."""
+    """The record's id: any name that its users chose."""
 
     instance: str = ""
     """The producer (or the run of a query) that took the id over last; "": nobody has."""
@@ -213,14 +213,14 @@ class Transaction(Struct, frozen=True):
     unused: bool = True
     """The instance has begun no transaction yet."""
     timeout_ms: int = 60_000
-    """How long a transaction may go without a sign of life from its owner."""
+    """How long a transaction may go without a renewal by its owner."""
     coordinator: str = ""
     """The broker that expires and finishes the transaction if its owner does not.
 
     "": the id has begun no transaction yet."""
 
     state: State = State.EMPTY
-    """Where the transaction stands."""
+    """The transaction's state."""
     number: int = -1
     """The transaction's number; -1 before the id's first transaction."""
     after: int = -1
@@ -230,7 +230,7 @@ class Transaction(Struct, frozen=True):
     epoch: int = -1
     """The epoch of that producer id that its owner writes in."""
     is_restored: bool = False
-    """The record is of a backup: logs may have later epochs of that producer id."""
+    """The record is from a backup: logs may have later epochs of that producer id."""
     cause: Cause = Cause.NONE
     """Why the transaction was aborted."""
     branches: tuple[int, ...] = ()
@@ -238,16 +238,16 @@ class Transaction(Struct, frozen=True):
     dropped: tuple[int, ...] = ()
     """Branches that failed: aborted, and never taken."""
     taken: tuple[int, ...] = ()
-    """The producer ids that its commit named; what others wrote aborts."""
+    """The producer ids that its commit named; what others wrote is aborted."""
     positions: tuple[PositionOf, ...] = ()
-    """Where consumers go on once it is committed; while it is open: where its commit wants them."""
+    """Where consumers continue once it is committed; while it is open: what its commit announced."""
     began_ms: int = 0
     """When the transaction began."""
     deadline_ms: int = 0
-    """When its timeout ends, or the id was last used. A sign of life changes it."""
+    """When its timeout ends, or the id was last used. Each renewal changes it."""
 
     query: str = ""
-    """The query whose sink this is; "": no sink's."""
+    """The query whose sink this is; "": it is not a sink."""
     batch: int = -1
     """The batch that the present transaction writes."""
     run: str = ""
@@ -282,28 +282,28 @@ class Allotted(Struct, frozen=True):
 
 
 def moved(transaction: Transaction, event: Event) -> State | None:
-    """The state that the table has for it; None: there is no such transition."""
+    """Return the state after the event, or None if the table has no such transition."""
     return TABLE.get((transaction.state, event))
 
 
 def entered(transaction: Transaction, event: Event, **changes: Any) -> Transaction:
-    """The record after an event that the table allows, with what else the event changes."""
+    """Return the record after an event that the table allows, with the event's other changes."""
     return replace(transaction, state=TABLE[transaction.state, event], **changes)
 
 
 def renewed(transaction: Transaction, now_ms: int) -> Transaction:
-    """The record of an open transaction after a sign of life."""
+    """Return the record of an open transaction after a renewal."""
     deadline = deadline_after(transaction, now_ms + transaction.timeout_ms)
     return entered(transaction, Event.RENEW, deadline_ms=deadline)
 
 
 def deadline_after(transaction: Transaction, deadline_ms: int) -> int:
-    """The deadline, but never the one before: a sign of life has to change the record."""
+    """Return the deadline, or one more if it is the present one: a renewal must change the record."""
     return deadline_ms + (deadline_ms == transaction.deadline_ms)
 
 
 def begun(transaction: Transaction, allotted: Allotted, now_ms: int) -> Transaction:
-    """The record at the beginning of its next transaction."""
+    """Return the record at the beginning of its next transaction."""
     if allotted.number <= transaction.number:
         raise ValueError(f"transaction {allotted.number} after {transaction.number}: numbers rise")
     return entered(
@@ -326,7 +326,7 @@ def begun(transaction: Transaction, allotted: Allotted, now_ms: int) -> Transact
 
 
 def owned(transaction: Transaction, instance: str) -> Transaction:
-    """The record in the hands of this instance; whoever had it is fenced."""
+    """Return the record owned by this instance; the owner before it is fenced."""
     if transaction.instance == instance:
         return transaction
     fenced = transaction.fenced
@@ -337,12 +337,12 @@ def owned(transaction: Transaction, instance: str) -> Transaction:
 
 
 def aborting(transaction: Transaction, event: Event, cause: Cause) -> Transaction:
-    """The open transaction, decided against by the event."""
+    """Return the record after an event that aborts its open transaction."""
     return entered(transaction, event, cause=cause)
 
 
 def not_owner(transaction: Transaction, instance: str) -> Denied | None:
-    """Why the instance may not ask for anything of the id; None if it may."""
+    """Return why the instance may not ask for anything of the id, or None if it may."""
     if instance == transaction.instance:
         return None
     known = bool(transaction.instance)
@@ -350,7 +350,7 @@ def not_owner(transaction: Transaction, instance: str) -> Denied | None:
 
 
 def not_open(transaction: Transaction, number: int, event: Event) -> Denied | None:
-    """Why the event cannot be of this transaction now; None if it can."""
+    """Return why the event cannot apply to this transaction now, or None if it can."""
     if number > transaction.number:
         return Denied(Denial.UNKNOWN, transaction)
     if number < transaction.number:
