@@ -70,12 +70,12 @@ class EpochStarts:
         return self._places[at] if found else None
 
     def end_of(self, epoch: int, log_end: Boundary) -> Boundary:
-        """Return where the epoch ended: a later epoch may have assigned the offsets from there on again."""
+        """Return where the epoch ended: the offsets from there on may be of a later epoch."""
         later = bisect_right(self._epochs, epoch)
         return self._places[later] if later < len(self._epochs) else log_end
 
     def before(self, offset: Offset) -> tuple[LeaderEpoch, Boundary] | None:
-        """Return the epoch of the record before the offset, and its first entry, or None if no record."""
+        """Return the epoch of the record before the offset and its start, or None if none is."""
         known = len(self._epochs)
         at = bisect_left(self._places, offset, hi=known, key=lambda each: each.offset) - 1
         return None if at < 0 else (LeaderEpoch(self._epochs[at]), self._places[at])

@@ -107,7 +107,7 @@ def undecided_from(state: LeaderState, offset: Offset | None) -> LeaderState:
 
 
 def evicted(state: LeaderState, log_start: Boundary) -> LeaderState:
-    """Move the log start: retention removed the entries below. Never past the LSO, never backwards."""
+    """Move the log start, after retention: never past the LSO, never backwards."""
     if log_start.entry <= state.log_start.entry:
         return state
     if log_start.offset > state.bounds().last_stable_offset:

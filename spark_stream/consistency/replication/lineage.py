@@ -39,7 +39,7 @@ NOTHING_KNOWN: Final[Lineage] = ()
 
 
 def lineage_of(starts: EpochStarts, offset: Offset, replicated: Offset) -> Lineage:
-    """Return the lineage of an offset of this log; what is below ``replicated`` is never taken back."""
+    """Return an offset's lineage; entries below ``replicated`` are never taken back."""
     claims = []
     end = offset
     while (found := starts.before(end)) is not None:

@@ -240,7 +240,7 @@ class Transaction(Struct, frozen=True):
     taken: tuple[int, ...] = ()
     """The producer ids that its commit named; what others wrote is aborted."""
     positions: tuple[PositionOf, ...] = ()
-    """Where consumers continue once it is committed; while it is open: what its commit announced."""
+    """Where consumers continue after it is committed; while open, what its commit announced."""
     began_ms: int = 0
     """When the transaction began."""
     deadline_ms: int = 0
@@ -298,7 +298,7 @@ def renewed(transaction: Transaction, now_ms: int) -> Transaction:
 
 
 def deadline_after(transaction: Transaction, deadline_ms: int) -> int:
-    """Return the deadline, or one more if it is the present one: a renewal must change the record."""
+    """Return the deadline, plus 1 if it is unchanged: a renewal must change the record."""
     return deadline_ms + (deadline_ms == transaction.deadline_ms)
 
 
