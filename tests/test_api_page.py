@@ -42,13 +42,6 @@ def test_the_settings_of_a_topic_are_those_of_the_table() -> None:
     assert re.findall(r"`([^`]+)`", " ".join(first_cells)) == list(SETTINGS)
 
 
-def test_the_page_is_the_shared_one_unchanged() -> None:
-    shared = ROOT.parent / "shared" / "API.md"
-    if not shared.exists():
-        pytest.skip("the page that all teams share is not beside this checkout")
-    assert shared.read_text() == FACE
-
-
 @pytest.mark.rule('which options `format("isolog")` has', "datasource/options/table.py")
 def test_every_option_of_the_page_is_known_to_the_code_and_no_other() -> None:
     named = {name for names, *_ in option_rows() for name in names}

@@ -49,7 +49,7 @@ def test_many_stores_may_be_made_on_one_file_at_once(tmp_path):
 PROCESS = """
 import json, resource, sys
 from pathlib import Path
-from spark_stream.cluster import sqlite
+from spark_stream.cluster.stores import sqlite
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.cluster.stores.store import Delete, Put
 from spark_stream.errors import DiskFull, NotALogDirectory, StorageFailure, UnsupportedFormat

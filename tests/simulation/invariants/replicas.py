@@ -222,11 +222,10 @@ class FollowersDoNotRunAhead(Invariant):
 
 
 class AFewAreNotEnough(Invariant):
-    """What is committed is on as many replicas as the topic asks for.
+    """What is committed is on as many replicas as the topic asks for, or was lost there since."""
 
-    A replica counts that had an entry and lost it with its machine's power or its disk: it had
-    reported the entry, and nobody can know of the loss before it is back.
-    """
+    # A replica counts that had an entry and lost it with its machine's power or its disk: it had
+    # reported the entry, and nobody can know of the loss before it is back.
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
