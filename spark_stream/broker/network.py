@@ -12,7 +12,7 @@ from spark_stream.broker.core import BrokerCore
 from spark_stream.broker.node.identity import Identity
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.fetchers import Fetchers
-from spark_stream.broker.replication.leading import Leading
+from spark_stream.broker.replication.leader_stream import Leading
 from spark_stream.broker.replication.lines import Lines
 from spark_stream.broker.replication.links import LedPartitions, StreamLinks
 from spark_stream.broker.replication.settings import ReplicationSettings

@@ -36,8 +36,8 @@ from spark_stream.broker.node.stores import lease_folder, open_store
 from spark_stream.broker.partition.recent import BROKER_BYTES
 from spark_stream.broker.serving.activity import Activity
 from spark_stream.broker.serving.flight import FlightFacade
+from spark_stream.broker.serving.memory import LOOK_S, SpareMemory
 from spark_stream.broker.serving.serving import Serving
-from spark_stream.broker.serving.spare_memory import LOOK_S, SpareMemory
 from spark_stream.cluster.brokers import RegisteredBroker
 from spark_stream.cluster.stores.lease_files import LeaseFiles
 from spark_stream.cluster.stores.leases import Leases

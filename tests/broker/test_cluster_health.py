@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_stream.broker.actions.cluster_health import Watched, find_problems
+from spark_stream.broker.actions.cluster import Watched, find_problems
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.wire.cluster_messages import BrokerDescription, Problem, ProblemKind

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from spark_stream.broker.host.housekeeping import Agenda
+from spark_stream.broker.host.upkeep import Agenda
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.consistency.partition.producers import Stamp
@@ -168,7 +168,7 @@ def topics(tmp_path: Path):
 
 
 @pytest.mark.rule(
-    "when a partition is looked after", "broker/host/housekeeping.py", "storage/log/retention.py"
+    "when a partition is looked after", "broker/host/upkeep.py", "storage/log/retention.py"
 )
 def test_an_idle_broker_looks_after_no_partition(topics, monkeypatch):
     """Not even after what moved once; age alone asks for nothing within a day here."""

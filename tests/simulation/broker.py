@@ -23,7 +23,7 @@ from spark_stream.broker.host.host import Host
 from spark_stream.broker.node.identity import Endpoint, Identity
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.replication.fetchers import Fetchers
-from spark_stream.broker.replication.leading import Leading
+from spark_stream.broker.replication.leader_stream import Leading
 from spark_stream.broker.replication.links import LedPartitions, StreamLinks
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.scripting.driver import Peers

@@ -99,7 +99,7 @@ def test_what_was_due_is_forced_and_what_was_not_is_not_yet():
 
 
 @pytest.mark.rule(
-    "when a partition is looked after", "broker/host/housekeeping.py", "storage/log/retention.py"
+    "when a partition is looked after", "broker/host/upkeep.py", "storage/log/retention.py"
 )
 @pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)

@@ -4,5 +4,5 @@
 ``hosted``        a topic as a broker has it
 ``folders``       the directories of topics: none takes the place of one that is lost
 ``proposals``     in-sync replicas on their way to the partitions' records
-``upkeep``        keeps partitions in order; ``housekeeping``: which of them in a round
+``upkeep``        housekeeping of partitions, those of which something is due
 """

@@ -7,9 +7,9 @@ travels on it: ``wire.replication_messages``.
 ``settings``       how much may be under way, and when a silent peer counts as dead
 ``turns``          whose entries the leader sends next
 ``leader_core``    the rules of the leader's end of a stream
-``leader_stream``  its shell; ``leading``: all of them in a broker
+``leader_stream``  its shell, and all of them in a broker
 ``follower_core``  the rules by which a broker follows one leader
-``fetcher``        their shell; ``fetchers``: all of them in a broker
+``fetchers``       their shells, one for each leader
 ``lines``          a follower's connection to its leader
 ``background``     where the shells do what takes time: they have no threads
 """

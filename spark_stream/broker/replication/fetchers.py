@@ -1,18 +1,233 @@
-"""All streams of replication on which a broker is a follower: one for each leader it follows."""
+"""The follower's end of the streams of replication (``follower_core`` has the rules).
+
+A :class:`Fetcher` follows one leader; :class:`Fetchers` has one for each leader that the broker
+follows. A fetcher has no thread: what the leader says is taken on the loop's thread, and a pool
+does the work on partitions and brings its results back. What is to be followed may change at any
+time, from any thread.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
+import uuid
+from collections import deque
 from collections.abc import Callable
+from functools import partial
+from typing import assert_never
 
 from spark_stream.broker.node.identity import Endpoint, Identity
 from spark_stream.broker.replication.background import Background
-from spark_stream.broker.replication.fetcher import Fetcher
-from spark_stream.broker.replication.lines import Call
+from spark_stream.broker.replication.follower_core import (
+    Connect,
+    FollowerStreamCore,
+    HangUp,
+    Job,
+)
+from spark_stream.broker.replication.lines import Call, ReplicationLine
 from spark_stream.broker.replication.partitions import FollowedPartition, PartitionKey
-from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.broker.replication.settings import ENDING_S, ReplicationSettings
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import Clock
+from spark_stream.errors import BrokerUnavailable, InternalError, IsologError
+from spark_stream.protocol import Cancelled, Credited, Failed, Lost, Received, StreamOver
+from spark_stream.transport.failures import failure_of
+from spark_stream.transport.streams import StreamEvent, error_of
+from spark_stream.wire.replication_messages import OpenReplication, unpack
+
+logger = logging.getLogger(__name__)
+
+
+class Fetcher:
+    """The follower of one leader. ``endpoint`` returns where that is, or None if not registered."""
+
+    def __init__(
+        self,
+        me: Identity,
+        leader: BrokerId,
+        endpoint: Callable[[], Endpoint | None],
+        settings: ReplicationSettings,
+        clock: Clock,
+        background: Background,
+        call: Call,
+        window_bytes: int,
+    ) -> None:
+        self._me = me
+        self._leader = leader
+        self._endpoint = endpoint
+        self._settings = settings
+        self._clock = clock
+        self._background = background
+        self._call = call
+        self._changed = threading.Condition(threading.RLock())  # guards what follows
+        self._core = FollowerStreamCore(leader, window_bytes, settings, clock.monotonic())
+        self._line: ReplicationLine | None = None
+        self._stream_id = ""
+        self._address = ""
+        self._unsent: deque[bytes] = deque()
+        self._wakes_at: float | None = None
+        self._stopped = False
+
+    @property
+    def failures(self) -> int:
+        """Sessions that were refused, or ended by an error of one partition."""
+        return self._core.failures
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether work on a partition is under way."""
+        return self._core.at_work > 0
+
+    def follow(self, partition: FollowedPartition) -> None:
+        """Follow a partition from now on; what was followed of that key ends."""
+        with self._changed:
+            self._core.follow(partition, self._clock.monotonic())
+            self._carry_out()
+
+    def unfollow(self, key: PartitionKey) -> bool:
+        """Follow it no more, and return whether others are left. Work may still be under way."""
+        with self._changed:
+            others = self._core.unfollow(key)
+            self._carry_out()
+            return others
+
+    def set_window(self, window_bytes: int) -> None:
+        """Let so much be on its way, or not yet appended."""
+        with self._changed:
+            self._core.set_window(window_bytes)
+            self._carry_out()
+
+    def begin_stop(self) -> None:
+        """End the stream; wait for nothing."""
+        with self._changed:
+            self._stopped = True
+            self._core.stop()
+            self._carry_out()
+
+    def stop(self) -> None:
+        """End the stream, and wait a while for the work that is under way."""
+        self.begin_stop()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._core.at_work, ENDING_S)
+
+    # -- on the loop's thread --------------------------------------------------------------------
+
+    def _happened(self, line: ReplicationLine, event: StreamEvent | IsologError) -> None:
+        if isinstance(event, Received) and not event.end:
+            line.consumed(event.size)
+        with self._changed:
+            if line is not self._line:
+                return  # of an earlier stream
+            now = self._clock.monotonic()
+            try:
+                self._take(event, now)
+            except IsologError as error:
+                self._core.lost(error, now)
+            except Exception as error:
+                logger.exception("what leader %s says", self._leader)
+                self._core.lost(InternalError(f"{type(error).__name__}: {error}"), now)
+            self._carry_out()
+
+    def _take(self, event: StreamEvent | IsologError, now: float) -> None:
+        match event:
+            case IsologError():
+                raise event
+            case Received(end=False):
+                check = partial(self._me.check_answer, self._leader, self._stream_id)
+                self._core.received(unpack(event.header, event.body), check, now)
+            case Credited():
+                pass
+            case Received():
+                raise BrokerUnavailable(f"broker {self._leader} ended the stream")
+            case Failed() | Cancelled() | Lost():
+                if isinstance(event, Lost) and event.code == "SILENT":
+                    limit = self._settings.death_s
+                    logger.warning("leader %s gave no sign of life for %g s", self._leader, limit)
+                raise failure_of(error_of(event, self._address), self._address)
+            case _:
+                assert_never(event)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._wakes_at = None
+            self._core.tick(self._clock.monotonic())
+            self._carry_out()
+
+    # -- with the lock ---------------------------------------------------------------------------
+
+    def _carry_out(self) -> None:
+        while effects := self._core.effects():
+            for effect in effects:
+                match effect:
+                    case bytes():
+                        self._unsent.append(effect)
+                    case Job():
+                        self._flush()  # what is sent before does not wait for it
+                        self._background.submit(partial(self._do, effect))
+                    case Connect():
+                        self._connect(effect.window_bytes)
+                    case HangUp():
+                        self._flush()
+                        self._hang_up()
+                    case _:
+                        assert_never(effect)
+        self._flush()
+        wake_at = self._core.wake_at()
+        if wake_at is not None and (self._wakes_at is None or wake_at < self._wakes_at):
+            self._wakes_at = wake_at
+            pause_s = max(0.0, wake_at - self._clock.monotonic())
+            self._background.call_later(pause_s, self._wake)
+
+    def _flush(self) -> None:
+        line = self._line
+        if line is None:
+            return
+        try:
+            while self._unsent and line.send(self._unsent[0]):
+                self._unsent.popleft()
+        except StreamOver:
+            self._unsent.clear()  # its end is about to be told
+
+    def _connect(self, window_bytes: int) -> None:
+        endpoint = self._endpoint()
+        if endpoint is None:
+            error = BrokerUnavailable(f"broker {self._leader} is not registered")
+            self._core.lost(error, self._clock.monotonic())
+            return
+        self._stream_id, self._address = uuid.uuid4().hex, endpoint.address
+        opened = OpenReplication(
+            stream=self._stream_id,
+            follower=self._me.broker_id,
+            proof=self._me.call_proof(self._leader, endpoint.incarnation),
+            window_bytes=window_bytes,
+        )
+        self._line = self._call(endpoint.address, opened.to_bytes(), self._happened)
+
+    def _hang_up(self) -> None:
+        self._unsent.clear()
+        if self._line is not None:
+            self._line.end()
+            self._line = None
+
+    # -- on the pool's threads -------------------------------------------------------------------
+
+    def _do(self, job: Job) -> None:
+        result, error = None, None
+        try:
+            result = job.run()
+        except IsologError as failure:
+            error = failure
+        except Exception as failure:
+            logger.exception("a replica of broker %s", self._leader)
+            error = InternalError(f"{type(failure).__name__}: {failure}")
+        with self._changed:
+            now = self._clock.monotonic()
+            if error is None:
+                self._core.done(job, result, now)
+            else:
+                self._core.failed(job, error, now)
+            self._carry_out()
+            self._changed.notify_all()
 
 
 class Fetchers:

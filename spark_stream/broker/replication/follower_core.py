@@ -1,6 +1,6 @@
 """The rules by which a broker follows one leader: no thread, lock, clock or socket.
 
-The shell (``fetcher``) hands in what is to be followed, what the leader says, what came of the
+The shell (``fetchers``) hands in what is to be followed, what the leader says, what came of the
 work, and the time. It carries out the effects in their order: :meth:`FollowerStreamCore.effects`.
 
 ============  ==========================================  =====================================

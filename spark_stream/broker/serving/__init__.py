@@ -6,6 +6,6 @@
 ``append_stream`` a stream of appends, from a frame to its acknowledgement; ``append_core``: its
                   order and its answers, without I/O; ``append_batch``: one batch of it
 ``fetching``      a fetch; ``fetch_task`` drives one, and lets it wait without a thread
-``memory``        how much memory batches may take; ``spare_memory`` gives free memory back
+``memory``        how much memory batches may take; it gives free memory back
 ``activity``      whether anybody uses the broker
 """

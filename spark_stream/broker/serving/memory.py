@@ -7,17 +7,55 @@ one call that asked for it, and everybody else goes on.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
+from typing import Final
 
+import psutil
 import pyarrow as pa
 
 from spark_stream.errors import BatchTooLarge, BrokerBusy, IsologError
 from spark_stream.wire.allocator import allocator_settings
+
+SPARE_BYTES: Final = 192 << 20
+"""Free memory that a broker may keep: less is not worth the work of giving it back."""
+
+LOOK_S: Final = 1.0
+"""How often a broker looks for free memory."""
+
+_PRIMER_BYTES: Final = 40 << 20
+
+
+class SpareMemory:
+    """Finds free memory that nobody has needed for a while, and gives it back."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._pool = pa.default_memory_pool()
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)  # glibc's alone
+        self._seen = False
+
+    def give_back(self) -> None:
+        """Look for unused memory.
+
+        Return it to the system at the second look in a row that finds much.
+        """
+        facts = self._process.memory_info()
+        much = facts.rss - facts.shared - self._pool.bytes_allocated() > SPARE_BYTES
+        if much and self._seen:
+            # mimalloc overlooks what other threads freed until this one frees something large.
+            with contextlib.suppress(MemoryError):
+                pa.allocate_buffer(_PRIMER_BYTES)
+            release_memory()
+            self._trim(0)  # gRPC's share
+        self._seen = much
+
 
 logger = logging.getLogger(__name__)
 

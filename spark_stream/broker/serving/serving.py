@@ -32,7 +32,7 @@ from spark_stream.broker.actions.here import Here
 from spark_stream.broker.actions.table import run_action
 from spark_stream.broker.node.identity import Identity
 from spark_stream.broker.partition.outcomes import WakeUp, wake_all
-from spark_stream.broker.replication.leading import Leading
+from spark_stream.broker.replication.leader_stream import Leading
 from spark_stream.broker.scripting.step_table import StepTable
 from spark_stream.broker.scripting.steps import run_steps
 from spark_stream.broker.serving.activity import Activity

@@ -2,7 +2,6 @@
 
 ``formats``       which format an input has, and its records as batches
 ``blocks``        bytes of a pipe or file, cut between two records
-``csv_records``   where a CSV record ends, and whether its quotes are valid
 ``text_inputs``   blocks of lines and CSV as batches
 ``json_lines``    blocks of JSON lines as batches
 ``file_schemas``  the schema of a topic that can take a file

@@ -20,9 +20,8 @@ from spark_stream.cli.input.blocks import (
     bytes_of,
     uncompressed_suffix,
 )
-from spark_stream.cli.input.csv_records import CsvRecords
 from spark_stream.cli.input.json_lines import JsonBlocks
-from spark_stream.cli.input.text_inputs import CsvBlocks, Parse, line_records
+from spark_stream.cli.input.text_inputs import CsvBlocks, CsvRecords, Parse, line_records
 from spark_stream.errors import InvalidRecord
 
 BATCH_ROWS: Final = 1 << 16

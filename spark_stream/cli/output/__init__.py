@@ -3,5 +3,4 @@
 ``formats``            batches as lines, JSON, CSV, a table, an Arrow stream
 ``show``               topics and brokers as tables and as JSON
 ``show_transactions``  transactions as tables and as JSON
-``show_consumers``     consumers by name as tables and as JSON
 """

@@ -8,7 +8,7 @@ from spark_stream.broker.listening import listening_socket, port_of
 from spark_stream.broker.node.identity import Endpoint, Identity
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.fetchers import Fetchers
-from spark_stream.broker.replication.leading import Leading
+from spark_stream.broker.replication.leader_stream import Leading
 from spark_stream.broker.replication.lines import Lines
 from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings

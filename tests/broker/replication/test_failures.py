@@ -302,7 +302,9 @@ def test_a_large_batch_on_a_slow_line_is_not_silence():
         assert len(copy.agreements) == 1
 
 
-@pytest.mark.rule("which streams of replication a leader takes", "broker/replication/leading.py")
+@pytest.mark.rule(
+    "which streams of replication a leader takes", "broker/replication/leader_stream.py"
+)
 @pytest.mark.parametrize(
     ("asked", "error"),
     [
