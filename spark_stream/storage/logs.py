@@ -22,7 +22,7 @@ class Logs(Protocol):
     """
 
     def make_folder(self, folder: Path) -> None:
-        """Makes a topic's folder, for good: a power cut does not take it.
+        """Make a topic's folder durably; no-op but for the force if it is there.
 
         Raises:
             DiskFull, StorageFailure: it may be there or not.
@@ -32,24 +32,24 @@ class Logs(Protocol):
         """Whether a topic's folder is there."""
 
     def open(self, folder: Path, log_format: LogFormat) -> ReplicaLog:
-        """The log of a partition, as it is; an empty one if there is none yet.
+        """Open the log of a partition as it is, an empty one if there is none yet.
 
         Raises:
             DamagedSegment: a file that cannot be rebuilt is missing; nothing was changed.
         """
 
     def set_aside(self, folder: Path) -> str:
-        """Empties a partition's folder; where all that was in it is kept."""
+        """Empty a partition's folder, and return where its content is kept."""
 
     def remove(self, folder: Path) -> None:
-        """Removes the folder and all that is in it; it stays gone. No-op where there is none.
+        """Remove the folder and everything in it durably; no-op if there is none.
 
         Raises:
             StorageFailure: some of it may be left.
         """
 
     def remove_empty(self, folder: Path) -> None:
-        """Removes the folder if nothing is in it."""
+        """Remove the folder if it is empty."""
 
 
 class FileLogs:

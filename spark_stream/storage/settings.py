@@ -73,7 +73,7 @@ _HINTS: Final = get_type_hints(LogSettings, include_extras=True)
 
 
 def parse_settings(values: Mapping[str, Any], base: LogSettings | None = None) -> LogSettings:
-    """Settings from names and values as a user writes them; what is not named stays as in ``base``.
+    """Parse settings from a user's names and values; others stay as in ``base``.
 
     Raises:
         InvalidConfig: an unknown name (with the nearest known one) or a value outside its range.
@@ -90,7 +90,7 @@ def parse_settings(values: Mapping[str, Any], base: LogSettings | None = None) -
 
 
 def shown_settings(settings: LogSettings) -> dict[str, str]:
-    """The settings as users write them: ``{"segment.bytes": "268435456", …}``."""
+    """Return the settings as users write them: ``{"segment.bytes": "268435456", …}``."""
     values = {name: getattr(settings, field) for name, field in SETTINGS.items()}
     return {name: _shown(value) for name, value in values.items()}
 

@@ -70,12 +70,12 @@ class Aside:
         return None if self._folder is None else str(self._folder)
 
     def move(self, path: Path) -> None:
-        """Takes a whole file out of the log."""
+        """Move a whole file out of the log."""
         self.moved_bytes += self._disk.size(path)
         self._disk.rename(path, self._place() / path.name)
 
     def copy(self, path: Path, position: int, tail: pa.Buffer | bytes) -> None:
-        """Keeps the bytes that the file has from ``position`` on."""
+        """Keep a copy of the file's bytes from ``position`` on."""
         self._disk.write_whole(self._place() / f"{path.name}.from.{position}", [tail])
 
     def link(self, path: Path) -> None:
@@ -83,7 +83,7 @@ class Aside:
         self._disk.link(path, self._place() / path.name)
 
     def settle(self) -> None:
-        """Forces to the disk what was done so far."""
+        """Force everything done so far to the disk."""
         if self._folder is not None:
             self._disk.sync_directory(self._folder)
             self._disk.sync_directory(self._directory)

@@ -14,7 +14,7 @@ from spark_stream.storage.disk.disk import Disk
 
 
 def note_of(directory: Path) -> Path:
-    """The file that says that the log in the directory has begun."""
+    """Return the path of the file that marks the log in the directory as begun."""
     return directory.with_name(f"{directory.name}.begun")
 
 

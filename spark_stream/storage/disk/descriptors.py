@@ -44,7 +44,7 @@ class PooledFile:
         self._identity: tuple[int, int] | None = None
 
     def descriptor(self) -> Descriptor:
-        """The open file; OSError where it cannot be opened, ValueError once it is closed."""
+        """Return the open file. OSError if it cannot be opened, ValueError once it is closed."""
         held = self.held or self._pool.opened(self)
         held.used = True
         return held
@@ -67,7 +67,7 @@ class PooledFile:
         return self._closed
 
     def close(self) -> None:
-        """Closes the file for good; whoever uses it at this moment goes on."""
+        """Close the file for good; threads that are using it now may go on."""
         self._closed = True
         self._pool.forget(self)
 
@@ -84,7 +84,7 @@ class DescriptorPool:
         return len(self._open)
 
     def opened(self, file: PooledFile) -> Descriptor:
-        """Opens the file, unless another thread just did; closes another where it must."""
+        """Open the file unless another thread just did; close another if the limit demands it."""
         with self._lock:
             if file.closed:
                 raise ValueError(f"{file.path} is closed")

@@ -24,7 +24,7 @@ _REFUSALS: Final = {errno.EINVAL, errno.EOPNOTSUPP}
 
 
 def stored_bytes(path: Path, position: int, length: int) -> pa.Buffer:
-    """The bytes from ``position`` on, as far as the file goes.
+    """Return the bytes from ``position`` on, or fewer at the file's end.
 
     Raises:
         OSError: the file cannot be opened, or the disk does not give them.

@@ -71,7 +71,7 @@ class LogDirectory(Struct, frozen=True):
 
 
 def check_directory(path: Path, disk: Disk = HOST_DISK) -> None:
-    """Makes a missing directory; refuses one that cannot be ours, and leaves nothing in it.
+    """Make the directory if it is missing; refuse one of other software, and change nothing.
 
     Needs no lock: the answer is right even while another broker makes the directory its own.
 
@@ -108,13 +108,13 @@ def _is_described(path: Path, disk: Disk) -> bool:
 
 
 def topic_folders(path: Path, disk: Disk = HOST_DISK) -> dict[str, str]:
-    """The topics that the directory has folders of: the name of each topic id."""
+    """Return the topics that have a folder in the directory: topic id to name."""
     topics = path / "topics"
     return {topic_id: name for name in disk.names(topics) for topic_id in disk.names(topics / name)}
 
 
 def recorded_cluster_id(path: Path, disk: Disk = HOST_DISK) -> str | None:
-    """The id of the cluster that the directory belongs to; None: it is not one of ours yet."""
+    """Return the id of the directory's cluster, or None if it is not a log directory yet."""
     return _described(path, disk).cluster_id if _is_described(path, disk) else None
 
 
@@ -129,7 +129,10 @@ class RunFile(Struct, frozen=True):
     disk: Disk = HOST_DISK
 
     def recorded_run(self) -> str | None:
-        """The run that used the directory last, or that it is a copy; None: it names no run."""
+        """Return the run that used the directory last, or that it is a copy.
+
+        None if no run is named.
+        """
         names = self.disk.names(self.path)
         if _RUN not in names:
             return None
@@ -151,7 +154,7 @@ class RunFile(Struct, frozen=True):
         self.disk.write_whole(self.path / name, [f"{text}\n".encode("ascii")])
 
     def forget_run(self) -> None:
-        """Takes the run's name away, for good: whoever starts next cannot vouch for the logs."""
+        """Remove the run's name durably: the next start then does not trust the logs."""
         self.disk.remove(self.path / _RUN)
         self.disk.sync_directory(self.path)
 
@@ -164,7 +167,7 @@ def open_directory(
     *,
     broker_id: str | None = None,
 ) -> LogDirectory:
-    """Opens a directory, or makes a missing or empty one ours. The caller holds the broker's lock.
+    """Open a log directory; initialize a missing or empty one. The caller holds the broker's lock.
 
     ``cluster_id``: what a new directory belongs to; None: a new cluster. ``new_id`` makes ids that
     nobody else has. ``broker_id``: whose directory it is; a new one becomes that broker's.
@@ -187,7 +190,7 @@ def open_directory(
 
 
 def disown_directory(directory: LogDirectory, disk: Disk = HOST_DISK) -> None:
-    """Makes a directory that has just become a broker's nobody's again."""
+    """Undo the initialization of a directory that has just become a broker's."""
     disk.remove(directory.path / _DESCRIPTION)
 
 
@@ -211,7 +214,7 @@ def _described(path: Path, disk: Disk) -> LogDirectory:
 
 
 def _written(directory: LogDirectory, disk: Disk) -> LogDirectory:
-    """Puts the description into the directory, in one step; it outlives a power cut.
+    """Write the description into the directory atomically and durably.
 
     What is made next, the metadata store first of all, makes sense with the description only: a
     directory that has the store without it would look like somebody else's.

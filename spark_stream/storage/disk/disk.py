@@ -89,7 +89,7 @@ class Disk(Protocol):
 
 
 def _typed(path: Path, error: OSError, **details: Any) -> IsologError:
-    """The system's error as ours, with the path in it."""
+    """Convert the system's error to an isolog error that names the path."""
     if error.errno in _FULL:
         return DiskFull(f"no room to write {path}: {error.strerror}", **details)
     return StorageFailure(f"{path}: {error.strerror or error}", **details)
@@ -104,7 +104,7 @@ def _named(path: Path, **details: Any) -> Iterator[None]:
 
 
 def _generation(descriptor: int) -> int:
-    """The number that the file's inode got with it, and gets anew with each file; 0: it has none.
+    """Return the generation number of the file's inode, new with each file; 0 if it has none.
 
     The inode of a file that was deleted is soon another file's, perhaps that of its own copy. Not
     all file systems number their uses (Linux: ``FS_IOC_GETVERSION``).
@@ -117,7 +117,7 @@ def _generation(descriptor: int) -> int:
 
 
 def _write_fully(descriptor: int, position: int, parts: Sequence[Part]) -> int:
-    """Writes the parts one behind the other; how many bytes they are."""
+    """Write the parts one after the other, and return their size in bytes."""
     if len(parts) == 1:
         return _write_part(descriptor, position, parts[0])
     total = 0
@@ -142,7 +142,7 @@ def _write_part(descriptor: int, position: int, part: Part) -> int:
 
 
 def _behind(views: list[memoryview], written: int) -> list[memoryview]:
-    """What is left of the views after so many bytes."""
+    """Return the rest of the views after this many bytes."""
     at = 0
     while written >= len(views[at]):
         written -= len(views[at])
@@ -160,7 +160,7 @@ class OsFile:
     __slots__ = ("_end", "_file", "_started")
 
     def __init__(self, path: Path, pool: DescriptorPool, number: int | None = None) -> None:
-        """``number``: of the descriptor by which the file is open already; None: it is not."""
+        """Take over the file's open descriptor ``number``; None means the file is not open yet."""
         self._file = PooledFile(path, pool)
         if number is not None:
             pool.adopt(self._file, Descriptor(number))
@@ -189,7 +189,7 @@ class OsFile:
             os.ftruncate(held.number, size)
 
     def read(self, position: int, length: int) -> pa.Buffer | None:
-        """The bytes, as far as the file goes; None once the file is closed.
+        """Return the bytes, or fewer at the file's end; None once the file is closed.
 
         Readers are other threads than the one that closes: a read under way ends first.
         """
@@ -225,7 +225,7 @@ class OsDisk:
         return OsFile(path, self._pool)
 
     def create(self, path: Path) -> DiskFile:
-        """A new, empty file; one that is there by that name is replaced, not emptied."""
+        """Create an empty file; an existing file of that name is replaced, not truncated."""
         with _named(path):
             try:
                 number = os.open(path, _NEW, 0o600)
@@ -235,7 +235,7 @@ class OsDisk:
         return OsFile(path, self._pool, number)
 
     def map(self, path: Path) -> pa.Buffer:
-        """The whole file as a read-only mapping that lives as long as the buffer does."""
+        """Map the whole file for reading; the mapping lives as long as the buffer does."""
         with _named(path):
             if path.stat().st_size == 0:
                 return pa.py_buffer(b"")
@@ -243,7 +243,7 @@ class OsDisk:
                 return source.read_buffer()
 
     def read_stored(self, path: Path, position: int, length: int) -> pa.Buffer:
-        """These bytes, as far as the file has them, from the disk and not from memory.
+        """Read these bytes, or fewer at the file's end, from the disk and not from the page cache.
 
         The system's memory of the file stays as it was, for those who read it for its records.
         Where a file system does not give its bytes in this way, they come through memory.
@@ -266,7 +266,7 @@ class OsDisk:
             return path.stat().st_size
 
     def names(self, directory: Path) -> list[str]:
-        """What is in the directory; nothing where there is no such directory."""
+        """List the names in the directory; none if there is no such directory."""
         with _named(directory):
             try:
                 return sorted(os.listdir(directory))
@@ -317,7 +317,7 @@ class OsDisk:
             self.sync_directory(each.parent)
 
     def write_whole(self, path: Path, parts: Sequence[Part]) -> None:
-        """Puts the parts in place of the file, all or nothing, by rename.
+        """Replace the file's content with the parts atomically, by rename.
 
         The content is on the disk then; its name is once the directory was synchronised.
         """
@@ -350,7 +350,7 @@ class OsDisk:
             path.unlink(missing_ok=True)
 
     def remove_tree(self, path: Path) -> None:
-        """Removes the directory and all that is in it, for good: after a power cut too.
+        """Remove the directory and everything in it, durably: after a power cut too.
 
         Whoever removed it before may have died, or failed, before that was forced.
         """
@@ -360,7 +360,7 @@ class OsDisk:
             self.sync_directory(path.parent)
 
     def remove_empty_directory(self, path: Path) -> None:
-        """Removes the directory if it is empty."""
+        """Remove the directory if it is empty."""
         with suppress(OSError):
             path.rmdir()
 

@@ -30,7 +30,7 @@ class EarlyWriting:
         self._process = 0  # whose thread there is: a forked child has none
 
     def start(self, file: Descriptor, position: int, length: int) -> None:
-        """These bytes are on their way to the disk soon."""
+        """Have these bytes written to the disk soon."""
         with self._changed:
             if self._bytes + length <= WAITING_BYTES_MAX:
                 self._bytes += length
@@ -43,7 +43,7 @@ class EarlyWriting:
         _start(file, position, length)
 
     def settle(self) -> None:
-        """Waits until nothing waits any more."""
+        """Wait until no write is queued."""
         with self._changed:
             self._changed.wait_for(lambda: not self._bytes)
 
@@ -60,7 +60,7 @@ class EarlyWriting:
 
 
 def _start(file: Descriptor, position: int, length: int) -> None:
-    """Makes the system begin to write these bytes.
+    """Ask the system to begin writing these bytes.
 
     The call's own purpose is another: to drop from memory what is on the disk already. Bytes that
     were written a moment ago are not, and stay.

@@ -61,12 +61,12 @@ class Forcing:
         return self._distrusted
 
     def check(self) -> None:
-        """Raises the failure if there was one."""
+        """Raise the failure if there was one."""
         if self.failed is not None:
             raise self.failed.again()
 
     def force(self, *files: DiskFile) -> None:
-        """Forces the files, in this order.
+        """Force the files, in this order.
 
         Raises:
             StorageFailure: that failed, now or before; nothing is forced any more.
@@ -75,11 +75,11 @@ class Forcing:
             self._do(file.flush)
 
     def force_names(self) -> None:
-        """Forces the names in the log's directory; raises as :meth:`force`."""
+        """Force the names in the log's directory; raises as :meth:`force`."""
         self._do(lambda: self._disk.sync_directory(self._directory))
 
     def make_directory(self) -> None:
-        """Makes the log's directory, and notes beside it that the log has begun, for good.
+        """Make the log's directory, and record beside it durably that the log has begun.
 
         Raises as :meth:`force`.
 
@@ -95,7 +95,7 @@ class Forcing:
             raise
 
     def mark(self, upto: Boundary) -> None:
-        """Writes down that everything before ``upto`` is on the disk."""
+        """Record that everything before ``upto`` is on the disk."""
         if upto == self._upto and not self._distrusted:
             return
         self._upto, self._distrusted = upto, False
@@ -146,7 +146,7 @@ class Forcing:
             raise self._failure(error) from error
 
     def _failure(self, error: IsologError) -> IsologError:
-        """What to raise from now on, for this error of a force."""
+        """Return the error to raise from now on, after this error of a force."""
         return self.fail(
             f"{self._directory}: what was written could not be forced to the disk"
             f" ({error.message}); the partition takes no more until it is opened again"

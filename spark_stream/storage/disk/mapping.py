@@ -23,7 +23,7 @@ class MappedFile:
     __slots__ = ("_disk", "_lock", "_mapped", "_path")
 
     def __init__(self, disk: Disk, path: Path, mapped: pa.Buffer = _NOTHING) -> None:
-        """``mapped``: a mapping that is there already."""
+        """Start with an existing mapping, if there is one."""
         self._disk = disk
         self._path = path
         self._mapped = mapped
@@ -35,7 +35,7 @@ class MappedFile:
         return self._mapped
 
     def upto(self, size: int) -> pa.Buffer:
-        """The file, mapped to this size at least, as far as it has so many bytes."""
+        """Return the file mapped up to this size at least, or to its end."""
         mapped = self._mapped
         if mapped.size >= size:
             return mapped
@@ -45,6 +45,6 @@ class MappedFile:
             return self._mapped
 
     def forget(self) -> None:
-        """What is mapped is let go, but by readers that hold it: the file is another, and alike."""
+        """Drop the mapping: the file was replaced by an equal one. Readers that hold it keep it."""
         with self._lock:
             self._mapped = _NOTHING

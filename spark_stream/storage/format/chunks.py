@@ -75,7 +75,7 @@ class Chunk(Struct, frozen=True):
         return int(self.counts.sum())
 
     def offsets(self) -> np.ndarray:
-        """The offset of every row, int64, shape (rows,)."""
+        """Return the offset of every row, int64, shape (rows,)."""
         if self.scattered is not None:
             return self.scattered
         counts = self.spans[:, 1]
@@ -84,7 +84,7 @@ class Chunk(Struct, frozen=True):
         return np.asarray(rows + np.repeat(self.spans[:, 0] - before, counts))
 
     def column(self, name: str) -> pa.Array:
-        """A column of the batch, or one that is made."""
+        """Return a column of the batch, or a derived one."""
         if name in self.batch.schema.names:
             return self.batch.column(name)
         made = self.offsets() if name == OFFSET else np.repeat(self.timestamps, self.counts)
@@ -93,7 +93,7 @@ class Chunk(Struct, frozen=True):
 
 
 def joined(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Runs, (start, count), of which neighbours are one; int64, shape (runs, 2)."""
+    """Join adjacent runs (start, count); int64, shape (runs, 2)."""
     if len(starts) == 1:
         return np.array([[starts[0], counts[0]]])
     apart = np.flatnonzero(starts[1:] != starts[:-1] + counts[:-1]) + 1

@@ -42,7 +42,7 @@ _DECODED_BYTES_MAX: Final = 16 << 20
 
 
 def sealed(packed: bytes) -> bytes:
-    """The bytes of an entry with its own checksum behind them."""
+    """Append an entry's own checksum to its bytes."""
     return packed + crc32c(packed).to_bytes(4, "little")
 
 
@@ -53,7 +53,7 @@ _BLOCK_ENTRIES: Final = 1024
 
 @cache
 def _intact_crc(entries: int) -> int:
-    """The CRC of so many intact entries in a row."""
+    """Return the CRC of this many intact entries in a row."""
     return crc32c(sealed(bytes(CRC_SPAN)) * entries)
 
 
@@ -103,7 +103,7 @@ def _differences() -> npt.NDArray[np.uint32]:
 
 
 def moved(table: Table, positions: npt.NDArray[np.int64]) -> Table:
-    """The entries with these positions, and with the checksums that belong to them.
+    """Return the entries with new positions, and their checksums recomputed.
 
     ``table`` must have its checksums; positions: int64, shape (rows,).
     """
@@ -128,7 +128,7 @@ def _moved_one_by_one(table: Table, positions: npt.NDArray[np.int64]) -> Table:
 
 
 def first_broken_batch(table: Table, data: pa.Buffer, offset_in_file: int = 0) -> int:
-    """The first row whose bytes in ``data`` lack their checksum; the table's length where none is.
+    """Return the first row whose bytes in ``data`` fail their checksum, or the table's length.
 
     ``data`` holds the ``.arrow`` file from ``offset_in_file`` on; it may end too early.
     """
@@ -148,7 +148,7 @@ def first_broken_batch(table: Table, data: pa.Buffer, offset_in_file: int = 0) -
 
 
 def run_crc(table: Table) -> int:
-    """The CRC of these entries' batches, one behind the other, from the CRCs in the entries.
+    """Combine the entries' CRCs into the CRC of their concatenated batches.
 
     The CRC of two pieces is that of the second, combined with that of the first as if as many zeros
     followed it as the second is long. So no byte of a batch is looked at here.
@@ -219,7 +219,7 @@ _FAR_BYTES_MIN: Final = 1 << 10
 
 
 def gathered(data: pa.Buffer, starts: np.ndarray, lengths: np.ndarray) -> list[memoryview]:
-    """The messages at these places of ``data``, in parts: to be read one behind the other.
+    """Return the messages at these places of ``data``, as parts to be read in this order.
 
     The first of them is at the start of ``data``, the last one at its end. Nothing is copied where
     they are neighbours or far apart. All messages are padded to 8 bytes: that is the unit in which
@@ -262,7 +262,7 @@ class Codec:
         return self.compression is Compression.NONE
 
     def header(self, facts: dict[str, str]) -> bytes:
-        """The schema message that a segment starts with; ``facts`` go into the schema's metadata.
+        """Build a segment's first message, its schema; ``facts`` go into the schema's metadata.
 
         The names of all facts start with ``isolog.``; a checksum over them is put beside them.
         """

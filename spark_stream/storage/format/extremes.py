@@ -120,7 +120,7 @@ class Layout:
         return tuple(fixed[: max(1, len(self.schema) // _QUICK_PART)])
 
     def described(self, batch: pa.RecordBatch, names: Sequence[str]) -> Rows:
-        """The extremes of these columns, as an array of the type :data:`COLUMN`.
+        """Compute the extremes of these columns, as an array of the type :data:`COLUMN`.
 
         The columns that are not named, or that have none, stay unknown.
         """
@@ -131,7 +131,7 @@ class Layout:
         return columns
 
     def packed(self, first: int, rows: Table, columns: Rows) -> bytes:
-        """The row for these entries, the first of which has the index ``first``."""
+        """Pack the row for these entries; the index of the first is ``first``."""
         packed = np.zeros(1, self.row)
         packed["first"] = first
         packed["entries"] = len(rows)
@@ -141,18 +141,18 @@ class Layout:
         return self.sealed(packed.tobytes())
 
     def packed_one(self, first: int, records: int, data_crc: int, columns: Rows) -> bytes:
-        """The row for one entry."""
+        """Pack the row for one entry."""
         packed = np.zeros(1, self.row)
         packed[0] = (first, 1, records, data_crc, 0, columns, 0, 0)
         return self.sealed(packed.tobytes())
 
     def sealed(self, row: bytes) -> bytes:
-        """The row with its own checksum."""
+        """Append the row's own checksum."""
         crc = int(google_crc32c.value(row[:-4]))
         return row[:-4] + crc.to_bytes(4, "little")
 
     def intact(self, data: pa.Buffer) -> Rows:
-        """The rows in these bytes that have their checksum."""
+        """Return the rows in these bytes whose checksum is right."""
         size = self.row.itemsize
         rows = np.frombuffer(data, self.row, count=data.size // size)
         view, value = memoryview(data), google_crc32c.value
@@ -165,7 +165,7 @@ class Layout:
         return rows if good.all() else rows[good]
 
     def extremes(self, rows: Rows, owners: npt.NDArray[np.int64], name: str) -> Extremes:
-        """What the rows say of a column; ``owners`` has the row of each entry, -1: none."""
+        """Return a column's extremes; ``owners`` has the row of each entry, -1 for none."""
         found = rows["columns"][:, self.names.index(name)][owners]
         known = (owners >= 0) & (found["known"] == _KNOWN)
         nothing = Extremes.unknown(len(owners))
@@ -203,7 +203,7 @@ def _has_keys(kind: pa.DataType) -> bool:
 
 
 def _extremes(values: pa.Array) -> tuple[Any, ...]:
-    """An item of :data:`COLUMN`."""
+    """Return the values' item of :data:`COLUMN`."""
     nulls = values.null_count
     if nulls == len(values):
         return words(HIGHEST), words(LOWEST), nulls, _KNOWN

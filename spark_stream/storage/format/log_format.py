@@ -43,7 +43,7 @@ class Prepared(Struct, frozen=True):
     schema: int = 0
 
     def entry_at(self, place: Boundary, leader_epoch: LeaderEpoch, now: int, stamp: Stamp) -> Entry:
-        """The batch's entry at this place of a log; ``now`` in microseconds since the epoch."""
+        """Build the batch's entry at this place; ``now`` in microseconds since the epoch."""
         return Entry(
             entry_index=place.entry,
             base_offset=place.offset,
@@ -69,7 +69,7 @@ def marker_at(
     leader_epoch: LeaderEpoch,
     now: int,
 ) -> Entry:
-    """A marker's entry at this place of a log; ``now`` in microseconds since the epoch."""
+    """Build a marker's entry at this place of a log; ``now`` in microseconds since the epoch."""
     if kind is Kind.DATA:
         raise ValueError("a marker is COMMIT or ABORT")
     return Entry(
@@ -116,7 +116,7 @@ class LogFormat:
         return self.codecs[-1]
 
     def codec_of(self, version: int) -> Codec:
-        """That of the batches whose entries name this schema; UnknownSchema: it is not known."""
+        """Return the codec of this schema version, or raise UnknownSchema."""
         if version >= len(self.codecs):
             told = dict(self.facts)
             raise UnknownSchema(
@@ -132,7 +132,7 @@ class LogFormat:
         return tuple(each for each in self.schema if not each.nullable or pt.is_nested(each.type))
 
     def conformed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A sound batch of an earlier schema as one of the present one; others stay as they are."""
+        """Convert a valid batch of an earlier schema to the current one; keep others."""
         if not self.earlier or batch.schema.equals(self.schema):
             return batch
         if batch.schema.types == self.schema.types and batch.schema.names == self.schema.names:
@@ -140,7 +140,7 @@ class LogFormat:
         return conformed(batch, self.schema)
 
     def prepare(self, batch: pa.RecordBatch, now: int) -> Prepared:
-        """Encodes a batch of the topic's schema; ``now`` in microseconds since the epoch."""
+        """Encode a batch of the topic's schema; ``now`` in microseconds since the epoch."""
         if batch.num_rows == 0:
             raise ValueError("a batch has at least one record")
         message = self.codec.encode(batch)
@@ -154,7 +154,7 @@ class LogFormat:
         )
 
     def _extremes(self, batch: pa.RecordBatch, size: int) -> Rows | None:
-        """What costs little to find out now; a filtered read finds out the rest."""
+        """Compute the extremes that are cheap now; a filtered read computes the rest."""
         layout = self.codec.layout
         worth = batch.num_rows >= RECORDS_MIN and size >= _ROW_PART_MIN * layout.row.itemsize
         return layout.described(batch, layout.quick) if worth and layout.quick else None

@@ -28,11 +28,11 @@ class Message(Struct):
 
     @classmethod
     def of(cls, part: Part) -> Self:
-        """A message in one piece."""
+        """Make a message of one piece."""
         return cls((part,), len(part))
 
     def joined(self) -> pa.Buffer:
-        """The same bytes in one piece."""
+        """Return the same bytes in one piece."""
         parts = self.parts
         return pa.py_buffer(parts[0] if len(parts) == 1 else b"".join(parts))
 
@@ -45,7 +45,7 @@ class Message(Struct):
 
 
 def uncompressed(batch: pa.RecordBatch, apart_bytes_min: int = APART_BYTES_MIN) -> Message:
-    """The batch as an encapsulated IPC message; where it is large, without a copy of its values.
+    """Encode the batch as an IPC message; values of a large one are not copied.
 
     ``apart_bytes_min``: from which size on.
     """

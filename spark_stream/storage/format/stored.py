@@ -42,7 +42,7 @@ class StoredEntries(Struct, frozen=True):
 
 
 def digest(tables: Iterable[Table]) -> str:
-    """What the entries of these tables have in common with the same entries of another replica.
+    """Hash what the same entries have in common in all replicas.
 
     It does not matter how the entries are parted into tables. 32 hexadecimal digits.
     """
@@ -55,7 +55,7 @@ def digest(tables: Iterable[Table]) -> str:
 
 
 def checked_lone_entry(rows: Table, data: pa.Buffer, end: Boundary, epoch: int) -> Entry | None:
-    """The one entry that came, if :func:`check_entries` has nothing against it.
+    """Return the only entry if :func:`check_entries` would accept it, else None.
 
     None: there are several, or that one knows what is wrong.
     """
@@ -71,7 +71,7 @@ def checked_lone_entry(rows: Table, data: pa.Buffer, end: Boundary, epoch: int) 
 
 
 def check_entries(rows: Table, data: pa.Buffer, end: Boundary, epoch: int, place: str) -> None:
-    """Checks that these entries may be appended to a log that ends at ``end``, in this epoch.
+    """Check that these entries may be appended to a log that ends at ``end``, in this epoch.
 
     Both checksums of each entry are computed. ``place`` names the log in messages.
 
@@ -103,7 +103,7 @@ def check_entries(rows: Table, data: pa.Buffer, end: Boundary, epoch: int, place
 
 
 def entries_of(rows: Table) -> list[Entry]:
-    """The rows as entries without a place in a file."""
+    """Convert the rows to entries without a position in a file."""
     columns = [
         [_KINDS[kind] for kind in rows[name].tolist()] if name == "kind" else rows[name].tolist()
         for name in _COLUMNS

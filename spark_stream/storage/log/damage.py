@@ -26,7 +26,7 @@ class Damage:
         self._entries: frozenset[int] = frozenset()
 
     def note(self, entry: int) -> None:
-        """The batch of the entry with this index fails its checksum."""
+        """Record that the batch of the entry with this index fails its checksum."""
         if entry not in self._entries:
             self._entries |= {entry}
             WAS_NOTED.set()
@@ -35,17 +35,17 @@ class Damage:
         return bool(self._entries)
 
     def first(self, start: EntryIndex) -> EntryIndex | None:
-        """The first damaged entry of a log that starts at ``start``; None: none is known."""
+        """Return the first known damaged entry of a log that starts at ``start``, or None."""
         found = [entry for entry in self._entries if entry >= start]
         return EntryIndex(min(found)) if found else None
 
     def forget_from(self, entry: EntryIndex) -> None:
-        """The log was cut back, and ends there."""
+        """Forget damage from this entry on: the log was truncated there."""
         self._entries = frozenset(each for each in self._entries if each < entry)
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Notes the damage that is met within, and lets its error pass."""
+        """Record damage met within the block, and let its error pass."""
         try:
             yield
         except DamagedSegment as error:

@@ -16,7 +16,7 @@ class Endings:
         self.derive(segments)
 
     def derive(self, segments: Sequence[Segment]) -> None:
-        """Finds out everything anew from what is in these segments, which are all of the log."""
+        """Derive everything anew from these segments, which are the whole log."""
         tables = [segment.table for segment in segments]
         for segment, mask in zip(segments, aborted_rows(tables), strict=True):
             segment.set_aborted(mask)
@@ -24,7 +24,7 @@ class Endings:
         self._open = open_transactions(tables)
 
     def appended(self, entry: Entry, segments: Sequence[Segment]) -> None:
-        """The entry is the last one in these segments, or others behind it are not told yet."""
+        """Take note of an appended entry; later entries of these segments come in later calls."""
         if entry.transaction == NO_TRANSACTION:
             return
         pair = (entry.transaction, entry.producer_id)

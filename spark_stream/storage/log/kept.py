@@ -169,7 +169,7 @@ class KeptSegments:
         return max((int(name) for name in names if name.isdecimal()), default=0) + 1
 
     def _found(self, folder: Path) -> list[Segment]:
-        """The whole segments in a folder, whatever else is in it."""
+        """Return the complete segments in a folder, whatever else is in it."""
         files = SegmentFiles(self._disk, folder, self._format, self._disk.names(folder))
         found = []
         for name in files.segments():

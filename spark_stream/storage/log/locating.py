@@ -22,7 +22,7 @@ from spark_stream.storage.segment.segment import Segment
 
 
 def segment_with(segments: Sequence[Segment], entry: EntryIndex, directory: Path) -> Segment:
-    """The segment with this entry; the last one for the log's end.
+    """Return the segment with this entry; for the log's end, the last one.
 
     Raises:
         EntriesGone: the log starts behind it, or ends before it.

@@ -67,7 +67,7 @@ class PartitionLog:
         self._endings = Endings(self.segments)
 
     def _put(self, closed: tuple[Segment, ...], active: ActiveSegment) -> None:
-        """Puts other segments in the place of all, in one step: readers take no lock."""
+        """Replace all segments in one step: readers take no lock."""
         self._active = active
         self._segments: tuple[Segment, ...] = (*closed, active)
 
@@ -79,7 +79,7 @@ class PartitionLog:
         disk: Disk = HOST_DISK,
         losing: Callable[[], None] = lambda: None,
     ) -> PartitionLog:
-        """Opens a log; what it lost is in ``cuts``. A new one gets its files with its first entry.
+        """Open a log. What it lost is in ``cuts``; a new log gets its files with its first entry.
 
         ``losing``: as :class:`~spark_stream.storage.logs.FileLogs`.
 
@@ -126,7 +126,7 @@ class PartitionLog:
         return self._segments[:-1]
 
     def tables(self) -> list[Table]:
-        """The entries tables of all segments, oldest first, as they are now."""
+        """Return the current entries tables of all segments, oldest first."""
         return [segment.table for segment in self.segments]
 
     def boundary_of(self, entry: EntryIndex) -> Boundary:
@@ -134,7 +134,7 @@ class PartitionLog:
         return self._segment_of(entry).boundary_of(entry)
 
     def _segment_of(self, entry: EntryIndex) -> Segment:
-        """The segment with this entry; the last one for the log's end."""
+        """Return the segment with this entry; for the log's end, the last one."""
         return segment_with(self.segments, entry, self.directory)
 
     # -- writing --------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class PartitionLog:
     def append(
         self, batch: Prepared, leader_epoch: LeaderEpoch, now: int, stamp: Stamp = NOBODY
     ) -> Offset:
-        """Appends one batch and returns the offset of its first record; ``stamp``: who wrote it.
+        """Append one batch, and return its first record's offset; ``stamp`` names its producer.
 
         Raises:
             DiskFull, StorageFailure: nothing of the batch is kept; a later append can succeed,
@@ -165,7 +165,7 @@ class PartitionLog:
         leader_epoch: LeaderEpoch,
         now: int,
     ) -> None:
-        """Ends what the producer id wrote in the transaction: ``kind`` is COMMIT or ABORT.
+        """Append the marker that ends a producer's part of a transaction: COMMIT or ABORT.
 
         After an ABORT its batches are aborted at once. The marker takes no offset.
 
@@ -289,7 +289,7 @@ class PartitionLog:
             self.roll(codec)
 
     def _speak(self, codec: Codec | None) -> None:
-        """Makes the active segment one for batches of this schema: each segment has but one."""
+        """Make the active segment one of this schema: each segment has exactly one."""
         active = self._active
         if codec is None or codec.version == active.codec.version:
             return
@@ -303,7 +303,7 @@ class PartitionLog:
         return first is not None and now - first > age_ms * 1000
 
     def roll(self, codec: Codec | None = None) -> None:
-        """Closes the active segment and starts the next; does nothing without records in it.
+        """Close the active segment and start the next; do nothing if it has no records.
 
         ``codec``: that of the next one's batches; None: of the topic's present schema.
 
@@ -325,7 +325,7 @@ class PartitionLog:
         active.close()
 
     def flush(self) -> None:
-        """Forces everything appended to the disk.
+        """Force everything appended to the disk.
 
         Raises:
             StorageFailure: that failed, now or before; the log has ``failed``.
@@ -349,7 +349,7 @@ class PartitionLog:
         return self._flush_timer.next_due(self.format.settings, monotonic)
 
     def flush_if_due(self, monotonic: float) -> None:
-        """Forces what was appended if its time has come; raises as :meth:`flush`."""
+        """Force what was appended if its flush is due; raises as :meth:`flush`."""
         if self.failed is None and self._flush_timer.take_due(self.format.settings, monotonic):
             self.flush()
 
@@ -380,7 +380,7 @@ class PartitionLog:
         encoded: bool = False,
         schema: pa.Schema | None = None,
     ) -> Iterator[Chunk]:
-        """The records of ``[start, end)`` in order, in batches of a good size.
+        """Read the records of ``[start, end)`` in order, in batches of a good size.
 
         ``max_bytes`` counts stored bytes; at least one record is given. The range must lie between
         the log's start and end. ``committed``: aborted records are left out and count against
@@ -455,7 +455,7 @@ class PartitionLog:
     # -- housekeeping ---------------------------------------------------------------------------
 
     def housekeep(self, now: int, last_stable_offset: Offset) -> int:
-        """Removes what retention lets go, rolls an old active segment; how many segments are gone.
+        """Apply retention and roll an old active segment; return how many segments were removed.
 
         Does nothing once the log has ``failed``. Raises as :meth:`check_files`.
 
@@ -473,7 +473,7 @@ class PartitionLog:
         return gone + self._let_go(now, last_stable_offset)
 
     def _let_go(self, now: int, last_stable_offset: Offset) -> int:
-        """Removes the segments that retention lets go; how many."""
+        """Remove the segments that retention does not keep, and return their number."""
         settings, closed = self.format.settings, self._closed
         facts = [SegmentFacts(s.size, s.last_appended, int(s.end.offset)) for s in closed]
         gone = removable(facts, self._active.size, settings, now, int(last_stable_offset))

@@ -78,15 +78,15 @@ class SegmentFiles:
         return [path for path in (name.arrow, name.entries) if path.name in self._names]
 
     def data(self, name: SegmentName) -> pa.Buffer:
-        """The ``.arrow`` file; nothing where it is missing."""
+        """Return the ``.arrow`` file's bytes, none if it is missing."""
         return self._disk.map(name.arrow) if name.arrow.name in self._names else NOTHING
 
     def entries(self, name: SegmentName) -> pa.Buffer:
-        """The entries file; nothing where it is missing."""
+        """Return the entries file's bytes, none if it is missing."""
         return self._disk.map(name.entries) if name.entries.name in self._names else NOTHING
 
     def found(self, name: SegmentName, expected: Boundary | None) -> Found:
-        """A segment as its entries tell; ``expected``: where it must start, None: it says.
+        """Read a segment from its entries. It must start at ``expected``; None means anywhere.
 
         Raises:
             DamagedSegment: one of its files is missing, or nothing tells where it starts.
@@ -147,7 +147,7 @@ class SegmentFiles:
         return no_entry and self._data_size(name) <= self._unfinished_size(name)
 
     def known_end(self, name: SegmentName) -> Boundary:
-        """A place that the log's end had reached by the time that this segment was there."""
+        """Return a position that the log's end had reached before this segment was made."""
         least = Boundary(EntryIndex(self.told_entry(name) or 0), Offset(name.base_offset))
         return last_intact_end(whole_rows(self.entries(name)), least)
 
@@ -155,7 +155,7 @@ class SegmentFiles:
         return self._disk.size(name.arrow) if name.arrow.name in self._names else 0
 
     def _unfinished_size(self, name: SegmentName) -> int:
-        """An ``.arrow`` file up to this size has no batch."""
+        """Return the size up to which an ``.arrow`` file has no batch."""
         found = header_length(self.data(name))
         if found is not None:
             return found
@@ -186,17 +186,17 @@ def is_segment_file(name: str) -> bool:
 
 
 def base_of(segment_file: str) -> int:
-    """The base offset in a segment file's name."""
+    """Return the base offset in a segment file's name."""
     return int(segment_file.partition(".")[0])
 
 
 def whole_rows(raw: pa.Buffer) -> Table:
-    """The rows of an entries file; a part of one at its end is left out."""
+    """Return the complete rows of an entries file, without a partial one at its end."""
     return np.frombuffer(raw, ENTRY, count=raw.size // ENTRY_SIZE)
 
 
 def end_of(table: Table, first: Boundary) -> Boundary:
-    """The position behind the last entry; ``first`` where there is none."""
+    """Return the position after the last entry, or ``first`` if there is none."""
     if not len(table):
         return first
     last = table[-1]
@@ -207,13 +207,13 @@ def end_of(table: Table, first: Boundary) -> Boundary:
 
 
 def last_intact_end(table: Table, least: Boundary) -> Boundary:
-    """The position behind the last entry that has its checksum, wherever in the table it is."""
+    """Return the position after the last entry whose checksum is right, wherever it is."""
     intact = np.flatnonzero(intact_rows(table))
     return end_of(table[: intact[-1] + 1], least) if len(intact) else least
 
 
 def tidied(disk: Disk, directory: Path, names: list[str]) -> list[str]:
-    """What is in the directory once a crash's half-done replacements and removals are finished.
+    """Finish replacements and removals that a crash interrupted; return the names then there.
 
     ``names``: what is in it before.
     """

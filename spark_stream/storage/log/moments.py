@@ -15,7 +15,7 @@ from spark_stream.storage.segment.segment import Segment
 def first_offset_at(
     segments: Iterable[Segment], timestamp: int, column: str | None
 ) -> Offset | None:
-    """The first offset whose record has a timestamp at or after this one; None: no record has.
+    """Return the first offset whose record's timestamp is at or after this one, or None.
 
     ``column`` has the records' own timestamps; None: a record's is that of its entry.
 

@@ -33,7 +33,7 @@ class Opened(Struct, frozen=True):
 def open_files(
     directory: Path, log_format: LogFormat, disk: Disk, losing: Callable[[], None]
 ) -> Opened:
-    """Opens what is there. ``losing``: as :class:`~spark_stream.storage.logs.FileLogs`.
+    """Open the existing files. ``losing``: as :class:`~spark_stream.storage.logs.FileLogs`.
 
     Raises:
         DamagedSegment: a file that cannot be rebuilt is missing.

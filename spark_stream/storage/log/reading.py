@@ -154,7 +154,7 @@ class Wanted(Struct, frozen=True):
 def read_segments(
     segments: Iterable[Segment], start: Offset, end: Offset, wanted: Wanted, budget: Budget
 ) -> Iterator[Chunk]:
-    """The records of ``[start, end)`` in order, until the budget is spent or damage is met.
+    """Yield the records of ``[start, end)`` in order, until the budget is spent or damage found.
 
     With a filtering a chunk has the rows that match, maybe none; the budget's bytes are those read.
 
@@ -235,7 +235,7 @@ def _chunk(
     wanted: Wanted,
     budget: Budget,
 ) -> Chunk:
-    """The next chunk from ``start`` on of the items from ``first`` to ``last`` (exclusive)."""
+    """Read the next chunk from ``start`` on of the items from ``first`` to before ``last``."""
     items, filtering = slice(first, last), wanted.filtering
     bases, counts, places = visible.bases[items], visible.counts[items], visible.places[items]
     edges = np.cumsum(counts)
@@ -307,7 +307,7 @@ def _chunk(
 
 @lru_cache(maxsize=64)
 def _blank(schema: pa.Schema) -> pa.RecordBatch:
-    """A batch without rows, made once: to make it takes as long as to read a record."""
+    """Return an empty batch. It is cached: making it takes as long as reading a record."""
     return pa.RecordBatch.from_arrays([pa.nulls(0, each.type) for each in schema], schema=schema)
 
 

@@ -84,7 +84,7 @@ class Recovery(Struct, frozen=True):
     losing: Callable[[], None] = lambda: None
 
     def recovered(self) -> Recovered:
-        """The log, with what does not belong to it taken out.
+        """Return the log, after removing what does not belong to it.
 
         Raises:
             DamagedSegment: a file is missing, or not a segment's; nothing was changed.
@@ -116,7 +116,7 @@ class Recovery(Struct, frozen=True):
         return Recovered(tuple(closed), active, () if cut is None else (cut,))
 
     def _new(self) -> Recovered:
-        """A log without files."""
+        """Return a log without files."""
         name, start = SegmentName(self.directory, 0), Boundary(EntryIndex(0), Offset(0))
         active = self._active(name, self.format.codec, start, np.zeros(0, ENTRY))
         once = self.forcing.upto
@@ -147,7 +147,7 @@ class Recovery(Struct, frozen=True):
         )
 
     def _codec_of(self, found: Found) -> Codec | None:
-        """That of the segment's batches; None: it has none."""
+        """Return the codec of the segment's batches, or None if it has none."""
         batches = found.kept[found.kept["kind"] == Kind.DATA]
         if not len(batches):
             return None
@@ -179,7 +179,7 @@ class Recovery(Struct, frozen=True):
     def _last(
         self, found: Found, behind: Sequence[SegmentName]
     ) -> tuple[ActiveSegment, Cut | None]:
-        """The segment where the log ends, valid to its end, with nothing left behind it."""
+        """Return the segment where the log ends, repaired, after removing everything behind it."""
         name = found.name
         data = self.files.data(name)
         header = header_length(data)
@@ -207,7 +207,7 @@ class Recovery(Struct, frozen=True):
         return self._active(name, codec, found.first, found.kept, data_end), cut
 
     def _settled(self, found: Found, header: int | None) -> Found:
-        """A segment with markers only: they begin where the schema message ends.
+        """Return a segment of markers only; they begin where the schema message ends.
 
         They do not where a crash ended :meth:`Truncation.in_schema`.
         """
@@ -224,7 +224,7 @@ class Recovery(Struct, frozen=True):
     def _end_log(
         self, found: Found, behind: Sequence[SegmentName], tails: Sequence[_Tail]
     ) -> Cut | None:
-        """Keeps what lies behind the end aside, and shortens the last segment's files to it."""
+        """Set aside what lies behind the end, and truncate the last segment's files to it."""
         end, once = found.end, self._known_end(found, behind)
         if not tails and not behind and once == end:
             return None
@@ -258,7 +258,7 @@ class Recovery(Struct, frozen=True):
         )
 
     def _known_end(self, found: Found, behind: Sequence[SegmentName]) -> Boundary:
-        """A place that the log's end had once reached, as far as anything tells."""
+        """Return the farthest position that the log's end is known to have reached."""
         known = [found.end, self.forcing.upto, *map(self.files.known_end, behind)]
         known.append(last_intact_end(found.table[found.good :], found.end))
         return Boundary(max(each.entry for each in known), max(each.offset for each in known))
@@ -291,7 +291,7 @@ class Recovery(Struct, frozen=True):
     def _mends_header(
         self, found: Found, codec: Codec, data: pa.Buffer, data_end: int, header: int | None
     ) -> bool:
-        """Writes a damaged schema message anew where it can; whether it was damaged."""
+        """Rewrite a damaged schema message if possible, and tell whether it was damaged."""
         data_start = int(found.kept[0]["position"]) if found.good else int(header or 0)
         if codec.describes(data.slice(0, data_start)):
             return False
@@ -304,7 +304,7 @@ class Recovery(Struct, frozen=True):
 
 
 def _tails(found: Found, data: pa.Buffer, data_end: int) -> list[_Tail]:
-    """What leaves the two files; the entries come first, for they name the batches."""
+    """Return the tails to take out of the two files, the entries first: they name the batches."""
     tails = []
     for path, whole, end in (
         (found.name.entries, found.raw, found.good * ENTRY_SIZE),

@@ -35,7 +35,7 @@ class ReplicaLog(Protocol):
     @property
     def failed(self) -> StorageFailure | None: ...
     def when_failed(self, tell: Callable[[], None]) -> None:
-        """Calls ``tell``, and nobody else, once the log has failed; at once if it has already.
+        """Set the only callback for the log's failure; it is called at once if that has happened.
 
         It may be called under the caller's lock, and in the middle of an append.
         """
@@ -61,7 +61,7 @@ class ReplicaLog(Protocol):
 
     def tables(self) -> list[Table]: ...
     def boundary_of(self, entry: EntryIndex) -> Boundary:
-        """The place before the entry with this index; from the log's start to its end.
+        """Return the position before the entry with this index, from the log's start to its end.
 
         Raises:
             EntriesGone: the log starts behind it, or ends before it.
@@ -80,7 +80,7 @@ class ReplicaLog(Protocol):
         now: int,
     ) -> None: ...
     def append_entries(self, rows: Table, data: pa.Buffer) -> list[Entry]:
-        """Appends what a leader's log has given by :meth:`read_entries`, markers included.
+        """Append what :meth:`read_entries` of the leader's log returned, markers included.
 
         Everything is checked before anything is written. Returns the entries that were appended:
         fewer than given (at least one) if the disk refused the later ones, and the next call says
@@ -106,7 +106,7 @@ class ReplicaLog(Protocol):
         """
 
     def truncate(self, to: EntryIndex) -> Boundary:
-        """Takes the entry with this index and all behind it out of the log; returns the new end.
+        """Remove the entry with this index and all later ones; return the new end.
 
         While damage is known, what is taken out is kept for :meth:`take_back`, until the log has
         it again.
@@ -120,7 +120,7 @@ class ReplicaLog(Protocol):
         """
 
     def reset(self, start: Boundary) -> None:
-        """Takes everything out of the log; it is empty then, and begins at ``start``.
+        """Empty the log, and let it begin at ``start``.
 
         While damage is known, that is kept as by :meth:`truncate`.
 
@@ -156,7 +156,7 @@ class ReplicaLog(Protocol):
     def flush_if_due(self, monotonic: float) -> None: ...
     def housekeep(self, now: int, last_stable_offset: Offset) -> int: ...
     def drop_tail(self) -> Callable[[], None] | None:
-        """Copies a file without what a truncation left in it; None: there is none.
+        """Copy a file without the bytes a truncation left in it; None if there is no such file.
 
         That may take long and needs no lock; one thread at a time. What it returns puts the copy
         in its place, and is for the writer to call.
@@ -220,7 +220,7 @@ class ReplicaLog(Protocol):
         """
 
     def check_stored(self) -> Iterator[Piece]:
-        """Reads entries and batches from the disk; one thread at a time, without a lock.
+        """Read and check entries and batches from the disk; one thread at a time, without a lock.
 
         What fails its checksum is a suspect, for :meth:`confirm`.
         """
@@ -235,7 +235,7 @@ class ReplicaLog(Protocol):
         """Whether a record of ``[start, end)`` is known to be aborted. Looks at no record."""
 
     def offset_at(self, timestamp: int) -> Offset | None:
-        """The first offset whose record has a timestamp at or after this one; None: no record has.
+        """Return the first offset whose record's timestamp is at or after this one, or None.
 
         Microseconds since the epoch. Timestamps need not rise with offsets: the first in the order
         of offsets is meant, as with Kafka's offsetsForTimes.

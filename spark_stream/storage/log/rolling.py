@@ -39,7 +39,7 @@ def rows_that_fit(
 
 
 def rows_of_one_schema(rows: Table) -> tuple[Table, int | None]:
-    """The leading rows whose batches have one schema, and which; None: they have no batch."""
+    """Return the leading rows of one schema and that schema, None if they have no batch."""
     batches = np.flatnonzero(rows["kind"] == Kind.DATA)
     if not len(batches):
         return rows, None

@@ -25,7 +25,7 @@ class ShorterCopy:
     """A copy of a segment's ``.arrow`` file without its tail, on the disk for certain."""
 
     def __init__(self, disk: Disk, segment: Segment) -> None:
-        """Makes the copy.
+        """Make the copy.
 
         Raises:
             DiskFull, StorageFailure: there is none; it is not tried again before the next open.
@@ -39,7 +39,7 @@ class ShorterCopy:
         disk.write_whole(self._path, [kept, END_OF_STREAM])
 
     def settle(self, segments: Sequence[Segment], forcing: Forcing) -> None:
-        """Puts the copy in the file's place, if the segment is still among these; else drops it.
+        """Replace the file with the copy if the segment is still one of these, else drop the copy.
 
         Raises:
             StorageFailure: the one or the other failed; the next open sees to what is left.

@@ -55,7 +55,7 @@ class Truncation(Struct, frozen=True):
     def cut(
         self, closed: Sequence[Segment], active: ActiveSegment, to: Boundary
     ) -> tuple[tuple[Segment, ...], ActiveSegment]:
-        """The closed segments and the active one once the log ends at ``to``, within it.
+        """Truncate the log to ``to``, and return its closed segments and its active one.
 
         Raises:
             DiskFull, StorageFailure: the log is as it was, or has failed.
@@ -81,7 +81,7 @@ class Truncation(Struct, frozen=True):
     def empty(
         self, closed: Sequence[Segment], active: ActiveSegment, start: Boundary
     ) -> ActiveSegment:
-        """The only segment once the log is empty and begins at ``start``; errors as :meth:`cut`."""
+        """Empty the log, and return its only segment, at ``start``; errors as :meth:`cut`."""
         segments = (*closed, active)
         following = self.segment(start, active.codec)
         for segment in segments:
@@ -102,7 +102,7 @@ class Truncation(Struct, frozen=True):
         table: Table | None = None,
         data_end: int | None = None,
     ) -> ActiveSegment:
-        """A segment that takes appends; without ``data_end`` it has no files yet."""
+        """Return a segment that takes appends; without ``data_end`` it has no files yet."""
         return ActiveSegment(
             self.disk,
             SegmentName(self.directory, int(first.offset)),
@@ -115,7 +115,7 @@ class Truncation(Struct, frozen=True):
         )
 
     def _parted(self, last: Segment, to: Boundary) -> tuple[Segment, ActiveSegment]:
-        """Makes the segment behind the cut, and shortens the entries of the one before it."""
+        """Make the segment after the cut, and truncate the entries of the one before it."""
         last.flush()
         following = self.segment(to, last.codec)
         following.make()
@@ -132,7 +132,7 @@ class Truncation(Struct, frozen=True):
         return last.shortened(table), following
 
     def _made_anew(self, last: Segment, to: Boundary) -> ActiveSegment:
-        """The segment with nothing but the markers before its first record, where it has some."""
+        """Rewrite the segment with only the markers before its first record, if it has some."""
         header = header_of(last.codec, dict(self.format.facts), last.first)
         rows = last.table[: to.entry - last.first.entry]
         rows = moved(rows, np.full(len(rows), len(header), np.int64))
@@ -145,7 +145,7 @@ class Truncation(Struct, frozen=True):
         return self.segment(last.first, last.codec, rows, len(header))
 
     def in_schema(self, active: ActiveSegment, codec: Codec) -> ActiveSegment:
-        """A segment without a record, made anew for batches of another schema.
+        """Rewrite a segment without records for batches of another schema.
 
         Its ``.arrow`` file comes first: recovery looks for no batch there, and lets the markers
         begin where the schema message ends.
@@ -170,7 +170,10 @@ class Truncation(Struct, frozen=True):
 
     @contextmanager
     def _failing(self, *, if_any: bool) -> Iterator[None]:
-        """An error within is the end of the log, until it is opened again; ``if_any``: else not."""
+        """Mark the log as failed until it is opened again if the block raises.
+
+        ``if_any``: else not.
+        """
         try:
             yield
         except IsologError as error:

@@ -36,7 +36,7 @@ _PROBE: Final = bytes(64 << 10)
 
 
 def header_of(codec: Codec, facts: dict[str, str], first: Boundary) -> bytes:
-    """The schema message of a segment that starts at ``first``."""
+    """Build the schema message of a segment that starts at ``first``."""
     places = {"isolog.base_entry": str(first.entry), "isolog.base_offset": str(first.offset)}
     return codec.header(facts | places)
 
@@ -81,7 +81,7 @@ class ActiveSegment(Segment):
         return self._data_end
 
     def make(self) -> None:
-        """Makes the files of a segment that has none; if that fails, it still has none."""
+        """Make the files of a segment that has none; if that fails, it still has none."""
         name, header = self.name, header_of(self.codec, self._facts, self.first)
         try:
             self._entries = self._disk.create(name.entries)
@@ -98,7 +98,7 @@ class ActiveSegment(Segment):
         self._complete = True
 
     def make_first(self) -> None:
-        """Makes the files of a log's first segment, which does not start with entry 0.
+        """Make the files of a log's first segment if it does not start with entry 0.
 
         Its schema message comes first and for good: nothing else tells which entry it starts with.
         """
@@ -109,7 +109,7 @@ class ActiveSegment(Segment):
         self._data_end = len(header)
 
     def append(self, entry: Entry, message: Message | None, *, forced: bool = False) -> None:
-        """Writes one entry and its batch (None: a marker has none); on an error neither is there.
+        """Write one entry and its batch (None for a marker); after an error neither is there.
 
         ``forced``: both are on the disk before anybody sees them.
 
@@ -124,12 +124,12 @@ class ActiveSegment(Segment):
         self._data_end += length
 
     def note_extremes(self, entry: Entry, found: Rows | None) -> None:
-        """Keeps what is known of the values in a batch that was appended."""
+        """Record the extremes of a batch that was appended."""
         if found is not None:
             self.extremes.add(entry.entry_index, entry.count, entry.data_crc, found)
 
     def append_rows(self, rows: Table, data: pa.Buffer, *, forced: bool = False) -> None:
-        """Writes entries of another replica's log, and the bytes of all their batches.
+        """Write entries of another replica's log, and the bytes of all their batches.
 
         They must be valid. What an error leaves, and ``forced``: as :meth:`append`.
         """
@@ -141,7 +141,7 @@ class ActiveSegment(Segment):
         self._data_end += data.size
 
     def flush(self) -> None:
-        """Forces what was appended to the disk: batches first, then the entries that name them.
+        """Force what was appended to the disk: batches first, then the entries that name them.
 
         Raises:
             StorageFailure: that failed; the log has failed with it.
@@ -219,7 +219,7 @@ class ActiveSegment(Segment):
         self._entries.write((len(self._table) - len(rows)) * ENTRY_SIZE, rows.tobytes())
 
     def finish(self) -> None:
-        """Writes Arrow's end-of-stream mark behind the last batch; an append would replace it."""
+        """Write Arrow's end-of-stream mark after the last batch; an append would replace it."""
         if self._torn:
             self._take_back()
         try:
@@ -230,7 +230,7 @@ class ActiveSegment(Segment):
             raise
 
     def close(self) -> None:
-        """Closes the files; readers that are under way go on with a mapping."""
+        """Close the files; running reads continue with a mapping."""
         self._arrow.close()
         self._entries.close()
         self.extremes.close()
@@ -250,7 +250,7 @@ class ActiveSegment(Segment):
                 force_names()
 
     def closed(self) -> Segment:
-        """The same segment for readers only."""
+        """Return the same segment for readers only."""
         table = np.frombuffer(self._disk.map(self.name.entries), ENTRY, count=len(self._table))
         segment = Segment(
             self._disk,
@@ -287,7 +287,7 @@ class ActiveSegment(Segment):
             self._prepare()
 
     def _write(self, data: Sequence[Part], rows: bytes, *, forced: bool) -> None:
-        """Writes batches and their entries behind what is published, or neither."""
+        """Write batches and their entries after the published ones, or neither."""
         try:
             if data:
                 self._arrow.write(self._data_end, *data)
@@ -317,7 +317,7 @@ class ActiveSegment(Segment):
         self._end = Boundary(EntryIndex(end.entry + entries), Offset(end.offset + records))
 
     def _grow(self, table: Table, rows: int) -> None:
-        """Makes room for as many rows; the table's stay where they are."""
+        """Make room for this many more rows; existing rows stay where they are."""
         grown = np.zeros(rows, ENTRY)
         grown[: len(table)] = table
         self._raw = grown.view(np.uint8).data

@@ -64,11 +64,11 @@ class SegmentExtremes:
         self._known: _Known | None = None
 
     def add(self, entry: int, records: int, data_crc: int, columns: Rows) -> None:
-        """What was found of one entry, the one with this index."""
+        """Add the extremes of the entry with this index."""
         self._keep([self.layout.packed_one(entry, records, data_crc, columns)])
 
     def known(self, table: Table, first: int, last: int, name: str) -> Extremes | None:
-        """What is known of a column in the entries at these places of the table; None: nothing."""
+        """Return a column's extremes in these rows of the table, or None if none are known."""
         if name not in self.layout.names:
             return None
         rows = self._fitting(table)
@@ -128,7 +128,7 @@ class SegmentExtremes:
             self._close()
 
     def close(self) -> None:
-        """Closes the file. What comes later opens it again."""
+        """Close the file; a later call opens it again."""
         with self._lock:
             self._close()
 
@@ -153,7 +153,7 @@ class SegmentExtremes:
                 self._close()
 
     def _opened(self) -> DiskFile:
-        """The file, ready to take more rows; under the lock."""
+        """Open the file for more rows; called under the lock."""
         size = self._size_there()
         if size is None:
             self._file = self._disk.create(self._path)
@@ -166,7 +166,7 @@ class SegmentExtremes:
         return self._file
 
     def _size_there(self) -> int | None:
-        """The bytes of the file; None where there is none of this segment and these columns."""
+        """Return the size of the file, or None if it is not of this segment and these columns."""
         if self._path.name not in self._disk.names(self._path.parent):
             return None
         data = self._disk.map(self._path)
@@ -175,7 +175,7 @@ class SegmentExtremes:
         return int(data.size)
 
     def _load(self) -> Rows:
-        """The rows of the file that have their checksum; under the lock."""
+        """Load the file's rows whose checksum is right; called under the lock."""
         nothing = np.zeros(0, self.layout.row)
         with suppress(IsologError):
             if self._size_there() is not None:
@@ -183,7 +183,7 @@ class SegmentExtremes:
         return nothing
 
     def _fitting(self, table: Table) -> Rows:
-        """The rows that speak of entries of this table, and of their bytes."""
+        """Return the rows about entries of this table, with the same bytes."""
         with self._lock:
             if self._stored is None:
                 self._stored = self._load()

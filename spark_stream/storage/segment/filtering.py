@@ -43,7 +43,7 @@ class Filtering(Struct, frozen=True):
     timestamp: str | None
 
     def reading(self, wanted: list[str] | None) -> list[str] | None:
-        """The stored columns to read: those wanted, then those that only the filter looks at."""
+        """Return the stored columns to read: the wanted ones, then those only the filter uses."""
         if wanted is None:
             return None
         more = [name for name in self.filter.names if name in self.schema.names]
@@ -64,7 +64,7 @@ class Filtering(Struct, frozen=True):
     def _of_values(
         self, segment: Segment, table: Table, first: int, last: int, name: str
     ) -> Extremes | None:
-        """What was found out about a column; the segment may have an earlier schema."""
+        """Return a column's recorded extremes; the segment may have an earlier schema."""
         if name in self.schema.names and name not in segment.codec.schema.names:
             return Extremes.all_null(last - first)
         if not self._has_same_keys(segment, name):
@@ -79,7 +79,7 @@ class Filtering(Struct, frozen=True):
         return have_same_keys(own.field(name).type, self.schema.field(name).type)
 
     def _of_entries(self, rows: Table, name: str) -> Extremes | None:
-        """What the entries say of a column."""
+        """Return a column's extremes from the entries alone."""
         if name == OFFSET:
             base = rows["base_offset"]
             last = base + rows["count"].astype(np.int64) - 1
@@ -98,7 +98,7 @@ class Filtering(Struct, frozen=True):
         segment.extremes.learn(table, places, batch, names)
 
     def applied(self, chunk: Chunk, wanted: list[str] | None, most: int) -> Chunk:
-        """The rows of the chunk that match, ``most`` of them at most, with the columns wanted."""
+        """Return up to ``most`` matching rows of the chunk, with the wanted columns."""
         rows = chunk.batch.num_rows
         batch = chunk.batch if wanted is None else chunk.batch.select(wanted)
         keeps = self.filter.keeps(chunk.column, rows)

@@ -65,13 +65,13 @@ class SegmentName(Struct, frozen=True):
         return self.directory / f"{self.base_offset:020d}.entries.gone"
 
     def remove(self, disk: Disk, force_names: Callable[[], None]) -> None:
-        """Deletes the files; readers that mapped them keep what they mapped."""
+        """Delete the files; readers that mapped them keep their mappings."""
         disk.rename(self.entries, self.gone)
         force_names()
         self.finish_removal(disk, force_names)
 
     def finish_removal(self, disk: Disk, force_names: Callable[[], None]) -> None:
-        """The rest of a removal, once the entries file has the name ``gone``."""
+        """Finish a removal, once the entries file has the name ``gone``."""
         disk.remove(self.arrow)
         force_names()
         disk.remove(self.extremes)
@@ -122,7 +122,7 @@ class Segment:
         return None if mask is None else mask[: len(table)]
 
     def set_aborted(self, mask: np.ndarray | None) -> None:
-        """What an open derived from the whole log; shape (rows,)."""
+        """Set which rows are aborted, as an open derived it from the whole log; shape (rows,)."""
         self._aborted = mask
 
     def abort(self, transaction: int, producer_id: int, entry: int) -> None:
@@ -149,7 +149,7 @@ class Segment:
         return self._end
 
     def boundary_of(self, entry: EntryIndex) -> Boundary:
-        """The place before the entry with this index, of this segment or the next behind it.
+        """Return the position before the entry with this index, of this segment or its end.
 
         Raises:
             DamagedSegment: the entry is damaged, and so is the one before it.
@@ -164,7 +164,7 @@ class Segment:
         return Boundary(entry, next_offset(self.sound_rows(row - 1, row), self.first.offset))
 
     def sound_rows(self, low: int, high: int) -> Table:
-        """The entries from row ``low`` to before ``high``, up to the first damaged one.
+        """Return the entries from row ``low`` to before ``high``, up to the first damaged one.
 
         Raises:
             DamagedSegment: that is row ``low``.
@@ -234,7 +234,7 @@ class Segment:
     def decode(
         self, places: np.ndarray, columns: list[str] | None, schema: pa.Schema | None = None
     ) -> tuple[pa.RecordBatch, int]:
-        """The batches at these rows of the table, rising, as one; and how many of them it is.
+        """Decode the batches at these ascending rows into one; return it and their number.
 
         ``schema``: the topic's as the reader has it; None: the segment's own.
 
@@ -256,7 +256,7 @@ class Segment:
         return conformed(batch, projected(schema, columns)), taken
 
     def encoded(self, places: np.ndarray) -> tuple[tuple[memoryview, ...], int]:
-        """The messages at these rows of the table as they are, in parts; errors as :meth:`decode`.
+        """Return the stored messages at these rows, in parts; errors as :meth:`decode`.
 
         And how many of them, fewer where a later one fails its checksum.
         """
@@ -296,13 +296,13 @@ class Segment:
         )
 
     def blank(self, columns: list[str] | None, schema: pa.Schema | None = None) -> pa.RecordBatch:
-        """A batch without rows, of the same columns as :meth:`decode` gives."""
+        """Return an empty batch with the columns of :meth:`decode`."""
         shown = projected(self.codec.schema if schema is None else schema, columns)
         arrays = [pa.nulls(0, field.type) for field in shown]
         return pa.RecordBatch.from_arrays(arrays, schema=shown)
 
     def _load(self, places: np.ndarray) -> tuple[list[memoryview], int]:
-        """The checked bytes of the batches at these rows, and how many batches they are."""
+        """Return the checked bytes of the batches at these rows, and the number of batches."""
         first, last = int(places[0]), int(places[-1]) + 1
         neighbours = last - first == len(places)
         rows = self._table[first:last] if neighbours else self._table[places]
@@ -342,7 +342,7 @@ class Segment:
         )
 
     def _entry_damage(self, row: int) -> DamagedSegment:
-        """The error about an entry; the intact ones around it say which offsets it has."""
+        """Build the error about an entry; the intact entries around it give its offsets."""
         table = self._table
         before, behind = table[max(0, row - 1) : row], table[row + 1 : row + 1 + _NEAR_ENTRIES]
         start = next_offset(before[: intact_entries(before)], self.first.offset)
@@ -359,13 +359,13 @@ class Segment:
         )
 
     def _bytes(self, position: int, length: int) -> pa.Buffer:
-        """The bytes, or as many of them as the file has."""
+        """Return the bytes, or fewer at the file's end."""
         mapped = self._file.upto(position + length)
         start = min(position, mapped.size)
         return mapped.slice(start, min(length, mapped.size - start))
 
     def hold(self) -> None:
-        """Maps all batches: who has this segment reads on, whatever becomes of the file's name.
+        """Map all batches, so that holders of this segment can read on after the file is removed.
 
         Raises:
             StorageFailure: the file cannot be mapped.
@@ -373,12 +373,12 @@ class Segment:
         self._file.upto(self.data_end)
 
     def drop_tail(self) -> None:
-        """The ``.arrow`` file was replaced by one that ends with the last batch."""
+        """Take note that the ``.arrow`` file was replaced by one that ends with the last batch."""
         self.has_tail = False
         self._file.forget()
 
     def shortened(self, table: Table) -> Segment:
-        """The same segment with its first entries only; their bytes stay where they are."""
+        """Return the same segment with its first entries only; their bytes stay where they are."""
         shorter = Segment(
             self._disk,
             self.name,
@@ -396,11 +396,11 @@ class Segment:
         """Nothing: a segment is forced before it is closed."""
 
     def close(self) -> None:
-        """Closes what is open: of a closed segment only what readers have learned is written."""
+        """Close the open files; a closed segment has written only the extremes readers computed."""
         self.extremes.close()
 
     def remove(self, force_names: Callable[[], None]) -> None:
-        """Deletes the files; readers that have the segment go on with a mapping."""
+        """Delete the files; readers that have the segment continue with a mapping."""
         self.extremes.stop()
         with suppress(IsologError):  # without its file nothing can be read of it anyway
             self.hold()
@@ -408,7 +408,7 @@ class Segment:
 
 
 def projected(schema: pa.Schema, columns: list[str] | None) -> pa.Schema:
-    """The schema of these columns (None: of all)."""
+    """Return the schema of these columns; None means all."""
     if columns is None:
         return schema
     return pa.schema([schema.field(name) for name in columns])
