@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def local_cluster() -> Iterator[Callable[..., LocalCluster]]:
-    """Makes clusters of real brokers, which end with the test: ``local_cluster(brokers=3)``.
+    """Make clusters of real brokers, which end with the test: ``local_cluster(brokers=3)``.
 
     Takes what :class:`spark_stream.testing.LocalCluster` takes.
     """

@@ -22,7 +22,7 @@ from pathlib import Path
 
 
 def compile_into(archive: Path) -> int:
-    """Adds the bytecode of the archive's modules; how many they are."""
+    """Add the bytecode of the archive's modules, and return their number."""
     with zipfile.ZipFile(archive) as source:
         contents = {name: source.read(name) for name in source.namelist()}
     if any(name.endswith(".pyc") for name in contents):
@@ -39,7 +39,7 @@ def compile_into(archive: Path) -> int:
 
 
 def bytecode(source: bytes, shown: str) -> bytes:
-    """A module's bytecode, which is not compared with its source; ``shown`` is named in traces."""
+    """Compile a module; Python does not compare it with its source. Traces name ``shown``."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
         file, compiled = Path(folder, "module.py"), Path(folder, "module.pyc")
         file.write_bytes(source)

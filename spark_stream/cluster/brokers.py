@@ -63,12 +63,12 @@ class Brokers:
         return [decode(each.key.removeprefix(BROKERS), each.value) for each in found]
 
     def get(self, broker_id: str) -> RegisteredBroker | None:
-        """The broker, or None."""
+        """Return the broker, or None."""
         record = self._store.get(BROKERS + broker_id)
         return None if record is None else decode(broker_id, record.value)
 
     def register(self, broker: RegisteredBroker) -> RegisteredBroker:
-        """Puts the broker in the place of its earlier incarnation; the broker as it is registered.
+        """Register the broker in place of its earlier incarnation, and return the registration.
 
         A broker that is leaving stays so: who decommissioned it decides that, not its next start.
         """
@@ -83,7 +83,7 @@ class Brokers:
                 return registered
 
     def mark(self, broker_id: str, state: BrokerState) -> RegisteredBroker | None:
-        """Gives the broker this state; None: it is not registered."""
+        """Set the broker's state; None if it is not registered."""
         while True:
             record = self._store.get(BROKERS + broker_id)
             if record is None:
@@ -93,7 +93,7 @@ class Brokers:
                 return marked
 
     def leave(self, broker_id: str, incarnation: str) -> None:
-        """Removes the broker, unless a later incarnation has registered."""
+        """Remove the broker, unless a later incarnation has registered."""
         while True:
             record = self._store.get(BROKERS + broker_id)
             if record is None or decode(broker_id, record.value).incarnation != incarnation:
@@ -105,7 +105,7 @@ class Brokers:
 def alive(
     known: Mapping[BrokerId, RegisteredBroker], holder: Callable[[str], str | None]
 ) -> dict[BrokerId, Generation]:
-    """The brokers whose lease is their registered incarnation's, each with its generation.
+    """Return the brokers whose lease is of their registered incarnation, with generations.
 
     ``known`` may be older than the leases. A broker that has started again holds its lease already,
     while it is known with its earlier incarnation, and with a generation that may be over. It is

@@ -18,12 +18,12 @@ CONSUMERS: Final = "consumers/"
 
 
 def encode_positions(positions: Iterable[PositionOf]) -> list[dict[str, Any]]:
-    """What the store holds of positions."""
+    """Encode positions for the store."""
     return [msgspec.to_builtins(each) for each in positions]
 
 
 def decode_positions(values: Iterable[Mapping[str, Any]]) -> list[PositionOf]:
-    """The positions that a record's value holds."""
+    """Decode the positions in a record's value."""
     return msgspec.convert(list(values), list[PositionOf])
 
 

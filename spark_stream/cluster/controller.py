@@ -37,7 +37,7 @@ Alive = Callable[[BrokerId, str], bool]
 def successor(
     held: Controller | None, broker: BrokerId, incarnation: str, alive: Alive
 ) -> Controller | None:
-    """What the broker should put on record; None: nothing, because there is a controller."""
+    """Return the record by which the broker becomes controller, or None if there is one."""
     if held is None:
         return Controller(broker, incarnation, 0)
     is_mine = (held.broker, held.incarnation) == (broker, incarnation)
@@ -60,7 +60,7 @@ class ControllerSeat:
         return held is not None and (held.broker, held.incarnation) == mine
 
     def take(self, alive: Alive) -> Controller | None:
-        """Makes this broker the controller unless there is one; None: another broker is it."""
+        """Make this broker the controller unless there is one; None if another broker is."""
         record = self._store.get(CONTROLLER)
         held = None if record is None else decode(record.value)
         following = successor(held, self._broker, self._incarnation, alive)

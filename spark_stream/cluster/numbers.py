@@ -32,7 +32,7 @@ class Numbers:
         self._end = 0
 
     def take(self, above: int = -1) -> int:
-        """A number greater than ``above`` that no other broker gives out, now or later.
+        """Return a number above ``above`` that no other broker returns, now or later.
 
         The numbers up to ``above`` that are left of this broker's block are given up.
         """
@@ -46,7 +46,7 @@ class Numbers:
             return number
 
     def pass_over(self, used: int) -> bool:
-        """Gives out none up to ``used`` from now on; whether the store did not know it was used."""
+        """Return no number up to ``used`` from now on; True if the store did not know of it."""
         with self._lock:
             while True:
                 record = self._store.get(self._key)
@@ -58,7 +58,7 @@ class Numbers:
                     return True
 
     def _take_block(self, least: int) -> int:
-        """The first number of a block that begins at ``least`` or above."""
+        """Reserve a block that begins at ``least`` or above, and return its first number."""
         while True:
             record = self._store.get(self._key)
             start = max(least, 0 if record is None else int(record.value["next"]))

@@ -44,29 +44,29 @@ class Partitions:
         self._store = store
 
     def get(self, partition: PartitionId) -> StoredPartition | None:
-        """The partition, or None."""
+        """Return the partition, or None."""
         record = self._store.get(key_of(partition))
         return None if record is None else decode(record)
 
     def of_topic(self, topic_id: str) -> list[StoredPartition]:
-        """The topic's partitions that are on record, by number."""
+        """Return the topic's recorded partitions, by number."""
         found = [decode(each) for each in self._store.list(f"{PARTITIONS}{topic_id}/")]
         return sorted(found, key=lambda each: each.id.number)
 
 
 def key_of(partition: PartitionId) -> str:
-    """The key of a partition's record."""
+    """Return the key of a partition's record."""
     return f"{PARTITIONS}{partition.topic_id}/{partition.number}"
 
 
 def id_of(key: str) -> PartitionId:
-    """The partition whose record has this key."""
+    """Return the partition whose record has this key."""
     topic_id, _, number = key.removeprefix(PARTITIONS).rpartition("/")
     return PartitionId(topic_id, int(number))
 
 
 def put_of(partition: PartitionId, record: PartitionRecord, expected: int) -> Put:
-    """The compare-and-set that gives the partition this record."""
+    """Build the compare-and-set that writes this record of the partition."""
     return Put(key_of(partition), encode(record), expected)
 
 
@@ -77,7 +77,7 @@ def encode(record: PartitionRecord) -> dict[str, Any]:
 
 
 def decode(record: Record) -> StoredPartition:
-    """The partition that a record holds."""
+    """Decode the partition in a record."""
     return StoredPartition(id_of(record.key), decode_value(record.value), record.version)
 
 

@@ -36,13 +36,13 @@ class Query(Positional):
 
 
 def encode_query(query: Query) -> dict[str, Any]:
-    """The record's value."""
+    """Encode the record's value."""
     value: dict[str, Any] = msgspec.to_builtins(query)
     return value
 
 
 def decode_query(value: Mapping[str, Any]) -> Query:
-    """The query that a record's value holds."""
+    """Decode the query in a record's value."""
     return msgspec.convert(value, Query)
 
 

@@ -47,7 +47,7 @@ class Topic(Positional, frozen=True):
 
 
 def check_name(name: object) -> str:
-    """A topic's name, or InvalidTopic; a name is also a folder's name, so it is a narrow set."""
+    """Return the name, or raise InvalidTopic; names are limited, for they name folders too."""
     if not isinstance(name, str) or not is_folder_name(name):
         raise InvalidTopic(f"{name!r} is not a topic name", topic=str(name))
     return name
@@ -74,7 +74,7 @@ class Topics:
         return [decode(record) for record in self._store.list(TOPICS)]
 
     def get(self, name: str) -> Topic:
-        """The topic of this name, or UnknownTopic."""
+        """Return the topic of this name, or raise UnknownTopic."""
         record = self._store.get(TOPICS + name)
         if record is None:
             raise unknown(name)

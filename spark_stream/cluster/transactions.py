@@ -72,18 +72,18 @@ def expired_of(query: str) -> str:
 
 
 def joins_of(number: int) -> str:
-    """The prefix of the keys of all joins of a transaction."""
+    """Return the prefix of the keys of all joins of a transaction."""
     return f"{JOINS}{number}/"
 
 
 def join_of(transactional_id: str, number: int, at: Joined) -> Put:
-    """The record that says that a partition has joined a transaction; there may be one already."""
+    """Build the record that a partition has joined a transaction; it may exist already."""
     value = {"transactional_id": transactional_id, "topic": at.topic}
     return Put(f"{joins_of(number)}{at.topic_id}/{at.partition}", value, 0)
 
 
 def decode_join(record: Record) -> Join:
-    """The join that a record stands for."""
+    """Decode the join in a record."""
     number, topic_id, partition = record.key.removeprefix(JOINS).split("/")
     at = Joined(str(record.value["topic"]), topic_id, int(partition))
     return Join(str(record.value["transactional_id"]), int(number), at)

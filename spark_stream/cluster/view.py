@@ -54,12 +54,12 @@ class Snapshot(Struct, frozen=True):
     controller: Controller | None = None
 
     def topic(self, topic_id: str) -> Topic | None:
-        """The topic of this id."""
+        """Return the topic of this id, or None."""
         name = self.names.get(topic_id)
         return None if name is None else self.topics[name]
 
     def partition(self, partition: PartitionId) -> StoredPartition | None:
-        """The partition's record."""
+        """Return the partition's record, or None."""
         return self.partitions.get(partition.topic_id, {}).get(partition.number)
 
 
@@ -85,7 +85,7 @@ class ClusterView:
     """One broker's view. Any thread may refresh it, and any may read ``now``."""
 
     def __init__(self, store: MetadataStore) -> None:
-        """The view is empty until the first refresh."""
+        """Start with an empty view; the first refresh fills it."""
         self._store = store
         self._lock = threading.Lock()
         self._revision = 0
@@ -94,7 +94,7 @@ class ClusterView:
         self.now = Snapshot()
 
     def tell(self, listener: Listener) -> None:
-        """Calls the listener after each refresh that finds something, in the order of refreshes.
+        """Call the listener after each refresh that finds a change, in the order of refreshes.
 
         It is called in the thread that refreshes, so it must be quick, and must not refresh.
         """
@@ -102,7 +102,7 @@ class ClusterView:
             self._listeners.append(listener)
 
     def refresh(self) -> News:
-        """Takes over what has changed in the store; what that was.
+        """Read what has changed in the store, and return it.
 
         Raises:
             StorageFailure: the view is as it was before.
@@ -158,7 +158,7 @@ class _Update:
         self._controllers: list[Controller | None] = []
 
     def take(self, key: str, record: Record | None) -> None:
-        """Takes over a record, or that it is gone (None). One that cannot be read changes nothing.
+        """Apply a record, or its deletion (None). An unreadable one changes nothing.
 
         A later release may have written it, and this broker has other partitions to look after.
         """
@@ -184,7 +184,7 @@ class _Update:
             self._controllers.append(held)
 
     def snapshot(self, revision: int) -> Snapshot:
-        """The one before, with all that was taken over."""
+        """Return the earlier snapshot with all changes applied."""
         after = replace(self._before, revision=revision)
         if self._topics:
             named = _changed(self._before.topics, self._topics)
@@ -203,7 +203,7 @@ class _Update:
         return after
 
     def news(self) -> News:
-        """What was taken over."""
+        """Return the applied changes."""
         return News(
             topics=frozenset(self._topics),
             partitions=frozenset(

@@ -117,7 +117,7 @@ class Vouching:
     def begin(
         self, found: Found, run: str, new_generation: Callable[[], str]
     ) -> tuple[Generation, Doubt | None]:
-        """The generation from now on; and why it is a new one, if it is.
+        """Return the generation from now on, and the reason if it is a new one.
 
         ``run`` is a name that no other start has. When this returns, it must be written into the
         directory before the broker registers.
@@ -136,19 +136,19 @@ class Vouching:
                 return generation, reason
 
     def end(self, run: str, ends: Ends) -> None:
-        """The run has ended in order: all logs are forced and closed, and end there."""
+        """Record that the run ended in order: all logs are forced and closed, at these ends."""
         self._change(run, lambda left: replace(left, ends=ends))
 
     def force_failed(self, run: str) -> None:
-        """A force has failed: nobody may vouch for what this run has written."""
+        """Record that a force has failed, so this run's writes may be missing."""
         self._change(run, lambda left: replace(left, force_failed=True))
 
     def begin_generation(self, run: str, generation: Generation) -> None:
-        """The logs are of another generation from now on, while the run goes on."""
+        """Begin another generation of the logs while the run goes on."""
         self._change(run, lambda left: replace(left, generation=generation))
 
     def _change(self, run: str, change: Callable[[LeftBehind], LeftBehind]) -> None:
-        """Does nothing if a later run has begun."""
+        """Change the record, unless a later run has begun."""
         while True:
             record = self._store.get(self._key)
             left = None if record is None else decode(record.value)

@@ -67,7 +67,7 @@ def _field(array: pa.Array, place: int, field: pa.Field, cut: bool) -> pa.Array:
 
 
 def _compact(array: pa.Array) -> pa.Array:
-    """The same without what lies before, between and behind its values."""
+    """Copy the array into buffers that have nothing but its values."""
     return array.take(pa.array(np.arange(len(array))))
 
 

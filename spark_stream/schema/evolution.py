@@ -29,7 +29,7 @@ _IN_DOUBLE: Final = 32  # bits of the widest integers that are all among the dou
 
 
 def check_evolution(topic: str, present: pa.Schema, asked: pa.Schema) -> pa.Schema:
-    """The topic's next schema, if its present one may become the one asked for.
+    """Return the topic's next schema, or refuse a change that is not allowed.
 
     Columns whose comments are not given keep theirs.
 

@@ -47,7 +47,7 @@ METADATA: Final = (TOPIC, PARTITION, OFFSET, TIMESTAMP)
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    """A batch without rows. (``from_pylist`` would import pandas for it.)"""
+    """Return a batch without rows. (``from_pylist`` would import pandas for it.)"""
     arrays = [pa.nulls(0, field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -91,7 +91,7 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
 
 @contextmanager
 def of_topic(topic: str) -> Iterator[None]:
-    """A SchemaMismatch from within names the topic too."""
+    """Add the topic to a SchemaMismatch that the block raises."""
     try:
         yield
     except SchemaMismatch as error:
@@ -275,12 +275,12 @@ def _inner(kind: pa.DataType) -> list[pa.DataType]:
 
 
 def schema_to_text(schema: pa.Schema) -> str:
-    """A schema as base64 of its Arrow IPC message."""
+    """Encode a schema as base64 of its Arrow IPC message."""
     return base64.b64encode(schema.serialize()).decode()
 
 
 def schema_from_text(text: str) -> pa.Schema:
-    """The schema that :func:`schema_to_text` wrote, or InvalidRequest."""
+    """Decode the text of :func:`schema_to_text`, or raise InvalidRequest."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
     except (ValueError, OSError, pa.ArrowException) as error:

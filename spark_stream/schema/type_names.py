@@ -51,7 +51,7 @@ def type_name(kind: pa.DataType) -> str:
 
 
 def told_apart(want: pa.DataType, have: pa.DataType) -> tuple[str, str]:
-    """The names of two types that differ; with Arrow's where Spark has one name for both."""
+    """Name two types that differ; by Arrow's names too if Spark has one name for both."""
     names = type_name(want), type_name(have)
     if names[0] != names[1]:
         return names
@@ -59,7 +59,7 @@ def told_apart(want: pa.DataType, have: pa.DataType) -> tuple[str, str]:
 
 
 def column_text(field: pa.Field, between: str) -> str:
-    """A column as DDL: its name, ``between``, its type, and whether it takes no nulls."""
+    """Write a column as DDL: its name, ``between``, its type, and NOT NULL if it is so."""
     name = field.name
     if not re.fullmatch(r"\w+", name):
         name = "`" + name.replace("`", "``") + "`"

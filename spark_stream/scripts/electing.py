@@ -85,7 +85,7 @@ def finish_moves(partitions: Iterable[Placed], alive: Alive) -> Script[list[Chan
 
 
 def _forced_where_it_stays(moved: Sequence[Changed]) -> Script[list[Changed]]:
-    """The moves that may be over: what those that go may have forced is on the disks that stay.
+    """Return the moves that may end: what leaving replicas forced is on the disks that stay.
 
     Whoever stays forces what it has, and from then on all that it tells the leader to have. So when
     the record says that the move is over, whatever is committed is on its disk.
@@ -106,7 +106,7 @@ def resume(
     log_end: Callable[[Joined], LogEnd | None],
     earlier: Member | None = None,
 ) -> Script[list[Changed]]:
-    """What a broker that starts led before, it leads again, in a new epoch if need be.
+    """Let a starting broker lead again what it led before, in a new epoch if necessary.
 
     A partition of which it alone was in sync it leads whatever its log has lost: nobody has more.
     ``earlier``: it has not started, but left this generation, and has all that it had in it.
@@ -126,7 +126,7 @@ def resume(
 def _resumed(
     record: PartitionRecord, me: Member, end: LogEnd, earlier: Member | None
 ) -> tuple[election.Outcome, bool]:
-    """The record in which this broker leads again; whether its log may have lost something."""
+    """Return the record in which this broker leads again, and whether its log may lack entries."""
     alone = [member.broker for member in record.isr] == [me.broker]
     outcome = election.resume(record, me)
     if earlier is not None and isinstance(outcome, Unchanged):
@@ -159,7 +159,7 @@ def _elect_longest(partition: Placed, alive: Alive, registered: Alive) -> Script
 def _put_all(
     changes: list[Changed], versions: Mapping[Joined, StoredPartition]
 ) -> Script[list[Changed]]:
-    """Puts the changes on record; those that were."""
+    """Write the changes, and return those that succeeded."""
     if not changes:
         return []
     written = yield from PutMany(

@@ -42,7 +42,7 @@ from spark_stream.scripts.steps import (
 
 
 def announce_making(topic: Topic, brokers: Iterable[BrokerId], maker: BrokerId) -> Script[None]:
-    """Puts on record that the broker ``maker`` makes the topic, and who may get files of it."""
+    """Record that the broker ``maker`` makes the topic, and which brokers may get its files."""
     left = LeftOver(topic, tuple(sorted(brokers)), maker)
     yield from PutRecord(REMOVED + topic.id, encode_left_over(left), 0)
 
@@ -50,12 +50,12 @@ def announce_making(topic: Topic, brokers: Iterable[BrokerId], maker: BrokerId) 
 def announce_removal(
     topic: Topic, brokers: Iterable[BrokerId], *, cleared: bool = False
 ) -> Script[int]:
-    """Puts on record that the topic is being removed, and who may have files of it; the version.
+    """Record that the topic is being removed, and which brokers may have its files.
 
-    ``cleared``: the topic is not to be, also where its record is there.
+    Return the announcement's version, always a new one: a broker that is about to delete the
+    announcement, because it saw the topic, then fails to.
 
-    The announcement always gets a new version: whoever is about to delete it, because the topic was
-    there when he looked, does not.
+    ``cleared``: the topic is to be removed even if its record exists.
     """
     while True:
         record = yield from Get(REMOVED + topic.id)
@@ -71,7 +71,7 @@ def announce_removal(
 
 
 def forget_making(topic: Topic) -> Script[bool]:
-    """The topic is there. False: somebody took what there was of it for a left-over."""
+    """Remove the announcement of a topic that is made; False if it was treated as a left-over."""
     record = yield from Get(REMOVED + topic.id)
     if record is None or decode_left_over(record).maker is None:
         return False
@@ -79,31 +79,31 @@ def forget_making(topic: Topic) -> Script[bool]:
 
 
 def forget_adding(topic: Topic, version: int) -> Script[None]:
-    """The topic has its new partitions: what was announced for that is over, if nothing else is."""
+    """Remove the announcement of new partitions, now made, unless it was changed since."""
     record = yield from Get(REMOVED + topic.id)
     if record is not None and not decode_left_over(record).cleared:
         yield from DeleteRecord(record.key, version)
 
 
 def left_overs() -> Script[list[Record]]:
-    """The announcements that there are."""
+    """Return all announcements."""
     return list((yield from ListRecords(REMOVED)))
 
 
 def makers(record: Record) -> tuple[BrokerId, ...]:
-    """The broker that makes an announcement's topic, or may go on with it; if there is one."""
+    """Return the broker that makes the announced topic or may go on with it, if there is one."""
     left = decode_left_over(record)
     maker = left.stalled if left.maker is None else left.maker
     return () if maker is None else (maker,)
 
 
 def brokers_of(record: Record) -> tuple[BrokerId, ...]:
-    """The brokers that may have files of an announcement's topic."""
+    """Return the brokers that may have files of an announcement's topic."""
     return decode_left_over(record).brokers
 
 
 def name_of(record: Record) -> str:
-    """The name of an announcement's topic."""
+    """Return the name of an announcement's topic."""
     return decode_left_over(record).topic.name
 
 
@@ -113,7 +113,7 @@ def remove_left_over(
     gone: Collection[BrokerId],
     lost: Collection[BrokerId] = (),
 ) -> Script[bool]:
-    """Does this broker's part for an announcement; whether it removed anything.
+    """Do this broker's part for an announcement; tell whether it removed anything.
 
     ``gone``: the brokers that will not go on with what they were making; this one is among them if
     it has just started. ``lost``: those that do not belong to the cluster any more.
@@ -158,14 +158,14 @@ def _has_ended(
 
 
 def _cleared(record: Record, left: LeftOver) -> Script[Record | None]:
-    """The topic is never to be, before anything is removed of it; None: something else happened."""
+    """Make sure the topic is never made, before its files are removed; None if it changed."""
     value = encode_left_over(replace(left, cleared=True))
     version = yield from PutRecord(record.key, value, record.version)
     return None if version is None else Record(record.key, value, version)
 
 
 def _take_off(record: Record, rest: LeftOver) -> Script[bool]:
-    """The announcement is ``rest`` from now on; if that names nobody, nothing is left."""
+    """Replace the announcement by ``rest``, or delete it if that names no broker."""
     if not (yield from PutRecord(record.key, encode_left_over(rest), record.version)):
         return False  # another broker took itself off meanwhile: the next look goes on
     if rest.brokers:
@@ -180,7 +180,7 @@ def _take_off(record: Record, rest: LeftOver) -> Script[bool]:
 
 
 def remove_own(topic: Topic, broker: BrokerId) -> Script[None]:
-    """Does this broker's part for a topic that was deleted a moment ago; what fails comes later."""
+    """Remove this broker's files of a topic just deleted; what fails is done later."""
     with suppress(IsologError):
         record = yield from Get(REMOVED + topic.id)
         if record is not None:
@@ -188,7 +188,7 @@ def remove_own(topic: Topic, broker: BrokerId) -> Script[None]:
 
 
 def discard(topic: Topic, brokers: Iterable[BrokerId], broker: BrokerId) -> Script[None]:
-    """Removes what there is of a topic that could not be made; what is left is announced."""
+    """Remove what exists of a topic that could not be made; the rest stays announced."""
     with suppress(IsologError):
         yield from announce_removal(topic, brokers, cleared=True)
         yield from remove_own(topic, broker)

@@ -33,7 +33,7 @@ def change_records(
     find: Callable[[PartitionId], StoredPartition | None],
     change: Callable[[PartitionId, PartitionRecord], election.Outcome],
 ) -> Script[dict[PartitionId, election.Outcome]]:
-    """Changes the records of these partitions, each by itself; what came of each.
+    """Change the records of these partitions, each by itself, and return the outcomes.
 
     ``find`` looks a record up in this broker's view. A change that loses against another is tried
     again on the record as it is then.
@@ -82,7 +82,7 @@ def mark_broker(broker: BrokerId, state: BrokerState) -> Script[None]:
 def target_without(
     record: PartitionRecord, leaving: BrokerId, racks: Racks, load: Load
 ) -> Sequence[BrokerId] | Misassigned:
-    """The replicas that a partition is to have without a broker that leaves."""
+    """Return the replicas that a partition is to have without a leaving broker."""
     return assignment.replace_broker(election.staying(record), leaving, racks, load)
 
 
@@ -115,7 +115,7 @@ def move_away(
 
 
 def remove_broker(broker: BrokerId, *, lives: bool) -> Script[bool]:
-    """Removes the registration of a broker that was decommissioned; False: that has to wait.
+    """Remove the registration of a decommissioned broker; False if that has to wait.
 
     While it ``lives`` it first removes what it has of topics that were deleted: nobody waits for
     that of a broker that is not registered (``left_overs``).

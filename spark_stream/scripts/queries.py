@@ -27,7 +27,7 @@ class Named(Struct, frozen=True):
 
 
 def pin_start(name: str, query: Query, now_ms: int) -> Script[Query | None]:
-    """The query's record, with its start pinned if the query brings one and none is pinned yet.
+    """Return the query's record; pin its start if it brings one and none is pinned yet.
 
     The query's run takes the name over. A record of another selection stays as it is. None: there
     is no record, and the query brings no start.
@@ -52,7 +52,7 @@ def pin_start(name: str, query: Query, now_ms: int) -> Script[Query | None]:
 
 
 def record_progress(name: str, query: Query, now_ms: int, *, claim: bool) -> Script[None]:
-    """Writes down how far a run has come. ``claim``: it takes the name over with that.
+    """Record how far a run has come. ``claim``: it takes the name over with that.
 
     Raises:
         ConsumerFenced: another run has the name.
@@ -78,7 +78,7 @@ def record_progress(name: str, query: Query, now_ms: int, *, claim: bool) -> Scr
 
 
 def read_named() -> Script[Named]:
-    """What there is under all names."""
+    """Return what is recorded under all names."""
     consumers = yield from ListRecords(CONSUMERS)
     queries = yield from ListRecords(QUERIES)
     return Named(
@@ -91,7 +91,7 @@ def read_named() -> Script[Named]:
 
 
 def forget_name(name: str) -> Script[None]:
-    """Removes all that the store knows under a consumer's name.
+    """Remove everything the store has under a consumer's name.
 
     Raises:
         UnknownConsumer: that is nothing.

@@ -319,10 +319,10 @@ def ask_present_leaders(steps: Iterable[PartitionStep[Any]]) -> Script[list[Any 
 
 
 def read_bounds(places: Iterable[Joined]) -> Script[list[Bounds | IsologError]]:
-    """The bounds of each partition."""
+    """Return the bounds of each partition."""
     return (yield from together(ReadBounds(at) for at in places))
 
 
 def read_extents(places: Iterable[Joined]) -> Script[list[SpansSnapshot | IsologError]]:
-    """The extents of the transactions in each partition, as its present leader knows them."""
+    """Return the extents of transactions in each partition, from its current leader."""
     return (yield from ask_present_leaders(ReadExtents(at) for at in places))

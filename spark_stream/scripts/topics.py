@@ -102,7 +102,7 @@ def alter_topic(
     change: Callable[[Topic], Topic],
     place: Callable[[Topic, Topic], Sequence[PartitionRecord]],
 ) -> Script[Topic]:
-    """Gives the topic the form that ``change`` makes of it; on any error it stays as it was.
+    """Alter the topic by ``change``; after any error it stays as it was.
 
     ``place`` has a record for each partition that the new form has and the old one has not. They
     are made before the topic's record changes; a crash in between leaves records of partitions that
@@ -137,7 +137,7 @@ def alter_topic(
 
 
 def _claim(record: Record) -> Script[Record]:
-    """Writes the topic's record again as it is: whoever has read it before cannot alter the topic.
+    """Rewrite the topic's record unchanged, so that alterations based on older reads fail.
 
     Records of partitions that are there by the time that somebody looks, while the claim is still
     the last one, cannot become the topic's by anybody else.
@@ -167,7 +167,7 @@ def _put_altered(record: Record, new: Topic) -> Script[None]:
 
 
 def delete_topic(name: str) -> Script[Topic]:
-    """Deletes the topic's record, and returns the topic; its brokers then remove their files.
+    """Delete the topic's record, and return the topic; its brokers then remove their files.
 
     Raises:
         UnknownTopic: there is no such topic.
@@ -184,7 +184,7 @@ def delete_topic(name: str) -> Script[Topic]:
 
 
 def await_leaders(topic: Topic, partitions: Iterable[int]) -> Script[None]:
-    """Waits until the partitions have leaders that serve, but not for long."""
+    """Wait a short time until the partitions have leaders that serve."""
     places = [Joined(topic.name, topic.id, number) for number in partitions]
     for _ in range(_TRIES):
         answers = yield from together(ReadBounds(at) for at in places)
@@ -199,7 +199,7 @@ def await_leaders(topic: Topic, partitions: Iterable[int]) -> Script[None]:
 
 
 def brokers_of(topic: Topic) -> Script[set[BrokerId]]:
-    """The brokers that may have files of the topic: those with replicas, and all that there are.
+    """Return the brokers that may have files of the topic: those with replicas and all others.
 
     A broker that was away while its replica moved has files still, and nothing on record tells.
     """

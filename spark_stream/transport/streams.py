@@ -1,5 +1,7 @@
-"""The streams of a connection, on either side: by callbacks (:class:`Stream`), or for threads that
-wait (:class:`BlockingStream`)."""
+"""The streams of a connection, on either side.
+
+:class:`Stream` calls back; :class:`BlockingStream` is for threads that wait.
+"""
 
 from __future__ import annotations
 

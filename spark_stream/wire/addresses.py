@@ -15,7 +15,7 @@ _HOST: Final = re.compile(r"\[[^]\s/]+\]|[^][\s/:]+")
 
 
 def location(address: str) -> str:
-    """The Flight location of an address.
+    """Return the Flight location of an address.
 
     A path may hold any character, and a location may not. It is decoded twice on its way to the
     system, by Arrow and by gRPC, for servers and for clients.

@@ -18,7 +18,7 @@ MEMORY_BYTES_MIN: Final = 128 << 20
 
 
 def allocator_settings(memory_bytes: int) -> dict[str, str]:
-    """The environment of a process whose Arrow memory is at most this much, rounded up to MiB.
+    """Return the environment that limits a process's Arrow memory to this, rounded up to MiB.
 
     mimalloc sets one arena aside, which costs nothing until it is used, and asks the system for
     no more. Source: mimalloc's documentation, "Environment Options".

@@ -28,7 +28,7 @@ _DETAIL_BYTES_MAX: Final = 200
 
 
 def to_flight(error: IsologError) -> fl.FlightError:
-    """What a broker raises so that its caller gets this error, whatever Flight client that is."""
+    """Convert an error to the Flight error that any Flight client understands."""
     value = error.to_wire()
     if len(json_bytes(value)) > ERROR_BYTES_MAX:
         value["details"] = _short_ones(error.details)
@@ -72,7 +72,7 @@ def _short_ones(details: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_flight(error: Exception, address: str) -> IsologError:
-    """The error a client raises for what Flight gave it; ``address`` is the broker it spoke to."""
+    """Convert a Flight error to an isolog error; ``address`` is the broker's."""
     extra = getattr(error, "extra_info", b"")
     if extra:
         try:

@@ -465,7 +465,7 @@ class PartitionOffsets(Message):
         return any(each.uncommitted for each in self.partitions.values())
 
     def moved(self, offsets: Mapping[int, int]) -> Self:
-        """The same partitions at other offsets."""
+        """Return the same partitions at other offsets."""
         moved = {
             number: structs.replace(each, offset=offsets[number])
             for number, each in self.partitions.items()
@@ -473,7 +473,7 @@ class PartitionOffsets(Message):
         return structs.replace(self, partitions=moved)
 
     def only(self, numbers: Collection[int]) -> Self:
-        """What was found of these partitions."""
+        """Return the part about these partitions."""
         kept = {number: each for number, each in self.partitions.items() if number in numbers}
         return structs.replace(self, partitions=kept)
 

@@ -9,7 +9,7 @@ _SURROGATES: Final = range(0xD800, 0xE000)  # code points that no text may hold
 
 
 def end_of(prefix: str) -> str | None:
-    """The least text above all that start with ``prefix``; None: there is none.
+    """Return the least text above all that start with ``prefix``, or None if none is.
 
     So ``prefix <= key < end_of(prefix)`` says that a key starts with the prefix.
     """

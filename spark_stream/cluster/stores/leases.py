@@ -50,23 +50,23 @@ class Place(Protocol):
     """One broker's place on a board; all calls may raise ``StorageFailure``."""
 
     def write(self, count: int) -> bool:
-        """Shows the count; False if the place is somebody else's by now: nothing was written."""
+        """Write the count; False, with nothing written, if another incarnation has the place."""
 
     def clear(self) -> None:
-        """Removes the lease, unless the place is somebody else's by now."""
+        """Remove the lease, unless another incarnation has the place."""
 
 
 class Board(Protocol):
     """Where leases are written, and read by all; its calls may raise ``StorageFailure``."""
 
     def take_place(self, broker_id: str, incarnation: str, duration_s: float) -> Place:
-        """The broker's place from now on; its earlier incarnation's writes are not seen any more.
+        """Take the broker's place; writes of its earlier incarnation are ignored from now on.
 
         Shows count 0 at once.
         """
 
     def read(self, broker_id: str) -> Renewal | None:
-        """What the broker's place shows; None: nothing, or its process has ended."""
+        """Read the broker's place; None if it is empty, or the broker's process has ended."""
 
 
 class Lease:
@@ -118,7 +118,7 @@ class Lease:
         return self.left_s() > self._duration * _MARGIN and not self._was_over
 
     def release(self) -> None:
-        """Ends it: whoever looks finds it over. The broker has ceased to serve by then."""
+        """End the lease at once for all observers. The broker has stopped serving before."""
         self._was_over = True
         self._place.clear()
 
@@ -131,7 +131,7 @@ class Sighting(Struct, frozen=True):
 
 
 def note(before: Sighting | None, shown: Renewal | None, read_at: float) -> Sighting | None:
-    """What an observer knows after a look; ``read_at`` is not before it read what is shown."""
+    """Return what an observer knows after a read that ended no later than ``read_at``."""
     if shown is None:
         return None
     if before is not None and before.renewal == shown:
@@ -156,7 +156,7 @@ class Leases:
         self._seen: dict[str, Sighting] = {}
 
     def hold(self, broker_id: str, incarnation: str, after: Lease | None = None) -> Lease:
-        """The broker's own lease, in the place of its earlier incarnation's, or of ``after``."""
+        """Take the broker's own lease, replacing its earlier incarnation's, or ``after``."""
         return Lease(self._board, broker_id, incarnation, self._clock, self._duration, after)
 
     @property
@@ -169,7 +169,7 @@ class Leases:
         return self.left_s(broker_id) > 0
 
     def holder(self, broker_id: str) -> str | None:
-        """The incarnation of the broker whose lease may not be over; None: there is none."""
+        """Return the incarnation of the broker whose lease may still hold, or None."""
         if self.left_s(broker_id) <= 0:
             return None
         with self._lock:

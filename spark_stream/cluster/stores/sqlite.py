@@ -456,7 +456,7 @@ class SqliteStore:
         return all(self._executed(statement) for statement in (*first, *_SCHEMA))
 
     def _executed(self, statement: str) -> bool:
-        """False if somebody else has the file: nothing was done then."""
+        """Execute the statement; False, with nothing done, if another process has the file."""
         try:
             self._writer.execute(statement).fetchall()
         except sqlite3.OperationalError as error:
@@ -497,7 +497,7 @@ def _counter(connection: sqlite3.Connection, name: str) -> int:
 
 
 def _forget_deleted(connection: sqlite3.Connection, revision: int) -> None:
-    """Keeps at most twice as many as it promises, so that it seldom has to do anything."""
+    """Delete old records of deletions; up to twice the promised number stay, so it acts rarely."""
     (first,) = connection.execute(_FIRST_DELETED).fetchone()
     if first is not None and revision - first >= 2 * DELETED_KEPT:
         forgotten = revision - DELETED_KEPT
@@ -506,7 +506,7 @@ def _forget_deleted(connection: sqlite3.Connection, revision: int) -> None:
 
 
 def _within(prefixes: Sequence[str]) -> tuple[str, list[str]]:
-    """A condition that says that a key has one of the prefixes, and its arguments.
+    """Return the condition that a key has one of the prefixes, and its arguments.
 
     The plus keeps SQLite from going through the keys: the index of versions is far shorter.
     """
@@ -523,7 +523,7 @@ def _is_busy(error: sqlite3.OperationalError) -> bool:
 
 
 def _hint(error: Exception) -> str | None:
-    """What to do, where it is not what the error's class says."""
+    """Return a hint, if the error class's own does not fit."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return "The file is damaged, or not a store: restore it from a backup."

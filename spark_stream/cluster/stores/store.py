@@ -56,19 +56,19 @@ class MetadataStore(Protocol):
     """
 
     def get(self, key: str) -> Record | None:
-        """The record, or None."""
+        """Return the record, or None."""
 
     def list(self, prefix: str) -> Sequence[Record]:
         """All records whose keys start with ``prefix``, in the order of their keys."""
 
     def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
-        """Writes if the record's version is ``expected`` (0: it must not exist).
+        """Write if the record's version is ``expected`` (0: it must not exist).
 
         The new version; None if the version was another: nothing changed then.
         """
 
     def delete(self, key: str, expected: int) -> bool:
-        """Deletes if the record's version is ``expected``; False if not: nothing changed then."""
+        """Delete if the record's version is ``expected``; False, with nothing changed, if not."""
 
     def put_many(self, puts: Sequence[Put]) -> Sequence[int | None]:
         """Many puts in one go: each is a compare-and-set of its own, with the answer of ``put``.
@@ -81,7 +81,7 @@ class MetadataStore(Protocol):
         """Many deletes in one go, as :meth:`put_many`."""
 
     def changes(self, since: int, prefixes: Sequence[str] = ("",)) -> Changes:
-        """What changed after the revision ``since``, of keys with one of these prefixes.
+        """Return what changed after the revision ``since``, of keys with one of these prefixes.
 
         Since 0: every record that there is. Whoever asks again and again, each time since the
         revision of the answer before, misses no change that lasts. To ask where nothing has changed

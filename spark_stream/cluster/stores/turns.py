@@ -75,7 +75,7 @@ class Turns:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def take(self, attempt: Callable[[], bool], timeout_s: float) -> bool:
-        """Waits in line, then calls ``attempt`` until it is true; whether it was, in that time.
+        """Wait in line, then call ``attempt`` until it is true; False if the time ran out.
 
         ``attempt`` tries to get the resource and does not wait for it. After True the caller has
         its turn and must call :meth:`end`; after False, or an error of ``attempt``, it has not.
@@ -97,7 +97,7 @@ class Turns:
         return taken
 
     def end(self) -> None:
-        """The turn is over: the next thread's begins."""
+        """Let the next thread in line go on."""
         self._threads.release()
 
     def close(self) -> None:

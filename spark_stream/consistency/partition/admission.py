@@ -44,7 +44,7 @@ class Admission(Struct, frozen=True):
 
 
 def first_too_large(sizes: npt.NDArray[np.int64], limit: int) -> Flaw | None:
-    """The first row whose size (bytes) is above the limit; ``sizes`` has shape (rows,)."""
+    """Find the first row whose size (bytes) is above the limit; ``sizes`` has shape (rows,)."""
     over = sizes > limit
     if not over.any():
         return None
@@ -53,7 +53,7 @@ def first_too_large(sizes: npt.NDArray[np.int64], limit: int) -> Flaw | None:
 
 
 def admit(rows: int, flaws: list[Flaw]) -> Admission:
-    """The verdict from every rule's first flaw: the earliest decides, ties by the order given."""
+    """Decide from each rule's first flaw: the earliest row counts, ties by the order given."""
     if not flaws:
         return Admission(kept=rows)
     worst = min(flaws, key=lambda flaw: flaw.row)

@@ -53,7 +53,7 @@ _STEPS_MIN: Final = 16
 
 
 def greatest_cut(bounds: Sequence[int] | Offsets, spans: Sequence[SpansSnapshot]) -> Offsets:
-    """The greatest atomic cut at or below the bounds; all by partition, int64."""
+    """Return the greatest atomic cut at or below the bounds; all by partition, int64."""
     floors = np.full(len(spans), _NO_FLOOR, np.int64)
     return _lower(np.array(bounds, np.int64), floors, spans)
 
@@ -61,7 +61,7 @@ def greatest_cut(bounds: Sequence[int] | Offsets, spans: Sequence[SpansSnapshot]
 def least_cut(
     floors: Sequence[int] | Offsets, limit: Sequence[int] | Offsets, spans: Sequence[SpansSnapshot]
 ) -> Offsets:
-    """The least atomic cut at or above the floors; ``limit``, an atomic cut, is above them."""
+    """Return the least atomic cut at or above the floors and up to ``limit``, an atomic cut."""
     lower = np.full(len(spans), _NO_FLOOR, np.int64)
     return _raise(np.array(floors, np.int64), np.asarray(limit, np.int64), lower, spans)
 
@@ -127,7 +127,7 @@ def _lower(cut: Offsets, floors: Offsets, spans: Sequence[SpansSnapshot]) -> Off
 def _raise(
     cut: Offsets, limit: Offsets, floors: Offsets, spans: Sequence[SpansSnapshot]
 ) -> Offsets:
-    """Raises ``cut`` in place to the least atomic one; what lies below ``floors`` is ignored."""
+    """Raise ``cut`` in place to the least atomic cut; offsets below ``floors`` are ignored."""
     blocks = [(place, block) for place, each in enumerate(spans) for block in each.blocks]
     below = [block.cluster(int(floors[place])) for place, block in blocks]
     steps = _steps_max(blocks)
@@ -171,7 +171,7 @@ def _columns(spans: Sequence[SpansSnapshot], floors: Offsets) -> list[tuple[Offs
 
 
 def _raise_by_clusters(cut: Offsets, columns: Sequence[tuple[Offsets, ...]]) -> Offsets:
-    """The least atomic cut at or above ``cut``: the greatest one below it in the mirror.
+    """Return the least atomic cut at or above ``cut``: the greatest below it, mirrored.
 
     In the mirror an offset ``o`` is ``-o``, an extent's first offset is its last one, and a cut,
     which lies before its offset, is ``1 - cut``.
@@ -181,7 +181,7 @@ def _raise_by_clusters(cut: Offsets, columns: Sequence[tuple[Offsets, ...]]) -> 
 
 
 def _lower_by_clusters(cut: Offsets, columns: Sequence[tuple[Offsets, ...]]) -> Offsets:
-    """The greatest atomic cut at or below ``cut``; ``columns`` are those of :func:`_columns`.
+    """Return the greatest atomic cut at or below ``cut``; ``columns`` as of :func:`_columns`.
 
     A cluster is a part of a partition whose extents are connected: a cut lies at its first offset
     or behind it. Clusters are numbered by partition and offset, so those of a partition at or above

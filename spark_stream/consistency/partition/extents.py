@@ -88,7 +88,7 @@ class Block:
             step *= 8
 
     def cluster_end(self, begun: int) -> int:
-        """The offset behind all that is connected with the items before ``begun`` (at least 1)."""
+        """Return the end of all items connected with the first ``begun`` ones (at least 1)."""
         step = 64
         while True:
             found = np.flatnonzero(self._opens[begun : begun + step])
@@ -106,7 +106,7 @@ class Block:
         return firsts[place], lasts[place]
 
     def without(self, keys: set[Key]) -> Block:
-        """The block less the items of these keys."""
+        """Return the block without the items of these keys."""
         numbers = np.unique(np.fromiter((number for number, _ in keys), np.int64, len(keys)))
         known = self._by_transaction[0]
         place = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
@@ -124,7 +124,7 @@ class Block:
         return self._only(kept, self.firsts)
 
     def since(self, offset: int) -> Block:
-        """The block less what lies below the offset."""
+        """Return the block without what lies below the offset."""
         if not len(self) or self.firsts[0] >= offset:
             return self
         return self._only(self.lasts >= offset, np.maximum(self.firsts, offset))
@@ -187,7 +187,7 @@ class Spans:
         return cls(Block(number, producer, first, last))
 
     def appended(self, transaction: int, producer_id: int, first: int, last: int) -> None:
-        """The producer id has written these offsets (inclusive) in the transaction."""
+        """Record that the producer id wrote these offsets (inclusive) in the transaction."""
         key = (transaction, producer_id)
         known = self._recent.get(key)
         self._recent[key] = (first if known is None else known[0], last)
@@ -199,7 +199,7 @@ class Spans:
                 self._blocks[-2:] = [_merged(*self._blocks[-2:])]
 
     def aborted(self, transaction: int, producer_id: int) -> None:
-        """What the producer id wrote in the transaction is aborted."""
+        """Record that the producer id's part of the transaction is aborted."""
         key = (transaction, producer_id)
         self._recent.pop(key, None)
         if self._blocks:
@@ -208,7 +208,7 @@ class Spans:
                 self._settle()
 
     def evicted(self, before: int) -> None:
-        """The log starts at ``before`` now: what lies below is forgotten."""
+        """Forget what lies below ``before``, the log's new start."""
         if before <= self._start:
             return
         self._start = before

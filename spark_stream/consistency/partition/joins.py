@@ -59,13 +59,13 @@ class Joins:
         return found is not None and key[1] in found.confirmed
 
     def open(self, transaction: int, producer_id: int) -> PendingJoin:
-        """The join is about to be put on record."""
+        """Note that a join is about to be recorded."""
         pending = PendingJoin(transaction, producer_id)
         self._transactions.setdefault(transaction, _Joins()).pending.add(pending)
         return pending
 
     def confirm(self, pending: PendingJoin) -> bool:
-        """The join is on record. False: it was cancelled meanwhile, and nothing is taken."""
+        """Confirm a recorded join; False if it was cancelled meanwhile, and must not be used."""
         found = self._transactions.get(pending.transaction)
         if found is None or pending not in found.pending:
             return False
@@ -74,18 +74,18 @@ class Joins:
         return True
 
     def give_up(self, pending: PendingJoin) -> None:
-        """The join could not be put on record. An earlier one that was confirmed still holds."""
+        """Give up a join that could not be recorded; an earlier confirmed one still holds."""
         found = self._transactions.get(pending.transaction)
         if found is not None:
             found.pending.discard(pending)
             self._tidy(pending.transaction)
 
     def seal(self, transaction: int) -> None:
-        """The transaction is decided: nothing more is taken of it."""
+        """Refuse all further batches of a decided transaction."""
         self._transactions.pop(transaction, None)
 
     def drop(self, transaction: int, producer_id: int) -> None:
-        """The branch has ended: nothing more is taken of it."""
+        """Refuse all further batches of a branch that has ended."""
         found = self._transactions.get(transaction)
         if found is not None:
             found.confirmed.discard(producer_id)
@@ -93,7 +93,7 @@ class Joins:
             self._tidy(transaction)
 
     def clear(self) -> None:
-        """A new epoch begins: no promise of an earlier one holds."""
+        """Drop all joins: those of an earlier epoch do not hold in a new one."""
         self._transactions.clear()
 
     def _tidy(self, transaction: int) -> None:

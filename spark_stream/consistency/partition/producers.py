@@ -117,14 +117,14 @@ class Refused(Struct, frozen=True):
 
 
 def following(sequence: int) -> int:
-    """The sequence after this one: 0 follows 2^31-1."""
+    """Return the next sequence: 0 follows 2^31-1."""
     return 0 if sequence == SEQUENCE_MAX else sequence + 1
 
 
 def judge(
     state: ProducerState | None, stamp: Stamp, records: int
 ) -> Accepted | Duplicate | Refused:
-    """What becomes of a batch of which ``records`` are good."""
+    """Judge a batch of which ``records`` are valid."""
     if state is None or stamp.epoch > state.epoch:
         if state is not None and state.open:
             return Refused(Wrong.ANOTHER, following(state.last_sequence))
@@ -154,7 +154,7 @@ def judge(
 def appended(
     state: ProducerState | None, stamp: Stamp, offset: int, records: int, now: int
 ) -> ProducerState:
-    """The state after an accepted batch; with 0 records it only used up its sequence."""
+    """Return the state after an accepted batch; with 0 records it only used up its sequence."""
     before = state if state is not None and state.epoch == stamp.epoch else None
     recent = before.recent if before else ()
     if records:
@@ -169,14 +169,14 @@ def appended(
 
 
 def ended(state: ProducerState | None, epoch: int, now: int) -> ProducerState:
-    """The state after a marker; a higher epoch than the known one is adopted."""
+    """Return the state after a marker; a higher epoch than the known one is adopted."""
     if state is None or epoch > state.epoch:
         return ProducerState(epoch, ended=True, used=now)
     return replace(state, transaction=NO_TRANSACTION, first_offset=-1, ended=True, used=now)
 
 
 def folded(state: ProducerState | None, entry: Entry) -> ProducerState:
-    """The state after an entry of the producer in the log, whoever judged it."""
+    """Return the state after an entry of the producer in the log, whichever replica judged it."""
     if entry.kind is Kind.DATA:
         stamp = Stamp(
             entry.producer_id, entry.producer_epoch, entry.base_sequence, entry.transaction
@@ -206,7 +206,7 @@ def expired(state: ProducerState, now: int, age: int) -> bool:
 
 
 def derived(tables: Sequence[Table], now: int, age: int) -> dict[int, ProducerState]:
-    """The states of all producers that have not expired, from the log's entries tables in order.
+    """Derive the states of all unexpired producers from the log's entries tables, in order.
 
     The order of the log decides: a state is the producer's last epoch, the last five batches of
     that epoch, and the marker behind them, if there is one.

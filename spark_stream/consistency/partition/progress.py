@@ -86,7 +86,7 @@ class Ages:
     """When a leader appended which entry: to within a part of ``span``, and back to ``span``."""
 
     def __init__(self, now: int, span: int) -> None:
-        """What is there already counts as appended now."""
+        """Start; entries that are in the log count as appended now."""
         self.span = span
         self._entries = [0]
         self._times = [now]
@@ -97,7 +97,7 @@ class Ages:
         return self.span // _MARKS
 
     def appended(self, entry: int, now: int) -> None:
-        """The entry of this index was appended, and maybe some behind it."""
+        """Note that the entry of this index was appended, and maybe some after it."""
         if now - self._times[-1] >= self.step:
             self._entries.append(entry)
             self._times.append(now)
@@ -179,7 +179,7 @@ class Progress:
         return self._sessions.keys()
 
     def sessions(self) -> Iterator[tuple[int, Member, EntryIndex]]:
-        """(number, whose it is, how far it is) of each session."""
+        """Iterate over the sessions: (number, follower, end of its acknowledged entries)."""
         return ((number, each.member, each.acked) for number, each in self._sessions.items())
 
     def followers(self) -> dict[BrokerId, EntryIndex]:
@@ -199,11 +199,11 @@ class Progress:
     # -- events -----------------------------------------------------------------------------------
 
     def appended(self, entry: int, now: int) -> None:
-        """The leader appended this entry, and maybe some behind it."""
+        """Note that the leader appended this entry, and maybe some after it."""
         self._ages.appended(entry, now)
 
     def started(self, session: int, member: Member, acked: EntryIndex) -> None:
-        """A follower's session begins; it has the entries below ``acked``, the same as here.
+        """Start a follower's session; its entries below ``acked`` equal the leader's.
 
         An earlier session of the broker ends with that.
         """
@@ -220,7 +220,7 @@ class Progress:
         self._find_maximal()
 
     def reported(self, session: int, acked: EntryIndex) -> bool:
-        """The follower has the entries below ``acked``. True: it may join by that."""
+        """Note that the follower has the entries below ``acked``; True if it may now join."""
         found = self._sessions.get(session)
         if found is None or (found.reported and acked <= found.acked):
             return False
@@ -229,13 +229,13 @@ class Progress:
         return found.member not in self.record.isr
 
     def refuses_writes(self, session: int) -> None:
-        """The log of this session's follower refuses writes."""
+        """Note that the log of this session's follower refuses writes."""
         found = self._sessions.get(session)
         if found is not None:
             found.refuses = True
 
     def left(self, session: int) -> None:
-        """The session is over. What its follower reported still holds."""
+        """End the session; what its follower reported still holds."""
         found = self._sessions.pop(session, None)
         if found is not None:
             found.session = None
@@ -253,7 +253,7 @@ class Progress:
                 self.left(number)
 
     def changed(self, record: PartitionRecord, version: int) -> bool:
-        """The record is this now, at this version. False: that is nothing new.
+        """Take over the record at this version; False if that is nothing new.
 
         A record that has another leader, or another epoch, ends this leader's epoch: it is not
         taken in here, what was counted counts on, and nothing is proposed any more.
@@ -284,7 +284,7 @@ class Progress:
                 del self._followers[each.member]
 
     def refused(self, proposed_at: int, record: PartitionRecord, version: int) -> None:
-        """The proposal for that version was not taken, and will not be: the record was this one."""
+        """Drop a proposal for that version that was refused for good: the record was this one."""
         is_present = proposed_at == self.version  # any later version has ended it
         self.changed(record, version)
         if is_present:
@@ -292,7 +292,7 @@ class Progress:
             self._find_maximal()
 
     def configure(self, settings: IsrSettings) -> None:
-        """The topic's settings are these now."""
+        """Take over the topic's settings."""
         self.settings = settings
         self._ages.span = settings.lag_max_us
 
@@ -376,7 +376,7 @@ class Progress:
         return 0 if acked >= log_end else now - self._ages.time_of(acked)
 
     def _find_maximal(self) -> None:
-        """Finds whom the high watermark waits for, and forgets followers that are nowhere."""
+        """Find the replicas the high watermark waits for, and forget followers without a place."""
         admitted = [each.member for each in self._followers.values() if each.admitted]
         members = {*self.record.isr, *(self.proposed or ()), *admitted} - {self.me}
         self._followers = {

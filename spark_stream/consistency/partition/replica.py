@@ -128,7 +128,7 @@ class Replica:
         self._derive(tables, state, now)
 
     def _derive(self, tables: Sequence[Table], state: LeaderState, now: int) -> None:
-        """Derives everything anew from the entries that are there."""
+        """Derive everything anew from the log's entries."""
         self.producers = producers.derived(tables, now, self._producer_age)
         self.spans = Spans.derived(tables)
         self.epochs = EpochStarts.derived(tables)
@@ -144,7 +144,7 @@ class Replica:
         return self.bounds_state.leader_epoch
 
     def judge(self, stamp: Stamp, records: int) -> Accepted | Duplicate | Refused:
-        """What becomes of a stamped batch of which ``records`` are good, at the leader.
+        """Judge, at the leader, a stamped batch of which ``records`` are valid.
 
         In a transaction nothing is taken but under a confirmed join (``consistency.joins``).
         """
@@ -167,7 +167,7 @@ class Replica:
         return high >= entry and (self.progress is None or self.progress.all_cut)
 
     def sessions(self) -> Collection[int]:
-        """The sessions of followers that count."""
+        """Return the current sessions of followers."""
         return () if self.progress is None else self.progress.session_numbers
 
     def has_enough_replicas(self, stamp: Stamp | None, level: Isolation) -> bool:
@@ -176,14 +176,14 @@ class Replica:
         return progress is None or progress.enough or not _waits(stamp, level)
 
     def history(self) -> EpochHistory:
-        """The epochs of the log, to be compared with another replica's."""
+        """Return the log's epochs, to be compared with another replica's."""
         state = self.bounds_state
         return self.epochs.history(state.log_start.entry, state.log_end.entry)
 
     # -- roles ------------------------------------------------------------------------------------
 
     def lead_replicas(self, me: Member, record: PartitionRecord, version: int, now: int) -> Effects:
-        """The record, at this version in the store, makes this replica the leader of its epoch."""
+        """Become the leader of the record's epoch; the store has the record at this version."""
         self._begin(record.leader_epoch)
         self.progress = Progress(
             me,
@@ -222,7 +222,10 @@ class Replica:
     def follower_started(
         self, member: Member, epoch: int, history: EpochHistory, now: int
     ) -> tuple[Agreed | Refusal, Effects]:
-        """A follower of this epoch tells what its log holds, and takes frames from now on."""
+        """Start a session of a follower of this epoch, given its log's epochs.
+
+        It takes frames then.
+        """
         progress = self.progress
         wrong = misfit_of(self.leader_epoch, epoch)
         if wrong is not None:
@@ -247,7 +250,7 @@ class Replica:
         return agreed, self._settle(now)
 
     def follower_acked(self, session: int, entry: EntryIndex, now: int) -> Effects:
-        """The follower of this session has the entries below ``entry``."""
+        """Note that the follower of this session has the entries below ``entry``."""
         progress = self.progress
         if progress is None:
             return []
@@ -258,21 +261,21 @@ class Replica:
         return self._advance()
 
     def follower_refuses_writes(self, session: int, now: int) -> Effects:
-        """The log of this session's follower refuses writes: it is to leave the ISR."""
+        """Note that this session's follower cannot write: it is to leave the ISR."""
         if self.progress is None:
             return []
         self.progress.refuses_writes(session)
         return self._settle(now)
 
     def follower_left(self, session: int, now: int) -> Effects:
-        """The session is over; what was reported in it still holds."""
+        """End the session; what was reported in it still holds."""
         if self.progress is None:
             return []
         self.progress.left(session)
         return self._settle(now)
 
     def tick(self, now: int) -> Effects:
-        """Some time has passed, or brokers have come or gone: who is in sync may change."""
+        """Check the ISR after some time, or after brokers have come or gone."""
         if self.progress is None:
             return []
         self.progress.end_sessions_of_dead()
@@ -284,7 +287,7 @@ class Replica:
         return None if progress is None else progress.due(self.bounds_state.log_end.entry)
 
     def isr_changed(self, record: PartitionRecord, version: int, now: int) -> Effects:
-        """The record is this now, at this version: a proposal was taken, or another changed it.
+        """Take over the record at this version, after a proposal or another's change.
 
         A record of another leader or epoch is for ``lead_replicas`` or ``follow``.
         """
@@ -296,8 +299,9 @@ class Replica:
     def isr_refused(
         self, proposed_at: int, record: PartitionRecord, version: int, now: int
     ) -> Effects:
-        """The proposal for the record of version ``proposed_at`` was not taken and cannot be any
-        more: the record was this instead.
+        """Drop a proposal at version ``proposed_at`` that was refused for good.
+
+        The record was this one instead.
         """
         if self.progress is None:
             return []
@@ -305,7 +309,7 @@ class Replica:
         return self._settle(now)
 
     def configure(self, settings: IsrSettings, now: int) -> Effects:
-        """The topic's settings are these now."""
+        """Take over the topic's settings."""
         self._isr_settings = settings
         if self.progress is None:
             return []
@@ -313,7 +317,7 @@ class Replica:
         return self._settle(now)
 
     def _settle(self, now: int) -> Effects:
-        """What follows for the high watermark, and for who is in sync."""
+        """Derive the high watermark and the ISR to propose."""
         effects = self._advance()
         progress, state = self.progress, self.bounds_state
         assert progress is not None
@@ -324,7 +328,7 @@ class Replica:
         return [*effects, *self._advance()]
 
     def _advance(self) -> Effects:
-        """Moves the high watermark as far as the in-sync replicas are."""
+        """Move the high watermark as far as the in-sync replicas are."""
         progress, state = self.progress, self.bounds_state
         assert progress is not None
         if state.followers != progress.waits:
@@ -335,7 +339,10 @@ class Replica:
         return self._publish(leader.replicated(state, self._boundary(upto, state.log_end)))
 
     def _boundary(self, entry: EntryIndex, end: Boundary) -> Boundary:
-        """The place before an entry of the log, which ends at ``end``: mostly there, or before."""
+        """Return the position before an entry of the log that ends at ``end``.
+
+        Often the end itself.
+        """
         for known in (end, self._end_before):
             if entry == known.entry:
                 return known
@@ -344,7 +351,7 @@ class Replica:
     # -- the follower's log -----------------------------------------------------------------------
 
     def append_replicated(self, entries: Sequence[Entry], leader_hw: EntryIndex) -> Effects:
-        """The leader's entries are in the log, behind all others."""
+        """Take over the leader's entries, which were appended to the log."""
         return self._publish(self._learned(self._folded(entries), leader_hw))
 
     def recall(self, committed: EntryIndex, epoch: LeaderEpoch) -> None:
@@ -361,12 +368,12 @@ class Replica:
         return None if epoch is None else (entry, epoch)
 
     def learn_high_watermark(self, leader_hw: EntryIndex) -> Effects:
-        """The leader's high watermark is at this entry, which the log may not have yet."""
+        """Learn that the leader's high watermark is at this entry, which may not be here yet."""
         known = self._learned(self.bounds_state, leader_hw)
         return [] if known is self.bounds_state else self._publish(known)
 
     def _learned(self, state: LeaderState, leader_hw: EntryIndex) -> LeaderState:
-        """The state of a follower that hears of its leader's high watermark."""
+        """Return the state of a follower that learns its leader's high watermark."""
         upto = min(leader_hw, state.log_end.entry)
         if upto <= state.high_watermark.entry:
             return state
@@ -375,11 +382,11 @@ class Replica:
     # -- events -----------------------------------------------------------------------------------
 
     def apply(self, *entries: Entry) -> Effects:
-        """The entries are in the log, behind all others; they become visible together."""
+        """Make appended entries visible, all at once."""
         return self._publish(self._folded(entries))
 
     def _folded(self, entries: Sequence[Entry]) -> LeaderState:
-        """What the entries make of the bounds; all else that follows from them is known then."""
+        """Return the bounds after the entries, and update everything else derived from them."""
         state = self.bounds_state
         self._end_before = state.log_end
         for entry in entries:
@@ -410,7 +417,7 @@ class Replica:
         self.undecided.marked(transaction, writer, entry.entry_index)
 
     def use_up(self, stamp: Stamp, now: int) -> None:
-        """A batch without a good record was refused; its sequence is not used again.
+        """Use up the sequence of a refused batch without valid records.
 
         No entry tells of it: it holds for this leader.
         """
@@ -432,7 +439,7 @@ class Replica:
         self._tickets.cancel(ticket)
 
     def wait(self, waiter: int, bound: Bound, offset: int) -> bool:
-        """A read waits until the bound is above the offset; False: it is already."""
+        """Let a read wait until the bound is above the offset; False if it is already."""
         if offset_of(self.bounds_state.bounds(), bound) > offset:
             return False
         self._waiters[bound].add(waiter, offset)
@@ -440,7 +447,7 @@ class Replica:
         return True
 
     def stop_waiting(self, waiter: int) -> None:
-        """The read's time is over, or its caller is gone."""
+        """Remove a waiting read: its time is over, or its caller is gone."""
         bound = self._bound_of.pop(waiter, None)
         if bound is not None:
             self._waiters[bound].cancel(waiter)
@@ -468,7 +475,7 @@ class Replica:
     def truncate(
         self, tables: Sequence[Table], log_end: Boundary, now: int, *, lost: bool = False
     ) -> Effects:
-        """The log was cut back to ``log_end``; ``tables`` are what is left of it.
+        """Take over that the log was truncated to ``log_end``; ``tables`` are the rest.
 
         What the entries that are gone had done to producers, transactions and epochs is undone.
         ``lost``: committed entries are among them, which a follower was told to give up.
@@ -479,7 +486,7 @@ class Replica:
         return [Disown(tuple(disowned)), *effects] if disowned else effects
 
     def reset(self, log_start: Boundary, now: int) -> None:
-        """The follower's log is empty and begins at this place."""
+        """Take over that the follower's log is empty and begins at this position."""
         self._derive([], leader.emptied(self.bounds_state, log_start), now)
 
     # -- effects ----------------------------------------------------------------------------------

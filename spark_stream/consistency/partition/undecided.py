@@ -64,7 +64,10 @@ class Undecided:
         return found
 
     def began(self, transaction: int, producer_id: int, epoch: int, offset: Offset) -> None:
-        """The producer's first batch in the transaction is at ``offset``; later ones: no-op."""
+        """Record the producer's first batch in the transaction, at ``offset``.
+
+        No-op for later ones.
+        """
         key = (transaction, producer_id)
         if key not in self._open:
             self._open[key] = Part(epoch, offset)
@@ -87,7 +90,7 @@ class Undecided:
             heapq.heappop(self._marked)
 
     def first(self) -> Offset | None:
-        """The first offset that is not stable; None: all are."""
+        """Return the first offset that is not stable, or None."""
         earliest = next(iter(self._open.values()), None)
         if not self._marked:
             return None if earliest is None else earliest.first_offset
@@ -95,11 +98,11 @@ class Undecided:
         return marked if earliest is None else min(marked, earliest.first_offset)
 
     def open(self) -> Iterator[tuple[Key, Part]]:
-        """The open parts, the earliest first."""
+        """Iterate over the open parts, the earliest first."""
         return iter(self._open.items())
 
     def parts(self, transaction: int) -> list[tuple[int, Part]]:
-        """What is open of a transaction: (producer id, its part)."""
+        """Return the open parts of a transaction: (producer id, part)."""
         producers = self._producers.get(transaction, {})
         return [(producer, self._open[transaction, producer]) for producer in producers]
 

@@ -23,12 +23,12 @@ class Waiters:
         return len(self._offsets)
 
     def add(self, waiter: int, offset: int) -> None:
-        """The waiter waits until the bound is above the offset; each number is used once."""
+        """Add a waiter until the bound is above the offset; each number is used once."""
         self._offsets[waiter] = offset
         heapq.heappush(self._heap, (offset, waiter))
 
     def cancel(self, waiter: int) -> bool:
-        """The waiter waits no more; False: it was not waiting."""
+        """Remove the waiter; False if it was not waiting."""
         if self._offsets.pop(waiter, None) is None:
             return False
         if len(self._heap) > max(_STALE_MIN, 2 * len(self._offsets)):
@@ -37,7 +37,7 @@ class Waiters:
         return True
 
     def passed(self, bound: int) -> list[int]:
-        """Takes out those whose offset is below the bound, the lowest offset first."""
+        """Remove and return those whose offset is below the bound, the lowest offset first."""
         found = []
         while self._heap and self._heap[0][0] < bound:
             _, waiter = heapq.heappop(self._heap)
@@ -46,7 +46,7 @@ class Waiters:
         return found
 
     def beyond(self, end: int) -> list[int]:
-        """Takes out those whose offset is not below ``end``: their records were cut off."""
+        """Remove and return those whose offset is not below ``end``: their records were cut off."""
         found = [waiter for waiter, offset in self._offsets.items() if offset >= end]
         for waiter in found:
             self.cancel(waiter)

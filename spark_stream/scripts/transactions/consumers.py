@@ -31,7 +31,7 @@ from spark_stream.scripts.transactions.positions import own_name, read_positions
 
 
 def take_consumer(finished: Finished, consumer: str, instance: str) -> Script[list[PositionOf]]:
-    """The instance owns the consumer's name from now on; where it goes on."""
+    """Give the instance the consumer's name, and return where it continues."""
     yield from own_name(consumer, instance)
     for record in (yield from FindTransactions(By.CONSUMER, consumer)):
         if record.state is State.OPEN:
@@ -40,7 +40,7 @@ def take_consumer(finished: Finished, consumer: str, instance: str) -> Script[li
 
 
 def withdraw_announcement(transactional_id: str, number: int, consumer: str) -> Script[None]:
-    """Makes a commit that has not decided yet check again who owns the name."""
+    """Make an undecided commit check again which instance owns the name."""
     yield from records.change(
         transactional_id, records.ruled(lambda found: withdraw(found, number, consumer))
     )

@@ -60,7 +60,7 @@ class Commit(Struct, frozen=True):
 
 
 def judge_record(finished: Finished, transactional_id: str, judge: Judge) -> Script[Outcome]:
-    """What the judge makes of the record, once what has to be finished before is finished."""
+    """Apply the judge to the record, after finishing what must be finished before."""
 
     def settle_and_judge(found: Transaction) -> Script[Outcome]:
         return (yield from judge(finished.settled(found)))
@@ -73,7 +73,7 @@ def judge_record(finished: Finished, transactional_id: str, judge: Judge) -> Scr
 
 
 def allowed(outcome: Outcome, number: int | None, asked: str) -> Transaction:
-    """The record that came of it; raises the error for what was denied."""
+    """Return the resulting record, or raise the error for a denial."""
     if isinstance(outcome, Denied):
         raise of_transaction(outcome, number, asked)
     return outcome
@@ -82,7 +82,7 @@ def allowed(outcome: Outcome, number: int | None, asked: str) -> Transaction:
 def conclude(
     finished: Finished, outcome: Outcome, number: int | None, asked: str
 ) -> Script[Transaction]:
-    """The record, finished if it is decided; raises the error for what was denied."""
+    """Return the record, finished if it is decided, or raise the error for a denial."""
     found = allowed(outcome, number, asked)
     return (yield from finish(finished, found)) if found.state in DECIDED else found
 
@@ -90,7 +90,7 @@ def conclude(
 def apply_rule(
     finished: Finished, transactional_id: str, rule: Rule, number: int | None, asked: str
 ) -> Script[Transaction]:
-    """The record after what the rule makes of it, finished if it is decided."""
+    """Apply the rule to the record, and return it, finished if it is decided."""
     outcome = yield from judge_record(finished, transactional_id, ruled(rule))
     return (yield from conclude(finished, outcome, number, asked))
 
@@ -111,7 +111,7 @@ def allot(found: Transaction, spare: Allotted, *, producer_id: bool = True) -> S
 def take_over(
     finished: Finished, transactional_id: str, instance: str, timeout_ms: int, now_ms: int
 ) -> Script[Transaction]:
-    """The instance owns the id from now on; what was open is aborted.
+    """Give the instance the id, and abort an open transaction.
 
     Raises:
         ProducerFenced: a later instance took it over already.
@@ -135,7 +135,7 @@ def begin(
     coordinator: str,
     now_ms: int,
 ) -> Script[Transaction]:
-    """A new transaction of the owner, which this broker (``coordinator``) looks after.
+    """Begin a transaction of the owner, with this broker (``coordinator``) as its coordinator.
 
     Raises:
         ProducerFenced, InvalidTransaction, UnknownTransaction.
@@ -198,7 +198,7 @@ def explain_refusal(transactional_id: str, number: int, error: IsologError) -> S
 def renew(
     finished: Finished, transactional_id: str, instance: str, number: int, now_ms: int
 ) -> Script[Transaction]:
-    """The owner is alive: its timeout begins anew."""
+    """Restart the transaction's timeout: its owner is alive."""
     return (
         yield from apply_rule(
             finished,
@@ -211,7 +211,7 @@ def renew(
 
 
 def commit(finished: Finished, asked: Commit) -> Script[Transaction]:
-    """Commits; returns when the markers are below the high watermark everywhere.
+    """Commit; return when the markers are below the high watermark everywhere.
 
     What the transaction wrote is on the disk before the decision is. Positions of consumers whose
     names have owners are announced first: see ``consumers``.
@@ -251,7 +251,7 @@ def commit(finished: Finished, asked: Commit) -> Script[Transaction]:
 
 
 def force_partitions(places: Iterable[Joined]) -> Script[None]:
-    """Forces the partitions to their leaders' disks, where their topics want that."""
+    """Force the partitions to their leaders' disks if their topics ask for that."""
     for answer in (yield from ask_present_leaders(Force(at) for at in places)):
         if isinstance(answer, IsologError) and answer.code != "UNKNOWN_TOPIC":
             raise answer
@@ -260,7 +260,7 @@ def force_partitions(places: Iterable[Joined]) -> Script[None]:
 def abort(
     finished: Finished, transactional_id: str, instance: str, number: int
 ) -> Script[Transaction]:
-    """Takes the transaction back.
+    """Abort the transaction.
 
     Raises:
         InvalidTransaction: it is committed, and stays so.
@@ -281,7 +281,7 @@ def abort(
 
 
 def describe(finished: Finished, transactional_id: str) -> Script[Transaction]:
-    """The record of the id, or UnknownTransaction."""
+    """Return the record of the id, or raise UnknownTransaction."""
     found = yield from records.read(transactional_id)
     if found is None:
         raise UnknownTransaction(f"there is no transactional id {transactional_id!r}")

@@ -95,7 +95,7 @@ class Finished:
         return self._numbers.get(found.transactional_id) == found.number
 
     def settled(self, found: Transaction) -> Transaction:
-        """The record, finished if it is so and only not on record yet."""
+        """Return the record, as finished if only that is not recorded yet."""
         if found.state not in DECIDED or not self.holds(found):
             return found
         outcome = rules.finish(found, found.number)
@@ -103,7 +103,7 @@ class Finished:
 
 
 def finish(finished: Finished, decided: Transaction) -> Script[Transaction]:
-    """Takes the steps that are missing; returns the record, finished.
+    """Do the steps that are missing, and return the finished record.
 
     Raises:
         LeaderUnavailable, NotLeader, RequestTimeout: a leader was not reached; nothing is marked.
@@ -144,7 +144,7 @@ def seal_partitions(
 
 
 def write_markers(decided: Transaction, places: list[Joined]) -> Script[IsologError | None]:
-    """Writes the markers in partitions that are sealed, and waits until they are replicated.
+    """Write the markers in sealed partitions, and wait until they are replicated.
 
     Why one is missing, not on the disk, or not below the high watermark in time; None: all is well.
     """
@@ -161,7 +161,7 @@ def write_markers(decided: Transaction, places: list[Joined]) -> Script[IsologEr
 
 
 def _await_replication(asked: Iterable[IsReplicated]) -> Script[IsologError | None]:
-    """Waits until the high watermark has passed these entries; why one is not below it."""
+    """Wait until the high watermark has passed these entries; return the error of one, if any."""
     left = tuple(asked)
     for pause_s in _PAUSES_S:
         answers = yield from together(left)
@@ -181,7 +181,7 @@ def _await_replication(asked: Iterable[IsReplicated]) -> Script[IsologError | No
 
 
 def record_finish(finished: Finished, decided: Transaction) -> Script[Transaction]:
-    """Puts on record that the transaction is finished; the record as it is of this one."""
+    """Record that the transaction is finished, and return its record."""
     outcome = yield from records.change(
         decided.transactional_id,
         records.ruled(lambda found: rules.finish(found, decided.number)),
@@ -194,7 +194,7 @@ def record_finish(finished: Finished, decided: Transaction) -> Script[Transactio
 
 
 def mark_dropped(found: Transaction, producer_id: int) -> Script[None]:
-    """Ends a dropped branch in all partitions: readers wait for it no more.
+    """End a dropped branch in all partitions, so that readers no longer wait for it.
 
     Raises:
         LeaderUnavailable, DiskFull, StorageFailure, DamagedSegment: a marker is missing; the
@@ -209,7 +209,7 @@ def mark_dropped(found: Transaction, producer_id: int) -> Script[None]:
 
 
 def _failure(answers: list[object]) -> IsologError | None:
-    """The last error among the answers that is not about a deleted topic."""
+    """Return the last error among the answers that is not about a deleted topic."""
     failed = [
         each
         for each in answers

@@ -15,13 +15,13 @@ Value = Mapping[str, Any]
 
 
 def read_positions(consumer: str) -> Script[list[PositionOf]]:
-    """The positions, by topic and partition; empty if none was ever stored."""
+    """Return the positions, by topic and partition; empty if none was ever stored."""
     record = yield from Get(CONSUMERS + consumer)
     return [] if record is None else decode_positions(record.value["positions"])
 
 
 def own_name(consumer: str, instance: str) -> Script[None]:
-    """The instance owns the name from now on; whoever owned it is fenced."""
+    """Give the instance the name, and fence its earlier owner."""
     yield from _change(consumer, lambda value: _constant({**value, "instance": instance}))
 
 
@@ -33,7 +33,7 @@ def check_owners(owners: Mapping[str, str]) -> Script[None]:
 
 
 def store_positions(positions: Sequence[PositionOf], owners: Mapping[str, str]) -> Script[None]:
-    """Puts the positions in the place of the earlier ones, outside of any transaction.
+    """Replace the stored positions, outside of any transaction.
 
     Raises:
         ConsumerFenced: a name has another owner than ``owners`` says.
@@ -52,7 +52,7 @@ def _store_for(name: str, mine: list[PositionOf], owners: Mapping[str, str]) -> 
 
 
 def store_decided(decided: Transaction) -> Script[None]:
-    """Puts the positions of a committed transaction in the place of the earlier ones.
+    """Replace the stored positions by those of a committed transaction.
 
     A caller that comes late changes nothing. The transaction's record is read after the consumer's
     record and before the write. If somebody else has finished the transaction by then, its record

@@ -49,7 +49,7 @@ Judge = Callable[[Transaction], Script[Outcome]]
 
 
 def read(transactional_id: str) -> Script[Transaction | None]:
-    """The record, or None."""
+    """Return the record, or None."""
     record = yield from Get(PREFIX + transactional_id)
     return None if record is None else decode(record.value)
 
@@ -60,7 +60,7 @@ def read_all() -> Script[list[Transaction]]:
 
 
 def change(transactional_id: str, judge: Judge) -> Script[Outcome]:
-    """Writes what the judge makes of the record, and returns it; or why that was denied."""
+    """Apply the judge to the record, and return the result, or why it was denied."""
     key = PREFIX + transactional_id
     while True:
         record = yield from Get(key)
@@ -73,7 +73,7 @@ def change(transactional_id: str, judge: Judge) -> Script[Outcome]:
 
 
 def ruled(rule: Rule) -> Judge:
-    """A judge that needs no step."""
+    """Make a judge of a rule; it needs no step."""
 
     def judge(found: Transaction) -> Script[Outcome]:
         yield from ()

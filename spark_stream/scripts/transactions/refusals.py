@@ -27,7 +27,7 @@ _ABORTS: Final = {
 
 
 def of_transaction(denied: Denied, number: int | None, asked: str) -> IsologError:
-    """The error for an event that a transaction's record denies; ``asked`` is what it was."""
+    """Build the error for a denied event; ``asked`` names the event."""
     found = denied.transaction
     name = repr(found.transactional_id)
     which = f"transaction {number} of {name}" if number is not None else name

@@ -56,7 +56,7 @@ def open_branch(
     *,
     renamed: bool = False,
 ) -> Script[tuple[Transaction, int | None]]:
-    """The transaction that writes the claimed batch, and a producer id to write under.
+    """Return the transaction that writes the claimed batch, and a producer id to use.
 
     None in its place: the batch is committed. ``renamed``: the query may have written under
     another transactional id before; what it committed there counts here.
@@ -102,7 +102,7 @@ def _end_if_given_up(finished: Finished, transactional_id: str, claim: Claim) ->
 def settle_batch(
     finished: Finished, transactional_id: str, claim: Claim, *, renamed: bool = False
 ) -> Script[tuple[Transaction, bool]]:
-    """The sink's record, with nothing left open; and whether the claimed batch is committed.
+    """Return the sink's record with nothing open, and whether the claimed batch is committed.
 
     Raises:
         SinkInUse, StaleBatch, ProducerFenced.
@@ -120,7 +120,7 @@ def settle_batch(
 def _judge_claim(
     finished: Finished, transactional_id: str, claim: Claim, judge: Judge
 ) -> Script[Outcome]:
-    """What the judge makes of the record, with what the query committed under expired ids.
+    """Apply the judge to the record, completed by what the query committed under expired ids.
 
     These are read after the record: an id expires by a copy that is put before the record goes.
     """
@@ -143,7 +143,7 @@ def _judge_claim(
 def renew_batch(
     finished: Finished, transactional_id: str, instance: str, batch: int, now_ms: int
 ) -> Script[None]:
-    """A task of the batch is alive: its transaction, if it is open, goes on.
+    """Renew the batch's transaction if it is open: a task is alive.
 
     Raises:
         ProducerFenced: a later run of the query has taken over.
@@ -156,7 +156,7 @@ def renew_batch(
 def drop_branch(
     finished: Finished, transactional_id: str, instance: str, number: int, producer_id: int
 ) -> Script[None]:
-    """A task failed: what it wrote is aborted at once, the transaction goes on.
+    """Abort what a failed task wrote; the transaction goes on.
 
     Raises:
         ProducerFenced, ForeignBranch: it is not the caller's branch.
@@ -170,7 +170,7 @@ def drop_branch(
 
 
 def stop_run(finished: Finished, asked: Stop, now_ms: int) -> Script[None]:
-    """The driver has given its batch up: nothing of it is open, or will be, from now on."""
+    """Abort the batch that the driver gave up, and keep it from being opened again."""
     yield from record_stop(asked, now_ms)
     for record in (yield from FindTransactions(By.RUN, asked.run)):
         name = record.transactional_id
@@ -178,7 +178,7 @@ def stop_run(finished: Finished, asked: Stop, now_ms: int) -> Script[None]:
 
 
 def inherit_other_ids(finished: Finished, transactional_id: str, claim: Claim) -> Script[None]:
-    """Takes over what the query did under other ids, once for each of its runs."""
+    """Take over what the query did under other ids, once for each of its runs."""
     present = yield from records.read(transactional_id)
     if present is not None and present.instance == claim.instance:
         return

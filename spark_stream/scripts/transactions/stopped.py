@@ -16,13 +16,13 @@ STOPPED_KEPT_MS: Final = 24 * 3_600_000
 
 
 def stopped_until(run: str) -> Script[int]:
-    """The time up to which the run's plans are given up; -1: none are."""
+    """Return the time up to which the run's plans are given up; -1 if none are."""
     record = yield from Get(STOPPED + run)
     return -1 if record is None else int(record.value["planned"])
 
 
 def record_stop(asked: Stop, now_ms: int) -> Script[None]:
-    """Gives up what the run planned until then."""
+    """Record that the run's plans up to that time are given up."""
     while True:
         record = yield from Get(STOPPED + asked.run)
         if record is not None and int(record.value["planned"]) >= asked.planned:

@@ -85,7 +85,7 @@ def sweep_record(
     now_ms: int,
     sink_expiry_s: float = SINK_EXPIRY_S,
 ) -> Script[Swept]:
-    """Does what is due with a record that this broker looks after.
+    """Do what is due for a record whose coordinator is this broker.
 
     ``sink_expiry_s``: a sink that has committed a batch expires when it was not used for so long.
 
@@ -135,7 +135,7 @@ def _kept_for(record: Transaction, sink_expiry_s: float) -> tuple[float, float]:
 
 
 def mark_dropped_again(record: Transaction) -> Script[None]:
-    """The broker died between a branch's drop and its markers, perhaps: writes what is missing.
+    """Write missing markers of dropped branches: a broker may have died before writing them.
 
     Raises: as ``finishing.mark_dropped``.
     """
@@ -176,7 +176,10 @@ def restore_markers(open_parts: Iterable[tuple[Joined, int]]) -> Script[list[Los
 
 
 def write_lost_marker(lost: LostMarker) -> Script[LostMarker]:
-    """The same, with why it could not be written; without, it is there or its topic is gone."""
+    """Write a lost marker again.
+
+    Return it with the error; without one, it is written or its topic gone.
+    """
     failure: IsologError | None = None
     try:
         yield WriteMarkers(lost.at, lost.number, lost.taken)
