@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from spark_stream.client.reading import feed
-from spark_stream.client.reading.mapping import Leaders, MappedFile
+from spark_stream.client.reading.mapping import MappedFile, MappingLeaders
 
 
 def watch_mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -21,13 +21,13 @@ def watch_mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return pieces(self, *asked)  # type: ignore[arg-type]
 
     monkeypatch.setattr(MappedFile, "pieces", noted)
-    monkeypatch.setattr(feed, "LEADERS", Leaders())
+    monkeypatch.setattr(feed, "LEADERS", MappingLeaders())
     return found
 
 
 def by_flight(read: Callable[[], pa.Table]) -> pa.Table:
     """What a read gives where nothing is mapped."""
-    leaders, feed.LEADERS = feed.LEADERS, Leaders()
+    leaders, feed.LEADERS = feed.LEADERS, MappingLeaders()
     feed.LEADERS.machine = lambda address: None  # type: ignore[method-assign]
     try:
         return read()

@@ -6,15 +6,16 @@ its scripts: by threads, by a schedule, or by plain calls.
 Order of a start. Each step relies on those before it:
 
 1. The constructor opens the logs.
-2. ``standing.vouch`` decides the generation of the logs; numbers that they use are passed over.
-3. ``standing.register`` puts the broker on record.
+2. ``registration.decide_generation`` decides the generation of the logs; numbers that they use
+   are passed over.
+3. ``registration.register`` puts the broker on record.
 4. :meth:`BrokerCore.take_lease`: from now on the others take the broker for alive.
 5. :meth:`BrokerCore.beginning`: it leads and follows. Only then :meth:`BrokerCore.control` and
    what else is done again and again may run.
 6. :meth:`BrokerCore.recovering` finishes what was under way when the process before ended.
 
 Order of an end: others lead (:meth:`BrokerCore.leaving`), the logs are closed (``host.close``),
-what they hold is vouched for if all of that went well (``standing.end``), and the lease ends.
+what they hold is vouched for if all of that went well (``registration.end``), and the lease ends.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from typing import Protocol
 from msgspec import Struct, field
 
 from spark_stream.broker.host.host import PRODUCER_AGE_US, Host
-from spark_stream.broker.host.hosted import Links
+from spark_stream.broker.host.hosted import FollowerLinks
 from spark_stream.broker.host.proposals import Proposals
 from spark_stream.broker.node.controlling import Controlling
 from spark_stream.broker.node.handover import Balance, Withdrawals, handing_over
+from spark_stream.broker.node.lease import LeaseKeeper
 from spark_stream.broker.node.members import Members
-from spark_stream.broker.node.standing import Runs, Standing
-from spark_stream.broker.node.tenure import Tenure
+from spark_stream.broker.node.registration import Registration, Runs
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.partition.recent import BROKER_BYTES
 from spark_stream.broker.scripting.driver import Driver, Peers
 from spark_stream.broker.scripting.step_table import StepTable
-from spark_stream.broker.scripting.topics import TopicDesk
-from spark_stream.broker.scripting.transactions import TransactionDesk
+from spark_stream.broker.scripting.topics import TopicAdmin
+from spark_stream.broker.scripting.transactions import TransactionCoordinator
 from spark_stream.cluster.controller import ControllerSeat
 from spark_stream.cluster.stores.leases import Leases
 from spark_stream.cluster.stores.store import MetadataStore
@@ -81,7 +82,7 @@ class BrokerNetwork(Protocol):
     def peers(self, core: BrokerCore) -> Peers:
         """Return the other brokers, as threads ask them; called once, by the constructor."""
 
-    def links(self, core: BrokerCore) -> Links:
+    def links(self, core: BrokerCore) -> FollowerLinks:
         """Return the streams from leaders; called once, before the broker follows any."""
 
 
@@ -129,10 +130,10 @@ class BrokerCore:
             recent_bytes=settings.recent_bytes,
             marks=disk.marks,
         )
-        self.standing = Standing(store, host, members, ids, machine, disk.runs)
+        self.registration = Registration(store, host, members, ids, machine, disk.runs)
         self.table = StepTable(store, host)
         self.driver = Driver(self.table, network.peers(self))
-        self.topics = TopicDesk(
+        self.topics = TopicAdmin(
             self.driver,
             host,
             members,
@@ -140,7 +141,7 @@ class BrokerCore:
             ids,
             settings.default_replication_factor,
         )
-        self.transactions = TransactionDesk(
+        self.transactions = TransactionCoordinator(
             self.driver,
             host,
             clock,
@@ -150,13 +151,13 @@ class BrokerCore:
         )
         self.withdrawals = Withdrawals(host, members, clock)
         self.balance = Balance(host, members, clock, settings.leader_balance_s)
-        self.tenure: Tenure
+        self.lease_keeper: LeaseKeeper
         self.controlling: Controlling
 
     def take_lease(self, incarnation: str) -> None:
         """Take the broker's lease, and prepare to be the controller."""
         host = self.host
-        self.tenure = Tenure(self.leases, host.broker_id, incarnation, host.refresh)
+        self.lease_keeper = LeaseKeeper(self.leases, host.broker_id, incarnation, host.refresh)
         seat = ControllerSeat(self.store, host.broker_id, incarnation)
         self.controlling = Controlling(host, self.members, seat)
 
@@ -164,8 +165,8 @@ class BrokerCore:
         """Lead and follow from now on; return what was changed to lead again."""
         self.host.refresh()
         self.members.look()
-        changed = yield from self.standing.leading_again()
-        self.host.begin(self.tenure.serves, self._network.links(self))
+        changed = yield from self.registration.leading_again()
+        self.host.begin(self.lease_keeper.serves, self._network.links(self))
         return changed
 
     def recovering(self) -> Script[None]:
@@ -177,7 +178,7 @@ class BrokerCore:
         """Look who is alive, and do what follows from that, as a replica and as the controller."""
         if self.members.look():
             self.host.tick_all()
-        yield from self.standing.looking()
+        yield from self.registration.looking()
         self.host.upkeep.tick_due()
         yield from self.controlling.rounds()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spark_stream.broker.core import BrokerCore
-from spark_stream.broker.node.identity import Identity
+from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leader_stream import Leading
@@ -27,7 +27,7 @@ class ConnectedNetwork:
 
     def __init__(
         self,
-        me: Identity,
+        me: BrokerIdentity,
         clock: Clock,
         settings: ReplicationSettings,
         addresses: Mapping[str, str],

@@ -21,7 +21,7 @@ from typing import Final, NoReturn
 
 from msgspec.structs import replace
 
-from spark_stream.broker.actions.here import BrokerFacts, Here
+from spark_stream.broker.actions.context import BrokerContext, BrokerFacts
 from spark_stream.broker.background import BackgroundTasks
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
@@ -29,7 +29,7 @@ from spark_stream.broker.listening import listening_socket, port_of
 from spark_stream.broker.network import ConnectedNetwork
 from spark_stream.broker.node.controlling import MOVES_S, ROUND_S
 from spark_stream.broker.node.handover import LOOK_S as TROUBLE_S
-from spark_stream.broker.node.identity import Identity
+from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.node.lock import DirectoryLock, IdLock
 from spark_stream.broker.node.scrubbing import BEGIN_S, Scrub
 from spark_stream.broker.node.stores import lease_folder, open_store
@@ -90,7 +90,7 @@ class Broker:
             self._lock.publish({"address": self.address, "pid": os.getpid()})
             undo.pop_all()
 
-    def _open(self, ids: Ids, undo: contextlib.ExitStack) -> tuple[Identity, str | None]:
+    def _open(self, ids: Ids, undo: contextlib.ExitStack) -> tuple[BrokerIdentity, str | None]:
         """Lock and open the directory and the store, then the logs.
 
         Return who this broker is, and the boot id of its machine if its files may be mapped.
@@ -107,7 +107,9 @@ class Broker:
         lease_files = LeaseFiles(lease_folder(path, config.metadata))
         self._id_lock = _locked_id(lease_files.folder, directory, is_new)
         undo.callback(self._id_lock.release)
-        me = Identity(directory.cluster_id, BrokerId(directory.broker_id), ids.new_id(), secret)
+        me = BrokerIdentity(
+            directory.cluster_id, BrokerId(directory.broker_id), ids.new_id(), secret
+        )
         self._network = ConnectedNetwork(me, clock, config.replication, config.peer_addresses)
         undo.callback(self._network.stop)
         self.core = core = BrokerCore(
@@ -129,12 +131,12 @@ class Broker:
         )
         undo.callback(core.host.close)
         undo.callback(self._network.stop_following)
-        core.standing.vouch()
+        core.registration.decide_generation()
         core.table.pass_over_used_numbers()
         self._facts = BrokerFacts("", str(path), directory.cluster_id, clock.monotonic())
         return me, machine.boot_id() if config.mapped_reads else None
 
-    def _serve(self, me: Identity, boot_id: str | None, undo: contextlib.ExitStack) -> None:
+    def _serve(self, me: BrokerIdentity, boot_id: str | None, undo: contextlib.ExitStack) -> None:
         """Listen, and answer calls from now on."""
         config, clock, core = self._config, self._clock, self.core
         self._scrub = Scrub(
@@ -148,7 +150,7 @@ class Broker:
         undo.callback(bound.close)
         self.address = self._named(port_of(bound))
         flight_listen, self._flight_address = self._flight_place()
-        here = Here(
+        here = BrokerContext(
             core.host,
             core.topics,
             core.transactions,
@@ -187,11 +189,11 @@ class Broker:
             )
             undo.callback(self._flight.shutdown)
 
-    def _begin(self, me: Identity, boot_id: str | None, undo: contextlib.ExitStack) -> None:
+    def _begin(self, me: BrokerIdentity, boot_id: str | None, undo: contextlib.ExitStack) -> None:
         """Join the cluster: lead, follow, and do what a broker does by itself."""
         core, run = self.core, self.core.driver.run
         self._tasks = BackgroundTasks(run, self._stop_asked)
-        core.standing.register(
+        core.registration.register(
             RegisteredBroker(
                 me.broker_id,
                 self.address,
@@ -203,8 +205,8 @@ class Broker:
             )
         )
         core.take_lease(me.incarnation)
-        undo.callback(core.tenure.end)
-        self._tasks.start("lease", core.leases.pause_s, core.tenure.renew)
+        undo.callback(core.lease_keeper.end)
+        self._tasks.start("lease", core.leases.pause_s, core.lease_keeper.renew)
         undo.callback(self._stop_asked.set)
         run(core.beginning())
         # What is finished at the start may have to wait for followers, and these for leaders.
@@ -261,8 +263,8 @@ class Broker:
         self._tasks.join(_GRACE_SECONDS)
         if in_order:
             with contextlib.suppress(IsologError):  # then the next start cannot vouch
-                core.standing.end()
-        core.tenure.end()
+                core.registration.end()
+        core.lease_keeper.end()
         self._store.close()
         if self.address.startswith(UNIX):
             Path(self.address.removeprefix(UNIX)).unlink(missing_ok=True)

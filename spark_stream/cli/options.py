@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.log import Log
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
 from spark_stream.errors import InvalidOption, UnknownLog
@@ -138,7 +138,7 @@ def where(bootstrap: str | None, path: Path | None) -> tuple[str | None, Path | 
 @contextmanager
 def connection(
     bootstrap: str | None, path: Path | None, *, makes: bool = False
-) -> Iterator[Connection]:
+) -> Iterator[ClusterConnection]:
     """Connect to the log of the options. ``makes``: a missing directory becomes a log.
 
     Raises:
@@ -147,7 +147,7 @@ def connection(
         BrokerUnavailable: nobody listens there. Raised at once; the client alone would retry.
     """
     bootstrap, path = where(bootstrap, path)
-    opened = Connection(bootstrap, None if path is None else path.absolute(), create=makes)
+    opened = ClusterConnection(bootstrap, None if path is None else path.absolute(), create=makes)
     try:
         if path is not None:
             _check_log(opened, path)
@@ -158,7 +158,7 @@ def connection(
         opened.close()
 
 
-def _check_log(opened: Connection, path: Path) -> None:
+def _check_log(opened: ClusterConnection, path: Path) -> None:
     try:
         opened.connect()
     except UnknownLog as error:

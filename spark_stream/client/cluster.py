@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.topics import named_topic
 from spark_stream.errors import InvalidRequest, IsologError, MetadataLost, UnknownBroker
 from spark_stream.wire.cluster_messages import (
@@ -26,7 +26,7 @@ _TAKEN_PAUSE_S: Final = 0.1
 class ClusterClient:
     """The cluster of a connection; any of its brokers can answer."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ClusterConnection) -> None:
         self._connection = connection
 
     def describe(self) -> ClusterDescription:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import UnknownConsumer
@@ -25,7 +25,7 @@ from spark_stream.wire.transaction_messages import NamedConsumer
 class ConsumersClient:
     """The consumers' names of a connection's log."""
 
-    def __init__(self, connection: Connection, topics: TopicsClient) -> None:
+    def __init__(self, connection: ClusterConnection, topics: TopicsClient) -> None:
         self._connection = connection
         self._topics = topics
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from spark_stream.client.closing import Closing
 from spark_stream.client.cluster import ClusterClient
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.consumer import Consumer
@@ -67,7 +67,7 @@ def connect(
             "path is empty", option="path", hint='Name a directory: the working directory is ".".'
         )
     folder = None if path is None else Path(path).absolute()
-    log = Log(Connection(bootstrap, folder, timeout, idle_seconds, create=create))
+    log = Log(ClusterConnection(bootstrap, folder, timeout, idle_seconds, create=create))
     try:
         log.status()
     except BaseException:
@@ -79,7 +79,7 @@ def connect(
 class Log(Closing):
     """A connection to a log. Use it as a context manager, or call :meth:`close`."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ClusterConnection) -> None:
         self._connection = connection
         self._topics = TopicsClient(connection)
         self._cluster = ClusterClient(connection)

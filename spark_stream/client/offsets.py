@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec import Struct, structs
 
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.link import left
 from spark_stream.client.connecting.router import Router
 from spark_stream.errors import IsologError, LeaderUnavailable
@@ -46,7 +46,11 @@ class LookedUp(Struct, frozen=True):
 
 
 def looked_up(
-    connection: Connection, router: Router, asked: Sequence[AskedTopic], *, names: bool = False
+    connection: ClusterConnection,
+    router: Router,
+    asked: Sequence[AskedTopic],
+    *,
+    names: bool = False,
 ) -> LookedUp:
     """Ask the leaders of the partitions, until the connection's timeout.
 
@@ -71,7 +75,7 @@ def looked_up(
     raise AssertionError("unreachable: the rounds do not end")
 
 
-class _Topic:
+class _TopicAnswers:
     """The answers about a topic in one round."""
 
     def __init__(self, router: Router, asked: AskedTopic, first: PartitionOffsets) -> None:
@@ -104,7 +108,7 @@ class _LookUp:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ClusterConnection,
         router: Router,
         asked: Sequence[AskedTopic],
         first: ListedOffsets,
@@ -117,7 +121,7 @@ class _LookUp:
         self._rounds = rounds  # how many there were before
         self._failure: IsologError | None = None
         self._topics = {
-            each.topic: _Topic(router, each, first.topics[each.topic])
+            each.topic: _TopicAnswers(router, each, first.topics[each.topic])
             for each in asked
             if each.topic in first.topics
         }
@@ -136,7 +140,7 @@ class _LookUp:
         with ThreadPoolExecutor(min(_BROKERS_AT_ONCE, len(groups))) as askers:
             list(askers.map(self._ask, groups, groups.values()))
 
-    def _believed(self, topic: _Topic, leader: LeaderFacts) -> bool:
+    def _believed(self, topic: _TopicAnswers, leader: LeaderFacts) -> bool:
         return self._router.told(topic.asked.topic, topic.topic_id, leader)
 
     def _ask(self, address: str, wanted: Mapping[str, list[int]]) -> None:

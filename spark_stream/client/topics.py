@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.offsets import LookedUp, looked_up
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
@@ -61,7 +61,7 @@ def matches(pattern: str | re.Pattern[str], topic: str) -> bool:
 class TopicsClient:
     """The topics of a connection. ``known`` answers from the cache, all else asks a broker."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ClusterConnection) -> None:
         self._connection = connection
         self.router = Router(connection)
         """The routes to the leaders of the topics' partitions."""

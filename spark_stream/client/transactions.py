@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.consistency.transactions.transactions import Content, PositionOf
 from spark_stream.errors import InvalidRequest, UnknownTransaction
 from spark_stream.wire.messages import AtomicCut, Cut, CutTopic, Empty
 from spark_stream.wire.sink_messages import (
-    DropBranch,
+    DropBranchRequest,
     OpenBranch,
     RenewBatch,
     SettledBatch,
@@ -37,7 +37,7 @@ from spark_stream.wire.transaction_messages import (
 class TransactionsClient:
     """The transactions of a connection's log; errors are the broker's, typed."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ClusterConnection) -> None:
         self._connection = connection
 
     def new_producer(self, timeout_s: float | None = None) -> ProducerFacts:
@@ -86,7 +86,7 @@ class TransactionsClient:
         self, transactional_id: str, instance: str, number: int, producer_id: int
     ) -> None:
         """Abort one branch of a transaction that continues."""
-        asked = DropBranch(
+        asked = DropBranchRequest(
             transactional_id=transactional_id,
             instance=instance,
             number=number,

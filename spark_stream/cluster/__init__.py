@@ -6,7 +6,7 @@ Records of the store:
 
 ``identity``      the cluster's id
 ``brokers``       who belongs to the cluster, and where each listens
-``vouching``      whether a broker may vouch for its logs when it starts
+``generations``   whether a broker may vouch for its logs when it starts
 ``topics``        topics, those that were removed included; ``left_overs``: files of such topics
 ``partitions``    who leads each partition, and where its replicas are
 ``controller``    which broker elects leaders

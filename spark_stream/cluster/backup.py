@@ -23,12 +23,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from spark_stream.cluster import brokers, partitions, transactions, vouching
+from spark_stream.cluster import brokers, generations, partitions, transactions
 from spark_stream.cluster.identity import CLUSTER
 from spark_stream.cluster.numbers import NUMBERS
 from spark_stream.cluster.stores.lease_files import running_brokers
 from spark_stream.cluster.stores.sqlite import SqliteStore
-from spark_stream.cluster.stores.store import Delete, Put, Record
+from spark_stream.cluster.stores.store import Delete, Put, StoreRecord
 from spark_stream.cluster.stores.store_files import (
     StorePlace,
     copy_database,
@@ -135,7 +135,9 @@ def _distrusting_copy(source: Path, target: Path) -> Iterator[tuple[Mapping[str,
 def distrust_logs(store: SqliteStore) -> None:
     """Let no broker lead by what the store says: each has to show its log first."""
     nobody = f"restored-{secrets.token_hex(8)}"
-    store.delete_many([Delete(each.key, each.version) for each in store.list(vouching.VOUCHING)])
+    store.delete_many(
+        [Delete(each.key, each.version) for each in store.list(generations.GENERATIONS)]
+    )
     puts = [_changed(each, generation=nobody) for each in store.list(brokers.BROKERS)]
     for each in store.list(partitions.PARTITIONS):
         isr = [[broker, nobody] for broker in each.value["replicas"]]
@@ -146,7 +148,7 @@ def distrust_logs(store: SqliteStore) -> None:
     store.put_many(puts)
 
 
-def _changed(record: Record, **fields: Any) -> Put:
+def _changed(record: StoreRecord, **fields: Any) -> Put:
     return Put(record.key, dict(record.value) | fields, record.version)
 
 

@@ -34,7 +34,7 @@ class RegisteredBroker(Struct, frozen=True):
     """A broker as the others know it.
 
     ``id`` is its directory's and stays; ``incarnation`` is made anew with every start.
-    ``generation`` is that of its logs (``vouching``).
+    ``generation`` is that of its logs (``generations``).
     ``rack``: where it stands; None: nobody said so.
     ``boot_id``: that of its machine, if readers there may map its files.
     ``flight``: the address at which it serves Flight; empty if it does not.

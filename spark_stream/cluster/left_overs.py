@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from spark_stream.cluster.stores.store import Record
+from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.cluster.topics import Topic, from_store, stored
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.structs import Positional, learn_types
@@ -45,7 +45,7 @@ def encode_left_over(left: LeftOver) -> dict[str, Any]:
     return stored(left)
 
 
-def decode_left_over(record: Record) -> LeftOver:
+def decode_left_over(record: StoreRecord) -> LeftOver:
     """Return what a record holds."""
     return from_store(record, LeftOver)
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from spark_stream.cluster.stores.store import MetadataStore, Put, Record
+from spark_stream.cluster.stores.store import MetadataStore, Put, StoreRecord
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.structs import learn_types
 
@@ -76,7 +76,7 @@ def encode(record: PartitionRecord) -> dict[str, Any]:
     return value
 
 
-def decode(record: Record) -> StoredPartition:
+def decode(record: StoreRecord) -> StoredPartition:
     """Decode the partition in a record."""
     return StoredPartition(id_of(record.key), decode_value(record.value), record.version)
 

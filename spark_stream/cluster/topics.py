@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import pyarrow as pa
 
-from spark_stream.cluster.stores.store import MetadataStore, Record
+from spark_stream.cluster.stores.store import MetadataStore, StoreRecord
 from spark_stream.consistency.ids import is_folder_name
 from spark_stream.errors import InvalidTopic, UnknownTopic
 from spark_stream.structs import Positional, learn_types
@@ -93,7 +93,7 @@ def encode(topic: Topic) -> dict[str, Any]:
     return stored(topic)
 
 
-def decode(record: Record) -> Topic:
+def decode(record: StoreRecord) -> Topic:
     """Return the topic that a record holds."""
     return from_store(record, Topic)
 
@@ -104,7 +104,7 @@ def stored(value: msgspec.Struct) -> dict[str, Any]:
     return fields
 
 
-def from_store(record: Record, kind: type[T]) -> T:
+def from_store(record: StoreRecord, kind: type[T]) -> T:
     """Return the struct, with schemas in it, that a record holds."""
     return msgspec.convert(record.value, kind, dec_hook=_schema)
 

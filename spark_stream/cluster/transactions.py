@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from spark_stream.cluster.stores.store import MetadataStore, Put, Record
+from spark_stream.cluster.stores.store import MetadataStore, Put, StoreRecord
 from spark_stream.consistency.transactions.transactions import (
     DECIDED,
     Joined,
@@ -82,7 +82,7 @@ def join_of(transactional_id: str, number: int, at: Joined) -> Put:
     return Put(f"{joins_of(number)}{at.topic_id}/{at.partition}", value, 0)
 
 
-def decode_join(record: Record) -> Join:
+def decode_join(record: StoreRecord) -> Join:
     """Decode the join in a record."""
     number, topic_id, partition = record.key.removeprefix(JOINS).split("/")
     at = Joined(str(record.value["topic"]), topic_id, int(partition))
@@ -128,7 +128,7 @@ class TransactionIndex:
             self._revision = changes.revision
             return [self._records[key] for key in sorted(self._names.get((by, value), ()))]
 
-    def _take(self, key: str, record: Record | None) -> None:
+    def _take(self, key: str, record: StoreRecord | None) -> None:
         before = self._records.pop(key, None)
         for each in set() if before is None else keys_of(before):
             names = self._names[each]

@@ -25,7 +25,7 @@ from spark_stream.cluster.brokers import BROKERS, RegisteredBroker
 from spark_stream.cluster.controller import CONTROLLER, Controller
 from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, StoredPartition
-from spark_stream.cluster.stores.store import Changes, MetadataStore, Record
+from spark_stream.cluster.stores.store import Changes, MetadataStore, StoreRecord
 from spark_stream.cluster.topics import TOPICS, Topic
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import IsologError
@@ -130,9 +130,9 @@ class ClusterView:
             logger.warning("whether topic %s is deleted", topic_id, exc_info=True)
             return False
 
-    def _really_changed(self, changes: Changes) -> dict[str, Record | None]:
+    def _really_changed(self, changes: Changes) -> dict[str, StoreRecord | None]:
         """Without what is known already; and with what a complete answer lacks, as gone."""
-        changed: dict[str, Record | None] = {}
+        changed: dict[str, StoreRecord | None] = {}
         if changes.complete:
             changed = dict.fromkeys(self._versions.keys() - changes.changed.keys())
         for key, record in changes.changed.items():
@@ -157,7 +157,7 @@ class _Update:
         self._brokers: dict[BrokerId, RegisteredBroker | None] = {}
         self._controllers: list[Controller | None] = []
 
-    def take(self, key: str, record: Record | None) -> None:
+    def take(self, key: str, record: StoreRecord | None) -> None:
         """Apply a record, or its deletion (None). An unreadable one changes nothing.
 
         A later release may have written it, and this broker has other partitions to look after.
@@ -167,7 +167,7 @@ class _Update:
         except (ValueError, KeyError, TypeError, AttributeError):
             logger.exception("the record %s of the metadata store cannot be read", key)
 
-    def _take(self, key: str, record: Record | None) -> None:
+    def _take(self, key: str, record: StoreRecord | None) -> None:
         if key.startswith(PARTITIONS):
             partition = partitions.id_of(key)
             seen = None if record is None else partitions.decode(record)

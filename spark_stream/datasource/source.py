@@ -26,7 +26,7 @@ from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.reading.pushing import PushingReader
 from spark_stream.datasource.reading.reader import IsologReader
 from spark_stream.datasource.reading.stream_reader import IsologStreamReader
-from spark_stream.datasource.spark.plainly import RefusedStream, plainly
+from spark_stream.datasource.spark.spark_errors import RefusedStream, with_spark_errors
 from spark_stream.datasource.spark.tables import kept_options, names_both_sides, table_options
 from spark_stream.datasource.spark.travel import Travels
 from spark_stream.datasource.spark.types import to_spark
@@ -42,7 +42,7 @@ class IsologDataSource(Travels, DataSource):
     def name(cls) -> str:
         return "isolog"
 
-    @plainly
+    @with_spark_errors
     def schema(self) -> StructType:
         table = table_options(self.options)
         if table is None:
@@ -68,7 +68,7 @@ class IsologDataSource(Travels, DataSource):
             return {**part(table.given), **self.options}
         return part(self.options) if names_both_sides(self.options) else self.options
 
-    @plainly
+    @with_spark_errors
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._source(schema, False)
         pushes = options.push_filters and is_worker(PUSHES_FILTERS)
@@ -81,7 +81,7 @@ class IsologDataSource(Travels, DataSource):
             return RefusedStream(error)
 
     # Spark calls these two by position in one place and by keyword in another: the names stay.
-    @plainly
+    @with_spark_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         if overwrite:
             raise Unsupported(
@@ -90,6 +90,6 @@ class IsologDataSource(Travels, DataSource):
             )
         return IsologWriter(self._sink(schema, False), schema)
 
-    @plainly
+    @with_spark_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         return IsologStreamWriter(self._sink(schema, True), schema)

@@ -26,7 +26,7 @@ from spark_stream.cluster.left_overs import (
     encode_left_over,
 )
 from spark_stream.cluster.partitions import PARTITIONS
-from spark_stream.cluster.stores.store import Delete, Record
+from spark_stream.cluster.stores.store import Delete, StoreRecord
 from spark_stream.cluster.topics import TOPICS, Topic, decode
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import IsologError
@@ -85,30 +85,30 @@ def forget_adding(topic: Topic, version: int) -> Script[None]:
         yield from DeleteRecord(record.key, version)
 
 
-def left_overs() -> Script[list[Record]]:
+def left_overs() -> Script[list[StoreRecord]]:
     """Return all announcements."""
     return list((yield from ListRecords(REMOVED)))
 
 
-def makers(record: Record) -> tuple[BrokerId, ...]:
+def makers(record: StoreRecord) -> tuple[BrokerId, ...]:
     """Return the broker that makes the announced topic or may go on with it, if there is one."""
     left = decode_left_over(record)
     maker = left.stalled if left.maker is None else left.maker
     return () if maker is None else (maker,)
 
 
-def brokers_of(record: Record) -> tuple[BrokerId, ...]:
+def brokers_of(record: StoreRecord) -> tuple[BrokerId, ...]:
     """Return the brokers that may have files of an announcement's topic."""
     return decode_left_over(record).brokers
 
 
-def name_of(record: Record) -> str:
+def name_of(record: StoreRecord) -> str:
     """Return the name of an announcement's topic."""
     return decode_left_over(record).topic.name
 
 
 def remove_left_over(
-    record: Record,
+    record: StoreRecord,
     broker: BrokerId,
     gone: Collection[BrokerId],
     lost: Collection[BrokerId] = (),
@@ -157,14 +157,14 @@ def _has_ended(
     return (maker == broker and maker in gone) or maker in lost
 
 
-def _cleared(record: Record, left: LeftOver) -> Script[Record | None]:
+def _cleared(record: StoreRecord, left: LeftOver) -> Script[StoreRecord | None]:
     """Make sure the topic is never made, before its files are removed; None if it changed."""
     value = encode_left_over(replace(left, cleared=True))
     version = yield from PutRecord(record.key, value, record.version)
-    return None if version is None else Record(record.key, value, version)
+    return None if version is None else StoreRecord(record.key, value, version)
 
 
-def _take_off(record: Record, rest: LeftOver) -> Script[bool]:
+def _take_off(record: StoreRecord, rest: LeftOver) -> Script[bool]:
     """Replace the announcement by ``rest``, or delete it if that names no broker."""
     if not (yield from PutRecord(record.key, encode_left_over(rest), record.version)):
         return False  # another broker took itself off meanwhile: the next look goes on

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from spark_stream.cluster.consumers import CONSUMERS, decode_positions
 from spark_stream.cluster.queries import QUERIES, Query, decode_query, encode_query
-from spark_stream.cluster.stores.store import Record
+from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import ConsumerFenced, UnknownConsumer
 from spark_stream.scripts.steps import DeleteRecord, Get, ListRecords, PutRecord, Script
@@ -114,12 +114,12 @@ def _removed(key: str) -> Script[bool]:
             return True
 
 
-def _read(name: str) -> Script[tuple[Record | None, Query | None]]:
+def _read(name: str) -> Script[tuple[StoreRecord | None, Query | None]]:
     record = yield from Get(QUERIES + name)
     return record, None if record is None else decode_query(record.value)
 
 
-def _write(name: str, query: Query, over: Record | None) -> Script[bool]:
+def _write(name: str, query: Query, over: StoreRecord | None) -> Script[bool]:
     version = 0 if over is None else over.version
     put = PutRecord(QUERIES + name, encode_query(query), version)
     return (yield from put) is not None

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from msgspec import structs
 
-from spark_stream.cluster.stores.store import Delete, Put, Record
+from spark_stream.cluster.stores.store import Delete, Put, StoreRecord
 from spark_stream.cluster.topics import Topic
 from spark_stream.cluster.transactions import By
 from spark_stream.consistency.control.election import LogEnd
@@ -47,13 +47,13 @@ Script = Generator[Step[Any], Any, T]
 # -- the metadata store ---------------------------------------------------------------------------
 
 
-class Get(Step[Record | None]):
-    """The record of a key; answered with a ``Record`` or None."""
+class Get(Step[StoreRecord | None]):
+    """The record of a key; answered with a ``StoreRecord`` or None."""
 
     key: str
 
 
-class ListRecords(Step[Sequence[Record]]):
+class ListRecords(Step[Sequence[StoreRecord]]):
     """All records whose keys start with the prefix, in the order of their keys."""
 
     prefix: str

@@ -15,7 +15,7 @@ from typing import Final
 from spark_stream.cluster.brokers import BROKERS
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, decode_value, put_of
 from spark_stream.cluster.stores.store import Put as StorePut
-from spark_stream.cluster.stores.store import Record
+from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.cluster.topics import TOPICS, Topic, decode, encode, unknown
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
@@ -87,7 +87,7 @@ def create_topic(topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerI
     return topic
 
 
-def _made_before(topic: Topic, record: Record) -> Script[Topic]:
+def _made_before(topic: Topic, record: StoreRecord) -> Script[Topic]:
     """Return the topic on record, if it has the token of this one."""
     found = decode(record)
     if not topic.token or found.token != topic.token:
@@ -136,7 +136,7 @@ def alter_topic(
     return new
 
 
-def _claim(record: Record) -> Script[Record]:
+def _claim(record: StoreRecord) -> Script[StoreRecord]:
     """Rewrite the topic's record unchanged, so that alterations based on older reads fail.
 
     Records of partitions that are there by the time that somebody looks, while the claim is still
@@ -145,10 +145,12 @@ def _claim(record: Record) -> Script[Record]:
     version = yield from PutRecord(record.key, record.value, record.version)
     if version is None:
         raise _was_changed(decode(record).name)
-    return Record(record.key, record.value, version)
+    return StoreRecord(record.key, record.value, version)
 
 
-def _add_partitions(claimed: Record, new: Topic, added: Sequence[PartitionRecord]) -> Script[None]:
+def _add_partitions(
+    claimed: StoreRecord, new: Topic, added: Sequence[PartitionRecord]
+) -> Script[None]:
     yield from _make_folders(new, _brokers(added))
     known = yield from ListRecords(f"{PARTITIONS}{new.id}/")
     now = yield from Get(claimed.key)
@@ -161,7 +163,7 @@ def _add_partitions(claimed: Record, new: Topic, added: Sequence[PartitionRecord
         raise _was_changed(new.name)
 
 
-def _put_altered(record: Record, new: Topic) -> Script[None]:
+def _put_altered(record: StoreRecord, new: Topic) -> Script[None]:
     if not (yield from PutRecord(record.key, encode(new), record.version)):
         raise _was_changed(new.name)
 
@@ -209,7 +211,7 @@ def brokers_of(topic: Topic) -> Script[set[BrokerId]]:
     return named | _brokers(decode_value(each.value) for each in found)
 
 
-def find_record(name: str) -> Script[Record]:
+def find_record(name: str) -> Script[StoreRecord]:
     """Return the topic's record, or raise UnknownTopic."""
     record = yield from Get(TOPICS + name)
     if record is None:

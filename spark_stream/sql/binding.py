@@ -22,7 +22,7 @@ from spark_stream.sql.patterns import FUNCTIONS, decoded, matching, pieces_of
 from spark_stream.sql.predicates import (
     Absent,
     Both,
-    Bound,
+    BoundPart,
     Certain,
     Constant,
     Either,
@@ -35,19 +35,19 @@ from spark_stream.sql.predicates import (
     RowFilter,
     Versus,
 )
-from spark_stream.sql.tree import Column, Kind, Literal, Operand, Predicate
+from spark_stream.sql.tree import Column, Literal, LiteralKind, Operand, Predicate
 
 Columns = Mapping[str, Field | Literal]
 """What a filter may name: the topic's columns, and values that a whole partition shares."""
 
 _ORDERS: Final = {
-    tree.Order.EQUAL: pruning.Order.EQUAL,
-    tree.Order.SAME: pruning.Order.EQUAL,
-    tree.Order.LESS: pruning.Order.LESS,
-    tree.Order.LESS_OR_EQUAL: pruning.Order.LESS_OR_EQUAL,
+    tree.Comparison.EQUAL: pruning.Order.EQUAL,
+    tree.Comparison.SAME: pruning.Order.EQUAL,
+    tree.Comparison.LESS: pruning.Order.LESS,
+    tree.Comparison.LESS_OR_EQUAL: pruning.Order.LESS_OR_EQUAL,
 }
 _MANY: Final = 3
-_KINDS: Final = {Kind.WHOLE: "int"}  # the type that Spark shows for such a column
+_KINDS: Final = {LiteralKind.WHOLE: "int"}  # the type that Spark shows for such a column
 
 
 def bind(predicate: Predicate, columns: Columns, topic: str) -> RowFilter:
@@ -70,8 +70,8 @@ class _Binder:
         self.used: dict[str, None] = {}
         self._by_name = {name.lower(): name for name in self.columns}
 
-    def bound(self, node: Predicate) -> Bound:
-        make: Callable[[Any], Bound] = _BINDERS[type(node)].__get__(self)
+    def bound(self, node: Predicate) -> BoundPart:
+        make: Callable[[Any], BoundPart] = _BINDERS[type(node)].__get__(self)
         return make(node)
 
     # -- columns ----------------------------------------------------------------------------------
@@ -117,13 +117,13 @@ class _Binder:
 
     # -- comparisons ------------------------------------------------------------------------------
 
-    def compare(self, node: tree.Compare) -> Bound:
+    def compare(self, node: tree.Compare) -> BoundPart:
         left, right = self._operand(node.left), self._operand(node.right)
-        if node.order is tree.Order.SAME:
+        if node.order is tree.Comparison.SAME:
             return self._same(left, right, node)
         return compared(_ORDERS[node.order], left, right, node)
 
-    def _same(self, left: Field | Literal, right: Field | Literal, node: tree.Compare) -> Bound:
+    def _same(self, left: Field | Literal, right: Field | Literal, node: tree.Compare) -> BoundPart:
         if isinstance(left, Literal):
             left, right = right, left
         if isinstance(left, Literal):
@@ -138,7 +138,7 @@ class _Binder:
             return found
         return Either((found, Both((Absent(left), Absent(right)))))
 
-    def one_of(self, node: tree.In) -> Bound:
+    def one_of(self, node: tree.In) -> BoundPart:
         sides = [self._operand(each) for each in (node.operand, *node.items)]
         try:
             operand, *items = of_one_kind(sides)
@@ -153,7 +153,7 @@ class _Binder:
 
     # -- texts ------------------------------------------------------------------------------------
 
-    def like(self, node: tree.Like) -> Bound:
+    def like(self, node: tree.Like) -> BoundPart:
         field = self._operand(node.operand)
         if isinstance(field, Literal):
             raise refused("LIKE takes a column to its left", None)
@@ -165,7 +165,7 @@ class _Binder:
             raise refused(f"_ in LIKE {node.pattern!r} takes a string column, not bytes", None)
         return matching(field, pieces, raw)
 
-    def holds(self, node: tree.Holds) -> Bound:
+    def holds(self, node: tree.Holds) -> BoundPart:
         field = self._operand(node.operand)
         if isinstance(field, Literal):
             raise refused(f"{node.part} takes a column first", None)
@@ -178,16 +178,16 @@ class _Binder:
             raise refused(f"{node.part} looks for a string, not for {node.text.shown}", None)
         raw = value.encode() if isinstance(value, str) else value
         text: str | bytes = raw if is_raw(field.type) else decoded(raw)
-        prefix = raw if node.part is tree.Part.START else b""
+        prefix = raw if node.part is tree.TextPart.START else b""
         return Matching(field, FUNCTIONS[node.part], text, prefix)
 
     # -- the rest ---------------------------------------------------------------------------------
 
-    def is_null(self, node: tree.IsNull) -> Bound:
+    def is_null(self, node: tree.IsNull) -> BoundPart:
         found = self._operand(node.operand)
         return Constant(found.value is None) if isinstance(found, Literal) else Absent(found)
 
-    def is_nan(self, node: tree.IsNan) -> Bound:
+    def is_nan(self, node: tree.IsNan) -> BoundPart:
         found = self._operand(node.operand)
         if isinstance(found, Literal):
             value = found.value
@@ -201,7 +201,7 @@ class _Binder:
             node.operand,
         )
 
-    def truth(self, node: tree.Truth) -> Bound:
+    def truth(self, node: tree.Truth) -> BoundPart:
         found = self._operand(node.operand)
         if isinstance(found, Field):
             if pt.is_null(found.type):
@@ -213,20 +213,20 @@ class _Binder:
                     node.operand,
                 )
             return Flag(found)
-        if found.kind not in (Kind.BOOLEAN, Kind.NULL):
+        if found.kind not in (LiteralKind.BOOLEAN, LiteralKind.NULL):
             raise refused(f"{found.shown} is not boolean: compare it with something", None)
         return Constant(None if found.value is None else bool(found.value))
 
-    def certain(self, node: tree.Is) -> Bound:
+    def certain(self, node: tree.Is) -> BoundPart:
         return Certain(self.bound(node.part), node.value)
 
-    def negation(self, node: tree.Not) -> Bound:
+    def negation(self, node: tree.Not) -> BoundPart:
         return Negation(self.bound(node.part))
 
-    def both(self, node: tree.And) -> Bound:
+    def both(self, node: tree.And) -> BoundPart:
         return Both(tuple(map(self.bound, node.parts)))
 
-    def either(self, node: tree.Or) -> Bound:
+    def either(self, node: tree.Or) -> BoundPart:
         return Either(tuple(map(self.bound, node.parts)))
 
 

@@ -24,7 +24,7 @@ from spark_stream.schema.type_names import type_name
 from spark_stream.sql import literals
 from spark_stream.sql.literals import NotAValue
 from spark_stream.sql.predicates import (
-    Bound,
+    BoundPart,
     Constant,
     Everywhere,
     Field,
@@ -32,7 +32,7 @@ from spark_stream.sql.predicates import (
     Pair,
     Versus,
 )
-from spark_stream.sql.tree import Column, Kind, Literal, Operand
+from spark_stream.sql.tree import Column, Literal, LiteralKind, Operand
 
 _UNITS: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _EXACTLY: Final = Context(prec=80)
@@ -55,7 +55,7 @@ class TextField(Field, frozen=True):
 
 def compared(
     order: pruning.Order, left: Field | Literal, right: Field | Literal, node: Any
-) -> Bound:
+) -> BoundPart:
     """Compare ``left`` and ``right``; ``node`` is the comparison, for messages."""
     if isinstance(left, Literal):
         if isinstance(right, Literal):
@@ -70,7 +70,7 @@ def compared(
     return Pair(order, left, right, _common(left, right, node))
 
 
-def _of_constants(order: pruning.Order, left: Literal, right: Literal) -> Bound:
+def _of_constants(order: pruning.Order, left: Literal, right: Literal) -> BoundPart:
     if left.value is None or right.value is None:
         return Constant(None)
     try:
@@ -89,23 +89,25 @@ def _of_constants(order: pruning.Order, left: Literal, right: Literal) -> Bound:
 
 def _alike(left: Literal, right: Literal) -> tuple[Any, Any]:
     kinds = {left.kind, right.kind}
-    if kinds != {Kind.STRING} and kinds <= {*literals.MOMENTS, Kind.STRING}:
+    if kinds != {LiteralKind.STRING} and kinds <= {*literals.MOMENTS, LiteralKind.STRING}:
         kind = _wider(left.kind, right.kind)
         return literals.as_moment(left, kind), literals.as_moment(right, kind)
     for wanted, convert in _CONVERTED:
-        if wanted & kinds and kinds <= wanted | {Kind.STRING} | _NUMBERS * (wanted <= _NUMBERS):
+        if wanted & kinds and kinds <= wanted | {LiteralKind.STRING} | _NUMBERS * (
+            wanted <= _NUMBERS
+        ):
             return convert(left), convert(right)
-    if kinds == {Kind.STRING}:
+    if kinds == {LiteralKind.STRING}:
         return str(left.value).encode(), str(right.value).encode()
     raise NotAValue(f"{left.shown} is not compared with {right.shown}")
 
 
-class _Kinds(frozenset[Kind]):
-    def __mul__(self, there: bool) -> frozenset[Kind]:
+class _Kinds(frozenset[LiteralKind]):
+    def __mul__(self, there: bool) -> frozenset[LiteralKind]:
         return self if there else frozenset()
 
 
-_NUMBERS: Final = _Kinds({Kind.WHOLE, Kind.DECIMAL, Kind.DOUBLE})
+_NUMBERS: Final = _Kinds({LiteralKind.WHOLE, LiteralKind.DECIMAL, LiteralKind.DOUBLE})
 
 
 def _as_bytes(literal: Literal) -> bytes:
@@ -122,13 +124,13 @@ def _as_fraction(literal: Literal) -> Fraction:
     return literals.as_whole(literal)
 
 
-_CONVERTED: Final[list[tuple[frozenset[Kind], Callable[[Literal], Any]]]] = [
-    (_Kinds({Kind.DOUBLE}), literals.as_double),
-    (_Kinds({Kind.DECIMAL}), literals.as_double),
-    (_Kinds({Kind.WHOLE}), _as_fraction),
-    (_Kinds({Kind.BOOLEAN}), literals.as_boolean),
-    (_Kinds({Kind.TIME}), literals.as_time),
-    (_Kinds({Kind.BINARY}), _as_bytes),
+_CONVERTED: Final[list[tuple[frozenset[LiteralKind], Callable[[Literal], Any]]]] = [
+    (_Kinds({LiteralKind.DOUBLE}), literals.as_double),
+    (_Kinds({LiteralKind.DECIMAL}), literals.as_double),
+    (_Kinds({LiteralKind.WHOLE}), _as_fraction),
+    (_Kinds({LiteralKind.BOOLEAN}), literals.as_boolean),
+    (_Kinds({LiteralKind.TIME}), literals.as_time),
+    (_Kinds({LiteralKind.BINARY}), _as_bytes),
 ]
 
 
@@ -144,7 +146,7 @@ def _is_moment(kind: pa.DataType) -> bool:
     return bool(pt.is_timestamp(kind) or pt.is_date(kind))
 
 
-def _against(order: pruning.Order, field: Field, literal: Literal, node: Any) -> Bound:
+def _against(order: pruning.Order, field: Field, literal: Literal, node: Any) -> BoundPart:
     """Compare a field with a constant."""
     if literal.value is None:
         return Constant(None)
@@ -152,18 +154,21 @@ def _against(order: pruning.Order, field: Field, literal: Literal, node: Any) ->
     if pt.is_null(kind):
         return Constant(None)
     try:
-        if (is_raw(kind) or is_text(kind)) and literal.kind in (Kind.STRING, Kind.BINARY):
+        if (is_raw(kind) or is_text(kind)) and literal.kind in (
+            LiteralKind.STRING,
+            LiteralKind.BINARY,
+        ):
             return of_bytes(order, field, literal)
-        if pt.is_floating(kind) and literal.kind in (*_NUMBERS, Kind.STRING):
+        if pt.is_floating(kind) and literal.kind in (*_NUMBERS, LiteralKind.STRING):
             return _of_doubles(order, field, literals.as_double(literal))
         if pt.is_integer(kind) or pt.is_decimal(kind):
             return _of_numbers(order, field, literal)
-        if pt.is_boolean(kind) and literal.kind in (Kind.BOOLEAN, Kind.STRING):
+        if pt.is_boolean(kind) and literal.kind in (LiteralKind.BOOLEAN, LiteralKind.STRING):
             return _of_wholes(order, field, Fraction(literals.as_boolean(literal)))
-        if _is_moment(kind) and literal.kind in (*literals.MOMENTS, Kind.STRING):
+        if _is_moment(kind) and literal.kind in (*literals.MOMENTS, LiteralKind.STRING):
             seconds = literals.as_moment(literal, _kind_of(field))
             return _of_wholes(order, field, seconds * _per_second(kind))
-        if pt.is_time(kind) and literal.kind in (Kind.TIME, Kind.STRING):
+        if pt.is_time(kind) and literal.kind in (LiteralKind.TIME, LiteralKind.STRING):
             return _of_wholes(order, field, literals.as_time(literal) * _per_second(kind))
     except NotAValue as error:
         raise refused(f"{_named(field, node)}: {error}", _column_of(node)) from None
@@ -185,7 +190,7 @@ def _named(field: Field, node: Any) -> str:
     return f"column {name!r} ({type_name(field.type)})"
 
 
-def of_bytes(order: pruning.Order, field: Field, literal: Literal) -> Bound:
+def of_bytes(order: pruning.Order, field: Field, literal: Literal) -> BoundPart:
     value = _as_bytes(literal)
     wide = pt.is_large_binary(field.type) or pt.is_large_string(field.type)
     key = pruning.bytes_key(value)
@@ -193,7 +198,7 @@ def of_bytes(order: pruning.Order, field: Field, literal: Literal) -> Bound:
     return Versus(field, order, scalar, key, key, exact=False)
 
 
-def _of_doubles(order: pruning.Order, field: Field, value: float) -> Bound:
+def _of_doubles(order: pruning.Order, field: Field, value: float) -> BoundPart:
     """Compare floats with a double, or other numbers as doubles."""
     scalar = pa.scalar(value, pa.float64())
     if pt.is_floating(field.type):
@@ -212,17 +217,17 @@ def _of_doubles(order: pruning.Order, field: Field, value: float) -> Bound:
     return Versus(field, order, scalar, whole_key(low), whole_key(high + 1), exact=False)
 
 
-def _of_numbers(order: pruning.Order, field: Field, literal: Literal) -> Bound:
+def _of_numbers(order: pruning.Order, field: Field, literal: Literal) -> BoundPart:
     """Compare whole numbers and decimals."""
     kind = field.type
-    if literal.kind is Kind.STRING:
+    if literal.kind is LiteralKind.STRING:
         whole = pt.is_integer(kind)
         literal = (
             _as_whole(literal)
             if whole
-            else Literal(Kind.DOUBLE, literals.as_double(literal), literal.text)
+            else Literal(LiteralKind.DOUBLE, literals.as_double(literal), literal.text)
         )
-    if literal.kind is Kind.DOUBLE:
+    if literal.kind is LiteralKind.DOUBLE:
         value = literals.as_double(literal)
         small = pt.is_integer(kind) and kind.bit_width < 64
         if not small or value - value != 0:
@@ -249,7 +254,7 @@ def _per_second(kind: pa.DataType) -> Fraction:
     return Fraction(_UNITS["ms" if pt.is_date64(kind) else kind.unit])
 
 
-def _of_wholes(order: pruning.Order, field: Field, value: Fraction) -> Bound:
+def _of_wholes(order: pruning.Order, field: Field, value: Fraction) -> BoundPart:
     """Compare types whose values are whole numbers in some unit; ``value`` is in that unit.
 
     A constant between two of them, or out of range, is replaced by an equivalent comparison.
@@ -301,7 +306,7 @@ def of_one_kind(sides: Sequence[Field | Literal]) -> list[Field | Literal]:
         NotAValue: a string is no value of that type, or columns would have to be cast to double.
     """
     kind = reduce(_wider, map(_kind_of, sides))
-    if kind is Kind.DOUBLE:
+    if kind is LiteralKind.DOUBLE:
         exact = [isinstance(each, Field) and _kind_of(each) is not kind for each in sides]
         if sum(exact) > 1:
             raise NotAValue(
@@ -310,50 +315,58 @@ def of_one_kind(sides: Sequence[Field | Literal]) -> list[Field | Literal]:
     return [each if isinstance(each, Field) else _as_kind(each, kind) for each in sides]
 
 
-def _as_kind(literal: Literal, kind: Kind) -> Literal:
-    if literal.kind is Kind.STRING and kind in literals.MOMENTS:
+def _as_kind(literal: Literal, kind: LiteralKind) -> Literal:
+    if literal.kind is LiteralKind.STRING and kind in literals.MOMENTS:
         return Literal(kind, literals.as_moment(literal, kind), literal.text)
-    if kind is Kind.DOUBLE and literal.kind in (Kind.WHOLE, Kind.DECIMAL, Kind.STRING):
+    if kind is LiteralKind.DOUBLE and literal.kind in (
+        LiteralKind.WHOLE,
+        LiteralKind.DECIMAL,
+        LiteralKind.STRING,
+    ):
         return Literal(kind, literals.as_double(literal), literal.text)
-    if literal.kind is Kind.STRING and kind in (Kind.WHOLE, Kind.DECIMAL):
+    if literal.kind is LiteralKind.STRING and kind in (LiteralKind.WHOLE, LiteralKind.DECIMAL):
         return _as_whole(literal)
     return literal
 
 
-_WIDER: Final = ((Kind.WHOLE, Kind.DECIMAL, Kind.DOUBLE), literals.MOMENTS)
+_WIDER: Final = ((LiteralKind.WHOLE, LiteralKind.DECIMAL, LiteralKind.DOUBLE), literals.MOMENTS)
 
 
-def _wider(left: Kind, right: Kind) -> Kind:
+def _wider(left: LiteralKind, right: LiteralKind) -> LiteralKind:
     """Return the kind in which Spark compares two kinds; ``left`` if it does not compare them."""
     kinds = {left, right}
-    if kinds == {Kind.DECIMAL, Kind.STRING}:
-        return Kind.DOUBLE
+    if kinds == {LiteralKind.DECIMAL, LiteralKind.STRING}:
+        return LiteralKind.DOUBLE
     for family in _WIDER:
         if kinds <= {*family}:
             return max(kinds, key=family.index)
-    return right if left in (Kind.NULL, Kind.STRING) and right is not Kind.NULL else left
+    return (
+        right
+        if left in (LiteralKind.NULL, LiteralKind.STRING) and right is not LiteralKind.NULL
+        else left
+    )
 
 
-def _kind_of(side: Field | Literal) -> Kind:
+def _kind_of(side: Field | Literal) -> LiteralKind:
     """Return the kind in which a column or constant is compared; ``NULL`` if its type never is."""
     if isinstance(side, Literal):
         return side.kind
     if isinstance(side, TextField):
-        return Kind.STRING
+        return LiteralKind.STRING
     if pt.is_timestamp(side.type):
-        return Kind.TIMESTAMP if side.type.tz else Kind.TIMESTAMP_NTZ
-    return next((kind for is_of, kind in _KINDS if is_of(side.type)), Kind.NULL)
+        return LiteralKind.TIMESTAMP if side.type.tz else LiteralKind.TIMESTAMP_NTZ
+    return next((kind for is_of, kind in _KINDS if is_of(side.type)), LiteralKind.NULL)
 
 
-_KINDS: Final[list[tuple[Callable[[pa.DataType], bool], Kind]]] = [
-    (pt.is_integer, Kind.WHOLE),
-    (pt.is_decimal, Kind.DECIMAL),
-    (pt.is_floating, Kind.DOUBLE),
-    (is_text, Kind.STRING),
-    (is_raw, Kind.BINARY),
-    (pt.is_boolean, Kind.BOOLEAN),
-    (pt.is_date, Kind.DATE),
-    (pt.is_time, Kind.TIME),
+_KINDS: Final[list[tuple[Callable[[pa.DataType], bool], LiteralKind]]] = [
+    (pt.is_integer, LiteralKind.WHOLE),
+    (pt.is_decimal, LiteralKind.DECIMAL),
+    (pt.is_floating, LiteralKind.DOUBLE),
+    (is_text, LiteralKind.STRING),
+    (is_raw, LiteralKind.BINARY),
+    (pt.is_boolean, LiteralKind.BOOLEAN),
+    (pt.is_date, LiteralKind.DATE),
+    (pt.is_time, LiteralKind.TIME),
 ]
 
 

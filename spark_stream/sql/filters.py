@@ -12,7 +12,7 @@ from spark_stream.errors import InvalidFilter
 from spark_stream.schema.schemas import OFFSET, PARTITION, TIMESTAMP, TOPIC, is_default
 from spark_stream.sql.binding import Columns, bind
 from spark_stream.sql.predicates import Field, RowFilter
-from spark_stream.sql.tree import Kind, Literal, Predicate
+from spark_stream.sql.tree import Literal, LiteralKind, Predicate
 from spark_stream.wire.limits import FILTER_CHARACTERS_MAX
 
 _REMEMBERED: Final = 256
@@ -50,11 +50,11 @@ def columns_of(topic: str, schema: pa.Schema, partition: int) -> Columns:
     default = is_default(schema)
     made: dict[pa.Field, Field | Literal] = {
         OFFSET: Field(OFFSET.name, OFFSET.type),
-        TOPIC: Literal(Kind.STRING, topic, repr(topic)),
-        PARTITION: Literal(Kind.WHOLE, Fraction(partition), str(partition)),
+        TOPIC: Literal(LiteralKind.STRING, topic, repr(topic)),
+        PARTITION: Literal(LiteralKind.WHOLE, Fraction(partition), str(partition)),
     }
     if default:
-        columns["timestampType"] = Literal(Kind.WHOLE, Fraction(0), "0")
+        columns["timestampType"] = Literal(LiteralKind.WHOLE, Fraction(0), "0")
         return columns | {_KAFKAS_NAMES[each]: found for each, found in made.items()}
     columns |= {each.name: found for each, found in made.items()}
     columns[TIMESTAMP.name] = Field(TIMESTAMP.name, TIMESTAMP.type)

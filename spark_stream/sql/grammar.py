@@ -19,20 +19,20 @@ from spark_stream.sql.tree import (
     And,
     Column,
     Compare,
+    Comparison,
     Holds,
     In,
     Is,
     IsNan,
     IsNull,
-    Kind,
     Like,
     Literal,
+    LiteralKind,
     Not,
     Operand,
     Or,
-    Order,
-    Part,
     Predicate,
+    TextPart,
     Truth,
 )
 
@@ -142,7 +142,7 @@ def _negated(node: exp.Expr) -> Predicate:
 
 
 def _compared(
-    order: Order, *, turned: bool = False, negated: bool = False
+    order: Comparison, *, turned: bool = False, negated: bool = False
 ) -> Callable[[Any], Predicate]:
     def make(node: exp.Expr) -> Predicate:
         _has_only(node, "this", "expression")
@@ -159,8 +159,8 @@ def _between(node: exp.Expr) -> Predicate:
     low, high = _operand(node.args["low"]), _operand(node.args["high"])
     return And(
         (
-            Compare(Order.LESS_OR_EQUAL, low, operand),
-            Compare(Order.LESS_OR_EQUAL, operand, high),
+            Compare(Comparison.LESS_OR_EQUAL, low, operand),
+            Compare(Comparison.LESS_OR_EQUAL, operand, high),
         )
     )
 
@@ -189,7 +189,7 @@ def _like(node: exp.Expr) -> Predicate:
     return Not(found) if node.args.get("negate") else found
 
 
-def _holds(part: Part) -> Callable[[Any], Predicate]:
+def _holds(part: TextPart) -> Callable[[Any], Predicate]:
     def make(node: exp.Expr) -> Predicate:
         _has_only(node, "this", "expression")
         text = _operand(node.expression)
@@ -227,21 +227,21 @@ _PREDICATES: Final[dict[type, Callable[[Any], Predicate]]] = {
     exp.Or: lambda node: Or(tuple(map(_predicate, _joined(node)))),
     exp.Not: _negated,
     exp.Paren: lambda node: _predicate(node.this),
-    exp.EQ: _compared(Order.EQUAL),
-    exp.NEQ: _compared(Order.EQUAL, negated=True),
-    exp.NullSafeEQ: _compared(Order.SAME),
-    exp.NullSafeNEQ: _compared(Order.SAME, negated=True),
-    exp.LT: _compared(Order.LESS),
-    exp.LTE: _compared(Order.LESS_OR_EQUAL),
-    exp.GT: _compared(Order.LESS, turned=True),
-    exp.GTE: _compared(Order.LESS_OR_EQUAL, turned=True),
+    exp.EQ: _compared(Comparison.EQUAL),
+    exp.NEQ: _compared(Comparison.EQUAL, negated=True),
+    exp.NullSafeEQ: _compared(Comparison.SAME),
+    exp.NullSafeNEQ: _compared(Comparison.SAME, negated=True),
+    exp.LT: _compared(Comparison.LESS),
+    exp.LTE: _compared(Comparison.LESS_OR_EQUAL),
+    exp.GT: _compared(Comparison.LESS, turned=True),
+    exp.GTE: _compared(Comparison.LESS_OR_EQUAL, turned=True),
     exp.Between: _between,
     exp.In: _in,
     exp.Like: _like,
     exp.Escape: _like,
-    exp.StartsWith: _holds(Part.START),
-    exp.EndsWith: _holds(Part.END),
-    exp.Contains: _holds(Part.ANYWHERE),
+    exp.StartsWith: _holds(TextPart.START),
+    exp.EndsWith: _holds(TextPart.END),
+    exp.Contains: _holds(TextPart.ANYWHERE),
     exp.Is: _is,
     exp.IsNan: _is_nan,
     exp.Anonymous: _function,
@@ -280,17 +280,17 @@ def _literal(node: exp.Expr) -> Literal:
     while isinstance(node, exp.Paren):
         node = node.this
     if isinstance(node, exp.Null):
-        return Literal(Kind.NULL, None, "NULL")
+        return Literal(LiteralKind.NULL, None, "NULL")
     if isinstance(node, exp.Boolean):
-        return Literal(Kind.BOOLEAN, bool(node.this), str(bool(node.this)).upper())
+        return Literal(LiteralKind.BOOLEAN, bool(node.this), str(bool(node.this)).upper())
     if isinstance(node, exp.Neg) and isinstance(node.this, exp.Literal | exp.Cast | exp.Paren):
         return literals.negated(_literal(node.this))
     if isinstance(node, exp.HexString):
-        return Literal(Kind.BINARY, _bytes(str(node.this)), f"X'{node.this}'")
+        return Literal(LiteralKind.BINARY, _bytes(str(node.this)), f"X'{node.this}'")
     if isinstance(node, exp.Literal) and not node.is_string:
         return literals.number(str(node.this))
     if _is_text(node):
-        return Literal(Kind.STRING, _text(node), repr(_text(node)))
+        return Literal(LiteralKind.STRING, _text(node), repr(_text(node)))
     if isinstance(node, exp.Cast) and not node.args.get("safe"):
         kind = _type_of(node)
         if kind is None:

@@ -14,11 +14,11 @@ from fractions import Fraction
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from spark_stream.sql.tree import Kind, Literal, Value
+from spark_stream.sql.tree import Literal, LiteralKind, Value
 
 _DAY_S: Final = 86_400
 _EPOCH: Final = date(1970, 1, 1).toordinal()
-MOMENTS: Final = (Kind.DATE, Kind.TIMESTAMP_NTZ, Kind.TIMESTAMP)
+MOMENTS: Final = (LiteralKind.DATE, LiteralKind.TIMESTAMP_NTZ, LiteralKind.TIMESTAMP)
 """From the narrowest to the widest: two kinds are compared in the wider one."""
 _WHOLE: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _TRUE: Final = ("t", "true", "y", "yes", "1")
@@ -46,8 +46,8 @@ class NotAValue(ValueError):
 def number(text: str) -> Literal:
     """Read a number: 1 is whole, 1.5 a decimal, 1e3 a double."""
     if "e" in text.lower():
-        return Literal(Kind.DOUBLE, float(text), text)
-    kind = Kind.DECIMAL if "." in text else Kind.WHOLE
+        return Literal(LiteralKind.DOUBLE, float(text), text)
+    kind = LiteralKind.DECIMAL if "." in text else LiteralKind.WHOLE
     return Literal(kind, Fraction(Decimal(text)), text)
 
 
@@ -67,43 +67,45 @@ def cast(literal: Literal, kind: str, precision: tuple[int, int] = (10, 0)) -> L
     value = literal.value
     text = f"CAST({literal.shown} AS {kind.upper()})"
     if value is None:
-        return Literal(Kind.NULL, None, text)
+        return Literal(LiteralKind.NULL, None, text)
     if kind in _WHOLE:
         found = _exact(literal, kind)
         whole = Fraction(int(found))  # truncated, as in Spark
         limit = 1 << (_WHOLE[kind] - 1)
-        if not -limit <= whole < limit or (literal.kind is Kind.STRING and whole != found):
+        if not -limit <= whole < limit or (literal.kind is LiteralKind.STRING and whole != found):
             raise NotAValue(f"{literal.shown} is no {kind}")
-        return Literal(Kind.WHOLE, whole, text)
+        return Literal(LiteralKind.WHOLE, whole, text)
     if kind == "decimal":
         found = _exact(literal, kind) * 10 ** precision[1]
         rounded = int(abs(found) + Fraction(1, 2)) * (1 if found >= 0 else -1)
         if abs(rounded) >= 10 ** precision[0]:
             raise NotAValue(f"{literal.shown} is no decimal({precision[0]},{precision[1]})")
-        return Literal(Kind.DECIMAL, Fraction(rounded, 10 ** precision[1]), text)
+        return Literal(LiteralKind.DECIMAL, Fraction(rounded, 10 ** precision[1]), text)
     if kind in ("float", "double"):
         double = as_double(literal)
-        return Literal(Kind.DOUBLE, _single(double) if kind == "float" else double, text)
-    if kind == "string" and literal.kind is Kind.STRING:
+        return Literal(LiteralKind.DOUBLE, _single(double) if kind == "float" else double, text)
+    if kind == "string" and literal.kind is LiteralKind.STRING:
         return literal
     if kind == "binary" and isinstance(value, str):
-        return Literal(Kind.BINARY, value.encode(), text)
+        return Literal(LiteralKind.BINARY, value.encode(), text)
     if kind == "boolean":
-        return Literal(Kind.BOOLEAN, as_boolean(literal), text)
+        return Literal(LiteralKind.BOOLEAN, as_boolean(literal), text)
     if kind == "date":
-        return Literal(Kind.DATE, as_day(literal), text)
+        return Literal(LiteralKind.DATE, as_day(literal), text)
     if kind in ("timestamp", "timestamp_ltz"):
-        return Literal(Kind.TIMESTAMP, as_moment(literal), text)
+        return Literal(LiteralKind.TIMESTAMP, as_moment(literal), text)
     if kind == "timestamp_ntz":
-        return Literal(Kind.TIMESTAMP_NTZ, as_moment(literal, Kind.TIMESTAMP_NTZ), text)
+        return Literal(
+            LiteralKind.TIMESTAMP_NTZ, as_moment(literal, LiteralKind.TIMESTAMP_NTZ), text
+        )
     if kind == "time":
-        return Literal(Kind.TIME, as_time(literal), text)
+        return Literal(LiteralKind.TIME, as_time(literal), text)
     raise NotAValue(f"a filter casts no {literal.kind} to {kind}")
 
 
 def _exact(literal: Literal, kind: str) -> Fraction:
     value = literal.value
-    if isinstance(value, Fraction) and literal.kind in (Kind.WHOLE, Kind.DECIMAL):
+    if isinstance(value, Fraction) and literal.kind in (LiteralKind.WHOLE, LiteralKind.DECIMAL):
         return value
     if isinstance(value, float) and value - value == 0:
         return Fraction(value)
@@ -126,7 +128,7 @@ def as_double(literal: Literal) -> float:
         text = value.strip()
         if _NOT_FINITE.fullmatch(text) or _NUMBER.fullmatch(text):
             return float(text)
-    if isinstance(value, Fraction) and literal.kind in (Kind.WHOLE, Kind.DECIMAL):
+    if isinstance(value, Fraction) and literal.kind in (LiteralKind.WHOLE, LiteralKind.DECIMAL):
         try:
             return float(value)
         except OverflowError:
@@ -157,22 +159,22 @@ def as_day(literal: Literal) -> Fraction:
     raise NotAValue(f"{literal.shown} is no date")
 
 
-def as_moment(literal: Literal, kind: Kind = Kind.TIMESTAMP) -> Fraction:
+def as_moment(literal: Literal, kind: LiteralKind = LiteralKind.TIMESTAMP) -> Fraction:
     """Return a date or timestamp in seconds; a string is cast to ``kind``, one of ``MOMENTS``."""
     value = literal.value
     if literal.kind in MOMENTS and isinstance(value, Fraction):
         return value
     if isinstance(value, str):
-        if kind is Kind.DATE:
+        if kind is LiteralKind.DATE:
             return as_day(literal)
-        return _moment(value, zoned=kind is Kind.TIMESTAMP)
+        return _moment(value, zoned=kind is LiteralKind.TIMESTAMP)
     raise NotAValue(f"{literal.shown} is no timestamp")
 
 
 def as_time(literal: Literal) -> Fraction:
     """Return a time of day, in seconds."""
     value = literal.value
-    if literal.kind is Kind.TIME and isinstance(value, Fraction):
+    if literal.kind is LiteralKind.TIME and isinstance(value, Fraction):
         return value
     if isinstance(value, str):
         return _clock(value.strip())

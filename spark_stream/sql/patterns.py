@@ -11,24 +11,24 @@ import pyarrow.compute as pc
 from spark_stream.consistency import pruning
 from spark_stream.sql import tree
 from spark_stream.sql.comparing import of_bytes, refused
-from spark_stream.sql.predicates import Bound, Everywhere, Field, Matching
-from spark_stream.sql.tree import Kind, Literal
+from spark_stream.sql.predicates import BoundPart, Everywhere, Field, Matching
+from spark_stream.sql.tree import Literal, LiteralKind
 
-FUNCTIONS: Final[dict[tree.Part, Callable[..., Any]]] = {
-    tree.Part.START: pc.starts_with,
-    tree.Part.END: pc.ends_with,
-    tree.Part.ANYWHERE: pc.match_substring,
+FUNCTIONS: Final[dict[tree.TextPart, Callable[..., Any]]] = {
+    tree.TextPart.START: pc.starts_with,
+    tree.TextPart.END: pc.ends_with,
+    tree.TextPart.ANYWHERE: pc.match_substring,
 }
 
 
-class _Text(str):
+class _Literal(str):
     """A literal piece of a pattern."""
 
     __slots__ = ()
 
 
 def pieces_of(pattern: str, escape: str) -> list[str]:
-    """Split a pattern into ``%``, ``_`` and literal texts (:class:`_Text`)."""
+    """Split a pattern into ``%``, ``_`` and literal texts (:class:`_Literal`)."""
     pieces: list[str] = []
     rest = iter(pattern)
     text = ""
@@ -43,23 +43,23 @@ def pieces_of(pattern: str, escape: str) -> list[str]:
                 )
             text += following
         elif sign in "%_":
-            pieces += [_Text(text)] * bool(text) + [sign]
+            pieces += [_Literal(text)] * bool(text) + [sign]
             text = ""
         else:
             text += sign
-    return pieces + [_Text(text)] * bool(text)
+    return pieces + [_Literal(text)] * bool(text)
 
 
-def matching(field: Field, pieces: Sequence[str], raw: bool) -> Bound:
+def matching(field: Field, pieces: Sequence[str], raw: bool) -> BoundPart:
     """Match a field against a pattern with the fastest function that can."""
-    texts = [isinstance(each, _Text) for each in pieces]
+    texts = [isinstance(each, _Literal) for each in pieces]
     prefix = pieces[0].encode() if texts[:1] == [True] else b""
 
-    def found(function: Callable[..., Any], text: str) -> Bound:
+    def found(function: Callable[..., Any], text: str) -> BoundPart:
         return Matching(field, function, text.encode() if raw else text, prefix)
 
     if not pieces or texts == [True]:
-        value = Literal(Kind.STRING, "".join(pieces))
+        value = Literal(LiteralKind.STRING, "".join(pieces))
         return of_bytes(pruning.Order.EQUAL, field, value)
     if list(pieces) == ["%"]:
         return Everywhere(field, True)

@@ -40,7 +40,7 @@ _NULL: Final = pa.nulls(1, pa.bool_())[0]  # not pa.scalar, which imports pandas
 _PARTS_MAX: Final = 32  # of a list: for a longer one, batches are compared with its ends only
 
 
-class Bound(Struct, frozen=True):
+class BoundPart(Struct, frozen=True):
     """A part of a bound filter. A mask may be one value for all rows.
 
     By default every batch may have records that match.
@@ -71,7 +71,7 @@ class Field(Struct, frozen=True):
         return Extremes.unknown(batches.count) if self.steps else batches.known(self.name)
 
 
-class Constant(Bound, frozen=True):
+class Constant(BoundPart, frozen=True):
     """The same for every row; None: null."""
 
     value: bool | None
@@ -83,7 +83,7 @@ class Constant(Bound, frozen=True):
         return fixed(self.value, batches.count)
 
 
-class Everywhere(Bound, frozen=True):
+class Everywhere(BoundPart, frozen=True):
     """The same for every row that has a value, and null for the others."""
 
     field: Field
@@ -98,7 +98,7 @@ class Everywhere(Bound, frozen=True):
         return (there, never) if self.value else (never, there)
 
 
-class Versus(Bound, frozen=True):
+class Versus(BoundPart, frozen=True):
     """Compare a field with a constant; ``value`` has the type of the comparison.
 
     ``low``, ``high``, ``exact``: :func:`~spark_stream.consistency.pruning.against`.
@@ -141,7 +141,7 @@ _COMPARED: Final[dict[Order, Callable[[Any, Any], Any]]] = {
 }
 
 
-class OneOf(Bound, frozen=True):
+class OneOf(BoundPart, frozen=True):
     """A field is one of many constants of one type, none of them NaN or null."""
 
     parts: tuple[Versus, ...]
@@ -160,7 +160,7 @@ class OneOf(Bound, frozen=True):
         return among(self.parts[0].field.extremes(batches), low, high)
 
 
-class Pair(Bound, frozen=True):
+class Pair(BoundPart, frozen=True):
     """Two fields, compared as ``type``."""
 
     order: Order
@@ -186,7 +186,7 @@ class Pair(Bound, frozen=True):
         return pc.or_(less, pc.or_(pc.equal(left, right), both))
 
 
-class Matching(Bound, frozen=True):
+class Matching(BoundPart, frozen=True):
     """Match a text (or bytes) against a pattern. All matches begin with ``prefix``."""
 
     field: Field
@@ -204,7 +204,7 @@ class Matching(Bound, frozen=True):
         return among(self.field.extremes(batches), low, high)
 
 
-class Absent(Bound, frozen=True):
+class Absent(BoundPart, frozen=True):
     """A field is null."""
 
     field: Field
@@ -217,7 +217,7 @@ class Absent(Bound, frozen=True):
         return found.some_null, found.some_value
 
 
-class NotANumber(Bound, frozen=True):
+class NotANumber(BoundPart, frozen=True):
     """A float is NaN; not null."""
 
     field: Field
@@ -226,7 +226,7 @@ class NotANumber(Bound, frozen=True):
         return pc.fill_null(pc.is_nan(self.field.array(column)), False)
 
 
-class Flag(Bound, frozen=True):
+class Flag(BoundPart, frozen=True):
     """A boolean field by itself."""
 
     field: Field
@@ -239,8 +239,8 @@ class Flag(Bound, frozen=True):
         return against(self.field.extremes(batches), Order.EQUAL, true, true, exact=True)
 
 
-class Negation(Bound, frozen=True):
-    part: Bound
+class Negation(BoundPart, frozen=True):
+    part: BoundPart
 
     def mask(self, column: Lookup) -> Any:
         return pc.invert(self.part.mask(column))
@@ -250,10 +250,10 @@ class Negation(Bound, frozen=True):
         return false, true
 
 
-class Certain(Bound, frozen=True):
+class Certain(BoundPart, frozen=True):
     """The part is this truth value; false where the part is null."""
 
-    part: Bound
+    part: BoundPart
     value: bool
 
     def mask(self, column: Lookup) -> Any:
@@ -265,10 +265,10 @@ class Certain(Bound, frozen=True):
         return (true if self.value else false), np.ones(batches.count, np.bool_)
 
 
-class Both(Bound, frozen=True):
+class Both(BoundPart, frozen=True):
     """AND of all parts."""
 
-    parts: tuple[Bound, ...]
+    parts: tuple[BoundPart, ...]
 
     def mask(self, column: Lookup) -> Any:
         return reduce(pc.and_kleene, (part.mask(column) for part in self.parts))
@@ -277,10 +277,10 @@ class Both(Bound, frozen=True):
         return every(part.possible(batches) for part in self.parts)
 
 
-class Either(Bound, frozen=True):
+class Either(BoundPart, frozen=True):
     """OR of all parts."""
 
-    parts: tuple[Bound, ...]
+    parts: tuple[BoundPart, ...]
 
     def mask(self, column: Lookup) -> Any:
         return reduce(pc.or_kleene, (part.mask(column) for part in self.parts))
@@ -322,7 +322,7 @@ def _counts(values: pa.Array) -> pa.Array:
 class RowFilter(Struct, frozen=True):
     """A filter as the log uses it: the stored columns it needs, and the rows it keeps."""
 
-    bound: Bound
+    bound: BoundPart
     names: tuple[str, ...]
 
     def can_match(self, batches: Batches) -> Flags:

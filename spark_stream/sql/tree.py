@@ -12,7 +12,7 @@ from fractions import Fraction
 from msgspec import Struct
 
 
-class Order(StrEnum):
+class Comparison(StrEnum):
     """How two values are compared."""
 
     EQUAL = "="
@@ -21,7 +21,7 @@ class Order(StrEnum):
     SAME = "<=>"  # as EQUAL, but two nulls are equal: the result is never null
 
 
-class Kind(StrEnum):
+class LiteralKind(StrEnum):
     """The kind of a literal, before a column decides the type of the comparison."""
 
     NULL = "void"
@@ -43,7 +43,7 @@ Value = bool | Fraction | float | str | bytes | None
 class Literal(Struct, frozen=True):
     """A value. WHOLE and DECIMAL are fractions; so are moments, in seconds (UTC) or of a day."""
 
-    kind: Kind
+    kind: LiteralKind
     value: Value
     text: str = ""
 
@@ -72,7 +72,7 @@ Operand = Column | Literal
 class Compare(Struct, frozen=True):
     """``left`` and ``right`` in this order."""
 
-    order: Order
+    order: Comparison
     left: Operand
     right: Operand
 
@@ -92,7 +92,7 @@ class Like(Struct, frozen=True):
     escape: str
 
 
-class Part(StrEnum):
+class TextPart(StrEnum):
     """Where in a text another is searched."""
 
     START = "startswith"
@@ -104,7 +104,7 @@ class Holds(Struct, frozen=True):
     """``operand`` has this text (or these bytes) at its start, at its end, or anywhere."""
 
     operand: Operand
-    part: Part
+    part: TextPart
     text: Literal
 
 

@@ -13,8 +13,8 @@ from spark_stream.sql.tree import (
     Holds,
     In,
     IsNull,
-    Kind,
     Literal,
+    LiteralKind,
     Not,
     Operand,
     Predicate,
@@ -24,7 +24,7 @@ from spark_stream.sql.tree import (
 def literal_of(value: Any) -> Literal | None:
     """Return a Python value as a literal to be written; None if a filter has no such values."""
     text = _text_of(value)
-    return None if text is None else Literal(Kind.NULL, None, text)
+    return None if text is None else Literal(LiteralKind.NULL, None, text)
 
 
 def _text_of(value: Any) -> str | None:

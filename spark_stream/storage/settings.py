@@ -38,7 +38,7 @@ class Compression(StrEnum):
     ZSTD = "zstd"
 
 
-class Range(Struct, frozen=True):
+class AllowedRange(Struct, frozen=True):
     """The values a number may take; ``unlimited``: -1 is taken too, as "no limit"."""
 
     low: int
@@ -49,17 +49,17 @@ class Range(Struct, frozen=True):
 class LogSettings(Struct, frozen=True):
     """A topic's configuration. A field ``segment_bytes`` is the setting ``segment.bytes``."""
 
-    max_record_bytes: Annotated[int, Range(1, 512 * MIB)] = 16 * MIB
-    segment_bytes: Annotated[int, Range(64 * KIB, 1024 * MIB)] = 256 * MIB
-    segment_ms: Annotated[int, Range(100, 10**15)] = 7 * 24 * HOUR_MS
-    segment_entries: Annotated[int, Range(16, 1 << 22)] = 1 << 18
-    retention_ms: Annotated[int, Range(100, 10**15, unlimited=True)] = -1
-    retention_bytes: Annotated[int, Range(1, 10**18, unlimited=True)] = -1
+    max_record_bytes: Annotated[int, AllowedRange(1, 512 * MIB)] = 16 * MIB
+    segment_bytes: Annotated[int, AllowedRange(64 * KIB, 1024 * MIB)] = 256 * MIB
+    segment_ms: Annotated[int, AllowedRange(100, 10**15)] = 7 * 24 * HOUR_MS
+    segment_entries: Annotated[int, AllowedRange(16, 1 << 22)] = 1 << 18
+    retention_ms: Annotated[int, AllowedRange(100, 10**15, unlimited=True)] = -1
+    retention_bytes: Annotated[int, AllowedRange(1, 10**18, unlimited=True)] = -1
     flush: Flush = Flush.NONE
-    flush_ms: Annotated[int, Range(10, 10**9)] = 1_000
+    flush_ms: Annotated[int, AllowedRange(10, 10**9)] = 1_000
     compression: Compression = Compression.NONE
-    min_insync_replicas: Annotated[int, Range(1, 1000)] = 1
-    replica_lag_time_max_ms: Annotated[int, Range(100, 10**9)] = 10_000
+    min_insync_replicas: Annotated[int, AllowedRange(1, 1000)] = 1
+    replica_lag_time_max_ms: Annotated[int, AllowedRange(100, 10**9)] = 10_000
     unclean_leader_election: bool = False
     partition_by: tuple[str, ...] = ()
 
@@ -124,7 +124,7 @@ def _parse(name: str, value: Any) -> Any:
         return _parse_bool(name, value)
     if kind == tuple[str, ...]:  # names of columns, checked where the schema is known
         return split_names(str(value))
-    allowed: Range = kind.__metadata__[0]
+    allowed: AllowedRange = kind.__metadata__[0]
     try:
         number = int(str(value).strip())
     except ValueError:

@@ -42,7 +42,7 @@ from spark_stream.wire.messages import (
     TopicNames,
 )
 from spark_stream.wire.sink_messages import (
-    DropBranch,
+    DropBranchRequest,
     OpenBranch,
     RenewBatch,
     SettledBatch,
@@ -99,7 +99,7 @@ ACTIONS: Final[dict[str, Action]] = {
     "begin-transaction": Action(BeginTransaction, Branch),
     "open-branch": Action(OpenBranch, Branch),
     "renew-batch": Action(RenewBatch, Empty),
-    "drop-branch": Action(DropBranch, Empty),
+    "drop-branch": Action(DropBranchRequest, Empty),
     "settle-batch": Action(OpenBranch, SettledBatch),
     "stop-run": Action(StopRun, Empty),
     "list-sinks": Action(Empty, SinkList),

@@ -64,7 +64,7 @@ class RenewBatch(Message):
     batch: OffsetField
 
 
-class DropBranch(Message):
+class DropBranchRequest(Message):
     """Aborts one branch (a producer id) of transaction ``number``; the others go on."""
 
     transactional_id: TransactionalId

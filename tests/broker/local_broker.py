@@ -13,7 +13,7 @@ from typing import Any
 
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.replication.links import Followed, LedPartitions, Session
+from spark_stream.broker.replication.links import Followed, FollowerSession, LedPartitions
 from spark_stream.broker.scripting.driver import Peers
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
 from spark_stream.cluster.partitions import PartitionId, Partitions
@@ -99,7 +99,9 @@ class LocalNetwork:
         return self.noted
 
 
-def replicate(leader: LocalBroker, follower: LocalBroker, topic: str, number: int = 0) -> Session:
+def replicate(
+    leader: LocalBroker, follower: LocalBroker, topic: str, number: int = 0
+) -> FollowerSession:
     """The follower gets all that it lacks and says that it has it, as a stream does it."""
     replica = follower.replica(topic, number)
     followed = Followed.now(replica, follower.generation)
@@ -216,4 +218,4 @@ class LocalBroker(BrokerCore):
         """It ends in order."""
         self.around.up.pop(self.id, None)
         self.host.close()
-        self.tenure.end()
+        self.lease_keeper.end()

@@ -77,11 +77,11 @@ def test_a_controller_that_stands_still_is_replaced_and_does_no_harm(three):
     for each in three:
         each.members.look()
     a.around.clock.pass_us(int(LEASE_S * 0.6 * 1e6))
-    b.tenure.renew()
-    c.tenure.renew()
+    b.lease_keeper.renew()
+    c.lease_keeper.renew()
     c.die()
     a.around.clock.pass_us(int(LEASE_S * 0.6 * 1e6))
-    b.tenure.renew()
+    b.lease_keeper.renew()
     b.host.refresh()
     b.control_once()
     assert controller(b) == "b"

@@ -70,7 +70,7 @@ def looking(b: LocalBroker, settle_s: float = SETTLE_S) -> Callable[[float], Non
             b.driver.run(balance.looking())
             b.around.clock.pass_us(1_000_000)
             for each in b.around.up.values():
-                each.tenure.renew()
+                each.lease_keeper.renew()
             see(b.around)
 
     return look

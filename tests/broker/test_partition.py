@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.broker.partition.partition import Closing, Partition
+from spark_stream.broker.partition.partition import CloseReason, Partition
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
@@ -165,7 +165,7 @@ def test_a_partition_whose_topic_is_deleted_says_so(tmp_path: Path):
     joined(partition, 10, 1)
     joined(partition, 11, 2)
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
-    partition.close(Closing.TOPIC_DELETED)
+    partition.close(CloseReason.TOPIC_DELETED)
     with pytest.raises(UnknownTopic):
         partition.transactions.end(10, lambda _: True)
 
@@ -175,7 +175,7 @@ def test_a_partition_that_moved_away_sends_callers_on(tmp_path: Path):
     partition = opened(tmp_path)
     joined(partition, 10, 1)
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
-    partition.close(Closing.MOVED)
+    partition.close(CloseReason.MOVED)
     with pytest.raises(NotLeader):
         partition.transactions.end(10, lambda _: True)
     with pytest.raises(NotLeader):
@@ -185,7 +185,7 @@ def test_a_partition_that_moved_away_sends_callers_on(tmp_path: Path):
 def test_a_partition_that_does_not_lead_drops_no_branch(tmp_path: Path):
     partition = opened(tmp_path)
     joined(partition, 5, 1)
-    partition.close(Closing.MOVED)
+    partition.close(CloseReason.MOVED)
     with pytest.raises(NotLeader):
         partition.transactions.drop_branch(5, 1)
     assert (5, 1) in partition.transactions._state.core.joins

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.broker.node.identity import Identity
+from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.scripting import peers as peers_module
 from spark_stream.broker.scripting.peers import ConnectedPeers
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
@@ -31,7 +31,7 @@ def test_a_broker_that_another_replaced_is_refused_in_the_same_words(
     store, clock = SqliteStore(tmp_path / "store"), FakeClock()
     brokers = Brokers(store)
     brokers.register(RegisteredBroker("gone", shared.address, "i", "1"))
-    me = Identity("cluster", BrokerId("me"), "start", ClusterSecret(b"no cluster's"))
+    me = BrokerIdentity("cluster", BrokerId("me"), "start", ClusterSecret(b"no cluster's"))
     refreshed = []
     peers = ConnectedPeers(me, brokers, clock, lambda: refreshed.append(clock.monotonic()))
     said = set()
@@ -53,7 +53,7 @@ def test_a_refusal_names_the_address_at_which_the_broker_was_asked_last(
     brokers = Brokers(store)
     brokers.register(RegisteredBroker("gone", shared.address, "i", "1"))
     there = shared.address.replace("127.0.0.1", "localhost")
-    me = Identity("cluster", BrokerId("me"), "start", ClusterSecret(b"no cluster's"))
+    me = BrokerIdentity("cluster", BrokerId("me"), "start", ClusterSecret(b"no cluster's"))
     locked = []
 
     def refresh() -> None:
@@ -75,7 +75,7 @@ def test_a_broker_that_does_not_answer_a_probe_is_not_waited_for_long(tmp_path: 
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         brokers = Brokers(store)
         brokers.register(RegisteredBroker("silent", address, "i", "1"))
-        me = Identity("cluster", BrokerId("me"), "start", ClusterSecret(b"the cluster's"))
+        me = BrokerIdentity("cluster", BrokerId("me"), "start", ClusterSecret(b"the cluster's"))
         peers = ConnectedPeers(me, brokers, FakeClock(), lambda: None)
         began = time.monotonic()
         with pytest.raises(LeaderUnavailable):
@@ -90,7 +90,7 @@ def of_the_cluster(shared: BrokerProcess) -> Iterator[tuple[ConnectedPeers, str]
     store = SqliteStore(shared.directory / "metadata.sqlite")
     brokers = Brokers(store)
     cluster, secret = cluster_identity(store, SystemIds(), None)
-    me = Identity(cluster, BrokerId("another"), "start", secret)
+    me = BrokerIdentity(cluster, BrokerId("another"), "start", secret)
     (known,) = brokers.all()
     yield ConnectedPeers(me, brokers, FakeClock(), lambda: None), known.id
     store.close()

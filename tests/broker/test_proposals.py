@@ -185,7 +185,7 @@ def test_a_follower_that_lags_for_too_long_leaves(around):
     for _ in range(2):
         around.clock.pass_us(4_000_000)
         for each in (a, b):
-            each.tenure.renew()
+            each.lease_keeper.renew()
         a.control_once()
         a.put_proposals()
     assert LEASE_S > 8
@@ -205,9 +205,9 @@ def test_who_comes_back_while_the_leader_may_not_serve_joins_all_the_same(pair):
     a.put_proposals()
     assert isr(a) == ["a"]
     a.around.clock.pass_us(int(0.99 * LEASE_S * 1_000_000))  # the lease is nearly over
-    b.tenure.renew()
+    b.lease_keeper.renew()
     a.control_once()
-    a.tenure.renew()
+    a.lease_keeper.renew()
     a.control_once()
     a.put_proposals()
     assert isr(a) == ["a", "b"]

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pytest
 
 from spark_stream.batches import crc32c
-from spark_stream.broker.partition.recent import PARTITION_BYTES, Recent, Room
-from spark_stream.broker.replication.links import LedPartitions, Session
+from spark_stream.broker.partition.recent import PARTITION_BYTES, MemoryRoom, Recent
+from spark_stream.broker.replication.links import FollowerSession, LedPartitions
 from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.consistency.entries import Entry
 from spark_stream.consistency.ids import EntryIndex
-from spark_stream.storage.format.message import Message
+from spark_stream.storage.format.message import EncodedBatch
 from spark_stream.storage.format.stored import StoredEntries, check_entries
 from tests.broker.clusters import around, make
 from tests.broker.local_broker import LocalBroker, Surroundings
@@ -25,12 +25,12 @@ MANY = 1 << 20
 
 def keep(recent: Recent, number: int, size: int) -> pa.Buffer:
     message = pa.py_buffer(bytes([number % 256]) * size)
-    recent.keep(Entry(number, number, 0, 0, 1, 0, crc32c(message)), Message.of(message))
+    recent.keep(Entry(number, number, 0, 0, 1, 0, crc32c(message)), EncodedBatch.of(message))
     return message
 
 
 def test_one_entry_is_given_where_the_file_would_give_no_more():
-    recent = Recent(Room())
+    recent = Recent(MemoryRoom())
     messages = [keep(recent, number, 400) for number in range(3)]
     last = recent.get(2, 3, MANY)
     assert last is not None
@@ -43,7 +43,7 @@ def test_one_entry_is_given_where_the_file_would_give_no_more():
 
 
 def test_what_the_high_watermark_has_passed_is_let_go():
-    room = Room()
+    room = MemoryRoom()
     recent, before = Recent(room), room.left
     for number in range(5):
         keep(recent, number, 100)
@@ -61,7 +61,7 @@ def test_what_the_high_watermark_has_passed_is_let_go():
 
 
 def test_neither_a_partition_nor_all_of_them_keep_more_than_they_may():
-    room = Room(3 * MANY)
+    room = MemoryRoom(3 * MANY)
     one, other = Recent(room), Recent(room)
     keep(one, 0, 2 * MANY)
     keep(other, 0, 2 * MANY)
@@ -71,7 +71,7 @@ def test_neither_a_partition_nor_all_of_them_keep_more_than_they_may():
     assert one.get(1, 2, MANY) is None
     keep(other, 1, MANY)
     assert room.left == 3 * MANY - MANY
-    roomy = Recent(Room())
+    roomy = Recent(MemoryRoom())
     for number in range(20):
         keep(roomy, number, PARTITION_BYTES // 4)
     kept = [number for number in range(20) if roomy.get(number, number + 1, MANY)]
@@ -79,7 +79,7 @@ def test_neither_a_partition_nor_all_of_them_keep_more_than_they_may():
 
 
 @pytest.fixture
-def led(around: Surroundings) -> tuple[LocalBroker, Session]:
+def led(around: Surroundings) -> tuple[LocalBroker, FollowerSession]:
     """``a`` leads ``t/0``, and ``b`` has a session."""
     a, b = around.start("a"), around.start("b")
     make(a, "t", "ab")

@@ -11,7 +11,7 @@ import pytest
 from spark_stream.broker.node.damaged import DamagedReplicas
 from spark_stream.broker.node.scrubbing import Scrub
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
-from spark_stream.cluster.vouching import Found, Vouching
+from spark_stream.cluster.generations import FoundLogs, GenerationRecords
 from spark_stream.consistency.control.partition_record import Member
 from spark_stream.consistency.ids import BrokerId, Generation
 from spark_stream.errors import DamagedSegment, LeaderUnavailable
@@ -159,12 +159,12 @@ def test_a_leader_leaves_and_its_follower_leads_and_it_heals_without_a_loss(pair
 
 
 def test_who_left_for_damage_keeps_the_new_generation_when_it_starts_again(around):
-    vouching = Vouching(around.store(), BrokerId("a"))
+    generations = GenerationRecords(around.store(), BrokerId("a"))
     ends: Any = {}
-    vouching.begin(Found(None, ends, True, "boot"), "run 1", lambda: "first")
-    vouching.begin_generation("run 1", Generation("next"))
-    vouching.begin_generation("an earlier run", Generation("old"))
-    again = vouching.begin(Found("run 1", ends, True, "boot"), "run 2", lambda: "other")
+    generations.begin(FoundLogs(None, ends, True, "boot"), "run 1", lambda: "first")
+    generations.begin_generation("run 1", Generation("next"))
+    generations.begin_generation("an earlier run", Generation("old"))
+    again = generations.begin(FoundLogs("run 1", ends, True, "boot"), "run 2", lambda: "other")
     assert again == ("next", None)
 
 

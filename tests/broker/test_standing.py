@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.broker.node.standing import Standing
+from spark_stream.broker.node.registration import Registration
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
 from spark_stream.environment import SystemIds
 from spark_stream.errors import IsologError, StorageFailure
@@ -34,16 +34,16 @@ class Boot:
         return f"boot {self.times}"
 
 
-def standing(broker: LocalBroker, boot: int = 1) -> Standing:
+def registration(broker: LocalBroker, boot: int = 1) -> Registration:
     """What the broker does at its start, once its logs are open."""
-    found = Standing(
+    found = Registration(
         broker.store, broker.host, broker.members, SystemIds(), Boot(boot), RunFile(broker.path)
     )
-    found.vouch()
+    found.decide_generation()
     return found
 
 
-def register(found: Standing, broker: LocalBroker) -> None:
+def register(found: Registration, broker: LocalBroker) -> None:
     address = f"{broker.id}:1"
     found.register(RegisteredBroker(broker.id, address, broker.incarnation, "1"))
 
@@ -51,41 +51,41 @@ def register(found: Standing, broker: LocalBroker) -> None:
 def test_after_an_end_of_its_process_alone_it_vouches_for_its_logs(around):
     a = around.start("a")
     make(a, "t", "a")
-    first = standing(a).me
+    first = registration(a).me
     a.partition("t").append(numbers(0, 3))
-    assert standing(a).me == first
+    assert registration(a).me == first
 
 
 def test_after_an_end_in_order_it_vouches_on_another_start_of_the_machine_too(around):
     a = around.start("a")
     make(a, "t", "a")
-    found = standing(a)
+    found = registration(a)
     first = found.me
     a.partition("t").append(numbers(0, 3))
     found.end()
-    assert standing(a, boot=2).me == first
+    assert registration(a, boot=2).me == first
 
 
 def test_after_an_end_of_the_machine_it_cannot_vouch_and_says_so(around, caplog):
     a = around.start("a")
-    first = standing(a).me
+    first = registration(a).me
     with caplog.at_level(logging.ERROR):
-        assert standing(a, boot=2).me != first
+        assert registration(a, boot=2).me != first
     assert "cannot vouch for its logs" in caplog.text
 
 
 def test_a_broker_that_starts_for_the_first_time_complains_of_nothing(around, caplog):
     with caplog.at_level(logging.ERROR):
-        standing(around.start("a"))
+        registration(around.start("a"))
     assert caplog.text == ""
 
 
 def test_what_turned_out_to_be_lost_makes_a_new_generation(around, caplog):
     a = around.start("a")
-    first = standing(a).me
+    first = registration(a).me
     a.host.doubts.append("t/0 has lost entries")
     with caplog.at_level(logging.ERROR):
-        assert standing(a).me != first
+        assert registration(a).me != first
     assert "t/0 has lost entries" in caplog.text
 
 
@@ -94,21 +94,21 @@ def test_a_partition_whose_folder_is_gone_makes_a_new_generation_after_a_kill_to
     a = around.start("a")
     make(a, "t", "a", "a")
     a.partition("t").append(numbers(0, 3))
-    first = standing(a).me
+    first = registration(a).me
     a.die()
     a = around.start("a")
-    assert standing(a).me == first  # the other partition has no folder, and never had one
+    assert registration(a).me == first  # the other partition has no folder, and never had one
     a.die()
     (folder,) = a.path.glob("topics/t/*/0")
     shutil.rmtree(folder)
     a = around.start("a")
     with caplog.at_level(logging.ERROR):
-        assert standing(a).me != first
+        assert registration(a).me != first
     assert "t/0" in caplog.text
     a.partition("t").append(numbers(0, 1))
-    again = standing(a)
+    again = registration(a)
     a.die()
-    assert standing(around.start("a")).me == again.me
+    assert registration(around.start("a")).me == again.me
 
 
 class Dies(RunFile):
@@ -120,30 +120,30 @@ class Dies(RunFile):
 
 def test_a_start_that_dies_between_the_record_and_the_directory_costs_a_generation(around):
     a = around.start("a")
-    first = standing(a).me
+    first = registration(a).me
     surroundings = (a.store, a.host, a.members, SystemIds(), Boot())
     with pytest.raises(KeyboardInterrupt):
-        Standing(*surroundings, Dies(a.path)).vouch()
-    assert standing(a).me != first
+        Registration(*surroundings, Dies(a.path)).decide_generation()
+    assert registration(a).me != first
 
 
 def test_it_is_registered_in_its_generation(around):
     a = around.start("a")
-    found = standing(a)
+    found = registration(a)
     register(found, a)
     registered = Brokers(a.store).get("a")
     assert (registered.address, registered.generation) == ("a:1", found.me.generation)
 
 
 @pytest.fixture
-def failing(around: Surroundings) -> tuple[LocalBroker, Standing]:
+def failing(around: Surroundings) -> tuple[LocalBroker, Registration]:
     """``a`` leads ``t/0``, which ``b`` follows, on a disk whose next force fails."""
     disk = SimulatedDisk()
     folder = around.path / "a"
     folder.mkdir()
     a, b = around.start("a", logs=FileLogs(disk)), around.start("b")
     assert isinstance(b.path, Path)
-    found = standing(a)
+    found = registration(a)
     register(found, a)
     make(a, "t", "ab", flush="batch")
     a.partition("t").append(numbers(0, 1))
@@ -179,7 +179,7 @@ def test_after_a_force_that_failed_another_leads_and_the_next_start_does_not_vou
         each.control_once()
     assert a.record("t").leader == "b"
     failed = found.me
-    assert standing(a).me != failed
+    assert registration(a).me != failed
 
 
 LOSSES = {
@@ -201,7 +201,7 @@ def test_a_loss_is_known_though_the_start_that_found_it_died_before_it_said_so(a
     a = around.start("a")
     around.start("b")
     make(a, "t", "ab")
-    first = standing(a).me
+    first = registration(a).me
     for number in range(3):
         a.partition("t").append(numbers(number, 1))
     folder = a.host.topic("t").replicas[0].log.directory
@@ -212,7 +212,7 @@ def test_a_loss_is_known_though_the_start_that_found_it_died_before_it_said_so(a
     dies.end()
     again = around.start("a")
     assert not again.host.doubts
-    assert standing(again).me != first
+    assert registration(again).me != first
 
 
 def test_where_nobody_else_is_in_sync_it_leads_on_in_a_new_epoch_after_a_force_that_failed(failing):
@@ -233,13 +233,13 @@ def test_a_force_that_fails_while_a_log_opens_makes_a_new_generation(around):
     folder.mkdir()
     a, _ = around.start("a", logs=FileLogs(disk)), around.start("b")
     make(a, "t", "ab", flush="batch")
-    first = standing(a).me
+    first = registration(a).me
     a.partition("t").append(numbers(0, 1))
     a.partition("t").log.roll()
     a.die()
     disk.fail_next_force()
     again = around.start("a", logs=FileLogs(disk))
-    assert standing(again).me != first
+    assert registration(again).me != first
 
 
 def test_a_log_that_a_failed_force_keeps_from_opening_makes_a_new_generation(around):
@@ -248,7 +248,7 @@ def test_a_log_that_a_failed_force_keeps_from_opening_makes_a_new_generation(aro
     (around.path / "a").mkdir()
     a, _ = around.start("a", logs=FileLogs(disk)), around.start("b")
     make(a, "t", "ab", flush="batch")
-    first = standing(a).me
+    first = registration(a).me
     a.partition("t").append(numbers(0, 1))
     folder = a.host.topic("t").replicas[0].log.directory
     a.die()
@@ -256,4 +256,4 @@ def test_a_log_that_a_failed_force_keeps_from_opening_makes_a_new_generation(aro
     disk.fail_next_force()
     again = around.start("a", logs=FileLogs(disk))
     assert isinstance(again.host.topic("t").replicas[0], StorageFailure)
-    assert standing(again).me != first
+    assert registration(again).me != first

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from spark_stream.broker.node.identity import Identity
+from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.scripting.step_table import REMOTE_STEPS
 from spark_stream.broker.scripting.steps import (
     RunSteps,
@@ -52,7 +52,7 @@ from spark_stream.scripts.steps import (
 
 A, B = BrokerId("a"), BrokerId("b")
 SECRET = ClusterSecret(b"s" * 32)
-CALLER, CALLED = (Identity("c", each, f"start of {each}", SECRET) for each in (A, B))
+CALLER, CALLED = (BrokerIdentity("c", each, f"start of {each}", SECRET) for each in (A, B))
 AT = Joined("flights", "id", 3)
 STEPS = (
     Seal(AT, 7),
@@ -182,7 +182,11 @@ def test_a_step_that_fails_holds_up_no_other():
         {"proof": ""},
         {"proof": CALLER.call_proof("b", "an earlier start of b")},
         {"proof": CALLER.call_proof("c", "start of b")},
-        {"proof": Identity("c", A, "i", ClusterSecret(b"x" * 32)).call_proof("b", "start of b")},
+        {
+            "proof": BrokerIdentity("c", A, "i", ClusterSecret(b"x" * 32)).call_proof(
+                "b", "start of b"
+            )
+        },
         {"caller": "c"},
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_stream.broker.scripting.transactions import TransactionDesk
+from spark_stream.broker.scripting.transactions import TransactionCoordinator
 from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.cluster.topics import TOPICS, Topic, encode
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
@@ -72,22 +72,24 @@ class Desk:
             peers=self.peers,
         )
         self.host = broker.host
-        self.desk = TransactionDesk(broker.driver, self.host, self.clock, "here", broker.leases)
+        self.transactions = TransactionCoordinator(
+            broker.driver, self.host, self.clock, "here", broker.leases
+        )
 
     def begin(self, name: str, *, joins: bool) -> None:
-        desk, run = self.desk, self.desk.run
-        run(deciding.take_over(desk.finished, name, "me", 1_000, 0))
-        begun = run(deciding.begin(desk.finished, name, "me", -1, "here", 0))
+        transactions, run = self.transactions, self.transactions.run
+        run(deciding.take_over(transactions.finished, name, "me", 1_000, 0))
+        begun = run(deciding.begin(transactions.finished, name, "me", -1, "here", 0))
         if joins:
             place = Joined("t", "id", 0)
             run(
                 deciding.join(
-                    desk.finished, name, begun.number, begun.producer_id, begun.epoch, place
+                    transactions.finished, name, begun.number, begun.producer_id, begun.epoch, place
                 )
             )
 
     def state(self, name: str) -> State:
-        return self.desk.run(deciding.describe(self.desk.finished, name)).state
+        return self.transactions.run(deciding.describe(self.transactions.finished, name)).state
 
 
 @pytest.mark.rule(
@@ -97,43 +99,47 @@ def test_a_broker_that_is_silent_lets_no_other_transaction_wait(tmp_path: Path):
     """Its ten seconds without an answer keep no other from being looked at."""
     found = Desk(tmp_path)
     found.begin("stuck", joins=True)
-    found.desk.run(found.desk.sweeping())
+    found.transactions.run(found.transactions.sweeping())
     found.clock.pass_us(2 * SECOND_US)
-    found.desk.run(found.desk.sweeping())  # it expires, and its leader does not answer
+    found.transactions.run(
+        found.transactions.sweeping()
+    )  # it expires, and its leader does not answer
     assert (found.peers.asked, found.state("stuck")) == (1, State.ABORTING)
     found.begin("other", joins=False)
-    found.desk.run(found.desk.sweeping())
+    found.transactions.run(found.transactions.sweeping())
     found.clock.pass_us(2 * SECOND_US)
-    found.desk.run(found.desk.sweeping())
+    found.transactions.run(found.transactions.sweeping())
     assert found.state("other") is State.ABORTED
 
 
 def test_an_id_that_never_began_a_transaction_is_forgotten_by_any_broker(tmp_path: Path):
     found = Desk(tmp_path)
-    desk = found.desk
-    desk.run(deciding.take_over(desk.finished, "unused", "me", 1_000, desk.now_ms()))
-    desk.run(desk.sweeping())
+    transactions = found.transactions
+    transactions.run(
+        deciding.take_over(transactions.finished, "unused", "me", 1_000, transactions.now_ms())
+    )
+    transactions.run(transactions.sweeping())
     found.clock.pass_us(FORGET_AFTER_MS * 1_000 + 2 * SECOND_US)
-    desk.run(desk.sweeping())
+    transactions.run(transactions.sweeping())
     with pytest.raises(UnknownTransaction):
         found.state("unused")
 
 
 def test_a_refused_join_leaves_no_record_behind(tmp_path: Path):
     found = Desk(tmp_path)
-    desk, place = found.desk, Joined("t", "id", 0)
+    transactions, place = found.transactions, Joined("t", "id", 0)
     found.begin("x", joins=False)
-    begun = desk.run(deciding.describe(desk.finished, "x"))
+    begun = transactions.run(deciding.describe(transactions.finished, "x"))
     of = (begun.number, begun.producer_id, begun.epoch)
-    late = OnStore(found.store).start(deciding.join(desk.finished, "x", *of, place))
+    late = OnStore(found.store).start(deciding.join(transactions.finished, "x", *of, place))
     late.advance()  # it has looked, and the transaction was open
-    desk.run(deciding.abort(desk.finished, "x", "me", begun.number))
-    desk.run(desk.sweeping())
+    transactions.run(deciding.abort(transactions.finished, "x", "me", begun.number))
+    transactions.run(transactions.sweeping())
     with pytest.raises(TransactionAborted):
         late.end()
-    assert desk.run(records.read_joins()) != []
-    desk.run(desk.sweeping())
-    assert desk.run(records.read_joins()) == []
+    assert transactions.run(records.read_joins()) != []
+    transactions.run(transactions.sweeping())
+    assert transactions.run(records.read_joins()) == []
 
 
 def test_a_lost_marker_that_a_full_disk_kept_out_is_written_later(tmp_path: Path):
@@ -144,9 +150,9 @@ def test_a_lost_marker_that_a_full_disk_kept_out_is_written_later(tmp_path: Path
     partition.transactions.close_join(partition.transactions.open_join(7, 1), on_record=True)
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 7))  # no record knows of it any more
     disk.room, room = 0, disk.room
-    found.desk.run(found.desk.recovering())
+    found.transactions.run(found.transactions.recovering())
     assert partition.bounds().last_stable_offset == 0
     disk.room = room
-    found.desk.run(found.desk.sweeping())
+    found.transactions.run(found.transactions.sweeping())
     assert partition.bounds().last_stable_offset == 1
     assert partition.log.has_aborted(0, 1)

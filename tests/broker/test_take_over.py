@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.broker.scripting.transactions import TransactionDesk
+from spark_stream.broker.scripting.transactions import TransactionCoordinator
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.transactions import events as rules
 from spark_stream.consistency.transactions.transactions import Joined, State, Transaction
@@ -31,8 +31,8 @@ class OneBroker:
     def __init__(self, around: Surroundings, name: str) -> None:
         self._broker = around.start(name)
         self.host, self.topics = self._broker.host, self._broker.topics
-        self.renew = self._broker.tenure.renew
-        self.desk = TransactionDesk(
+        self.renew = self._broker.lease_keeper.renew
+        self.transactions = TransactionCoordinator(
             self._broker.driver, self.host, around.clock, name, self._broker.leases
         )
 
@@ -49,7 +49,7 @@ class TwoBrokers:
 
     def begin_at_a(self, name: str = "x") -> Transaction:
         """A transaction of A that has a record in B's partition."""
-        asked = self.a.desk
+        asked = self.a.transactions
         asked.run(deciding.take_over(asked.finished, name, "me", int(TIMEOUT_S * 1000), 0))
         begun = asked.run(deciding.begin(asked.finished, name, "me", -1, asked.coordinator, 0))
         number, producer, epoch = begun.number, begun.producer_id, begun.epoch
@@ -57,7 +57,9 @@ class TwoBrokers:
         pending = at.transactions.open_join(number, producer)
         assert pending is not None
         place = Joined(at.topic, at.topic_id, at.number)
-        self.b.desk.run(deciding.join(self.b.desk.finished, name, number, producer, epoch, place))
+        self.b.transactions.run(
+            deciding.join(self.b.transactions.finished, name, number, producer, epoch, place)
+        )
         at.transactions.close_join(pending, on_record=True)
         at.append(numbers(0, 1), Stamp(producer, epoch, 0, number))
         return begun
@@ -69,10 +71,10 @@ class TwoBrokers:
             self.b.renew()
             if a_lives:
                 self.a.renew()
-            self.b.desk.run(self.b.desk.sweeping())
+            self.b.transactions.run(self.b.transactions.sweeping())
 
     def state(self, name: str = "x") -> State:
-        found = self.b.desk.run(records.read(name))
+        found = self.b.transactions.run(records.read(name))
         assert found is not None
         return found.state
 
@@ -131,7 +133,9 @@ def test_a_broker_that_is_back_keeps_what_a_sweep_has_not_come_to(brokers):
         brokers.begin_at_a(name)
     brokers.pass_time(LEASE_S + TIMEOUT_S - STEP_S, a_lives=False)
     brokers.clock.pass_us(int(3 * STEP_S * 1e6))
-    brokers.b.desk.run(renew_at_a_change(brokers.b.desk.sweeping(), brokers.a.renew))
+    brokers.b.transactions.run(
+        renew_at_a_change(brokers.b.transactions.sweeping(), brokers.a.renew)
+    )
     assert (brokers.state("x"), brokers.state("y")) == (State.ABORTED, State.OPEN)
 
 
@@ -139,7 +143,7 @@ def test_a_decided_transaction_is_finished_by_another_broker_once_the_lease_is_o
     begun = brokers.begin_at_a()
     taken = [begun.producer_id]
     commit = records.ruled(lambda found: rules.commit(found, "me", begun.number, taken))
-    brokers.a.desk.run(records.change("x", commit))
+    brokers.a.transactions.run(records.change("x", commit))
     brokers.pass_time(3 * LEASE_S, a_lives=True)
     assert (brokers.state(), brokers.stable()) == (State.COMMITTING, 0)
     brokers.pass_time(LEASE_S - STEP_S, a_lives=False)
@@ -156,11 +160,13 @@ def test_a_lost_marker_of_what_another_broker_had_finished_is_written_later(
     commit = records.ruled(
         lambda found: rules.commit(found, "me", begun.number, [begun.producer_id])
     )
-    decided = brokers.a.desk.run(records.change("x", commit))
-    brokers.b.desk.run(brokers.b.desk.recovering())  # B starts: it lost the marker with the power
+    decided = brokers.a.transactions.run(records.change("x", commit))
+    brokers.b.transactions.run(
+        brokers.b.transactions.recovering()
+    )  # B starts: it lost the marker with the power
     brokers.pass_time(2 * STEP_S, a_lives=True)
     assert (brokers.state(), brokers.stable()) == (State.COMMITTING, 0)
-    brokers.a.desk.run(record_finish(brokers.a.desk.finished, decided))
+    brokers.a.transactions.run(record_finish(brokers.a.transactions.finished, decided))
     brokers.pass_time(2 * STEP_S, a_lives=True)
     assert (brokers.state(), brokers.stable()) == (State.COMMITTED, 1)
     assert not brokers.partition.log.has_aborted(0, 1)

@@ -53,25 +53,29 @@ def test_a_topic_whose_making_is_asked_for_again_is_the_one_that_was_made(
     tmp_path: Path, when: str
 ):
     """The first answer was lost, and the second broker had better not call it another's."""
-    desk = LocalTopics(tmp_path)
+    transactions = LocalTopics(tmp_path)
     made = []
 
     def make() -> None:
-        made.append(desk.desk._driver.run(create_topic(first, records, desk.host.broker_id)).id)
+        made.append(
+            transactions.transactions._driver.run(
+                create_topic(first, records, transactions.host.broker_id)
+            ).id
+        )
 
-    plan, records = desk.desk.plan("t", 2, 1, NUMBERS, {})
+    plan, records = transactions.transactions.plan("t", 2, 1, NUMBERS, {})
     first = replace(plan, token="mine")
     if when == "before":
         make()
     else:
-        desk.store.meanwhile = make
-    again = desk.create("t", 2, 1, NUMBERS, {}, token="mine")
+        transactions.store.meanwhile = make
+    again = transactions.create("t", 2, 1, NUMBERS, {}, token="mine")
     assert [again.topic.id] == made
     assert again.partition(1).append(numbers(0, 1)).offset == 0
     for token in ("other", ""):
         with pytest.raises(TopicExists):
-            desk.create("t", 2, 1, NUMBERS, {}, token=token)
-    desk.close()
+            transactions.create("t", 2, 1, NUMBERS, {}, token=token)
+    transactions.close()
     again_opened = LocalTopics(tmp_path)
     assert again_opened.left_over == []
     again_opened.close()
@@ -90,22 +94,22 @@ class CountingDisk(FaultyDisk):
 def test_the_files_of_a_deleted_topic_are_not_forced(tmp_path: Path, deleted: bool):
     """To force those of 2,000 partitions, one after the other, takes most of a minute."""
     disk = CountingDisk()
-    desk = LocalTopics(tmp_path, FileLogs(disk))
-    desk.create("t", 3, 1, NUMBERS, {})
+    transactions = LocalTopics(tmp_path, FileLogs(disk))
+    transactions.create("t", 3, 1, NUMBERS, {})
     for number in range(3):
-        desk.topic("t").partition(number).append(numbers(0, 1))
+        transactions.topic("t").partition(number).append(numbers(0, 1))
     before = disk.forces
     if deleted:
-        desk.delete("t")
+        transactions.delete("t")
         assert folders(tmp_path) == []
     else:
-        record = desk.store.get(f"{TOPICS}t")
+        record = transactions.store.get(f"{TOPICS}t")
         assert record is not None
-        assert desk.store.delete(record.key, record.version)
-        desk.host.refresh()
+        assert transactions.store.delete(record.key, record.version)
+        transactions.host.refresh()
         assert len(folders(tmp_path)) == 3
     assert (disk.forces == before) is deleted
-    desk.close()
+    transactions.close()
 
 
 class StubbornLogs(FileLogs):

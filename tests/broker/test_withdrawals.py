@@ -47,7 +47,7 @@ class Cluster:
     def pass_us(self, microseconds: int) -> None:
         self.around.clock.pass_us(microseconds)
         for each in self.brokers.values():
-            each.tenure.renew()
+            each.lease_keeper.renew()
 
     def append(self, name: str, first: int = 0, topic: str = "t") -> None:
         self.brokers[name].partition(topic).append(numbers(first, 1))

@@ -63,9 +63,13 @@ class LocalTopics:
         self._broker = LocalBroker(
             around, "broker", "logs", logs=logs, store=self.store, folder=path
         )
-        self.host, self.desk = self._broker.host, self._broker.topics
+        self.host, self.transactions = self._broker.host, self._broker.topics
         self.left_over = self._broker.left_over
-        self.create, self.alter, self.delete = self.desk.create, self.desk.alter, self.desk.delete
+        self.create, self.alter, self.delete = (
+            self.transactions.create,
+            self.transactions.alter,
+            self.transactions.delete,
+        )
         self.topic = self.host.topic
 
     def close(self) -> None:

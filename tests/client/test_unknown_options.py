@@ -7,14 +7,14 @@ from contextlib import closing
 import pytest
 
 import spark_stream as isolog
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.errors import InvalidOption, InvalidTransaction, Unsupported
 
 
 @pytest.fixture
 def unconnected():
     """A log whose brokers were never asked: what needs none is refused before that."""
-    with closing(isolog.Log(Connection("127.0.0.1:1"))) as log:
+    with closing(isolog.Log(ClusterConnection("127.0.0.1:1"))) as log:
         yield log
 
 

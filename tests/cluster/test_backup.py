@@ -72,7 +72,7 @@ def test_a_lost_store_refuses_changes_without_a_turn_in_the_line(path, monkeypat
     with pytest.raises(MetadataLost):
         store.put("l", {}, 0)
     turns: list[float] = []
-    monkeypatch.setattr(store._turns, "take", lambda attempt, timeout_s: turns.append(timeout_s))
+    monkeypatch.setattr(store._writers, "take", lambda attempt, timeout_s: turns.append(timeout_s))
     for _ in range(3):
         with pytest.raises(MetadataLost):
             store.put("l", {}, 0)

@@ -18,8 +18,8 @@ from spark_stream.cluster.stores import lease_files
 from spark_stream.cluster.stores.lease_files import LeaseFiles
 from spark_stream.cluster.stores.leases import (
     Board,
+    LeasePlace,
     Leases,
-    Place,
     Renewal,
     Sighting,
     note,
@@ -224,7 +224,7 @@ class SlowBoard(MemoryBoard):
     happen: Callable[[], None] = staticmethod(lambda: None)
     happen_after_write: Callable[[], None] = staticmethod(lambda: None)
 
-    def take_place(self, broker_id: str, incarnation: str, duration_s: float) -> Place:
+    def take_place(self, broker_id: str, incarnation: str, duration_s: float) -> LeasePlace:
         place = super().take_place(broker_id, incarnation, duration_s)
         return SlowPlace(self, place.broker_id, place.incarnation, place.duration_s)
 

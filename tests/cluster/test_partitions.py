@@ -17,7 +17,7 @@ from spark_stream.cluster.partitions import (
     key_of,
     put_of,
 )
-from spark_stream.cluster.stores.store import Record
+from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 
@@ -48,7 +48,7 @@ records = st.builds(
 @given(records, st.text(min_size=1), st.integers(0, 9_999))
 def test_the_codec_keeps_a_partition(record, topic_id, number):
     partition = PartitionId(topic_id, number)
-    stored = Record(key_of(partition), json.loads(json.dumps(encode(record))), 3)
+    stored = StoreRecord(key_of(partition), json.loads(json.dumps(encode(record))), 3)
     assert decode(stored) == StoredPartition(partition, record, 3)
     assert id_of(stored.key) == partition
 

@@ -240,7 +240,7 @@ def test_reads_of_a_thread_do_not_wait_for_a_change_of_another(tmp_path):
     written: list[int | None] = []
     writer = threading.Thread(target=lambda: written.append(store.put("k", {}, 0)))
     writer.start()
-    eventually(lambda: store._turns._threads._held)
+    eventually(lambda: store._writers._threads._held)
     assert store.get("k") is None
     assert writer.is_alive()
     holder.execute("rollback")

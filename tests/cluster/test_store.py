@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from spark_stream.cluster.stores.store import Delete, MetadataStore, Put, Record
+from spark_stream.cluster.stores.store import Delete, MetadataStore, Put, StoreRecord
 from spark_stream.errors import StorageFailure
 from tests.cluster.conftest import OF_PROCESSES, STORES
 from tests.examples import examples
@@ -33,7 +33,7 @@ class Watcher:
     def __init__(self, prefixes: tuple[str, ...]) -> None:
         self.prefixes = prefixes
         self.revision = 0
-        self.copy: dict[str, Record] = {}
+        self.copy: dict[str, StoreRecord] = {}
 
     def look(self, store: MetadataStore) -> None:
         changes = store.changes(self.revision, self.prefixes)
@@ -65,7 +65,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.folder = logs.folder()
         self.opener = STORES[self.kind](self.folder.__enter__())
         self.store = self.opener()
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, StoreRecord] = {}
         self.highest: dict[str, int] = {}
         self.watchers = [Watcher(("",)), Watcher(("a/", "b")), Watcher(("\U0001f986",))]
 
@@ -83,7 +83,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert version is not None
         assert version > self.highest.get(key, 0), "a version never repeats, after a delete either"
         self.highest[key] = version
-        self.records[key] = Record(key, value, version)
+        self.records[key] = StoreRecord(key, value, version)
 
     @rule(key=st.sampled_from(KEYS), step=st.sampled_from([-1, 1, 1000]))
     def put_with_another_version(self, key, step):
@@ -94,7 +94,7 @@ class StoreMachine(RuleBasedStateMachine):
         version = self.store.put(key, {}, 0)
         assert (version is None) == (key in self.records)
         if version is not None:
-            self.records[key] = Record(key, {}, version)
+            self.records[key] = StoreRecord(key, {}, version)
             self.highest[key] = version
 
     @rule(key=st.sampled_from(KEYS))
@@ -132,7 +132,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert version > max(self.highest.values(), default=0) or version in versions
                 assert version > self.highest.get(put.key, 0)
                 self.highest[put.key] = version
-                self.records[put.key] = Record(put.key, put.value, version)
+                self.records[put.key] = StoreRecord(put.key, put.value, version)
 
     @rule(deletes=st.dictionaries(st.sampled_from(KEYS), st.sampled_from([0, 0, 0, 1, -1])))
     def delete_many(self, deletes):
@@ -269,7 +269,7 @@ def test_changes_of_other_prefixes_are_not_told(store):
 def test_a_record_is_what_was_put(store):
     value = {"text": "ü\n\0", "none": None, "nested": {"list": [1, 2.5, True]}, "big": 2**60}
     version = store.put("k", value, 0)
-    assert store.get("k") == Record("k", value, version)
+    assert store.get("k") == StoreRecord("k", value, version)
     assert version > 0
 
 
@@ -278,7 +278,7 @@ def test_a_compare_and_set_that_loses_changes_nothing(store):
     assert store.put("k", {"n": 2}, 0) is None
     assert store.put("k", {"n": 2}, first + 1) is None
     assert store.delete("k", first + 1) is False
-    assert store.get("k") == Record("k", {"n": 1}, first)
+    assert store.get("k") == StoreRecord("k", {"n": 1}, first)
 
 
 def test_a_delete_of_nothing_deletes_nothing(store):
@@ -307,7 +307,7 @@ def test_a_prefix_is_text_and_not_a_pattern(store):
 def test_what_one_writes_another_sees(store, another):
     other = another()
     version = store.put("k", {"n": 1}, 0)
-    assert other.get("k") == Record("k", {"n": 1}, version)
+    assert other.get("k") == StoreRecord("k", {"n": 1}, version)
     assert other.put("k", {"n": 2}, version) > version
     assert store.get("k").value == {"n": 2}
     assert store.put("k", {"n": 3}, version) is None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.cluster.stores.store import MetadataStore, Record
+from spark_stream.cluster.stores.store import MetadataStore, StoreRecord
 from spark_stream.cluster.topics import (
     PARTITIONS_MAX,
     TOPICS,
@@ -121,7 +121,7 @@ def test_a_name_that_is_taken_is_one_plain_folder_name(name):
 @pytest.mark.parametrize("key", ["topics/flights", "removed/id1"])
 def test_the_codec_keeps_a_topic(key):
     made = topic(replication_factor=3)
-    found = decode(Record(key, json.loads(json.dumps(encode(made))), 1))
+    found = decode(StoreRecord(key, json.loads(json.dumps(encode(made))), 1))
     assert found == made
     assert found.schema.equals(SCHEMA, check_metadata=True)
 
@@ -130,4 +130,4 @@ def test_a_topic_keeps_all_its_schemas():
     first = pa.schema([("a", pa.int32())])
     second = pa.schema([("a", pa.int64()), ("b", pa.string())])
     altered = Topic("t", "id", second, 1, {}, earlier=(first,))
-    assert decode(Record("topics/t", encode(altered), 2)) == altered
+    assert decode(StoreRecord("topics/t", encode(altered), 2)) == altered

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.cluster.stores.turns import ThreadLine, Turns
+from spark_stream.cluster.stores.writer_queue import ThreadLine, WriterQueue
 from spark_stream.environment import SystemClock
 from tests.support import eventually
 
@@ -44,7 +44,7 @@ class Writer:
     """One process's line to a resource that only one can have."""
 
     def __init__(self, path: Path, resource: threading.Lock) -> None:
-        self.turns = Turns(path, SystemClock())
+        self.turns = WriterQueue(path, SystemClock())
         self.resource = resource
         self.attempts = 0
 
@@ -70,7 +70,7 @@ def writers(tmp_path):
         each.turns.close()
 
 
-@pytest.mark.rule("who may write to the store next", "cluster/stores/turns.py")
+@pytest.mark.rule("who may write to the store next", "cluster/stores/writer_queue.py")
 def test_who_ends_its_turn_and_comes_back_at_once_finds_the_other_before_it(writers):
     greedy, patient = writers
     for _ in range(20):

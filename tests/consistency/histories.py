@@ -23,7 +23,7 @@ from spark_stream.consistency.partition.effects import Effects
 from spark_stream.consistency.partition.producers import Accepted, Stamp
 from spark_stream.consistency.partition.replica import Replica, Surroundings
 from spark_stream.consistency.replication.epochs import EpochStarts
-from spark_stream.consistency.replication.follower import Agreed
+from spark_stream.consistency.replication.follower import LeaderAnswer
 from spark_stream.consistency.replication.leader import Boundary
 
 START = Boundary(EntryIndex(0), Offset(0))
@@ -80,7 +80,7 @@ class Leader:
             has = EpochStarts.derived([table_of(self.entries[:replicated])])
             history = has.history(EntryIndex(0), EntryIndex(replicated))
             agreed, _ = self.replica.follower_started(FOLLOWER, epoch, history, self.now)
-            assert isinstance(agreed, Agreed)
+            assert isinstance(agreed, LeaderAnswer)
             self._session = agreed.session
 
     def replicate(self, entries: int) -> Effects:

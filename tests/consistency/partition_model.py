@@ -21,7 +21,7 @@ from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation
 from spark_stream.consistency.partition.effects import Effects, ProposeIsr
 from spark_stream.consistency.partition.progress import IsrSettings
 from spark_stream.consistency.replication import follower
-from spark_stream.consistency.replication.follower import Agreed, BeginAnew, Cut, Refusal
+from spark_stream.consistency.replication.follower import BeginAnew, CutBack, LeaderAnswer, Refusal
 from tests.consistency.partition_parts import Acked, Follow, Frame, Link, Log, Process, Write
 
 Choose = Callable[[Sequence[Any]], Any]
@@ -289,7 +289,7 @@ class Cluster:
 
     def deliver_down(self, link: Link) -> None:
         message, taker = link.down.popleft(), link.taker
-        if isinstance(message, Agreed):
+        if isinstance(message, LeaderAnswer):
             if not self.prepare(taker, message):
                 return self.cut(taker.me.broker)
         else:
@@ -309,14 +309,14 @@ class Cluster:
             taker.core.append_replicated(entries, message.high_watermark)
         link.up.append(Acked(taker.log.end.entry))
 
-    def prepare(self, taker: Process, agreed: Agreed) -> bool:
+    def prepare(self, taker: Process, agreed: LeaderAnswer) -> bool:
         """The follower makes its log a prefix of its leader's. False: the answer is too old."""
         hole = self.holes.get(taker.me.broker)
         plan = follower.preparation(taker.core.bounds_state, agreed, hole)
         if isinstance(plan, Refusal):
             return False
         log = taker.log
-        if isinstance(plan, Cut):
+        if isinstance(plan, CutBack):
             assert self.lost or plan.lost_from is None, f"committed entries are cut: {plan}"
             log.cut(plan.entry)
             lost = plan.lost_from is not None

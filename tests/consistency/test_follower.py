@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from spark_stream.consistency.replication.follower import (
-    Agreed,
     BeginAnew,
-    Cut,
+    CutBack,
     GoOn,
+    LeaderAnswer,
     Refusal,
     Take,
     estranged,
@@ -28,8 +28,8 @@ def log(start: int, high: int, end: int) -> LeaderState:
     return LeaderState(EPOCH, at(start), at(end), at(high), followers=1)
 
 
-def agreed(entry: int, begin: int | None = None, epoch: int = EPOCH) -> Agreed:
-    return Agreed(epoch, 1, entry, 0, None if begin is None else at(begin))
+def agreed(entry: int, begin: int | None = None, epoch: int = EPOCH) -> LeaderAnswer:
+    return LeaderAnswer(epoch, 1, entry, 0, None if begin is None else at(begin))
 
 
 @pytest.mark.rule(
@@ -41,9 +41,9 @@ def agreed(entry: int, begin: int | None = None, epoch: int = EPOCH) -> Agreed:
     ("state", "answer", "plan"),
     [
         (log(0, 3, 7), agreed(7), GoOn()),
-        (log(0, 3, 7), agreed(5), Cut(5)),
-        (log(0, 3, 7), agreed(3), Cut(3)),
-        (log(0, 3, 7), agreed(2), Cut(2, lost_from=2)),
+        (log(0, 3, 7), agreed(5), CutBack(5)),
+        (log(0, 3, 7), agreed(3), CutBack(3)),
+        (log(0, 3, 7), agreed(2), CutBack(2, lost_from=2)),
         (log(0, 3, 7), agreed(9, begin=9), BeginAnew(at(9))),
         (log(0, 3, 7), agreed(3, begin=3), BeginAnew(at(3))),
         (log(0, 3, 7), agreed(2, begin=2), BeginAnew(at(2), lost_from=2)),

@@ -16,7 +16,7 @@ from spark_stream.consistency.partition.producers import (
     Accepted,
     Duplicate,
     ProducerState,
-    Refused,
+    RefusedBatch,
     Stamp,
     Wrong,
     appended,
@@ -46,7 +46,7 @@ def written(count: int, *, epoch: int = 0, first: int = 0, transaction: int = -1
 
 def wrong(state: ProducerState | None, stamp: Stamp, records: int = 2) -> Wrong:
     verdict = judge(state, stamp, records)
-    assert isinstance(verdict, Refused), verdict
+    assert isinstance(verdict, RefusedBatch), verdict
     return verdict.wrong
 
 
@@ -55,7 +55,7 @@ def wrong(state: ProducerState | None, stamp: Stamp, records: int = 2) -> Wrong:
 
 def test_a_producers_first_batch_has_sequence_0():
     assert judge(None, Stamp(7, 0, 0), 2) == Accepted()
-    assert judge(None, Stamp(7, 0, 1), 2) == Refused(Wrong.GAP, 0)
+    assert judge(None, Stamp(7, 0, 1), 2) == RefusedBatch(Wrong.GAP, 0)
 
 
 @pytest.mark.rule(
@@ -79,7 +79,7 @@ def test_a_batch_that_only_partly_is_one_that_was_kept_is_refused():
 
 @given(st.integers(1, 1_000_000))
 def test_a_gap_is_refused_naming_the_sequence_that_is_missing(ahead):
-    assert judge(written(3), Stamp(7, 0, 3 + ahead), 2) == Refused(Wrong.GAP, 3)
+    assert judge(written(3), Stamp(7, 0, 3 + ahead), 2) == RefusedBatch(Wrong.GAP, 3)
 
 
 def test_sequences_wrap_from_the_greatest_to_0_and_to_nothing_else():
@@ -87,7 +87,7 @@ def test_sequences_wrap_from_the_greatest_to_0_and_to_nothing_else():
     assert state.last_sequence == SEQUENCE_MAX
     assert judge(state, Stamp(7, 0, 0), 2) == Accepted()
     for sequence in (1, 2, SEQUENCE_MAX - 3):
-        assert isinstance(judge(state, Stamp(7, 0, sequence), 2), Refused)
+        assert isinstance(judge(state, Stamp(7, 0, sequence), 2), RefusedBatch)
     assert judge(state, Stamp(7, 0, SEQUENCE_MAX), 2) == Duplicate(104, 2)
 
 
@@ -110,8 +110,8 @@ def test_a_refused_batch_uses_up_its_sequence():
 def test_a_new_epoch_starts_at_0():
     state = written(3)
     assert judge(state, Stamp(7, 1, 0), 2) == Accepted()
-    assert judge(state, Stamp(7, 1, 3), 2) == Refused(Wrong.GAP, 0)
-    assert appended(state, Stamp(7, 1, 0), 200, 2, 9).recent == (producers.Recent(0, 200, 2),)
+    assert judge(state, Stamp(7, 1, 3), 2) == RefusedBatch(Wrong.GAP, 0)
+    assert appended(state, Stamp(7, 1, 0), 200, 2, 9).recent == (producers.RecentBatch(0, 200, 2),)
 
 
 @pytest.mark.rule("a producer of an older epoch is fenced", "consistency/partition/producers.py")
@@ -237,7 +237,7 @@ def test_followers_take_what_the_leader_decided():
     table["base_offset"] = range(4)
     table["base_sequence"], table["producer_epoch"] = [0, 5, 0, 9], [3, 3, 1, 1]
     assert derived([table], 0, DAY)[7] == ProducerState(
-        1, 9, (producers.Recent(0, 2, 1), producers.Recent(9, 3, 1))
+        1, 9, (producers.RecentBatch(0, 2, 1), producers.RecentBatch(9, 3, 1))
     )
 
 

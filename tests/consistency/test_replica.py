@@ -13,13 +13,13 @@ from spark_stream.consistency.ids import EntryIndex
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.effects import (
     Answer,
-    Bound,
     Disown,
     HighWatermarkMoved,
+    WaitBound,
     Wake,
     offset_of,
 )
-from spark_stream.consistency.partition.producers import Duplicate, Refused, Stamp, Wrong
+from spark_stream.consistency.partition.producers import Duplicate, RefusedBatch, Stamp, Wrong
 from spark_stream.consistency.partition.replica import Replica
 from tests.consistency.histories import STEPS, Leader, end_of, history, replica_of, table_of
 
@@ -138,7 +138,7 @@ def test_the_parts_of_a_transaction_end_together():
         leader.join(10, producer_id)
         leader.append(1, Stamp(producer_id, 0, 0, 10))
     replica = leader.replica
-    assert replica.wait(7, Bound.LAST_STABLE, 0)
+    assert replica.wait(7, WaitBound.LAST_STABLE, 0)
     assert leader.end(10, committed=True) == [HighWatermarkMoved(EntryIndex(4)), Wake((7,))]
     assert replica.bounds_state.bounds().last_stable_offset == 2
 
@@ -198,13 +198,13 @@ def test_an_append_that_is_cut_off_is_disowned_and_one_that_gave_up_is_never_ans
 
 # -- waiting --------------------------------------------------------------------------------------
 
-WAITS = st.lists(st.tuples(st.sampled_from(list(Bound)), st.integers(0, 60)), max_size=20)
+WAITS = st.lists(st.tuples(st.sampled_from(list(WaitBound)), st.integers(0, 60)), max_size=20)
 
 
 @given(STEPS, WAITS, st.data())
 def test_a_step_wakes_exactly_the_reads_that_it_satisfies(steps, waits, data):
     leader = Leader(followers=data.draw(st.integers(0, 1)))
-    waiting: dict[int, tuple[Bound, int]] = {}
+    waiting: dict[int, tuple[WaitBound, int]] = {}
     woken: list[int] = []
 
     real = Replica._publish
@@ -246,7 +246,7 @@ def test_a_step_wakes_exactly_the_reads_that_it_satisfies(steps, waits, data):
 
 def test_a_batch_in_a_transaction_is_taken_only_under_a_join_of_the_present_epoch():
     leader = Leader()
-    ended = Refused(Wrong.ENDED, 0)
+    ended = RefusedBatch(Wrong.ENDED, 0)
     assert leader.replica.judge(INSIDE, 1) == ended
     leader.join(10, 1)
     leader.append(1, INSIDE)

@@ -12,17 +12,17 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.effects import (
     Abandon,
     Answer,
-    Bound,
     Effects,
     HighWatermarkMoved,
     ProposeIsr,
+    WaitBound,
     Wake,
 )
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.partition.progress import IsrSettings
 from spark_stream.consistency.partition.replica import Replica, Surroundings
 from spark_stream.consistency.replication.epochs import EpochHistory
-from spark_stream.consistency.replication.follower import Agreed, Refusal
+from spark_stream.consistency.replication.follower import LeaderAnswer, Refusal
 from spark_stream.consistency.replication.leader import Boundary
 from tests.consistency.histories import AGE, START, Leader, end_of, table_of
 
@@ -50,7 +50,7 @@ class Partition(Leader):
         agreed, _ = self.replica.follower_started(
             member, self.replica.leader_epoch, history, self.now
         )
-        assert isinstance(agreed, Agreed)
+        assert isinstance(agreed, LeaderAnswer)
         return agreed.session
 
     @property
@@ -197,10 +197,10 @@ def test_a_follower_is_told_where_the_logs_go_apart_and_what_is_replicated():
         leader.append(1)
     longer = EpochHistory(0, 9, ((0, 0),))
     agreed, _ = leader.replica.follower_started(B, 1, longer, 0)
-    assert agreed == Agreed(1, 0, 0, 0)
+    assert agreed == LeaderAnswer(1, 0, 0, 0)
     same = EpochHistory(0, 2, ((1, 0),))
     agreed, effects = leader.replica.follower_started(B, 1, same, 0)
-    assert agreed == Agreed(1, 1, 2, 0)
+    assert agreed == LeaderAnswer(1, 1, 2, 0)
     assert effects == [HighWatermarkMoved(2)]
 
 
@@ -210,7 +210,7 @@ def test_a_follower_behind_the_log_start_begins_at_the_start_and_counts_for_noth
         leader.append(1)
     leader.replica.evict(Boundary(3, 3))
     agreed, effects = leader.replica.follower_started(B, 1, EpochHistory(0, 2, ((1, 0),)), 0)
-    assert agreed == Agreed(1, 0, 3, 4, begin=Boundary(3, 3))
+    assert agreed == LeaderAnswer(1, 0, 3, 4, begin=Boundary(3, 3))
     assert effects == []
     assert leader.replica.progress.acked(B) == 0
 
@@ -237,7 +237,7 @@ def test_a_follower_that_ends_where_its_leaders_log_starts_keeps_its_own_if_it_i
     for _ in range(2):
         leader.append(1)
     agreed, _ = leader.replica.follower_started(B, 1, same, 0)
-    assert agreed == Agreed(1, len(others), 2, 2, begin=begin)
+    assert agreed == LeaderAnswer(1, len(others), 2, 2, begin=begin)
     assert leader.high == 2
 
 
@@ -257,7 +257,7 @@ def test_a_leader_that_ceases_abandons_appends_wakes_reads_and_keeps_no_promise(
     leader.join(10, 1)
     replica = leader.replica
     replica.acknowledge(7, None, Isolation.READ_COMMITTED, 2)
-    assert replica.wait(8, Bound.HIGH_WATERMARK, 0)
+    assert replica.wait(8, WaitBound.HIGH_WATERMARK, 0)
     assert replica.follow(2) == [Abandon((7,)), Wake((8,))]
     assert (10, 1) not in replica.joins
     assert replica.follower_acked(0, 1, 0) == replica.tick(10**9) == []

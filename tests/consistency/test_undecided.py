@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_stream.consistency.ids import EntryIndex, Offset
-from spark_stream.consistency.partition.undecided import Part, Undecided
+from spark_stream.consistency.partition.undecided import OpenPart, Undecided
 
 
 @pytest.mark.rule(
@@ -41,8 +41,8 @@ def test_branches_of_one_transaction_are_held_apart():
     undecided.began(1, 11, 0, Offset(6))
     assert [producer for producer, _ in undecided.parts(1)] == [10, 11]
     undecided.marked(1, 10, 7)
-    assert undecided.parts(1) == [(11, Part(0, Offset(6)))]
-    assert dict(undecided.open()) == {(1, 11): Part(0, Offset(6))}
+    assert undecided.parts(1) == [(11, OpenPart(0, Offset(6)))]
+    assert dict(undecided.open()) == {(1, 11): OpenPart(0, Offset(6))}
     undecided.marked(1, 11, 8)
     assert undecided.parts(1) == []
 

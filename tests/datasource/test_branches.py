@@ -12,7 +12,7 @@ from spark_stream.consistency.transactions.transactions import Content
 from spark_stream.datasource.values.content import Measure, Replays
 from spark_stream.datasource.writing.branches import (
     TaskBranch,
-    Written,
+    WrittenRows,
     abort,
     commit,
     drop,
@@ -20,7 +20,7 @@ from spark_stream.datasource.writing.branches import (
     stop,
 )
 from spark_stream.datasource.writing.driver import NO_PLAN, Plan
-from spark_stream.datasource.writing.identity import Identity
+from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.errors import (
     BrokerUnavailable,
     DifferentReplay,
@@ -38,13 +38,13 @@ FIRST = TaskBranch(
 )
 SECOND = replace(FIRST, producer_id=11)
 DONE = replace(FIRST, committed=True)
-IDENTITY = Identity("query/q", "q", "run", 3)
+IDENTITY = BranchIdentity("query/q", "q", "run", 3)
 PLAN = Plan("driver", 8)
 ROWS = {"t": Measure(4, 44)}
 
 
-def wrote(branch: TaskBranch | None, content: dict[str, Measure] | None = None) -> Written:
-    return Written(IDENTITY, ROWS if content is None else content, branch)
+def wrote(branch: TaskBranch | None, content: dict[str, Measure] | None = None) -> WrittenRows:
+    return WrittenRows(IDENTITY, ROWS if content is None else content, branch)
 
 
 class Calls:

@@ -11,7 +11,7 @@ from spark_stream.datasource.writing.identity import (
     BATCH,
     QUERY,
     RUN,
-    Identity,
+    BranchIdentity,
     of_batch,
     of_job,
     of_task,
@@ -38,12 +38,12 @@ def told(**_: Any) -> Any:
 
 def test_the_query_id_of_the_checkpoint_names_the_transactions() -> None:
     found = of_task(None, told())
-    assert found == Identity(f"query/{QUERY_ID}", query=QUERY_ID, instance=RUN_ID, batch=7)
+    assert found == BranchIdentity(f"query/{QUERY_ID}", query=QUERY_ID, instance=RUN_ID, batch=7)
 
 
 def test_a_sink_id_names_them_instead_and_belongs_to_the_query() -> None:
     found = of_task("orders", told())
-    assert found == Identity("sink/orders", query=QUERY_ID, instance=RUN_ID, batch=7)
+    assert found == BranchIdentity("sink/orders", query=QUERY_ID, instance=RUN_ID, batch=7)
 
 
 @pytest.mark.parametrize("key", [QUERY, RUN, BATCH])

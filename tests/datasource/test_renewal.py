@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.writing import renewal, task
-from spark_stream.datasource.writing.identity import Identity
+from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.datasource.writing.renewal import KeptOpen
 from spark_stream.datasource.writing.task import TaskWriter
 from spark_stream.errors import BrokerUnavailable, IsologError, TransactionAborted
@@ -40,13 +40,13 @@ class Calls:
 
 
 @pytest.fixture
-def identity() -> Identity:
+def identity() -> BranchIdentity:
     """Of a query that no other test has."""
     query = uuid.uuid4().hex
-    return Identity(f"query/{query}", query, "run", 3)
+    return BranchIdentity(f"query/{query}", query, "run", 3)
 
 
-def test_a_transaction_is_renewed_while_its_task_runs(identity: Identity) -> None:
+def test_a_transaction_is_renewed_while_its_task_runs(identity: BranchIdentity) -> None:
     calls = Calls(BrokerUnavailable("for a moment"))
     with KeptOpen(calls, identity, SOON_MS):  # type: ignore[arg-type]
         for _ in range(3):
@@ -55,7 +55,7 @@ def test_a_transaction_is_renewed_while_its_task_runs(identity: Identity) -> Non
     assert set(calls.made) == {(identity.transactional_id, "run", 3)}
 
 
-def test_what_cannot_be_renewed_any_more_is_let_go(identity: Identity) -> None:
+def test_what_cannot_be_renewed_any_more_is_let_go(identity: BranchIdentity) -> None:
     calls = Calls(TransactionAborted("over"))
     with KeptOpen(calls, identity, SOON_MS):  # type: ignore[arg-type]
         assert calls.renewed.wait(10)
@@ -64,7 +64,7 @@ def test_what_cannot_be_renewed_any_more_is_let_go(identity: Identity) -> None:
 
 
 def test_it_is_renewed_before_the_tasks_first_row(
-    identity: Identity, monkeypatch: pytest.MonkeyPatch
+    identity: BranchIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task may compute for hours before it has one, and others have ended long ago."""
     calls = Calls()
@@ -84,7 +84,7 @@ def test_it_is_renewed_before_the_tasks_first_row(
 
 
 def test_quick_tasks_renew_nothing_until_it_is_due(
-    identity: Identity, monkeypatch: pytest.MonkeyPatch
+    identity: BranchIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small micro-batches cost no call; very many quick tasks of one batch make some."""
     calls = Calls()
@@ -109,7 +109,7 @@ def test_a_process_forgets_the_batch_writes_that_have_ended(
     monkeypatch.setattr(renewal, "_due", known)
     monkeypatch.setattr(renewal, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
     for number in range(10_000):
-        written = Identity(f"job/{number}", "q", "run", 0)
+        written = BranchIdentity(f"job/{number}", "q", "run", 0)
         KeptOpen(Calls(), written, 40_000)._due()  # type: ignore[arg-type]
     assert len(known) < 20
     assert "job/9999" in known

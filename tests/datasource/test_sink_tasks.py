@@ -12,12 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 import spark_stream as isolog
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.datasource.options import SinkOptions, sink_options
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.writing.branches import opened
-from spark_stream.datasource.writing.identity import Identity
+from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.datasource.writing.writer import IsologWriter
 from spark_stream.errors import (
     DifferentReplay,
@@ -42,7 +42,7 @@ def target(log: isolog.Log, topic: str) -> str:
 
 @pytest.fixture
 def transactions(shared: BrokerProcess) -> Iterator[TransactionsClient]:
-    connection = Connection(bootstrap=shared.address)
+    connection = ClusterConnection(bootstrap=shared.address)
     yield TransactionsClient(connection)
     connection.close()
 
@@ -232,8 +232,8 @@ def test_a_sink_id_is_a_streams_or_batch_writes(
     other = uuid.uuid4().hex
     query = str(uuid.uuid4())
     with pytest.raises(SinkInUse, match="batch writes"):
-        opened(transactions, Identity(f"sink/{sink}", query, "run", 1))
-    opened(transactions, Identity(f"sink/{other}", query, "run", 0))
+        opened(transactions, BranchIdentity(f"sink/{sink}", query, "run", 1))
+    opened(transactions, BranchIdentity(f"sink/{other}", query, "run", 0))
     with pytest.raises(SinkInUse, match=f"another query .{query}"):
         batch_writer(shared, target, other, 1).write(iter([numbers(0, 1)]))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import spark_stream as isolog
-from spark_stream.broker.node.identity import Identity
+from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.cluster.brokers import Brokers
 from spark_stream.cluster.identity import ClusterSecret, cluster_identity
 from spark_stream.cluster.stores.sqlite import SqliteStore
@@ -48,7 +48,7 @@ class FalseFollower:
             cluster_id, true = cluster_identity(store, SystemIds(), None)
             known = {each.id: each for each in Brokers(store).all()}
         key = true if secret == "true" else ClusterSecret(secret.encode())
-        me = Identity(cluster_id, BrokerId(str(follower)), "an incarnation", key)
+        me = BrokerIdentity(cluster_id, BrokerId(str(follower)), "an incarnation", key)
         opened = OpenReplication(
             stream="false",
             follower=me.broker_id,

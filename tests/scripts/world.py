@@ -15,7 +15,7 @@ from typing import Any
 
 from spark_stream.cluster.stores.store import Delete as StoreDelete
 from spark_stream.cluster.stores.store import Put as StorePut
-from spark_stream.cluster.stores.store import Record
+from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.cluster.transactions import JOINS, PREFIX, decode, decode_join
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
 from spark_stream.consistency.transactions.transactions import (
@@ -68,13 +68,13 @@ class ModelStore:
     """The metadata store as a dict."""
 
     def __init__(self) -> None:
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, StoreRecord] = {}
         self._versions = count(1)
 
-    def get(self, key: str) -> Record | None:
+    def get(self, key: str) -> StoreRecord | None:
         return self.records.get(key)
 
-    def list(self, prefix: str) -> list[Record]:
+    def list(self, prefix: str) -> list[StoreRecord]:
         return [self.records[key] for key in sorted(self.records) if key.startswith(prefix)]
 
     def put(self, key: str, value: Any, expected: int) -> int | None:
@@ -82,7 +82,7 @@ class ModelStore:
         if (0 if known is None else known.version) != expected:
             return None
         version = next(self._versions)
-        self.records[key] = Record(key, value, version)
+        self.records[key] = StoreRecord(key, value, version)
         return version
 
     def put_many(self, puts: Sequence[StorePut]) -> list[int | None]:

@@ -20,7 +20,7 @@ from msgspec import Struct, field
 from spark_stream.broker.actions.leaders import leaders_of
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
 from spark_stream.broker.host.host import Host
-from spark_stream.broker.node.identity import Endpoint, Identity
+from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leader_stream import Leading
@@ -30,7 +30,7 @@ from spark_stream.broker.scripting.driver import Peers
 from spark_stream.broker.scripting.joining import join_together
 from spark_stream.broker.scripting.step_table import Answer
 from spark_stream.broker.scripting.steps import pack_steps, unpack_steps
-from spark_stream.broker.scripting.transactions import TransactionDesk
+from spark_stream.broker.scripting.transactions import TransactionCoordinator
 from spark_stream.broker.serving.append_batch import Append, StreamFacts
 from spark_stream.broker.serving.fetch_task import Answers, FetchTask, FetchTasks
 from spark_stream.broker.serving.fetching import FetchStream
@@ -152,11 +152,11 @@ class SimulatedBroker:
         self._changing: set[str] = set()
         self.core: BrokerCore
         self.host: Host
-        self.desk: TransactionDesk
+        self.transactions: TransactionCoordinator
         self.driver: SimulatedDriver
         self.leases: WatchedLeases
         self._leading: Leading
-        self._me: Identity
+        self._me: BrokerIdentity
         self._store: MortalStore
         self._proposed: Signal
         self.ended_in_order = False
@@ -227,14 +227,18 @@ class SimulatedBroker:
         self.leases = WatchedLeases(around.board, around.clock, around.found_over)
         self._proposed = Signal(around.schedule)
         incarnation = around.ids.new_id()
-        self._me = Identity("cluster", BrokerId(self.broker_id), incarnation, _SECRET)
+        self._me = BrokerIdentity("cluster", BrokerId(self.broker_id), incarnation, _SECRET)
         while True:
             try:
                 core = self.core = self._opened()
-                self.host, self.desk, self.members = core.host, core.transactions, core.members
+                self.host, self.transactions, self.members = (
+                    core.host,
+                    core.transactions,
+                    core.members,
+                )
                 self.opened_in = self.lives
                 yield NOW
-                core.standing.vouch()
+                core.registration.decide_generation()
                 break
             except IsologError:
                 yield _RETRY_S
@@ -251,11 +255,13 @@ class SimulatedBroker:
             around.clock,
             self._threads().background,
         )
-        core.standing.register(RegisteredBroker(self.broker_id, self.broker_id, incarnation, "1"))
+        core.registration.register(
+            RegisteredBroker(self.broker_id, self.broker_id, incarnation, "1")
+        )
         self.registered_in = self.lives
         yield NOW
         core.take_lease(incarnation)
-        self._keep("lease", LEASE_S / 3, lambda: core.tenure.renew() if self.renews else None)
+        self._keep("lease", LEASE_S / 3, lambda: core.lease_keeper.renew() if self.renews else None)
         self.serves = True
         yield NOW
         yield from self.run(core.beginning())
@@ -367,8 +373,8 @@ class SimulatedBroker:
         yield NOW
         self.ended_in_order = in_order
         if in_order:
-            self.core.standing.end()
-        self.core.tenure.end()
+            self.core.registration.end()
+        self.core.lease_keeper.end()
         self.crash()
 
     def _start_task(self, name: str, body: Body) -> None:
@@ -439,12 +445,12 @@ class SimulatedBroker:
     def new_append(self, asked: AppendTo, envelope: Envelope, batch: pa.RecordBatch) -> Append:
         """Return the append of a batch that a client has sent."""
         hosted = self.host.topic(asked.topic, asked.topic_id)
-        facts = StreamFacts(asked, self._around.clock, self.desk.finished)
+        facts = StreamFacts(asked, self._around.clock, self.transactions.finished)
         return Append(facts, hosted, envelope, batch)
 
     def join(self, partitions: Sequence[Partition], stamp: Stamp, owner: str) -> Script[None]:
         """Let partitions join a transaction."""
-        return join_together(self.desk.finished, partitions, stamp, owner)
+        return join_together(self.transactions.finished, partitions, stamp, owner)
 
     def answers(self, batch: pa.RecordBatch, ack: Ack) -> None:
         """Note that a batch is answered."""

@@ -14,7 +14,7 @@ from spark_stream.broker.scripting.step_table import Answer
 from spark_stream.cluster.brokers import BROKERS
 from spark_stream.cluster.consumers import CONSUMERS
 from spark_stream.cluster.partitions import PARTITIONS, decode_value, id_of
-from spark_stream.cluster.stores.store import Record
+from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.cluster.topics import TOPICS, Topic
 from spark_stream.cluster.topics import decode as decode_topic
 from spark_stream.cluster.transactions import JOINS, PREFIX, decode, decode_join
@@ -197,7 +197,7 @@ class Onlooker:
                 self._tell(f"{by}: {name} is {describe_record(now)}")
             self._notice("recorded", was, now, by)
         elif key.startswith(JOINS):
-            join = decode_join(Record(key, json.loads(after or before or ""), 1))
+            join = decode_join(StoreRecord(key, json.loads(after or before or ""), 1))
             what = "is gone" if after is None else f"of {join.transactional_id}"
             self._tell(f"{by}: the join of transaction {join.number} in {key} {what}")
             if after is not None:
@@ -219,7 +219,7 @@ class Onlooker:
         name = key.removeprefix(TOPICS)
         old = self.topics.pop(name, None)
         if after is not None:
-            topic = self.topics[name] = decode_topic(Record(key, json.loads(after), 1))
+            topic = self.topics[name] = decode_topic(StoreRecord(key, json.loads(after), 1))
             settings = self._view.settings[topic.id] = parse_settings(topic.config)
             flush = settings.flush
             for number in range(topic.partitions):

@@ -34,8 +34,8 @@ from spark_stream.client.writing.instructions import (
     WakeAt,
 )
 from spark_stream.client.writing.lanes import (
-    Identity,
     Outgoing,
+    ProducerIdentity,
     Settlement,
     Unacknowledged,
     settlement_of,
@@ -226,7 +226,7 @@ class SimulatedProducer:
         self, producer_id: int, epoch: int, transaction: int, transactional_id: str
     ) -> None:
         """Write in a transaction from now on."""
-        self.core.write_as(Identity(producer_id, epoch, transaction), transactional_id)
+        self.core.write_as(ProducerIdentity(producer_id, epoch, transaction), transactional_id)
 
     def close(self) -> None:
         """End once everything is settled."""
@@ -336,7 +336,7 @@ class SimulatedProducer:
     def _ask_identity(self) -> Body:
         assert self._identity is not None
         try:
-            identity: Identity = yield from self._identity()
+            identity: ProducerIdentity = yield from self._identity()
         except (IsologError, NoAnswer) as error:
             failure = error if isinstance(error, IsologError) else BrokerUnavailable(str(error))
             self.event(lambda core, now: core.identity_failed(failure, now))

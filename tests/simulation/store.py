@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from spark_stream.cluster.stores.store import Changes, Delete, Put, Record, check_distinct
+from spark_stream.cluster.stores.store import Changes, Delete, Put, StoreRecord, check_distinct
 from spark_stream.errors import StorageFailure
 
 
@@ -51,12 +51,12 @@ class MemoryStore:
         self._closed = False
         self._sees: int | None = None
 
-    def get(self, key: str) -> Record | None:
+    def get(self, key: str) -> StoreRecord | None:
         self._check_open()
         kept = self._records.kept.get(key)
         return None if kept is None else _record(key, kept)
 
-    def list(self, prefix: str) -> Sequence[Record]:
+    def list(self, prefix: str) -> Sequence[StoreRecord]:
         self._check_open()
         with self._records.changing:
             found = [each for each in self._records.kept.items() if each[0].startswith(prefix)]
@@ -128,7 +128,7 @@ class MemoryStore:
     def _changes_then(self, since: int, upto: int, meant: tuple[str, ...]) -> Changes:
         """As :meth:`changes` would have answered at this revision."""
         with self._records.changing:
-            changed: dict[str, Record | None] = {}
+            changed: dict[str, StoreRecord | None] = {}
             for revision, (key, text) in enumerate(self._records.past[:upto], 1):
                 if revision > since and key.startswith(meant):
                     changed[key] = None if text is None else _record(key, (text, revision))
@@ -168,6 +168,6 @@ class MortalStore(MemoryStore):
         return super().delete(key, expected)
 
 
-def _record(key: str, kept: tuple[str, int]) -> Record:
+def _record(key: str, kept: tuple[str, int]) -> StoreRecord:
     text, version = kept
-    return Record(key, json.loads(text), version)
+    return StoreRecord(key, json.loads(text), version)

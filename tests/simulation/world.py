@@ -16,11 +16,11 @@ from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.serving.fetch_task import Answers
 from spark_stream.cluster.brokers import BROKERS, RegisteredBroker
 from spark_stream.cluster.brokers import encode as encode_broker
+from spark_stream.cluster.generations import GENERATIONS, LeftBehind
+from spark_stream.cluster.generations import encode as encode_left_behind
 from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.cluster.topics import TOPICS, Topic, encode
-from spark_stream.cluster.vouching import VOUCHING, LeftBehind
-from spark_stream.cluster.vouching import encode as encode_left_behind
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.transactions.transactions import State
@@ -312,7 +312,7 @@ class World:
                 Generation(f"{broker.broker_id}.0"), "before", None, broker.boot_id()
             )
             broker.logs.record_run("before")
-            store.put(VOUCHING + broker.broker_id, encode_left_behind(before), 0)
+            store.put(GENERATIONS + broker.broker_id, encode_left_behind(before), 0)
             known = RegisteredBroker(
                 broker.broker_id, broker.broker_id, "before", "1", before.generation
             )

@@ -16,7 +16,7 @@ from chispa import assert_df_equality
 from pyspark.sql.streaming import DataStreamWriter
 
 import spark_stream as isolog
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.transactions import TransactionsClient
 from tests.spark.conftest import Queries
 from tests.spark.faults import FaultySource
@@ -48,7 +48,7 @@ def target(log: isolog.Log, topic: str) -> str:
 
 @pytest.fixture(scope="package")
 def transactions(shared_path: Path) -> Iterator[TransactionsClient]:
-    connection = Connection(path=shared_path)
+    connection = ClusterConnection(path=shared_path)
     yield TransactionsClient(connection)
     connection.close()
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import spark_stream as isolog
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.wire.sink_messages import OpenBranch
 from tests.spark.conftest import Queries, ended
@@ -20,7 +20,7 @@ from tests.spark.test_stream_source import NUMBERS
 
 @pytest.fixture(scope="module")
 def transactions(shared_path: Path) -> Iterator[TransactionsClient]:
-    connection = Connection(path=shared_path)
+    connection = ClusterConnection(path=shared_path)
     yield TransactionsClient(connection)
     connection.close()
 

@@ -11,7 +11,7 @@ import pytest
 
 from spark_stream.storage.disk import disk
 from spark_stream.storage.disk.disk import OsDisk
-from spark_stream.storage.format.message import Message, uncompressed
+from spark_stream.storage.format.message import EncodedBatch, uncompressed
 
 ROWS = 300_000
 
@@ -55,7 +55,7 @@ def test_large_values_are_not_copied():
 
 def test_a_message_of_one_part_is_joined_already():
     part = pa.py_buffer(b"some bytes")
-    assert Message.of(part).joined().address == part.address
+    assert EncodedBatch.of(part).joined().address == part.address
 
 
 def test_parts_are_written_whole_however_little_the_system_takes_at_once(

@@ -48,7 +48,7 @@ from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
 from spark_stream.consistency.isolation import DROPS_ABORTED, Isolation, upper_bound
 from spark_stream.consistency.partition.effects import Abandon, Answer, Disown, Effect, Effects
-from spark_stream.consistency.partition.producers import NOBODY, Duplicate, Refused, Stamp
+from spark_stream.consistency.partition.producers import NOBODY, Duplicate, RefusedBatch, Stamp
 from spark_stream.consistency.partition.progress import IsrSettings
 from spark_stream.consistency.replication.lineage import (
     NOTHING_KNOWN,
@@ -150,7 +150,7 @@ class Story:
             return
         if stamp is not None:
             judged = core.judge(stamp, 1)
-            assert not isinstance(judged, Refused | Duplicate), judged
+            assert not isinstance(judged, RefusedBatch | Duplicate), judged
         entry = self._entry(process, Kind.DATA, stamp or NOBODY)
         self.names[entry.data_crc] = name if transaction is None else f"{name}({transaction})"
         process.log.entries.append(entry)

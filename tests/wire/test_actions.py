@@ -8,7 +8,7 @@ from typing import get_type_hints
 
 import pytest
 
-from spark_stream.broker.actions.here import Here
+from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.table import HANDLERS
 from spark_stream.wire.actions import ACTIONS
 from tests.test_layers import PACKAGE
@@ -28,7 +28,7 @@ def calls_of_the_client() -> Iterator[tuple[str, str]]:
 def test_the_broker_takes_and_answers_the_messages_of_the_table() -> None:
     found = {name: list(get_type_hints(act).values()) for name, act in HANDLERS.items()}
     assert found == {
-        name: [Here, action.request, action.answer] for name, action in ACTIONS.items()
+        name: [BrokerContext, action.request, action.answer] for name, action in ACTIONS.items()
     }
 
 

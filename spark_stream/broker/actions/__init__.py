@@ -1,7 +1,7 @@
 """Short requests: one message in, one message out.
 
 ``table``         which method carries out which action
-``here``          what actions act on
+``context``       what actions act on
 ``topics``, ``transactions``, ``consumers``, ``cluster``, ``leaders``  carry them out
 ``mapped``        where records lie, for readers on the same machine
 """

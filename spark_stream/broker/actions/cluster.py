@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from spark_stream.broker.actions.here import Here
+from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.node.placing import check_stay
 from spark_stream.cluster.brokers import BrokerState
 from spark_stream.cluster.partitions import PartitionId
@@ -132,13 +132,13 @@ def _of_partitions(kind: ProblemKind, those: Iterable[Watched], what: str) -> Pr
     return Problem(kind, f"partitions {what}: {len(names)}", len(names), tuple(names[:_NAMES_MAX]))
 
 
-def describe_cluster(here: Here, asked: Empty) -> ClusterDescription:
-    here.host.refresh()
-    now, members = here.host.view.now, here.members
+def describe_cluster(context: BrokerContext, asked: Empty) -> ClusterDescription:
+    context.host.refresh()
+    now, members = context.host.view.now, context.members
     watched = [
         Watched(f"{topic.name}/{number}", stored.record, settings.min_insync_replicas)
         for topic in now.topics.values()
-        for settings in (here.host.settings_of(topic),)
+        for settings in (context.host.settings_of(topic),)
         for number, stored in now.partitions.get(topic.id, {}).items()
         if number < topic.partitions
     ]
@@ -159,11 +159,11 @@ def describe_cluster(here: Here, asked: Empty) -> ClusterDescription:
         for broker, each in sorted(now.brokers.items())
     ]
     problems = find_problems(watched, brokers, alive, members.takers().keys())
-    if (lost := here.store.lost) is not None:
+    if (lost := context.store.lost) is not None:
         text = f"{lost.message}: {lost.hint}"
         problems.insert(0, Problem(ProblemKind.METADATA_LOST, text, 1))
     return ClusterDescription(
-        cluster_id=here.facts.cluster_id,
+        cluster_id=context.facts.cluster_id,
         controller=None if now.controller is None else now.controller.broker,
         brokers=tuple(brokers),
         topics=len(now.topics),
@@ -175,56 +175,58 @@ def describe_cluster(here: Here, asked: Empty) -> ClusterDescription:
     )
 
 
-def move_replicas(here: Here, asked: MoveReplicas) -> Empty:
-    here.host.refresh()  # another broker may have changed the topic a moment ago
-    topic = here.host.find(asked.topic)
-    hosted = here.host.topic(asked.topic, topic.id)
+def move_replicas(context: BrokerContext, asked: MoveReplicas) -> Empty:
+    context.host.refresh()  # another broker may have changed the topic a moment ago
+    topic = context.host.find(asked.topic)
+    hosted = context.host.topic(asked.topic, topic.id)
     targets = {}
     for number, brokers in asked.partitions.items():
         hosted.check_number(number)
-        wrong = misassigned([brokers], here.members.registered().keys(), first_partition=number)
+        wrong = misassigned([brokers], context.members.registered().keys(), first_partition=number)
         if wrong is not None:
             raise InvalidAssignment(
                 f"topic {topic.name!r}: {wrong.message}", topic=topic.name, partition=number
             )
-        there = here.host.record(topic, number)
+        there = context.host.record(topic, number)
         comes = set(brokers) - set(() if there is None else there.replicas)
-        check_stay(topic, number, sorted(comes), here.members)
+        check_stay(topic, number, sorted(comes), context.members)
         targets[PartitionId(topic.id, number)] = [BrokerId(each) for each in brokers]
-    here.desk.run(
+    context.transactions.run(
         moving.change_records(
             list(targets),
-            here.host.view_of,
+            context.host.view_of,
             lambda at, record: election.begin_move(record, targets[at]),
         )
     )
     return Empty()
 
 
-def cancel_moves(here: Here, asked: MoveReplicas) -> Empty:
-    here.host.refresh()
-    topic = here.host.find(asked.topic)
+def cancel_moves(context: BrokerContext, asked: MoveReplicas) -> Empty:
+    context.host.refresh()
+    topic = context.host.find(asked.topic)
     numbers = asked.partitions or range(topic.partitions)
     places = [PartitionId(topic.id, number) for number in numbers]
-    alive = here.members.alive()
-    here.desk.run(
+    alive = context.members.alive()
+    context.transactions.run(
         moving.change_records(
-            places, here.host.view_of, lambda _, record: election.cancel_move(record, alive)
+            places, context.host.view_of, lambda _, record: election.cancel_move(record, alive)
         )
     )
     return Empty()
 
 
-def elect_preferred(here: Here, asked: ElectPreferred) -> Elected:
-    here.host.refresh()
+def elect_preferred(context: BrokerContext, asked: ElectPreferred) -> Elected:
+    context.host.refresh()
     topics: Sequence[Topic] = (
-        [here.host.find(asked.topic)] if asked.topic else list(here.host.view.now.topics.values())
+        [context.host.find(asked.topic)]
+        if asked.topic
+        else list(context.host.view.now.topics.values())
     )
-    alive = here.members.alive()
+    alive = context.members.alive()
     places = [PartitionId(each.id, number) for each in topics for number in range(each.partitions)]
-    outcomes = here.desk.run(
+    outcomes = context.transactions.run(
         moving.change_records(
-            places, here.host.view_of, lambda _, record: election.prefer(record, alive)
+            places, context.host.view_of, lambda _, record: election.prefer(record, alive)
         )
     )
     found = list(outcomes.values())
@@ -234,24 +236,24 @@ def elect_preferred(here: Here, asked: ElectPreferred) -> Elected:
     )
 
 
-def decommission(here: Here, asked: NamedBroker) -> Empty:
-    here.host.refresh()
-    others = here.members.takers().keys() - {asked.broker}
-    if here.members.get(asked.broker) is not None and not others:
+def decommission(context: BrokerContext, asked: NamedBroker) -> Empty:
+    context.host.refresh()
+    others = context.members.takers().keys() - {asked.broker}
+    if context.members.get(asked.broker) is not None and not others:
         raise InvalidRequest(
             f"broker {asked.broker} is the only one that can keep replicas",
             broker=asked.broker,
             hint="Start another broker first.",
         )
-    here.desk.run(moving.mark_broker(BrokerId(asked.broker), BrokerState.LEAVING))
+    context.transactions.run(moving.mark_broker(BrokerId(asked.broker), BrokerState.LEAVING))
     return Empty()
 
 
-def recommission(here: Here, asked: NamedBroker) -> Empty:
-    here.desk.run(moving.mark_broker(BrokerId(asked.broker), BrokerState.ACTIVE))
+def recommission(context: BrokerContext, asked: NamedBroker) -> Empty:
+    context.transactions.run(moving.mark_broker(BrokerId(asked.broker), BrokerState.ACTIVE))
     return Empty()
 
 
-def restore_metadata(here: Here, asked: Empty) -> Empty:
-    here.store.write_back()
+def restore_metadata(context: BrokerContext, asked: Empty) -> Empty:
+    context.store.write_back()
     return Empty()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spark_stream.broker.actions.here import Here
+from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.cluster.queries import Query
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf, ReadPosition
@@ -21,9 +21,11 @@ from spark_stream.wire.messages import Empty
 from spark_stream.wire.transaction_messages import NamedConsumer
 
 
-def pin_start(here: Here, asked: PinStart) -> PinnedStart:
+def pin_start(context: BrokerContext, asked: PinStart) -> PinnedStart:
     query = Query(asked.instance, asked.selection, asked.isolation, asked.starting, asked.start)
-    found = here.desk.run(queries.pin_start(asked.consumer, query, here.desk.now_ms()))
+    found = context.transactions.run(
+        queries.pin_start(asked.consumer, query, context.transactions.now_ms())
+    )
     if found is None:
         return PinnedStart(selection=asked.selection, starting="")
     return PinnedStart(
@@ -34,20 +36,22 @@ def pin_start(here: Here, asked: PinStart) -> PinnedStart:
     )
 
 
-def record_progress(here: Here, asked: RecordProgress) -> Empty:
+def record_progress(context: BrokerContext, asked: RecordProgress) -> Empty:
     query = Query(
         asked.instance,
         asked.selection,
         asked.isolation,
         positions=tuple(asked.positions),
     )
-    now_ms = here.desk.now_ms()
-    here.desk.run(queries.record_progress(asked.consumer, query, now_ms, claim=asked.claim))
+    now_ms = context.transactions.now_ms()
+    context.transactions.run(
+        queries.record_progress(asked.consumer, query, now_ms, claim=asked.claim)
+    )
     return Empty()
 
 
-def list_consumers(here: Here, asked: Empty) -> ConsumerDescriptions:
-    found = here.desk.run(queries.read_named())
+def list_consumers(context: BrokerContext, asked: Empty) -> ConsumerDescriptions:
+    found = context.transactions.run(queries.read_named())
     clients = [
         ConsumerDescription(name=name, kind="client", partitions=_partitions(positions))
         for name, positions in found.consumers.items()
@@ -83,6 +87,6 @@ def _partitions(
     )
 
 
-def delete_consumer(here: Here, asked: NamedConsumer) -> Empty:
-    here.desk.run(queries.forget_name(asked.consumer))
+def delete_consumer(context: BrokerContext, asked: NamedConsumer) -> Empty:
+    context.transactions.run(queries.forget_name(asked.consumer))
     return Empty()

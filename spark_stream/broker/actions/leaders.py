@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spark_stream.broker.actions.here import Here
+from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.host.host import Host
 from spark_stream.cluster.topics import Topic
 from spark_stream.wire.messages import (
@@ -17,15 +17,15 @@ from spark_stream.wire.messages import (
 )
 
 
-def find_leaders(here: Here, asked: FindLeaders) -> Leaders:
-    topic = here.host.find(asked.topic, asked.topic_id)
+def find_leaders(context: BrokerContext, asked: FindLeaders) -> Leaders:
+    topic = context.host.find(asked.topic, asked.topic_id)
     return Leaders(
-        topic_id=topic.id, partitions=leaders_of(here.host, topic, range(topic.partitions))
+        topic_id=topic.id, partitions=leaders_of(context.host, topic, range(topic.partitions))
     )
 
 
-def list_brokers(here: Here, asked: Empty) -> BrokerList:
-    found = here.host.view.now.brokers.values()
+def list_brokers(context: BrokerContext, asked: Empty) -> BrokerList:
+    found = context.host.view.now.brokers.values()
     return BrokerList(brokers=[BrokerAddress(id=each.id, address=each.address) for each in found])
 
 

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from spark_stream.broker.actions.here import Here
+from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.consistency.isolation import VisibleRange
@@ -79,13 +79,13 @@ def _follower_on(request: FetchRange, host: Host) -> BrokerAddress | None:
     return None
 
 
-def locate_entries(here: Here, asked: LocateEntries) -> LocatedEntries:
+def locate_entries(context: BrokerContext, asked: LocateEntries) -> LocatedEntries:
     """Answer the action ``locate-entries``.
 
     Raises:
         InvalidRequest: the runs do not rise, or name what is no batch.
     """
-    replica = here.host.replica(Joined(asked.topic, asked.topic_id, asked.partition))
+    replica = context.host.replica(Joined(asked.topic, asked.topic_id, asked.partition))
     if replica is None:
         return LocatedEntries(places=[None] * len(asked.runs))
     return LocatedEntries(

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from spark_stream.broker.actions import cluster, consumers, leaders, mapped, topics
 from spark_stream.broker.actions import transactions as acts
-from spark_stream.broker.actions.here import Here
+from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.errors import InvalidRequest
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.messages import Message
 
-HANDLERS: Final[Mapping[str, Callable[[Here, Any], Message]]] = {
+HANDLERS: Final[Mapping[str, Callable[[BrokerContext, Any], Message]]] = {
     "create-topic": topics.create_topic,
     "alter-topic": topics.alter_topic,
     "delete-topic": topics.delete_topic,
@@ -63,8 +63,8 @@ HANDLERS: Final[Mapping[str, Callable[[Here, Any], Message]]] = {
 }
 
 
-def run_action(here: Here, name: str, body: bytes) -> Message:
+def run_action(context: BrokerContext, name: str, body: bytes) -> Message:
     """Run an action. InvalidRequest if there is none of this name, or its body is wrong."""
     if name not in ACTIONS:
         raise InvalidRequest(f"there is no action {name!r}; there are {', '.join(ACTIONS)}")
-    return HANDLERS[name](here, ACTIONS[name].request.from_bytes(body))
+    return HANDLERS[name](context, ACTIONS[name].request.from_bytes(body))

@@ -7,7 +7,7 @@ import os
 import psutil
 from msgspec import structs
 
-from spark_stream.broker.actions.here import Here
+from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.leaders import leaders_of
 from spark_stream.broker.host.hosted import HostedTopic
 from spark_stream.broker.node.placing import lone_replica_warning
@@ -40,8 +40,8 @@ from spark_stream.wire.messages import (
 )
 
 
-def create_topic(here: Here, asked: CreateTopic) -> TopicDescription:
-    hosted = here.topics.create(
+def create_topic(context: BrokerContext, asked: CreateTopic) -> TopicDescription:
+    hosted = context.topics.create(
         asked.topic,
         asked.partitions,
         asked.replication_factor,
@@ -50,47 +50,47 @@ def create_topic(here: Here, asked: CreateTopic) -> TopicDescription:
         asked.assignment,
         asked.token,
     )
-    return _described(here, hosted)
+    return _described(context, hosted)
 
 
-def alter_topic(here: Here, asked: AlterTopic) -> TopicDescription:
-    altered = here.topics.alter(
+def alter_topic(context: BrokerContext, asked: AlterTopic) -> TopicDescription:
+    altered = context.topics.alter(
         asked.topic, asked.partitions, asked.config, asked.assignment, asked.schema
     )
-    return _described(here, altered)
+    return _described(context, altered)
 
 
-def delete_topic(here: Here, asked: NamedTopic) -> Empty:
-    here.topics.delete(asked.topic)
+def delete_topic(context: BrokerContext, asked: NamedTopic) -> Empty:
+    context.topics.delete(asked.topic)
     return Empty()
 
 
-def describe_topic(here: Here, asked: NamedTopic) -> TopicDescription:
-    here.host.refresh()  # another broker may have changed it a moment ago
-    return _described(here, here.host.topic(asked.topic))
+def describe_topic(context: BrokerContext, asked: NamedTopic) -> TopicDescription:
+    context.host.refresh()  # another broker may have changed it a moment ago
+    return _described(context, context.host.topic(asked.topic))
 
 
-def list_topics(here: Here, asked: Empty) -> TopicNames:
-    here.host.refresh()
-    return TopicNames(topics=here.host.names())
+def list_topics(context: BrokerContext, asked: Empty) -> TopicNames:
+    context.host.refresh()
+    return TopicNames(topics=context.host.names())
 
 
-def list_offsets(here: Here, asked: ListOffsets) -> ListedOffsets:
+def list_offsets(context: BrokerContext, asked: ListOffsets) -> ListedOffsets:
     found: dict[str, PartitionOffsets] = {}
     unknown: dict[str, IsologError] = {}
     if asked.names:
-        here.host.refresh()  # another broker may have made a topic a moment ago
+        context.host.refresh()  # another broker may have made a topic a moment ago
     for each in asked.topics:
         try:
-            found[each.topic] = _offsets(here, each)
+            found[each.topic] = _offsets(context, each)
         except UnknownTopic as error:
             unknown[each.topic] = error
-    names = here.host.names() if asked.names else None
+    names = context.host.names() if asked.names else None
     return ListedOffsets(topics=found, unknown=unknown, names=names)
 
 
-def _offsets(here: Here, asked: AskedTopic) -> PartitionOffsets:
-    hosted = here.host.topic(asked.topic)
+def _offsets(context: BrokerContext, asked: AskedTopic) -> PartitionOffsets:
+    hosted = context.host.topic(asked.topic)
     numbers = range(hosted.topic.partitions) if asked.partitions is None else asked.partitions
     found: dict[int, PartitionOffset] = {}
     elsewhere: list[int] = []
@@ -102,37 +102,37 @@ def _offsets(here: Here, asked: AskedTopic) -> PartitionOffsets:
     return PartitionOffsets(
         topic_id=hosted.topic.id,
         partitions=found,
-        elsewhere=leaders_of(here.host, hosted.topic, elsewhere),
+        elsewhere=leaders_of(context.host, hosted.topic, elsewhere),
     )
 
 
-def status(here: Here, asked: Empty) -> BrokerStatus:
-    hosted, checked = here.host.topics(), here.scrub.last
+def status(context: BrokerContext, asked: Empty) -> BrokerStatus:
+    hosted, checked = context.host.topics(), context.scrub.last
     return BrokerStatus(
         version=VERSION,
         pid=os.getpid(),
-        address=here.facts.address,
-        directory=here.facts.directory,
-        cluster_id=here.facts.cluster_id,
+        address=context.facts.address,
+        directory=context.facts.directory,
+        cluster_id=context.facts.cluster_id,
         topics=len(hosted),
         partitions=sum(len(each.replicas) for each in hosted),
-        uptime_s=here.clock.monotonic() - here.facts.started,
+        uptime_s=context.clock.monotonic() - context.facts.started,
         memory=own_memory(psutil.Process()),
-        broker_id=here.host.broker_id,
-        flight=here.facts.flight,
+        broker_id=context.host.broker_id,
+        flight=context.facts.flight,
         checked_ms=None if checked is None else checked.ended_us // 1000,
         damaged={
             each.name: int(each.log.boundary_of(hole).offset)
-            for each in here.host.open_replicas()
+            for each in context.host.open_replicas()
             if (hole := each.log.hole) is not None
         },
     )
 
 
-def _described(here: Here, hosted: HostedTopic) -> TopicDescription:
+def _described(context: BrokerContext, hosted: HostedTopic) -> TopicDescription:
     topic = hosted.topic
     places = [Joined(topic.name, topic.id, number) for number in range(topic.partitions)]
-    answers = here.desk.run(together(Describe(at) for at in places))
+    answers = context.transactions.run(together(Describe(at) for at in places))
     for answer in answers:
         if isinstance(answer, UnknownTopic):  # it was deleted meanwhile
             raise answer
@@ -142,11 +142,11 @@ def _described(here: Here, hosted: HostedTopic) -> TopicDescription:
         schema=topic.schema,
         config=shown_settings(hosted.settings),
         replication_factor=topic.replication_factor,
-        warning=lone_replica_warning(topic, here.members),
+        warning=lone_replica_warning(topic, context.members),
         schema_version=len(topic.earlier),
         added=tuple(topic.schema.names[len((*topic.earlier, topic.schema)[0]) :]),
         partitions=tuple(
-            partition_facts(number, here.host.record(topic, number), answer)
+            partition_facts(number, context.host.record(topic, number), answer)
             for number, answer in enumerate(answers)
         ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from spark_stream.broker.actions.here import Here
+from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.consistency.transactions.sinks import Claim, Stop
 from spark_stream.consistency.transactions.transactions import Joined, Transaction
 from spark_stream.errors import InvalidRequest, IsologError
@@ -16,7 +16,7 @@ from spark_stream.scripts.transactions import consumers, deciding, positions, re
 from spark_stream.scripts.transactions.deciding import Commit
 from spark_stream.wire.messages import AtomicCut, Cut, Empty
 from spark_stream.wire.sink_messages import (
-    DropBranch,
+    DropBranchRequest,
     OpenBranch,
     RenewBatch,
     SettledBatch,
@@ -44,36 +44,38 @@ from spark_stream.wire.transaction_messages import (
 # -- producers ------------------------------------------------------------------------------------
 
 
-def new_producer(here: Here, asked: Empty) -> ProducerFacts:
-    return ProducerFacts(producer_id=here.desk.run(iter(TakeNumber(Numbering.PRODUCERS))), epoch=0)
+def new_producer(context: BrokerContext, asked: Empty) -> ProducerFacts:
+    return ProducerFacts(
+        producer_id=context.transactions.run(iter(TakeNumber(Numbering.PRODUCERS))), epoch=0
+    )
 
 
-def init_transactions(here: Here, asked: InitTransactions) -> TransactionDescription:
-    desk = here.desk
+def init_transactions(context: BrokerContext, asked: InitTransactions) -> TransactionDescription:
+    transactions = context.transactions
     return _facts(
-        here,
-        desk.run(
+        context,
+        transactions.run(
             deciding.take_over(
-                desk.finished,
+                transactions.finished,
                 asked.transactional_id,
                 asked.instance,
                 asked.timeout_ms,
-                desk.now_ms(),
+                transactions.now_ms(),
             )
         ),
     )
 
 
-def begin_transaction(here: Here, asked: BeginTransaction) -> Branch:
-    desk = here.desk
-    begun = desk.run(
+def begin_transaction(context: BrokerContext, asked: BeginTransaction) -> Branch:
+    transactions = context.transactions
+    begun = transactions.run(
         deciding.begin(
-            desk.finished,
+            transactions.finished,
             asked.transactional_id,
             asked.instance,
             asked.after,
-            desk.coordinator,
-            desk.now_ms(),
+            transactions.coordinator,
+            transactions.now_ms(),
         )
     )
     return Branch(
@@ -84,15 +86,19 @@ def begin_transaction(here: Here, asked: BeginTransaction) -> Branch:
     )
 
 
-def renew_transaction(here: Here, asked: EndTransaction) -> TransactionDescription:
-    desk = here.desk
+def renew_transaction(context: BrokerContext, asked: EndTransaction) -> TransactionDescription:
+    transactions = context.transactions
     script = deciding.renew(
-        desk.finished, asked.transactional_id, asked.instance, asked.number, desk.now_ms()
+        transactions.finished,
+        asked.transactional_id,
+        asked.instance,
+        asked.number,
+        transactions.now_ms(),
     )
-    return _facts(here, desk.run(script))
+    return _facts(context, transactions.run(script))
 
 
-def commit_transaction(here: Here, asked: CommitTransaction) -> TransactionDescription:
+def commit_transaction(context: BrokerContext, asked: CommitTransaction) -> TransactionDescription:
     commit = Commit(
         asked.transactional_id,
         asked.instance,
@@ -103,28 +109,30 @@ def commit_transaction(here: Here, asked: CommitTransaction) -> TransactionDescr
         None if asked.content is None else tuple(asked.content),
         asked.owners,
     )
-    return _facts(here, here.desk.run(deciding.commit(here.desk.finished, commit)))
-
-
-def abort_transaction(here: Here, asked: EndTransaction) -> TransactionDescription:
-    script = deciding.abort(
-        here.desk.finished, asked.transactional_id, asked.instance, asked.number
+    return _facts(
+        context, context.transactions.run(deciding.commit(context.transactions.finished, commit))
     )
-    return _facts(here, here.desk.run(script))
+
+
+def abort_transaction(context: BrokerContext, asked: EndTransaction) -> TransactionDescription:
+    script = deciding.abort(
+        context.transactions.finished, asked.transactional_id, asked.instance, asked.number
+    )
+    return _facts(context, context.transactions.run(script))
 
 
 # -- sinks ----------------------------------------------------------------------------------------
 
 
-def open_branch(here: Here, asked: OpenBranch) -> Branch:
-    desk = here.desk
-    found, producer_id = desk.run(
+def open_branch(context: BrokerContext, asked: OpenBranch) -> Branch:
+    transactions = context.transactions
+    found, producer_id = transactions.run(
         sinks.open_branch(
-            desk.finished,
+            transactions.finished,
             asked.transactional_id,
             _claim(asked),
-            desk.coordinator,
-            desk.now_ms(),
+            transactions.coordinator,
+            transactions.now_ms(),
             renamed=asked.renamed,
         )
     )
@@ -136,30 +144,34 @@ def open_branch(here: Here, asked: OpenBranch) -> Branch:
     )
 
 
-def settle_batch(here: Here, asked: OpenBranch) -> SettledBatch:
+def settle_batch(context: BrokerContext, asked: OpenBranch) -> SettledBatch:
     script = sinks.settle_batch(
-        here.desk.finished, asked.transactional_id, _claim(asked), renamed=asked.renamed
+        context.transactions.finished, asked.transactional_id, _claim(asked), renamed=asked.renamed
     )
-    found, committed = here.desk.run(script)
+    found, committed = context.transactions.run(script)
     if not committed or found.content is None:
         return SettledBatch(committed=committed)
     return SettledBatch(committed=True, content=list(found.content))
 
 
-def renew_batch(here: Here, asked: RenewBatch) -> Empty:
-    desk = here.desk
-    desk.run(
+def renew_batch(context: BrokerContext, asked: RenewBatch) -> Empty:
+    transactions = context.transactions
+    transactions.run(
         sinks.renew_batch(
-            desk.finished, asked.transactional_id, asked.instance, asked.batch, desk.now_ms()
+            transactions.finished,
+            asked.transactional_id,
+            asked.instance,
+            asked.batch,
+            transactions.now_ms(),
         )
     )
     return Empty()
 
 
-def drop_branch(here: Here, asked: DropBranch) -> Empty:
-    here.desk.run(
+def drop_branch(context: BrokerContext, asked: DropBranchRequest) -> Empty:
+    context.transactions.run(
         sinks.drop_branch(
-            here.desk.finished,
+            context.transactions.finished,
             asked.transactional_id,
             asked.instance,
             asked.number,
@@ -169,13 +181,15 @@ def drop_branch(here: Here, asked: DropBranch) -> Empty:
     return Empty()
 
 
-def stop_run(here: Here, asked: StopRun) -> Empty:
+def stop_run(context: BrokerContext, asked: StopRun) -> Empty:
     stop = Stop(asked.run, asked.planned, asked.batch)
-    here.desk.run(sinks.stop_run(here.desk.finished, stop, here.desk.now_ms()))
+    context.transactions.run(
+        sinks.stop_run(context.transactions.finished, stop, context.transactions.now_ms())
+    )
     return Empty()
 
 
-def list_sinks(here: Here, asked: Empty) -> SinkList:
+def list_sinks(context: BrokerContext, asked: Empty) -> SinkList:
     found = [
         SinkDescription(
             transactional_id=each.transactional_id,
@@ -184,13 +198,17 @@ def list_sinks(here: Here, asked: Empty) -> SinkList:
             committed_batch=each.committed_batch,
             last_used_ms=each.deadline_ms - each.timeout_ms,
         )
-        for each, expired in here.desk.run(sinks.list_sinks(here.desk.finished))
+        for each, expired in context.transactions.run(
+            sinks.list_sinks(context.transactions.finished)
+        )
     ]
     return SinkList(sinks=found)
 
 
-def delete_sink(here: Here, asked: NamedTransaction) -> Empty:
-    here.desk.run(sinks.delete_sink(here.desk.finished, asked.transactional_id))
+def delete_sink(context: BrokerContext, asked: NamedTransaction) -> Empty:
+    context.transactions.run(
+        sinks.delete_sink(context.transactions.finished, asked.transactional_id)
+    )
     return Empty()
 
 
@@ -208,29 +226,33 @@ def _claim(asked: OpenBranch) -> Claim:
 # -- operators ------------------------------------------------------------------------------------
 
 
-def list_transactions(here: Here, asked: Empty) -> TransactionList:
+def list_transactions(context: BrokerContext, asked: Empty) -> TransactionList:
     joins = defaultdict(list)
-    for join in here.desk.run(records.read_joins()):
+    for join in context.transactions.run(records.read_joins()):
         joins[join.number].append(join.at)
-    found = here.desk.run(deciding.describe_all(here.desk.finished))
-    return TransactionList(transactions=[_facts(here, each, joins[each.number]) for each in found])
+    found = context.transactions.run(deciding.describe_all(context.transactions.finished))
+    return TransactionList(
+        transactions=[_facts(context, each, joins[each.number]) for each in found]
+    )
 
 
-def describe_transaction(here: Here, asked: NamedTransaction) -> TransactionDescription:
-    script = deciding.describe(here.desk.finished, asked.transactional_id)
-    found = here.desk.run(script)
-    return _facts(here, found, here.desk.run(records.read_places(found.number)))
+def describe_transaction(context: BrokerContext, asked: NamedTransaction) -> TransactionDescription:
+    script = deciding.describe(context.transactions.finished, asked.transactional_id)
+    found = context.transactions.run(script)
+    return _facts(context, found, context.transactions.run(records.read_places(found.number)))
 
 
-def kill_transaction(here: Here, asked: KillTransaction) -> TransactionDescription:
-    desk = here.desk
-    found = desk.run(deciding.describe(desk.finished, asked.transactional_id))
-    places = desk.run(records.read_places(found.number))  # they go when it has ended
-    script = deciding.kill(desk.finished, asked.transactional_id, asked.number)
-    return _facts(here, desk.run(script), places)
+def kill_transaction(context: BrokerContext, asked: KillTransaction) -> TransactionDescription:
+    transactions = context.transactions
+    found = transactions.run(deciding.describe(transactions.finished, asked.transactional_id))
+    places = transactions.run(records.read_places(found.number))  # they go when it has ended
+    script = deciding.kill(transactions.finished, asked.transactional_id, asked.number)
+    return _facts(context, transactions.run(script), places)
 
 
-def _facts(here: Here, found: Transaction, places: Iterable[Joined] = ()) -> TransactionDescription:
+def _facts(
+    context: BrokerContext, found: Transaction, places: Iterable[Joined] = ()
+) -> TransactionDescription:
     return TransactionDescription(
         transactional_id=found.transactional_id,
         state=found.state.value,
@@ -243,7 +265,7 @@ def _facts(here: Here, found: Transaction, places: Iterable[Joined] = ()) -> Tra
             TransactionPartition(
                 topic=each.topic,
                 partition=each.partition,
-                first_offset=_first_offset(here, each, found.number),
+                first_offset=_first_offset(context, each, found.number),
             )
             for each in sorted(places, key=lambda each: (each.topic, each.partition))
         ),
@@ -254,13 +276,13 @@ def _facts(here: Here, found: Transaction, places: Iterable[Joined] = ()) -> Tra
     )
 
 
-def _first_offset(here: Here, joined: Joined, number: int) -> int | None:
+def _first_offset(context: BrokerContext, joined: Joined, number: int) -> int | None:
     """Where an open transaction begins in a partition; None once it is ended there.
 
     None as well where another broker leads the partition.
     """
     try:
-        partition = here.host.topic(joined.topic, joined.topic_id).partition(joined.partition)
+        partition = context.host.topic(joined.topic, joined.topic_id).partition(joined.partition)
     except IsologError:
         return None
     firsts = [
@@ -274,28 +296,28 @@ def _first_offset(here: Here, joined: Joined, number: int) -> int | None:
 # -- consumers ------------------------------------------------------------------------------------
 
 
-def take_consumer(here: Here, asked: OwnedConsumer) -> Positions:
-    script = consumers.take_consumer(here.desk.finished, asked.consumer, asked.instance)
-    return Positions(positions=here.desk.run(script))
+def take_consumer(context: BrokerContext, asked: OwnedConsumer) -> Positions:
+    script = consumers.take_consumer(context.transactions.finished, asked.consumer, asked.instance)
+    return Positions(positions=context.transactions.run(script))
 
 
-def check_consumer(here: Here, asked: OwnedConsumer) -> Empty:
-    here.desk.run(positions.check_owners({asked.consumer: asked.instance}))
+def check_consumer(context: BrokerContext, asked: OwnedConsumer) -> Empty:
+    context.transactions.run(positions.check_owners({asked.consumer: asked.instance}))
     return Empty()
 
 
-def consumer_position(here: Here, asked: NamedConsumer) -> Positions:
-    script = consumers.go_on(here.desk.finished, asked.consumer)
-    return Positions(positions=here.desk.run(script))
+def consumer_position(context: BrokerContext, asked: NamedConsumer) -> Positions:
+    script = consumers.go_on(context.transactions.finished, asked.consumer)
+    return Positions(positions=context.transactions.run(script))
 
 
-def commit_position(here: Here, asked: Positions) -> Empty:
-    here.desk.run(positions.store_positions(asked.positions, asked.owners))
+def commit_position(context: BrokerContext, asked: Positions) -> Empty:
+    context.transactions.run(positions.store_positions(asked.positions, asked.owners))
     return Empty()
 
 
-def atomic_cut(here: Here, asked: AtomicCut) -> Cut:
+def atomic_cut(context: BrokerContext, asked: AtomicCut) -> Cut:
     if len({each.topic for each in asked.topics}) != len(asked.topics):
         raise InvalidRequest("a topic is named twice")
     ranges = [CutRange(each.topic, each.topic_id, each.lower, each.upper) for each in asked.topics]
-    return Cut(offsets=here.desk.run(cutting.find_cut(ranges)))
+    return Cut(offsets=context.transactions.run(cutting.find_cut(ranges)))

@@ -5,7 +5,7 @@ sees the records (``cluster.view``) and follows them: it opens and closes logs, 
 lead or follow. Logs open at its start, so damage is known at once.
 
 Order of a start: the logs open, and nothing leads or follows; the broker decides whether it can
-vouch for them (``cluster.vouching``); then :meth:`Host.begin`.
+vouch for them (``cluster.generations``); then :meth:`Host.begin`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Final
 
 from spark_stream.broker.host.folders import TopicFolders
 from spark_stream.broker.host.hosted import (
+    FollowerLinks,
     HostedTopic,
-    Links,
     NoLinks,
     check_id,
     format_of,
     unknown_partition,
 )
 from spark_stream.broker.host.upkeep import Upkeep
-from spark_stream.broker.partition.partition import Closing, Partition
-from spark_stream.broker.partition.recent import BROKER_BYTES, Room
+from spark_stream.broker.partition.partition import CloseReason, Partition
+from spark_stream.broker.partition.recent import BROKER_BYTES, MemoryRoom
+from spark_stream.cluster.generations import Ends
 from spark_stream.cluster.partitions import PartitionId, StoredPartition
 from spark_stream.cluster.topics import Topic, unknown
 from spark_stream.cluster.view import ClusterView, News
-from spark_stream.cluster.vouching import Ends
 from spark_stream.consistency.control import election
 from spark_stream.consistency.control.election import LogEnd
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
@@ -89,11 +89,11 @@ class Host:
         self._clock = clock
         logs = FileLogs(losing=losing) if logs is None else logs
         self._folders = TopicFolders(directory, logs, losing)
-        self._links: Links = NoLinks()
+        self._links: FollowerLinks = NoLinks()
         self._producer_age = producer_age_us
         self._proposed = proposed
         self._generation_of = generation_of
-        self._recent_room = Room(recent_bytes)
+        self._recent_room = MemoryRoom(recent_bytes)
         self.upkeep = Upkeep(clock, marks or CommittedMarks(directory.path))
         self._applying = threading.RLock()
         self._stopping = False
@@ -248,7 +248,7 @@ class Host:
 
     # -- following the records ---------------------------------------------------------------------
 
-    def begin(self, serves: Callable[[], bool], links: Links | None = None) -> None:
+    def begin(self, serves: Callable[[], bool], links: FollowerLinks | None = None) -> None:
         """Let partitions lead and follow as their records say, from now on.
 
         ``serves``: whether this broker's lease lasts; nothing is led while it does not. ``links``:
@@ -370,13 +370,13 @@ class Host:
             del self._hosted[name]
             # Its files go when its deletion is found announced: the record may just be missing.
             deleted = self.view.is_deletion_announced(hosted.topic.id)
-            closing = Closing.TOPIC_DELETED if deleted else Closing.TOPIC_MISSING
+            closing = CloseReason.TOPIC_DELETED if deleted else CloseReason.TOPIC_MISSING
             for partition in hosted.open_partitions():
                 self._close_for_good(partition, closing)
             for number in hosted.replicas:
                 self.upkeep.forget(hosted.topic.id, number)
 
-    def _close_for_good(self, partition: Partition, closing: Closing) -> None:
+    def _close_for_good(self, partition: Partition, closing: CloseReason) -> None:
         """Close a partition whose files will be removed; a failed force does not matter."""
         self._links.unfollow(partition)
         try:
@@ -399,7 +399,7 @@ class Host:
     def _remove_replica(self, topic: Topic, number: int, replica: Partition | IsologError) -> None:
         """Close this broker's replica of the partition and remove its files."""
         if isinstance(replica, Partition):
-            self._close_for_good(replica, Closing.MOVED)
+            self._close_for_good(replica, CloseReason.MOVED)
         self._remove_rest(topic, number)
 
     def _remove_rest(self, topic: Topic, number: int) -> None:

@@ -15,7 +15,7 @@ from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.settings import LogSettings
 
 
-class Links(Protocol):
+class FollowerLinks(Protocol):
     """The streams by which this broker's replicas follow others."""
 
     def follow(self, partition: Partition, leader: BrokerId, generation: Generation) -> None:
@@ -81,7 +81,7 @@ class HostedTopic:
         return [each for each in self.open_partitions() if each.leads]
 
     def ends(self) -> Iterator[tuple[str, int]]:
-        """Yield each partition's name and its log's end, in the form of ``cluster.vouching``."""
+        """Yield each partition's name and its log's end, in the form of ``cluster.generations``."""
         for number, found in self.replicas.items():
             end = found.log.end.entry if isinstance(found, Partition) else -1
             yield f"{self.topic.id}/{number}", end

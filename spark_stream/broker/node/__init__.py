@@ -4,8 +4,8 @@
 ``lock``          one broker a directory, and how clients find it
 ``stores``        opens the directory with the metadata store that belongs to it
 ``members``       the other brokers: who is registered, who is alive
-``standing``      what this broker tells the others: its address, the generation of its logs
-``tenure``        its lease: it leads only while that lasts
+``registration``  its record: its address, the generation of its logs
+``lease``         its lease: it leads only while that holds
 ``controlling``   what it does as the controller
 ``handover``      hands over what it leads: before it ends, and to preferred leaders
 ``placing``       which brokers get the replicas of a new partition

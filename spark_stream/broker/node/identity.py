@@ -30,7 +30,7 @@ class Endpoint(Struct, frozen=True):
     incarnation: str
 
 
-class Identity(Struct, frozen=True):
+class BrokerIdentity(Struct, frozen=True):
     """This broker: its cluster, its id, this start of it, and the cluster's secret."""
 
     cluster_id: str

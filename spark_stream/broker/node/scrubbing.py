@@ -19,7 +19,7 @@ from msgspec import Struct
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.environment import Clock
-from spark_stream.storage.segment.checking import Piece
+from spark_stream.storage.segment.checking import CheckedPiece
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Scrub:
         )
         return max(BEGIN_S, self._period_s - took_s)
 
-    def _settle(self, partition: Partition, piece: Piece) -> int:
+    def _settle(self, partition: Partition, piece: CheckedPiece) -> int:
         """How many of the piece's suspects are damaged; their log knows it then."""
         found = 0
         for suspect in piece.suspects:

@@ -28,7 +28,13 @@ from spark_stream.broker.partition.state import PartitionState
 from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.effects import Effects
-from spark_stream.consistency.partition.producers import NOBODY, Duplicate, Refused, Stamp, Wrong
+from spark_stream.consistency.partition.producers import (
+    NOBODY,
+    Duplicate,
+    RefusedBatch,
+    Stamp,
+    Wrong,
+)
 from spark_stream.errors import (
     InvalidTransaction,
     IsologError,
@@ -140,7 +146,7 @@ class Appends:
             verdict = core.judge(stamp, records)
             if isinstance(verdict, Duplicate):
                 return Appended(verdict.offset, verdict.count, duplicate=True), []
-            if isinstance(verdict, Refused):
+            if isinstance(verdict, RefusedBatch):
                 if prepared is None:  # its own error says more
                     return Appended(end.offset, 0), []
                 raise _of_stamp(state.name, stamp, verdict)
@@ -180,7 +186,7 @@ def _in_transaction(stamp: Stamp | None) -> bool:
     return stamp is not None and stamp.transaction != NO_TRANSACTION
 
 
-def _of_stamp(partition: str, stamp: Stamp, refused: Refused) -> IsologError:
+def _of_stamp(partition: str, stamp: Stamp, refused: RefusedBatch) -> IsologError:
     """Return the error for a batch that is refused because of its producer, epoch or sequence."""
     where = f"{partition}: producer {stamp.producer_id}"
     if refused.wrong is Wrong.FENCED:

@@ -15,7 +15,7 @@ from spark_stream.broker.partition.state import PartitionState
 from spark_stream.consistency.control.partition_record import Member
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.consistency.replication.epochs import EpochHistory
-from spark_stream.consistency.replication.follower import Agreed, Refusal
+from spark_stream.consistency.replication.follower import LeaderAnswer, Refusal
 from spark_stream.storage.format.stored import StoredEntries
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Followers:
 
     def start_session(
         self, member: Member, epoch: int, history: EpochHistory, news: News
-    ) -> Agreed:
+    ) -> LeaderAnswer:
         """Begin a follower's session; ``news`` is called, under the lock, whenever there is any.
 
         The follower's session before ends, if there is one. Of two requests the earlier may be

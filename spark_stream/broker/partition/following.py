@@ -16,9 +16,9 @@ from spark_stream.consistency.ids import EntryIndex
 from spark_stream.consistency.partition.effects import Effects
 from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.consistency.replication.follower import (
-    Agreed,
     BeginAnew,
-    Cut,
+    CutBack,
+    LeaderAnswer,
     Refusal,
     estranged,
     judge_frame,
@@ -57,7 +57,7 @@ class FollowerRole:
         """
         self._reports_forced = moves
 
-    def agree(self, turn: int, agreed: Agreed) -> EntryIndex:
+    def agree(self, turn: int, agreed: LeaderAnswer) -> EntryIndex:
         """Cut the log back to what it shares with its leader's; return where it ends now.
 
         Raises:
@@ -77,7 +77,7 @@ class FollowerRole:
                 raise state.refused(prepared, epoch)
             before, now = log.end.entry, state.clock.steady_us()
             effects: Effects = []
-            if isinstance(prepared, Cut | BeginAnew) and prepared.lost_from is not None:
+            if isinstance(prepared, CutBack | BeginAnew) and prepared.lost_from is not None:
                 logger.error(
                     "%s: the leader of epoch %d has no entry from %d on, which were committed:"
                     " they are lost",
@@ -85,7 +85,7 @@ class FollowerRole:
                     epoch,
                     prepared.lost_from,
                 )
-            if isinstance(prepared, Cut):
+            if isinstance(prepared, CutBack):
                 end = log.truncate(prepared.entry)
                 below = end.entry < core.bounds_state.high_watermark.entry
                 effects = core.truncate(log.tables(), end, now, lost=below)

@@ -40,7 +40,7 @@ from spark_stream.broker.partition.fitness import Fitness
 from spark_stream.broker.partition.followers import Followers
 from spark_stream.broker.partition.following import FollowerRole
 from spark_stream.broker.partition.outcomes import Appended, WakeUp, wake_all
-from spark_stream.broker.partition.recent import Recent, Room
+from spark_stream.broker.partition.recent import MemoryRoom, Recent
 from spark_stream.broker.partition.role import ReplicaRole
 from spark_stream.broker.partition.sessions import Sessions
 from spark_stream.broker.partition.state import PartitionState, Role
@@ -72,7 +72,7 @@ from spark_stream.storage.segment.checking import Suspect
 from spark_stream.storage.settings import LogSettings
 
 
-class Closing(Enum):
+class CloseReason(Enum):
     """Why a partition is closed. Who asks for it afterwards is told so."""
 
     BROKER_STOPS = auto()
@@ -83,7 +83,7 @@ class Closing(Enum):
     @property
     def removes_files(self) -> bool:
         """Whether the files are removed next, so that they need not be forced."""
-        return self in (Closing.TOPIC_DELETED, Closing.MOVED)
+        return self in (CloseReason.TOPIC_DELETED, CloseReason.MOVED)
 
 
 class Partition:
@@ -102,7 +102,7 @@ class Partition:
         moved: Callable[[Partition], None] = lambda _: None,
         proposed: Callable[[Partition, ProposeIsr | ProposeRecord], None] = lambda _, __: None,
         generation_of: GenerationOf = lambda _: None,
-        recent_room: Room | None = None,
+        recent_room: MemoryRoom | None = None,
         on_trouble: Callable[[], None] = lambda: None,
     ) -> None:
         """Make a replica over an open log.
@@ -145,7 +145,7 @@ class Partition:
             self.core,
             clock,
             self.fitness,
-            Sessions(Recent(recent_room or Room(0))),
+            Sessions(Recent(recent_room or MemoryRoom(0))),
             Callers(self.name),
             moved=lambda: moved(self),
             proposed=lambda change: proposed(self, change),
@@ -475,7 +475,7 @@ class Partition:
             dues = (self.core.forget_producers(now), self.log.housekeeping_due())
             return min((due for due in dues if due is not None), default=None)
 
-    def close(self, closing: Closing = Closing.BROKER_STOPS) -> None:
+    def close(self, closing: CloseReason = CloseReason.BROKER_STOPS) -> None:
         """End appends and waits, then close the files.
 
         Everything acknowledged is in them, and on the disk unless they are removed next.
@@ -494,10 +494,10 @@ class Partition:
         finally:
             wake_all(woken)
 
-    def _refusal_after(self, closing: Closing) -> IsologError:
+    def _refusal_after(self, closing: CloseReason) -> IsologError:
         """Return what callers get once the replica has been closed for this reason."""
-        if closing in (Closing.TOPIC_DELETED, Closing.TOPIC_MISSING):
+        if closing in (CloseReason.TOPIC_DELETED, CloseReason.TOPIC_MISSING):
             return UnknownTopic(f"topic {self.topic!r} was deleted", topic=self.topic)
-        if closing is Closing.MOVED:
+        if closing is CloseReason.MOVED:
             return self._state.not_leader()
         return BrokerStopping("the broker is shutting down")

@@ -15,7 +15,7 @@ import numpy as np
 
 from spark_stream.consistency.entries import ENTRY, Entry
 from spark_stream.storage.format.codec import sealed
-from spark_stream.storage.format.message import Message
+from spark_stream.storage.format.message import EncodedBatch
 from spark_stream.storage.format.stored import StoredEntries
 
 PARTITION_BYTES: Final = 8 << 20
@@ -24,7 +24,7 @@ PARTITION_BYTES: Final = 8 << 20
 BROKER_BYTES: Final = 64 << 20
 
 
-class Room:
+class MemoryRoom:
     """How much all partitions of a broker may keep, together; for any thread."""
 
     def __init__(self, most_bytes: int = BROKER_BYTES) -> None:
@@ -53,12 +53,12 @@ class Room:
 class Recent:
     """The last batches of one partition. :meth:`get` is for any thread, the rest for its writer."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: MemoryRoom) -> None:
         self._room = room
         self._kept: dict[int, StoredEntries] = {}  # by entry index, which rises
         self._bytes = 0
 
-    def keep(self, entry: Entry, message: Message) -> None:
+    def keep(self, entry: Entry, message: EncodedBatch) -> None:
         """Keep the batch of an entry that was appended."""
         size = message.size
         while self._kept and self._bytes + size > PARTITION_BYTES:

@@ -1,6 +1,6 @@
 """How a replica takes its role from the partition's record, and what it proposes for that record.
 
-Roles and turns are explained in ``partition_state``. The rules are in ``consistency.progress`` and
+Roles are explained in ``partition.state``. The rules are in ``consistency.progress`` and
 ``consistency.election``.
 """
 

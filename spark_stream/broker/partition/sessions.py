@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 
 from spark_stream.broker.partition.recent import Recent
 from spark_stream.consistency.entries import Entry
-from spark_stream.storage.format.message import Message
+from spark_stream.storage.format.message import EncodedBatch
 
 News = Callable[[bool], None]
 """Tells a follower's stream of news: of entries, or (False) only of the high watermark."""
@@ -52,7 +52,7 @@ class Sessions:
         if not self._news:
             self.recent.clear()
 
-    def give_batch(self, entry: Entry, message: Message) -> None:
+    def give_batch(self, entry: Entry, message: EncodedBatch) -> None:
         """Keep the batch of an entry that was appended."""
         if self._news:
             self.recent.keep(entry, message)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import assert_never
 
-from spark_stream.broker.node.identity import Endpoint, Identity
+from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.follower_core import (
     Connect,
@@ -43,7 +43,7 @@ class Fetcher:
 
     def __init__(
         self,
-        me: Identity,
+        me: BrokerIdentity,
         leader: BrokerId,
         endpoint: Callable[[], Endpoint | None],
         settings: ReplicationSettings,
@@ -238,7 +238,7 @@ class Fetchers:
 
     def __init__(
         self,
-        me: Identity,
+        me: BrokerIdentity,
         endpoint_of: Callable[[BrokerId], Endpoint | None],
         settings: ReplicationSettings,
         clock: Clock,

@@ -21,7 +21,7 @@ Invariants:
 * ``Agreed`` of a slot is sent before its first frame, and after ``Refused`` there is none. A frame
   begins where the one before it ended, the first one where the two logs were found to be equal.
 * An acknowledgement counts only for a slot that is sending, and for entries that were sent.
-* What is under way keeps within the bounds of ``turns``.
+* What is under way keeps within the bounds of ``send_queue``.
 * Every session that was started is closed, once its slot or the stream is over.
 * A high watermark that no frame has taken along is told ``HIGH_WATERMARK_LINGER_S`` later.
 
@@ -37,12 +37,12 @@ from functools import partial
 from typing import Final, assert_never
 
 from spark_stream.broker.replication.partitions import LeaderSession
+from spark_stream.broker.replication.send_queue import SendQueue, Slot
 from spark_stream.broker.replication.settings import (
     HIGH_WATERMARK_LINGER_S,
     SLOWEST_LINE,
     ReplicationSettings,
 )
-from spark_stream.broker.replication.turns import Slot, Turns
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.errors import BrokerUnavailable, InvalidRequest, IsologError
 from spark_stream.protocol import Bytes
@@ -86,7 +86,7 @@ class LeaderStreamCore:
         self, window_bytes: int, welcome: Welcome, settings: ReplicationSettings, now: float
     ) -> None:
         self._settings = settings
-        self._turns = Turns(window_bytes)
+        self._queue = SendQueue(window_bytes)
         self._outbox: deque[bytes] = deque((welcome.pack(),))
         self._asked: deque[Follow] = deque()
         self._starting: set[int] = set()
@@ -114,7 +114,7 @@ class LeaderStreamCore:
             case Unfollow():
                 return self._take_unfollow(message)
             case Room():
-                self._turns.window_bytes = message.window_bytes
+                self._queue.window_bytes = message.window_bytes
             case Beat():
                 pass
             case Welcome() | Agreed() | Frame() | HighWatermarks() | Refused() | Bye():
@@ -125,11 +125,11 @@ class LeaderStreamCore:
 
     def take_news(self, number: int, now: float, *, is_urgent: bool) -> None:
         """Note that a slot's log has more entries, or else that its high watermark has moved."""
-        slot = self._turns.get(number)
+        slot = self._queue.get(number)
         if slot is None or slot.has_news:
             return
         if is_urgent:
-            self._turns.take_news(slot)
+            self._queue.take_news(slot)
             return
         if not self._moved:
             self._moved_since = now
@@ -167,14 +167,14 @@ class LeaderStreamCore:
         self._outbox.clear()
         self._asked.clear()
         self._starting.clear()
-        return [call for slot in list(self._turns) for call in self._end_slot(slot.number)]
+        return [call for slot in list(self._queue) for call in self._end_slot(slot.number)]
 
     # -- what to do ------------------------------------------------------------------------------
 
     @property
     def silence_s(self) -> float:
         """How long the follower may say nothing: what is under way to it takes a while."""
-        return self._settings.death_s + self._turns.unacked_bytes / SLOWEST_LINE
+        return self._settings.death_s + self._queue.unacked_bytes / SLOWEST_LINE
 
     @property
     def tick_s(self) -> float:
@@ -184,7 +184,7 @@ class LeaderStreamCore:
     @property
     def unacked_bytes(self) -> int:
         """What is under way, or not yet appended."""
-        return self._turns.unacked_bytes
+        return self._queue.unacked_bytes
 
     @property
     def tell_at(self) -> float | None:
@@ -196,7 +196,7 @@ class LeaderStreamCore:
         if self._over:
             return False
         is_due = self._tell_at is not None and now >= self._tell_at
-        return bool(self._outbox or self._ending or self._asked or is_due or self._turns.can_send())
+        return bool(self._outbox or self._ending or self._asked or is_due or self._queue.can_send())
 
     def next_step(self, now: float) -> Step | None:
         """Return what to do next; None if there is nothing to do now."""
@@ -215,7 +215,7 @@ class LeaderStreamCore:
             if self._moved and self._tell_at is None:
                 moved, self._moved = tuple(self._moved.values()), {}
                 return moved
-        slot = self._turns.next_slot()
+        slot = self._queue.next_slot()
         if slot is not None:
             # The frame is read after this, so it tells the moves that are noted by now. One that is
             # noted while it is read may not be in it.
@@ -234,7 +234,7 @@ class LeaderStreamCore:
         agreed = Agreed(number, agreement.entry, reset, agreement.high_watermark)
         self._outbox.append(agreed.pack())
         is_behind = session.end > agreement.entry
-        self._turns.add(Slot(number, epoch, session, is_behind=is_behind))
+        self._queue.add(Slot(number, epoch, session, is_behind=is_behind))
         return True
 
     def refuse(self, number: int, error: IsologError) -> list[Call]:
@@ -256,14 +256,14 @@ class LeaderStreamCore:
 
         ``end`` is that of the log.
         """
-        if self._turns.get(slot.number) is not slot:
+        if self._queue.get(slot.number) is not slot:
             return None
         if found is None:
             self.take_news(slot.number, now, is_urgent=False)  # that may have moved
             return None
         frame = Frame(slot.number, slot.epoch, slot.next, high_watermark, found.rows, found.data)
         slot.high_watermark_told = high_watermark
-        self._turns.sent(slot, EntryIndex(frame.end), frame.size, is_behind=end > frame.end)
+        self._queue.sent(slot, EntryIndex(frame.end), frame.size, is_behind=end > frame.end)
         return frame.pack()
 
     def high_watermarks(self, found: list[tuple[Slot, EntryIndex]]) -> bytes | None:
@@ -278,7 +278,7 @@ class LeaderStreamCore:
     # -- inside ----------------------------------------------------------------------------------
 
     def _ask(self, asked: Follow) -> None:
-        if asked.slot in self._starting or self._turns.get(asked.slot) is not None:
+        if asked.slot in self._starting or self._queue.get(asked.slot) is not None:
             raise InvalidRequest(f"slot {asked.slot} was given twice")
         if not self._ending:
             self._starting.add(asked.slot)
@@ -287,18 +287,18 @@ class LeaderStreamCore:
     def _take_acks(self, message: Acked) -> list[Call]:
         calls: list[Call] = []
         for number, entry in message.entries:
-            slot = self._turns.get(number)
+            slot = self._queue.get(number)
             if slot is None:
                 continue  # it is over, and this was on its way
             if entry > slot.next:
                 raise InvalidRequest(f"entry {entry} was acknowledged before it was sent")
-            self._turns.acked(slot, EntryIndex(entry))
+            self._queue.acked(slot, EntryIndex(entry))
             calls.append(partial(slot.session.acked, EntryIndex(entry)))
         return calls
 
     def _take_unfollow(self, message: Unfollow) -> list[Call]:
         self._starting.discard(message.slot)
-        slot = self._turns.get(message.slot)
+        slot = self._queue.get(message.slot)
         calls: list[Call] = []
         if slot is not None and message.damaged is not None:
             calls.append(partial(slot.session.came_damaged, EntryIndex(message.damaged)))
@@ -307,6 +307,6 @@ class LeaderStreamCore:
         return calls + self._end_slot(message.slot)
 
     def _end_slot(self, number: int) -> list[Call]:
-        slot = self._turns.remove(number)
+        slot = self._queue.remove(number)
         self._moved.pop(number, None)
         return [] if slot is None else [slot.session.close]

@@ -14,17 +14,17 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from spark_stream.broker.node.identity import Identity
+from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.leader_core import LAST, Call, LeaderStreamCore, Sent, Step
 from spark_stream.broker.replication.partitions import LeadPartitions, PartitionKey
+from spark_stream.broker.replication.send_queue import Slot
 from spark_stream.broker.replication.settings import (
     ENDING_S,
     STEPS_AFTER_APPEND,
     STEPS_AT_ONCE,
     ReplicationSettings,
 )
-from spark_stream.broker.replication.turns import Slot
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.environment import Clock
 from spark_stream.errors import (
@@ -289,7 +289,7 @@ class Leading:
 
     def __init__(
         self,
-        me: Identity,
+        me: BrokerIdentity,
         partitions: LeadPartitions,
         settings: ReplicationSettings,
         clock: Clock,

@@ -16,7 +16,7 @@ from spark_stream.consistency.control.partition_record import Member
 from spark_stream.consistency.entries import Table
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
 from spark_stream.consistency.replication.epochs import EpochHistory
-from spark_stream.consistency.replication.follower import Agreed
+from spark_stream.consistency.replication.follower import LeaderAnswer
 from spark_stream.errors import DamagedSegment, IsologError, UnknownSchema
 from spark_stream.storage.format.stored import StoredEntries
 
@@ -35,7 +35,7 @@ class LedPartitions:
         epoch: LeaderEpoch,
         history: EpochHistory,
         news: Callable[[bool], None],
-    ) -> Session:
+    ) -> FollowerSession:
         """Begins a session.
 
         Raises:
@@ -46,13 +46,13 @@ class LedPartitions:
         agreed = partition.followers.start_session(
             Member(follower, generation), epoch, history, news
         )
-        return Session(partition, agreed)
+        return FollowerSession(partition, agreed)
 
 
-class Session:
+class FollowerSession:
     """One follower of a partition that this broker leads."""
 
-    def __init__(self, partition: Partition, agreed: Agreed) -> None:
+    def __init__(self, partition: Partition, agreed: LeaderAnswer) -> None:
         self._partition = partition
         self._number = agreed.session
         self.agreement = Agreement(agreed.entry, agreed.begin, agreed.high_watermark)
@@ -120,7 +120,9 @@ class Followed(Struct, frozen=True):
 
     def agreed(self, agreement: Agreement) -> EntryIndex:
         """Cuts the log back to the agreement; its end after that."""
-        agreed = Agreed(self.epoch, -1, agreement.entry, agreement.high_watermark, agreement.reset)
+        agreed = LeaderAnswer(
+            self.epoch, -1, agreement.entry, agreement.high_watermark, agreement.reset
+        )
         return self.partition.following.agree(self.turn, agreed)
 
     def append_frame(

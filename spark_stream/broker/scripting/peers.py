@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct, field
 
-from spark_stream.broker.node.identity import Endpoint, Identity
+from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
 from spark_stream.broker.node.members import Members
 from spark_stream.broker.scripting.step_table import Answer
 from spark_stream.broker.scripting.steps import answers_of, asked_of, pack_in_parts
@@ -58,7 +58,7 @@ class ConnectedPeers:
 
     def __init__(
         self,
-        me: Identity,
+        me: BrokerIdentity,
         members: Members,
         clock: Clock,
         refresh: Callable[[], None],

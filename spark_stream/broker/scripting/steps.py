@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 import msgspec
 import numpy as np
 
-from spark_stream.broker.node.identity import Identity
+from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.scripting.step_table import REMOTE_STEPS, Answer, StepTable
 from spark_stream.consistency.partition.extents import Block, SpansSnapshot
 from spark_stream.errors import InternalError, IsologError
@@ -53,7 +53,9 @@ class StepAnswers(Struct):
     answers: list[StepAnswer]
 
 
-def asked_of(me: Identity, broker: str, incarnation: str, nonce: str, steps: msgspec.Raw) -> bytes:
+def asked_of(
+    me: BrokerIdentity, broker: str, incarnation: str, nonce: str, steps: msgspec.Raw
+) -> bytes:
     """Return the message that asks the broker, in this incarnation, for the packed steps."""
     proof = me.call_proof(broker, incarnation)
     return _ENCODER.encode(RunSteps(caller=me.broker_id, proof=proof, nonce=nonce, steps=steps))
@@ -86,7 +88,7 @@ def unpack_steps(packed: msgspec.Raw) -> list[RemoteStep]:
     return found
 
 
-def run_steps(table: StepTable, me: Identity, asked: bytes) -> bytes:
+def run_steps(table: StepTable, me: BrokerIdentity, asked: bytes) -> bytes:
     """Carry out steps that another broker sent; each is answered by itself.
 
     Raises:
@@ -107,7 +109,7 @@ def _answer(table: StepTable, step: RemoteStep) -> StepAnswer:
 
 
 def answers_of(
-    result: bytes, me: Identity, broker: str, nonce: str, steps: Sequence[RemoteStep]
+    result: bytes, me: BrokerIdentity, broker: str, nonce: str, steps: Sequence[RemoteStep]
 ) -> list[Answer]:
     """Return the broker's answers to the steps that it was asked for with this nonce.
 

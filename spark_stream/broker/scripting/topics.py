@@ -41,7 +41,7 @@ from spark_stream.storage.settings import LogSettings, parse_settings
 logger = logging.getLogger(__name__)
 
 
-class TopicDesk:
+class TopicAdmin:
     """Makes, alters and deletes topics; any broker may be asked for any topic."""
 
     def __init__(

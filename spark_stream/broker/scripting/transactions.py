@@ -31,7 +31,7 @@ _ALL_S: Final = 30.0  # between two looks at what is over as well, which may be 
 T = TypeVar("T")
 
 
-class TransactionDesk:
+class TransactionCoordinator:
     """The transactions that are asked of one broker."""
 
     def __init__(

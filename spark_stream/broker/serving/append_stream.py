@@ -21,7 +21,7 @@ from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.hosted import HostedTopic
 from spark_stream.broker.partition.outcomes import WakeUp
 from spark_stream.broker.scripting.joining import join_together
-from spark_stream.broker.scripting.transactions import TransactionDesk
+from spark_stream.broker.scripting.transactions import TransactionCoordinator
 from spark_stream.broker.serving.append_batch import Append, StreamFacts, joins_of
 from spark_stream.broker.serving.append_core import AppendStreamCore, BatchPlace
 from spark_stream.broker.serving.memory import memory_errors
@@ -72,7 +72,7 @@ class AppendStreams(Struct, frozen=True):
     """What all streams of appends of a broker share."""
 
     host: Host
-    desk: TransactionDesk
+    transactions: TransactionCoordinator
     pool: Pool
     wake: Callable[[tuple[WakeUp, ...]], None]
     loop: Loop
@@ -80,7 +80,7 @@ class AppendStreams(Struct, frozen=True):
     memory_bytes: int
 
 
-class AppendStream:
+class ServedAppends:
     """One stream. ``over`` is called once, when nothing is left of it.
 
     ``partition``: of a batch without an envelope. ``start`` lets a thread call :meth:`work`; the
@@ -233,7 +233,9 @@ class AppendStream:
             )
         self._hosted = streams.host.topic(request.topic, request.topic_id)
         _check_fits(streams.host, self._hosted, self._schema)
-        self._facts = StreamFacts(request, streams.clock, streams.desk.finished, streams.wake)
+        self._facts = StreamFacts(
+            request, streams.clock, streams.transactions.finished, streams.wake
+        )
 
     def _begin(self, frame: AppendFrame) -> BatchPlace[Append]:
         """Decode a frame; return its batch, in its place.
@@ -290,7 +292,7 @@ class AppendStream:
         """Try to append a batch; return False if others hold its partition."""
         append = place.work
         with _TAKES_WORK:  # the frames for the followers
-            is_answered = self._streams.desk.run(append.try_once())
+            is_answered = self._streams.transactions.run(append.try_once())
         if is_answered:
             return True
         if append.pending is None:
@@ -341,12 +343,12 @@ class AppendStream:
 
         Where a batch's partition has not joined then, the append of the batch says why.
         """
-        name, desk = self._facts.request.transactional_id, self._streams.desk
+        name, transactions = self._facts.request.transactional_id, self._streams.transactions
         if name is None:
             return
         for stamp, partitions in joins_of(batches):
             try:
-                desk.run(join_together(desk.finished, partitions, stamp, name))
+                transactions.run(join_together(transactions.finished, partitions, stamp, name))
             except IsologError:
                 pass
             except Exception:
@@ -356,7 +358,7 @@ class AppendStream:
 
     def _finish(self, place: BatchPlace[Append]) -> None:
         """Answer a batch that is settled, or whose time is over; waits for nothing."""
-        self._streams.desk.run(place.work.finish())
+        self._streams.transactions.run(place.work.finish())
 
     # -- from any thread, without a partition's lock -----------------------------------------------
 

@@ -47,7 +47,7 @@ from spark_stream.schema.schemas import LEADER_COLUMNS, empty_batch
 from spark_stream.sql.filters import row_filter
 from spark_stream.storage.format.chunks import Chunk
 from spark_stream.storage.log.log import UNLIMITED
-from spark_stream.storage.segment.filtering import RowFilter
+from spark_stream.storage.segment.filtering import RecordFilter
 from spark_stream.wire.fetch_messages import (
     ChunkFacts,
     EndFacts,
@@ -107,7 +107,7 @@ def projection_of(
     return Projection(pa.schema(fields), stored)
 
 
-def row_filter_of(hosted: HostedTopic, request: FetchRange) -> RowFilter | None:
+def row_filter_of(hosted: HostedTopic, request: FetchRange) -> RecordFilter | None:
     """Bind the request's filter to the topic's schema.
 
     Raises:
@@ -121,7 +121,7 @@ def row_filter_of(hosted: HostedTopic, request: FetchRange) -> RowFilter | None:
 
 def bound(
     host: Host, request: FetchRange, *, encoded: bool = False
-) -> tuple[HostedTopic, Projection, RowFilter | None]:
+) -> tuple[HostedTopic, Projection, RecordFilter | None]:
     """Return the topic, with the request's columns and filter bound to its schema.
 
     Raises:

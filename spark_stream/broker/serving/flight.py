@@ -16,10 +16,10 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from spark_stream.broker.actions.here import Here
+from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.table import run_action
 from spark_stream.broker.serving.activity import Activity
-from spark_stream.broker.serving.append_stream import AppendFrame, AppendStream, AppendStreams
+from spark_stream.broker.serving.append_stream import AppendFrame, AppendStreams, ServedAppends
 from spark_stream.broker.serving.fetch_task import Answer, answers_in_time
 from spark_stream.broker.serving.fetching import FetchStream, bound
 from spark_stream.broker.serving.memory import memory_error, memory_errors
@@ -66,7 +66,7 @@ class FlightFacade(fl.FlightServerBase):
     def __init__(
         self,
         bind: str,
-        here: Here,
+        here: BrokerContext,
         activity: Activity,
         appends: AppendStreams,
         memory_bytes: int,
@@ -88,7 +88,7 @@ class FlightFacade(fl.FlightServerBase):
             request, partition = target_of(descriptor)
             put = _Put(writer.write)
             opening = (request, reader.schema)
-            stream = AppendStream(
+            stream = ServedAppends(
                 self._appends, put, lambda: opening, put.over.set, partition, put.go.set
             )
             with put.answering(stream):
@@ -188,7 +188,7 @@ class FlightFacade(fl.FlightServerBase):
         # A bad filter is refused now.
         _, projection, _ = bound(self._here.host, fetches[0].ranges[0])
         places = [Joined(topic.name, topic.id, each) for each in numbers]
-        bounds = self._here.desk.run(read_bounds(places))
+        bounds = self._here.transactions.run(read_bounds(places))
         return fl.FlightInfo(
             projection.schema,
             fl.FlightDescriptor.for_path(*path),
@@ -236,7 +236,7 @@ class _Put:
         self.go.set()
 
     @contextmanager
-    def answering(self, stream: AppendStream) -> Iterator[None]:
+    def answering(self, stream: ServedAppends) -> Iterator[None]:
         """Write answers meanwhile, and those that are left at the end."""
         thread = Thread(target=self._run, args=(stream,), name="isolog-answers", daemon=True)
         thread.start()
@@ -246,7 +246,7 @@ class _Put:
             self._answers.put(None)
             thread.join()
 
-    def _run(self, stream: AppendStream) -> None:
+    def _run(self, stream: ServedAppends) -> None:
         while (answer := self._answers.get()) is not None:
             try:
                 self._write(answer)

@@ -28,15 +28,15 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from spark_stream.broker.actions.here import Here
+from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.table import run_action
-from spark_stream.broker.node.identity import Identity
+from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.partition.outcomes import WakeUp, wake_all
 from spark_stream.broker.replication.leader_stream import Leading
 from spark_stream.broker.scripting.step_table import StepTable
 from spark_stream.broker.scripting.steps import run_steps
 from spark_stream.broker.serving.activity import Activity
-from spark_stream.broker.serving.append_stream import AppendFrame, AppendStream, AppendStreams
+from spark_stream.broker.serving.append_stream import AppendFrame, AppendStreams, ServedAppends
 from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks
 from spark_stream.broker.serving.fetching import FetchStream
 from spark_stream.broker.serving.pool import Pool
@@ -64,9 +64,9 @@ class Serving:
 
     def __init__(
         self,
-        here: Here,
+        here: BrokerContext,
         table: StepTable,
-        me: Identity,
+        me: BrokerIdentity,
         activity: Activity,
         clock: Clock,
         loop: Loop,
@@ -85,7 +85,7 @@ class Serving:
         self._pool = Pool(loop)
         self._append_pool = Pool(loop)  # appends do not wait for hundreds of fetches to be answered
         self._appends = AppendStreams(
-            here.host, here.desk, self._append_pool, self._wake, loop, clock, memory_bytes
+            here.host, here.transactions, self._append_pool, self._wake, loop, clock, memory_bytes
         )
         self._woken_pool = Pool(loop, _WOKEN_THREADS, prior=self._append_pool)
         self._fetches = FetchTasks(self._pool, self._woken_pool, loop, clock, memory_bytes)
@@ -151,7 +151,9 @@ class Serving:
         """Serve a stream of appends; on the loop's thread."""
         use = ExitStack()
         use.enter_context(self._activity.call())
-        appends = AppendStream(self._appends, _Appender(stream), partial(_asked, opened), use.close)
+        appends = ServedAppends(
+            self._appends, _Appender(stream), partial(_asked, opened), use.close
+        )
 
         def handle(event: StreamEvent) -> None:
             match event:

@@ -19,7 +19,7 @@ from spark_stream.cli.options import (
     where,
 )
 from spark_stream.cli.output.show import show_status
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.log import Log
 from spark_stream.errors import BrokerUnavailable, InvalidConfig, InvalidOption
 
@@ -203,7 +203,7 @@ def status(
     if directory is None and not os.environ.get(DIRECTORY_VARIABLE):
         bootstrap, directory = where(bootstrap, None)
     address = bootstrap or _address(directory)
-    connection = Connection(address, timeout_s=timeout)
+    connection = ClusterConnection(address, timeout_s=timeout)
     connection.connect()
     with Log(connection) as log:
         show_status(log.status(), output)

@@ -14,8 +14,8 @@ import pyarrow as pa
 import typer
 
 from spark_stream.cli.commands.ranges import (
+    RangeRequest,
     Span,
-    Wanted,
     bounded,
     check_order,
     followed,
@@ -146,7 +146,7 @@ def consume(
         shape = output or (Shape.RAW if is_default(schema) and columns is None else Shape.TABLE)
         names = _columns(topic, schema, shape, template, columns, metadata)
         view = View.of(topic, schema, names, filter=filter_)
-        wanted = Wanted(topic, chosen, tuple(partition or ()), first, last, follow)
+        wanted = RangeRequest(topic, chosen, tuple(partition or ()), first, last, follow)
         spans = wanted.spans(topics, view)
         batches = followed(spans, _check_reader) if follow else bounded(spans)
         batches = _watched(_first(batches, max_records), topic, _count(spans, max_records))

@@ -80,7 +80,7 @@ class Span(Struct, frozen=True):
     end: int | None
 
 
-class Wanted(Struct, frozen=True):
+class RangeRequest(Struct, frozen=True):
     """What to read of a topic. Without ``end``: up to the isolation's bound, or on (``follow``)."""
 
     topic: str

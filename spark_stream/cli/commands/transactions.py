@@ -38,7 +38,7 @@ from spark_stream.wire.transaction_messages import TransactionDescription
 app = typer.Typer(no_args_is_help=True, help="List, describe and abort transactions.")
 
 
-class State(StrEnum):
+class ShownState(StrEnum):
     """The state of a transactional id."""
 
     EMPTY = "empty"
@@ -59,7 +59,7 @@ def list_transactions(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
     state: Annotated[
-        State | None, typer.Option(help="Only those in this state.", show_default=False)
+        ShownState | None, typer.Option(help="Only those in this state.", show_default=False)
     ] = None,
     hanging: Annotated[bool, typer.Option("--hanging", help="Only those that hang.")] = False,
     longer_than: Annotated[
@@ -124,11 +124,11 @@ def abort(
     """
     with log(bootstrap, path) as opened:
         facts = opened.describe_transaction(transactional_id)
-        if facts.state in (State.ABORTING, State.ABORTED):
+        if facts.state in (ShownState.ABORTING, ShownState.ABORTED):
             note(f"transaction {facts.number} of {transactional_id} is aborted already")
             return
         where = places(facts.partitions)
-        if facts.state == State.OPEN:  # the broker refuses any other, and changes nothing
+        if facts.state == ShownState.OPEN:  # the broker refuses any other, and changes nothing
             what = f"transaction {facts.number} of {transactional_id}"
             wrote = f"which has written to: {where}" if where else "which has written nothing yet"
             confirm(yes, f"Abort {what}, {wrote}?", "abort it")

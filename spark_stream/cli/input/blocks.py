@@ -45,7 +45,7 @@ class Bytes(Protocol):
         """Return the fraction of the bytes that was read, 0 to 1; None if it is unknown."""
 
 
-class Descriptor:
+class PlainInput:
     """A pipe, a terminal, or an uncompressed file."""
 
     def __init__(self, number: int) -> None:
@@ -91,11 +91,11 @@ class Compressed:
 def bytes_of(file: Path | None) -> Bytes:
     """Open a file, decompressing by its extension; None is standard input."""
     if file is None:
-        return Descriptor(0)
+        return PlainInput(0)
     compression = _COMPRESSIONS.get(file.suffix.lower())
     if compression is not None:
         return Compressed(file, compression)
-    return Descriptor(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
+    return PlainInput(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
 
 
 def uncompressed_suffix(file: Path) -> str:

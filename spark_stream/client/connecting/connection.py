@@ -69,7 +69,7 @@ _ASK_AGAIN_S: Final = 30.0
 _LOST: Final = (BrokerUnavailable, RequestTimeout, BrokerStopping)
 
 
-class Connection:
+class ClusterConnection:
     """A connection to the brokers of ``bootstrap``, or to the broker of the directory ``path``.
 
     ``timeout_s`` bounds a call and its retries together. With ``create=False`` nothing is made at

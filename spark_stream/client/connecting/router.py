@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.link import BrokerLink, left
 from spark_stream.client.connecting.routes import Route, Routes
 from spark_stream.errors import (
@@ -51,7 +51,7 @@ class _Topic:
 class Router:
     """The leaders of all partitions that a client uses; for any thread."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ClusterConnection) -> None:
         self._connection = connection
         self._lock = new_lock()  # the innermost: guards the topics and their routes
         self._topics: dict[tuple[str, str], _Topic] = {}

@@ -23,7 +23,7 @@ from typing import Final, NoReturn
 import pyarrow as pa
 
 from spark_stream.client.closing import Closing
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.cuts import Key, cut_of
 from spark_stream.client.reading.feed import WATCH_S, Asked, Feed
@@ -76,7 +76,7 @@ class Consumer(Closing):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ClusterConnection,
         topics: TopicsClient,
         asked: Topics,
         *,
@@ -191,7 +191,7 @@ class Consumer(Closing):
         if polling is None:
             patience = Patience(timeout)
             views = self._subscription.record_views(self._filter)
-            polling = Polling(self._turns(views, None, patience, polls=True), patience)
+            polling = Polling(self._fetches(views, None, patience, polls=True), patience)
         polling.patience.renew(timeout)
         found: list[Record] = []
         while not found and (taken := polling.take(int(max_records))) is not None:
@@ -226,7 +226,7 @@ class Consumer(Closing):
             self._transactions.check_consumer(self._name, self._instance)
             self._checked = time.monotonic()
 
-    def places(self, connection: Connection) -> list[PositionOf]:
+    def places(self, connection: ClusterConnection) -> list[PositionOf]:
         """Return the position in the form in which it is stored through this connection.
 
         Raises:
@@ -320,12 +320,12 @@ class Consumer(Closing):
         if until not in (None, "latest"):
             raise InvalidOption(f"until takes 'latest', not {until!r}")
         self._polling = None
-        for found in self._turns(view_of, until, Patience(timeout)):
+        for found in self._fetches(view_of, until, Patience(timeout)):
             if found is None:
                 return
             yield found
 
-    def _turns(
+    def _fetches(
         self,
         view_of: Callable[[str], View],
         until: str | None,

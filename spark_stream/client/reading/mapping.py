@@ -126,7 +126,7 @@ class OtherBytes(CannotMap):
     """The bytes there do not have the leader's checksum."""
 
 
-class Leaders:
+class MappingLeaders:
     """The leaders that are asked for files to map: all but those where that has failed lately."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -150,7 +150,7 @@ class Leaders:
                 self._left_alone[address] = self._monotonic() + _LEFT_ALONE_S
 
 
-LEADERS: Final = Leaders()
+LEADERS: Final = MappingLeaders()
 
 
 class Piece(Struct, frozen=True):

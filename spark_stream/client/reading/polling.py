@@ -44,9 +44,9 @@ class Patience:
 class Polling:
     """Fetches that continue between polls, and the rest of the last batch."""
 
-    def __init__(self, turns: Iterator[tuple[Key, Fetched] | None], patience: Patience) -> None:
+    def __init__(self, fetches: Iterator[tuple[Key, Fetched] | None], patience: Patience) -> None:
         self.patience = patience
-        self._turns = turns
+        self._fetches = fetches
         self._batch: tuple[Key, Fetched, Iterator[Record]] | None = None
 
     def take(self, records_max: int) -> tuple[Key, list[Record], int, Fetched] | None:
@@ -55,7 +55,7 @@ class Polling:
         Return None once the wait is over. A batch may have no records (left).
         """
         if self._batch is None:
-            found = next(self._turns, None)
+            found = next(self._fetches, None)
             if found is None:
                 return None
             self._batch = (*found, records_of(*found))

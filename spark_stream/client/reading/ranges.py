@@ -16,7 +16,7 @@ from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
 logger = logging.getLogger(__name__)
 
 
-class Wanted(NamedTuple):
+class WantedRange(NamedTuple):
     """The records ``[start, end)`` of a source."""
 
     source: Source
@@ -69,7 +69,7 @@ def check_place(source: Source, start: int, end: int, lineage: Lineage = NOTHING
     deque(read_range(source, start, end, lineage, checks=True), maxlen=0)
 
 
-def read_together(wanted: Sequence[Wanted]) -> Iterator[tuple[int, Fetched]]:
+def read_together(wanted: Sequence[WantedRange]) -> Iterator[tuple[int, Fetched]]:
     """Read many small ranges in one call to each leader; yield which range, and records of it.
 
     It only saves calls: a range that fails (its leader has changed, its records are gone, a broker

@@ -53,10 +53,10 @@ from spark_stream.client.writing.instructions import (
     WakeAt,
 )
 from spark_stream.client.writing.lanes import (
-    Identity,
     LaneStream,
     Outgoing,
     PlacedLane,
+    ProducerIdentity,
     Settle,
     Settlement,
     TopicLanes,
@@ -106,7 +106,7 @@ class ProducerCore:
         """How many batches were submitted and are not settled yet."""
         self._timeout_s = timeout_s
         self._call_s = call_s
-        self.identity: Identity | None = None
+        self.identity: ProducerIdentity | None = None
         """Who writes; None until it is known."""
         self._transactional_id: str | None = None
         self._is_asking = False  # for an identity
@@ -181,7 +181,7 @@ class ProducerCore:
         if self._wake_at is None:
             self._wake(now + TICK_S)
 
-    def write_as(self, identity: Identity, transactional_id: str | None) -> None:
+    def write_as(self, identity: ProducerIdentity, transactional_id: str | None) -> None:
         """Write under another identity from now on."""
         self.identity, self._transactional_id = identity, transactional_id
 
@@ -304,7 +304,7 @@ class ProducerCore:
             self._clear(target, target.lanes.values(), error)
         self._find(target, now)
 
-    def identified(self, identity: Identity, now: float) -> None:
+    def identified(self, identity: ProducerIdentity, now: float) -> None:
         """Take the identity that was asked for."""
         self._is_asking = False
         self._identity_error, self._identity_failures = None, 0

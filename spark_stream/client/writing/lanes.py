@@ -81,7 +81,7 @@ _PAUSE_MAX_S: Final = 1.0
 _HALF: Final = SEQUENCE_MAX // 2
 
 
-class Identity(Struct, frozen=True):
+class ProducerIdentity(Struct, frozen=True):
     """Who writes: a producer id and its epoch, outside or inside a transaction."""
 
     producer_id: int
@@ -208,8 +208,8 @@ class Lane:
     def __init__(self) -> None:
         self.sent = 0
         self._batches: deque[Outgoing] = deque()
-        self._given: Identity | None = None
-        self._used: Identity | None = None
+        self._given: ProducerIdentity | None = None
+        self._used: ProducerIdentity | None = None
         self._sequence = 0
         self._gap = False
 
@@ -226,7 +226,7 @@ class Lane:
             for each in (batch, *batch.others):
                 each.batch = change(each.batch)
 
-    def next(self, identity: Identity | None) -> Outgoing | None:
+    def next(self, identity: ProducerIdentity | None) -> Outgoing | None:
         """Return the batch to send now, with its stamp; None if there is none, or it has to wait.
 
         ``identity`` is the one that the producer writes under; without it only batches that already
@@ -262,7 +262,7 @@ class Lane:
             batch.joins = size
             del self._batches[at]
 
-    def used_up(self, identity: Identity | None) -> bool:
+    def used_up(self, identity: ProducerIdentity | None) -> bool:
         """Return whether the producer needs another identity: this one has no epoch left."""
         if not self._gap or self._used is None or self._used.epoch < EPOCH_MAX:
             return False
@@ -333,7 +333,7 @@ class Lane:
         while self._batches:
             yield self._batches.popleft()
 
-    def _ready_for(self, identity: Identity) -> bool:
+    def _ready_for(self, identity: ProducerIdentity) -> bool:
         """Return whether a new batch can be stamped; change identity or epoch first if needed."""
         if identity == self._given and not (self._gap and identity.transaction is None):
             return True

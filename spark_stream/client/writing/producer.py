@@ -18,7 +18,7 @@ from typing import Final, Self
 
 import pyarrow as pa
 
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.moments import timestamp_us
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient
@@ -37,7 +37,7 @@ from spark_stream.client.writing.batches import (
 )
 from spark_stream.client.writing.frames import ArrowData
 from spark_stream.client.writing.keys import partitions_by
-from spark_stream.client.writing.lanes import Identity
+from spark_stream.client.writing.lanes import ProducerIdentity
 from spark_stream.client.writing.pending import split
 from spark_stream.client.writing.sender import Sender
 from spark_stream.client.writing.shell import Settings
@@ -96,7 +96,7 @@ class Producer:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ClusterConnection,
         topics: TopicsClient,
         *,
         isolation: str = "read_uncommitted",
@@ -333,13 +333,13 @@ def _not_transactional(call: str) -> InvalidTransaction:
     )
 
 
-def _new_identity(transactions: TransactionsClient, timeout_s: float) -> Identity:
+def _new_identity(transactions: TransactionsClient, timeout_s: float) -> ProducerIdentity:
     """Ask for a producer id, for a producer that writes outside transactions."""
     facts = transactions.new_producer(timeout_s)
-    return Identity(facts.producer_id, facts.epoch)
+    return ProducerIdentity(facts.producer_id, facts.epoch)
 
 
-def author_of(branch: Branch) -> tuple[Identity, str]:
+def author_of(branch: Branch) -> tuple[ProducerIdentity, str]:
     """Return the identity that writes under the branch, and its transactional id."""
-    identity = Identity(branch.producer_id, branch.epoch, branch.number)
+    identity = ProducerIdentity(branch.producer_id, branch.epoch, branch.number)
     return identity, branch.transactional_id

@@ -28,12 +28,12 @@ from typing import Final
 
 import pyarrow as pa
 
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import Written
 from spark_stream.client.writing.batches import fitted_to, joining_bytes
 from spark_stream.client.writing.buffer import Buffer, Share
-from spark_stream.client.writing.lanes import Identity, Settlement, Unacknowledged
+from spark_stream.client.writing.lanes import ProducerIdentity, Settlement, Unacknowledged
 from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
 from spark_stream.client.writing.pending import Pending
 from spark_stream.client.writing.promises import Failures, Gathering, Promise
@@ -62,10 +62,10 @@ class Sender:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ClusterConnection,
         topics: TopicsClient,
         settings: Settings,
-        identified: Callable[[float], Identity],
+        identified: Callable[[float], ProducerIdentity],
     ) -> None:
         self._connection = connection
         self._topics = topics
@@ -102,11 +102,11 @@ class Sender:
             self.buffer.close("the producer writes in the process that made it")
 
     @property
-    def identity(self) -> Identity | None:
+    def identity(self) -> ProducerIdentity | None:
         """The identity that writes; None until it is known."""
         return self._core.identity
 
-    def write_as(self, identity: Identity, transactional_id: str | None) -> None:
+    def write_as(self, identity: ProducerIdentity, transactional_id: str | None) -> None:
         """Write under another identity from now on."""
         self._has_author = True
         with self._lock:

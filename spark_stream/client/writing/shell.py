@@ -18,7 +18,7 @@ from typing import Final
 from msgspec import Struct
 
 from spark_stream.client.connecting.calls import call_elsewhere
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.connecting.shared import SharedChannel
@@ -40,7 +40,7 @@ from spark_stream.client.writing.instructions import (
     SettleBatch,
     WakeAt,
 )
-from spark_stream.client.writing.lanes import Identity
+from spark_stream.client.writing.lanes import ProducerIdentity
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import BrokerUnavailable, InternalError, IsologError
 from spark_stream.transport.client import client_loop
@@ -71,11 +71,11 @@ class ProducerShell:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ClusterConnection,
         topics: TopicsClient,
         settings: Settings,
         lock: threading.Lock,
-        identified: Callable[[float], Identity],
+        identified: Callable[[float], ProducerIdentity],
         finished: Callable[[], None],
     ) -> None:
         self._connection = connection

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final, Protocol, TypeVar
 
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import Written
 from spark_stream.client.writing.batches import AnyHeaders
@@ -51,7 +51,7 @@ _DECIDED: Final = (TransactionAborted, InvalidTransaction, UnknownTransaction)
 class Positioned(Protocol):
     """What the transaction that stores a named consumer's position has to know of it."""
 
-    def places(self, connection: Connection) -> list[PositionOf]:
+    def places(self, connection: ClusterConnection) -> list[PositionOf]:
         """Return its position by partition, or raise: it has no name, or reads another log."""
 
     def check_owner(self) -> None:
@@ -75,7 +75,7 @@ class TransactionalProducer(Producer):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ClusterConnection,
         topics: TopicsClient,
         *,
         transactional_id: str,

@@ -46,7 +46,7 @@ class Renewal(Struct, frozen=True):
     duration_s: float
 
 
-class Place(Protocol):
+class LeasePlace(Protocol):
     """One broker's place on a board; all calls may raise ``StorageFailure``."""
 
     def write(self, count: int) -> bool:
@@ -59,7 +59,7 @@ class Place(Protocol):
 class Board(Protocol):
     """Where leases are written, and read by all; its calls may raise ``StorageFailure``."""
 
-    def take_place(self, broker_id: str, incarnation: str, duration_s: float) -> Place:
+    def take_place(self, broker_id: str, incarnation: str, duration_s: float) -> LeasePlace:
         """Take the broker's place; writes of its earlier incarnation are ignored from now on.
 
         Shows count 0 at once.

@@ -1,7 +1,7 @@
 """The metadata store for brokers on one host: one SQLite file, one short transaction a change.
 
-Processes that change, open or close the file take turns (``turns``). SQLite never waits here: it
-reports a busy file at once, and this module waits. SQLite's own waiting is not fair, and it does
+Processes that change, open or close the file take turns (``writer_queue``). SQLite never waits
+here: it reports a busy file at once, and this module waits. SQLite's own waiting is not fair, and it does
 not wait at all where a read lock becomes a write lock, as when a new file gets its write-ahead log.
 
 Changes that wait in one process go into the file by one commit: its force to the disk is nearly all
@@ -45,14 +45,14 @@ from typing import Any, Final, Generic, TypeVar
 from msgspec import Struct
 
 from spark_stream.cluster.stores.keys import end_of
-from spark_stream.cluster.stores.store import Changes, Delete, Put, Record, check_distinct
+from spark_stream.cluster.stores.store import Changes, Delete, Put, StoreRecord, check_distinct
 from spark_stream.cluster.stores.store_files import (
     StorePlace,
     check_header,
     new_number,
     save_lost,
 )
-from spark_stream.cluster.stores.turns import Turns
+from spark_stream.cluster.stores.writer_queue import WriterQueue
 from spark_stream.environment import Clock, SystemClock
 from spark_stream.errors import (
     DiskFull,
@@ -134,8 +134,8 @@ class SqliteStore:
             self._place = StorePlace(path)
             undo.callback(self._place.close)
             with self._place.opening():
-                self._turns = Turns(path.with_name(path.name + "-turns"), self._clock)
-                undo.callback(self._turns.close)
+                self._writers = WriterQueue(path.with_name(path.name + "-turns"), self._clock)
+                undo.callback(self._writers.close)
                 self._writer = _connected(path)
                 undo.callback(self._writer.close)
                 with self._turn(self._prepare):
@@ -146,11 +146,11 @@ class SqliteStore:
         self._looking = threading.Lock()
         self._lost: MetadataLost | None = None
 
-    def get(self, key: str) -> Record | None:
+    def get(self, key: str) -> StoreRecord | None:
         rows = self._read("select key, value, version from record where key = ?", key)
         return rows[0] if rows else None
 
-    def list(self, prefix: str) -> Sequence[Record]:
+    def list(self, prefix: str) -> Sequence[StoreRecord]:
         query = "select key, value, version from record where key >= ?"
         end = end_of(prefix)
         if end is None:
@@ -237,12 +237,12 @@ class SqliteStore:
         if complete:
             rows = self._fetch(query, -1, *bounds, -1, *bounds)
             counters = {name: number for kind, name, _, number in rows if kind == "counter"}
-        changed: dict[str, Record | None] = {}
+        changed: dict[str, StoreRecord | None] = {}
         if not complete:
             changed = {key: None for kind, key, _, _ in rows if kind == "deleted"}
         for kind, key, value, version in rows:
             if kind == "record":
-                changed[key] = Record(key, json.loads(value), version)
+                changed[key] = StoreRecord(key, json.loads(value), version)
         return Changes(counters[_REVISION], changed, complete)
 
     def close(self) -> None:
@@ -259,13 +259,13 @@ class SqliteStore:
                 with self._reading:
                     save_lost(self._reader, self._path)
             # A close takes its turn: the last one removes SQLite's write-ahead log.
-            in_turn = self._turns.take(lambda: True, _CLOSE_WAIT_S)
+            in_turn = self._writers.take(lambda: True, _CLOSE_WAIT_S)
             with self._reading:
                 self._reader.close()
             self._writer.close()
             if in_turn:  # else others stand in the line, and its file must stay
-                self._turns.close()
-                self._turns.end()
+                self._writers.close()
+                self._writers.end()
             self._place.close()
 
     @property
@@ -319,7 +319,7 @@ class SqliteStore:
                     each.execute(_COUNTER, (_REVISION,)).fetchone()
             except sqlite3.Error:  # another process has the file: the next look tries again
                 return False
-            if not self._turns.take(lambda: True, _WAIT_S):
+            if not self._writers.take(lambda: True, _WAIT_S):
                 return False
             try:
                 if not self._place.is_copy():  # it went away while this waited
@@ -333,7 +333,7 @@ class SqliteStore:
                     self._unchanged = None
                 undo.pop_all()
             finally:
-                self._turns.end()
+                self._writers.end()
         return True
 
     def _check_in_place(self) -> None:
@@ -345,14 +345,15 @@ class SqliteStore:
             if not self._place.is_there():  # another thread is finding it out
                 raise MetadataLost(f"the metadata store {self._path} is not in its place")
 
-    def _read(self, statement: str, *arguments: str) -> Sequence[Record]:
+    def _read(self, statement: str, *arguments: str) -> Sequence[StoreRecord]:
         with self._named():
             with self._reading:
                 rows = self._fetch(statement, *arguments)
             if self._place.is_overwritten:
                 self._check_in_place()
             return [
-                Record(str(key), json.loads(value), int(version)) for key, value, version in rows
+                StoreRecord(str(key), json.loads(value), int(version))
+                for key, value, version in rows
             ]
 
     def _fetch(self, statement: str, *arguments: str | int) -> Sequence[tuple[Any, ...]]:
@@ -421,12 +422,12 @@ class SqliteStore:
 
     @contextmanager
     def _turn(self, attempt: Callable[[], bool]) -> Iterator[None]:
-        if not self._turns.take(attempt, _WAIT_S):
+        if not self._writers.take(attempt, _WAIT_S):
             raise self._held_too_long()
         try:
             yield
         finally:
-            self._turns.end()
+            self._writers.end()
 
     def _begin(self) -> bool:
         return self._executed("begin immediate")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import Struct
 
 
-class Record(Struct, frozen=True):
+class StoreRecord(Struct, frozen=True):
     """A record as it was when it was read."""
 
     key: str
@@ -45,7 +45,7 @@ class Changes(Struct, frozen=True):
     """
 
     revision: int
-    changed: Mapping[str, Record | None]
+    changed: Mapping[str, StoreRecord | None]
     complete: bool
 
 
@@ -55,10 +55,10 @@ class MetadataStore(Protocol):
     A key is text; keys are in the order of their code points, which is that of their UTF-8 bytes.
     """
 
-    def get(self, key: str) -> Record | None:
+    def get(self, key: str) -> StoreRecord | None:
         """Return the record, or None."""
 
-    def list(self, prefix: str) -> Sequence[Record]:
+    def list(self, prefix: str) -> Sequence[StoreRecord]:
         """All records whose keys start with ``prefix``, in the order of their keys."""
 
     def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:

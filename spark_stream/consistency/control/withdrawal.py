@@ -19,12 +19,12 @@ logs take a probe.
 | a leader's disk stays full | ``Withdrawals``, after ``FULL_US`` and a failed probe | the same |
 | the same, and no heir takes writes | ``Withdrawals`` probes | nothing |
 | a follower's write failed | its leader, at once; ``Withdrawals`` probes | it leaves the ISR |
-| a force failed, or a file is gone | ``Standing`` | its broker has a new generation |
+| a force failed, or a file is gone | ``Registration`` | its broker has a new generation |
 | the same, and it still leads | ``Withdrawals``, as for a failed write | an heir leads, epoch + 1 |
 | its broker shuts down | ``handing_over`` | an heir leads, epoch + 1; it leaves the ISR |
 
-After a failed force both act. ``Standing`` does so once. If the replica was the only one in sync,
-it continues to lead, and ``Withdrawals`` hands over when a replica joins the ISR later.
+After a failed force both act. ``Registration`` does so once. If the replica was the only one in
+sync, it continues to lead, and ``Withdrawals`` hands over when a replica joins the ISR later.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.isolation import Bounds, Isolation
 
 
-class Bound(Enum):
+class WaitBound(Enum):
     """What a reader waits for: one of the offsets that bound what it sees."""
 
     LOG_END = "log end offset"
@@ -25,10 +25,10 @@ class Bound(Enum):
 
 
 BOUND_OF: Final = {
-    Isolation.READ_UNCOMMITTED: Bound.LOG_END,
-    Isolation.READ_REPLICATED: Bound.HIGH_WATERMARK,
-    Isolation.READ_COMMITTED: Bound.LAST_STABLE,
-    Isolation.READ_ATOMIC: Bound.LAST_STABLE,  # its cut moves only when that does
+    Isolation.READ_UNCOMMITTED: WaitBound.LOG_END,
+    Isolation.READ_REPLICATED: WaitBound.HIGH_WATERMARK,
+    Isolation.READ_COMMITTED: WaitBound.LAST_STABLE,
+    Isolation.READ_ATOMIC: WaitBound.LAST_STABLE,  # its cut moves only when that does
 }
 
 
@@ -88,10 +88,10 @@ Effect = Wake | Answer | Disown | Abandon | ProposeIsr | HighWatermarkMoved
 Effects = list[Effect]
 
 
-def offset_of(bounds: Bounds, bound: Bound) -> Offset:
+def offset_of(bounds: Bounds, bound: WaitBound) -> Offset:
     """Where the bound is."""
-    if bound is Bound.LOG_END:
+    if bound is WaitBound.LOG_END:
         return bounds.log_end_offset
-    if bound is Bound.HIGH_WATERMARK:
+    if bound is WaitBound.HIGH_WATERMARK:
         return bounds.high_watermark
     return bounds.last_stable_offset

@@ -58,7 +58,7 @@ class Stamp(Positional):
 NOBODY: Final = Stamp(NO_PRODUCER, NO_PRODUCER_EPOCH, NO_SEQUENCE)
 
 
-class Recent(Struct, frozen=True):
+class RecentBatch(Struct, frozen=True):
     """A batch that was kept: its sequence, where it begins, how many records it has."""
 
     sequence: int
@@ -75,7 +75,7 @@ class ProducerState(Struct, frozen=True):
 
     epoch: int
     last_sequence: int = -1
-    recent: tuple[Recent, ...] = ()
+    recent: tuple[RecentBatch, ...] = ()
     transaction: int = NO_TRANSACTION
     first_offset: int = -1
     ended: bool = False
@@ -109,7 +109,7 @@ class Duplicate(Struct, frozen=True):
     count: int
 
 
-class Refused(Struct, frozen=True):
+class RefusedBatch(Struct, frozen=True):
     """The batch changes nothing; ``expected`` is the sequence that would be taken."""
 
     wrong: Wrong
@@ -123,32 +123,32 @@ def following(sequence: int) -> int:
 
 def judge(
     state: ProducerState | None, stamp: Stamp, records: int
-) -> Accepted | Duplicate | Refused:
+) -> Accepted | Duplicate | RefusedBatch:
     """Judge a batch of which ``records`` are valid."""
     if state is None or stamp.epoch > state.epoch:
         if state is not None and state.open:
-            return Refused(Wrong.ANOTHER, following(state.last_sequence))
-        return Accepted() if stamp.sequence == 0 else Refused(Wrong.GAP, 0)
+            return RefusedBatch(Wrong.ANOTHER, following(state.last_sequence))
+        return Accepted() if stamp.sequence == 0 else RefusedBatch(Wrong.GAP, 0)
     expected = following(state.last_sequence)
     if stamp.epoch < state.epoch:
-        return Refused(Wrong.FENCED, expected)
+        return RefusedBatch(Wrong.FENCED, expected)
     if state.open and stamp.transaction != state.transaction:
         outside = stamp.transaction == NO_TRANSACTION
-        return Refused(Wrong.OUTSIDE if outside else Wrong.ANOTHER, expected)
+        return RefusedBatch(Wrong.OUTSIDE if outside else Wrong.ANOTHER, expected)
     if state.ended:
-        return Refused(Wrong.ENDED, expected)
+        return RefusedBatch(Wrong.ENDED, expected)
     if stamp.transaction != NO_TRANSACTION and not state.open and state.recent:
-        return Refused(Wrong.ANOTHER, expected)  # the epoch has written outside any
+        return RefusedBatch(Wrong.ANOTHER, expected)  # the epoch has written outside any
     if stamp.sequence == expected:
         return Accepted()
     for batch in state.recent:
         if batch.sequence == stamp.sequence:
             if batch.count != records:
-                return Refused(Wrong.OTHER_BATCH, expected)
+                return RefusedBatch(Wrong.OTHER_BATCH, expected)
             return Duplicate(Offset(batch.offset), batch.count)
     ahead = (stamp.sequence - expected) % (SEQUENCE_MAX + 1)
     gap = not state.recent or ahead <= SEQUENCE_MAX // 2
-    return Refused(Wrong.GAP if gap else Wrong.TOO_OLD, expected)
+    return RefusedBatch(Wrong.GAP if gap else Wrong.TOO_OLD, expected)
 
 
 def appended(
@@ -158,7 +158,7 @@ def appended(
     before = state if state is not None and state.epoch == stamp.epoch else None
     recent = before.recent if before else ()
     if records:
-        recent = (*recent, Recent(stamp.sequence, offset, records))[-WINDOW:]
+        recent = (*recent, RecentBatch(stamp.sequence, offset, records))[-WINDOW:]
     transaction: int = NO_TRANSACTION
     first = -1
     if before is not None and before.open:
@@ -284,7 +284,7 @@ def _of_producer(log: _Log, rows: np.ndarray) -> ProducerState:
         log.column(name, data[-WINDOW:]).tolist()
         for name in ("base_sequence", "base_offset", "count")
     ]
-    recent = tuple(Recent(*each) for each in zip(*latest, strict=True))
+    recent = tuple(RecentBatch(*each) for each in zip(*latest, strict=True))
     sequence = recent[-1].sequence if recent else -1
     used = int(log.column("appended", rows[-1:])[0])
     over = len(data) < len(rows)

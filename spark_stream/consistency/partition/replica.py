@@ -53,11 +53,11 @@ from spark_stream.consistency.partition import producers
 from spark_stream.consistency.partition.effects import (
     Abandon,
     Answer,
-    Bound,
     Disown,
     Effects,
     HighWatermarkMoved,
     ProposeIsr,
+    WaitBound,
     Wake,
     offset_of,
 )
@@ -66,7 +66,7 @@ from spark_stream.consistency.partition.joins import Joins
 from spark_stream.consistency.partition.producers import (
     Accepted,
     Duplicate,
-    Refused,
+    RefusedBatch,
     Stamp,
     Wrong,
 )
@@ -75,7 +75,7 @@ from spark_stream.consistency.partition.undecided import Undecided
 from spark_stream.consistency.partition.waiting import Waiters
 from spark_stream.consistency.replication import leader
 from spark_stream.consistency.replication.epochs import EpochHistory, EpochStarts, agreement
-from spark_stream.consistency.replication.follower import Agreed, Refusal, misfit_of
+from spark_stream.consistency.replication.follower import LeaderAnswer, Refusal, misfit_of
 from spark_stream.consistency.replication.leader import Boundary, LeaderState
 
 
@@ -122,8 +122,8 @@ class Replica:
         self.progress: Progress | None = None
         self.joins = Joins()
         self._tickets = Waiters()
-        self._waiters = {bound: Waiters() for bound in Bound}
-        self._bound_of: dict[int, Bound] = {}
+        self._waiters = {bound: Waiters() for bound in WaitBound}
+        self._bound_of: dict[int, WaitBound] = {}
         state = leader.opened(LeaderEpoch(0), log_start, log_end, followers)
         self._derive(tables, state, now)
 
@@ -143,14 +143,14 @@ class Replica:
         """The epoch of the present leader."""
         return self.bounds_state.leader_epoch
 
-    def judge(self, stamp: Stamp, records: int) -> Accepted | Duplicate | Refused:
+    def judge(self, stamp: Stamp, records: int) -> Accepted | Duplicate | RefusedBatch:
         """Judge, at the leader, a stamped batch of which ``records`` are valid.
 
         In a transaction nothing is taken but under a confirmed join (``consistency.joins``).
         """
         key = (stamp.transaction, stamp.producer_id)
         if stamp.transaction != NO_TRANSACTION and key not in self.joins:
-            return Refused(Wrong.ENDED, 0)
+            return RefusedBatch(Wrong.ENDED, 0)
         return producers.judge(self.producers.get(stamp.producer_id), stamp, records)
 
     @property
@@ -221,7 +221,7 @@ class Replica:
 
     def follower_started(
         self, member: Member, epoch: int, history: EpochHistory, now: int
-    ) -> tuple[Agreed | Refusal, Effects]:
+    ) -> tuple[LeaderAnswer | Refusal, Effects]:
         """Start a session of a follower of this epoch, given its log's epochs.
 
         It takes frames then.
@@ -246,7 +246,7 @@ class Replica:
         begin = state.log_start if shared is None else None
         progress.started(session, member, EntryIndex(0) if shared is None else shared)
         first = state.log_start.entry if shared is None else shared
-        agreed = Agreed(self.leader_epoch, session, first, state.high_watermark.entry, begin)
+        agreed = LeaderAnswer(self.leader_epoch, session, first, state.high_watermark.entry, begin)
         return agreed, self._settle(now)
 
     def follower_acked(self, session: int, entry: EntryIndex, now: int) -> Effects:
@@ -438,7 +438,7 @@ class Replica:
         """Nobody waits for this append's answer any more."""
         self._tickets.cancel(ticket)
 
-    def wait(self, waiter: int, bound: Bound, offset: int) -> bool:
+    def wait(self, waiter: int, bound: WaitBound, offset: int) -> bool:
         """Let a read wait until the bound is above the offset; False if it is already."""
         if offset_of(self.bounds_state.bounds(), bound) > offset:
             return False

@@ -32,7 +32,7 @@ _COLUMNS: Final = (
 )
 
 
-class Part(Struct, frozen=True):
+class OpenPart(Struct, frozen=True):
     """What a producer has of an open transaction here: its epoch, and its first offset."""
 
     epoch: int
@@ -47,7 +47,7 @@ class Undecided:
     """
 
     def __init__(self) -> None:
-        self._open: dict[Key, Part] = {}
+        self._open: dict[Key, OpenPart] = {}
         self._producers: dict[int, dict[int, None]] = {}  # of each transaction
         self._marked: list[tuple[Offset, int]] = []  # a heap: first offset, marker's entry index
 
@@ -70,7 +70,7 @@ class Undecided:
         """
         key = (transaction, producer_id)
         if key not in self._open:
-            self._open[key] = Part(epoch, offset)
+            self._open[key] = OpenPart(epoch, offset)
             self._producers.setdefault(transaction, {})[producer_id] = None
 
     def marked(self, transaction: int, producer_id: int, marker: int) -> None:
@@ -97,11 +97,11 @@ class Undecided:
         marked = self._marked[0][0]
         return marked if earliest is None else min(marked, earliest.first_offset)
 
-    def open(self) -> Iterator[tuple[Key, Part]]:
+    def open(self) -> Iterator[tuple[Key, OpenPart]]:
         """Iterate over the open parts, the earliest first."""
         return iter(self._open.items())
 
-    def parts(self, transaction: int) -> list[tuple[int, Part]]:
+    def parts(self, transaction: int) -> list[tuple[int, OpenPart]]:
         """Return the open parts of a transaction: (producer id, part)."""
         producers = self._producers.get(transaction, {})
         return [(producer, self._open[transaction, producer]) for producer in producers]
@@ -110,7 +110,9 @@ class Undecided:
         return key in self._open
 
 
-def _parts(tables: Sequence[Table], upto: EntryIndex) -> list[tuple[int, int, Part, int | None]]:
+def _parts(
+    tables: Sequence[Table], upto: EntryIndex
+) -> list[tuple[int, int, OpenPart, int | None]]:
     """(transaction, producer id, its part, its marker) of all that are undecided, earliest first.
 
     Those are the parts without a marker (None), and those whose marker is not below ``upto``.
@@ -142,7 +144,7 @@ def _parts(tables: Sequence[Table], upto: EntryIndex) -> list[tuple[int, int, Pa
         for name in ("transaction", "producer_id", "producer_epoch", "base_offset")
     )
     return [
-        (number, producer_id, Part(epoch, Offset(offset)), None if marker == never else marker)
+        (number, producer_id, OpenPart(epoch, Offset(offset)), None if marker == never else marker)
         for number, producer_id, epoch, offset, marker in zip(
             numbers, producers, epochs, offsets, markers.tolist(), strict=True
         )

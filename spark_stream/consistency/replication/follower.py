@@ -38,7 +38,7 @@ class Refusal(Enum):
     GAP = "it does not go on where the log ends"
 
 
-class Agreed(Struct, frozen=True):
+class LeaderAnswer(Struct, frozen=True):
     """A leader's answer to a follower that starts: they share the entries below ``entry``.
 
     ``begin``: they share nothing that still exists; the follower starts again, empty, at this
@@ -56,7 +56,7 @@ class GoOn(Struct, frozen=True):
     """The follower's log is a prefix of its leader's already."""
 
 
-class Cut(Struct, frozen=True):
+class CutBack(Struct, frozen=True):
     """Cut the log back so that it ends at ``entry``.
 
     ``lost_from``: committed entries from here on are lost; None: none are.
@@ -69,18 +69,18 @@ class Cut(Struct, frozen=True):
 class BeginAnew(Struct, frozen=True):
     """Remove all entries; the log is empty and begins at this place.
 
-    ``lost_from``: as in :class:`Cut`.
+    ``lost_from``: as in :class:`CutBack`.
     """
 
     at: Boundary
     lost_from: EntryIndex | None = None
 
 
-Preparation = GoOn | Cut | BeginAnew
+Preparation = GoOn | CutBack | BeginAnew
 
 
 def preparation(
-    state: LeaderState, agreed: Agreed, hole: EntryIndex | None = None
+    state: LeaderState, agreed: LeaderAnswer, hole: EntryIndex | None = None
 ) -> Preparation | Refusal:
     """Decide what the follower does with its log before it takes frames.
 
@@ -102,7 +102,7 @@ def preparation(
     if agreed.entry == state.log_end.entry:
         return GoOn()
     is_lost = agreed.entry < high and (hole is None or agreed.entry < hole)
-    return Cut(agreed.entry, agreed.entry if is_lost else None)
+    return CutBack(agreed.entry, agreed.entry if is_lost else None)
 
 
 class Take(Struct, frozen=True):

@@ -18,19 +18,19 @@ from pyspark.sql import datasource as spark
 from pyspark.sql.types import StringType, StructType
 
 from spark_stream.datasource.reading.reader import IsologReader
-from spark_stream.datasource.spark.plainly import plainly
+from spark_stream.datasource.spark.spark_errors import with_spark_errors
 from spark_stream.errors import InvalidFilter
 from spark_stream.sql.tree import (
     Column,
     Compare,
+    Comparison,
     Holds,
     In,
     IsNull,
     Literal,
     Not,
-    Order,
-    Part,
     Predicate,
+    TextPart,
 )
 from spark_stream.sql.writing import both, literal_of, sql_of
 
@@ -38,7 +38,7 @@ from spark_stream.sql.writing import both, literal_of, sql_of
 class PushingReader(IsologReader):
     """A batch source that lets the leader apply Spark's filters."""
 
-    @plainly
+    @with_spark_errors
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
         """Keep the filters that the leader can apply; return the others."""
         texts = [self._text_of(each) for each in filters]
@@ -88,15 +88,17 @@ def _literal(value: Any) -> Literal | None:
 
 
 _MADE: Final[dict[type, Callable[[Column, Any], Predicate]]] = {
-    spark.EqualTo: lambda column, value: Compare(Order.EQUAL, column, value),
-    spark.EqualNullSafe: lambda column, value: Compare(Order.SAME, column, value),
-    spark.LessThan: lambda column, value: Compare(Order.LESS, column, value),
-    spark.LessThanOrEqual: lambda column, value: Compare(Order.LESS_OR_EQUAL, column, value),
-    spark.GreaterThan: lambda column, value: Compare(Order.LESS, value, column),
-    spark.GreaterThanOrEqual: lambda column, value: Compare(Order.LESS_OR_EQUAL, value, column),
-    spark.StringStartsWith: lambda column, value: Holds(column, Part.START, value),
-    spark.StringEndsWith: lambda column, value: Holds(column, Part.END, value),
-    spark.StringContains: lambda column, value: Holds(column, Part.ANYWHERE, value),
+    spark.EqualTo: lambda column, value: Compare(Comparison.EQUAL, column, value),
+    spark.EqualNullSafe: lambda column, value: Compare(Comparison.SAME, column, value),
+    spark.LessThan: lambda column, value: Compare(Comparison.LESS, column, value),
+    spark.LessThanOrEqual: lambda column, value: Compare(Comparison.LESS_OR_EQUAL, column, value),
+    spark.GreaterThan: lambda column, value: Compare(Comparison.LESS, value, column),
+    spark.GreaterThanOrEqual: lambda column, value: Compare(
+        Comparison.LESS_OR_EQUAL, value, column
+    ),
+    spark.StringStartsWith: lambda column, value: Holds(column, TextPart.START, value),
+    spark.StringEndsWith: lambda column, value: Holds(column, TextPart.END, value),
+    spark.StringContains: lambda column, value: Holds(column, TextPart.ANYWHERE, value),
 }
 
 

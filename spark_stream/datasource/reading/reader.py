@@ -15,15 +15,15 @@ from pyspark.sql.types import StructType
 
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source
-from spark_stream.client.reading.ranges import Wanted, read_range, read_together
+from spark_stream.client.reading.ranges import WantedRange, read_range, read_together
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.reading.losses import gone_with_topic, removed_by_retention
 from spark_stream.datasource.reading.naming import NamedQuery
 from spark_stream.datasource.reading.planning import Planner, planned_view
 from spark_stream.datasource.reading.starts import check_order, resolved
-from spark_stream.datasource.spark.plainly import plainly
 from spark_stream.datasource.spark.session import session
+from spark_stream.datasource.spark.spark_errors import with_spark_errors
 from spark_stream.datasource.spark.travel import Travels
 from spark_stream.datasource.spark.types import to_arrow
 from spark_stream.datasource.values.offsets import Offsets, Range, ranges
@@ -55,7 +55,7 @@ class RangeReader(Struct, frozen=True):
     options: SourceOptions
     schema: StructType
 
-    @plainly
+    @with_spark_errors
     def read(self, task: Task) -> Iterator[pa.RecordBatch]:
         """Read the task's ranges, in batches that have exactly Spark's schema.
 
@@ -82,7 +82,7 @@ class RangeReader(Struct, frozen=True):
             except IsologError:  # it is told when the range is read by itself
                 logger.debug("%s/%d is read by itself", asked.topic, asked.partition)
         numbers = list(sources)
-        wanted = [Wanted(sources[n], task[n].start, task[n].end) for n in numbers]
+        wanted = [WantedRange(sources[n], task[n].start, task[n].end) for n in numbers]
         for place, fetched in read_together(wanted):
             number = numbers[place]
             left[number] = replace(left[number], start=fetched.next)
@@ -117,10 +117,10 @@ class RangeReader(Struct, frozen=True):
         self, asked: Range, schema: pa.Schema, views: dict[tuple[str, int], View]
     ) -> Source:
         """Return what to read the range from; ``views``: made before, by topic and version."""
-        here = session(self.options.place)
-        topic = here.topics.known(asked.topic)
+        log_session = session(self.options.place)
+        topic = log_session.topics.known(asked.topic)
         if topic.id != asked.topic_id:  # this process remembers an earlier topic of the name
-            topic = here.topics.describe(asked.topic)
+            topic = log_session.topics.describe(asked.topic)
         if topic.id != asked.topic_id:
             raise UnknownTopic(f"topic {asked.topic!r} was made anew", topic=asked.topic)
         version = topic.id, topic.schema_version
@@ -131,7 +131,7 @@ class RangeReader(Struct, frozen=True):
         if isolation is Isolation.READ_ATOMIC:
             isolation = Isolation.READ_COMMITTED  # what is atomic is the range: it ends at a cut
         return Source(
-            here.topics.router,
+            log_session.topics.router,
             view,
             asked.topic_id,
             asked.partition,
@@ -269,7 +269,7 @@ class IsologReader(Travels, DataSourceReader):
         for name, topic in self._planner.described().items():
             row_filter(text, name, topic.schema)
 
-    @plainly
+    @with_spark_errors
     def partitions(self) -> list[InputPartition]:
         options, losses = self._planner.options, self._planner.losses
         start = self._start()

@@ -38,7 +38,7 @@ from spark_stream.datasource.reading.naming import NamedQuery
 from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.reading.reader import RangeReader
 from spark_stream.datasource.reading.starts import Resolved, resolved
-from spark_stream.datasource.spark.plainly import plainly
+from spark_stream.datasource.spark.spark_errors import with_spark_errors
 from spark_stream.datasource.spark.travel import Travels
 from spark_stream.datasource.spark.types import to_arrow
 from spark_stream.datasource.values.limits import Pace
@@ -94,7 +94,7 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
         name = self._planner.options.consumer
         self._named = None if name is None else NamedQuery(self._planner, name)
 
-    @plainly
+    @with_spark_errors
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:  # Spark asks twice, and must get one answer
             if self._named is None:
@@ -111,16 +111,16 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
         limits = self._planner.options.limits
         return ReadMaxRows(limits.max_offsets or INT64_MAX) if limits.any else ReadAllAvailable()
 
-    @plainly
+    @with_spark_errors
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._planner.latest().offsets()
 
-    @plainly
+    @with_spark_errors
     def reportLatestOffset(self) -> dict[str, Any]:
         now = self._planner.latest() if self._planned is None else self._planned.now
         return self._planner.logged(now.offsets())
 
-    @plainly
+    @with_spark_errors
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         asked = self._planner.read_back(start)
         if self._named is not None:
@@ -155,7 +155,7 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
             limited = self._planner.cut_between(begin, limited, ends)
         return limited
 
-    @plainly
+    @with_spark_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begin, until = self._planner.read_back(start), self._planner.read_back(end)
         if begin == until:

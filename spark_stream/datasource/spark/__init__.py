@@ -7,5 +7,5 @@
 ``worker``   a Python worker of Spark
 ``travel``   what Spark sends to a worker, which says there what is missing
 ``tables``   the options of a catalog's table, kept with its columns
-``plainly``  our errors as Spark shows them
+``spark_errors``  our errors as Spark shows them
 """

@@ -21,7 +21,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.transactions import TransactionsClient
@@ -34,7 +34,7 @@ from spark_stream.wire.messages import BrokerStatus, Empty
 class Session(Struct, frozen=True):
     """What this process uses to speak to a log."""
 
-    connection: Connection
+    connection: ClusterConnection
     topics: TopicsClient
     transactions: TransactionsClient
     consumers: ConsumersClient
@@ -78,10 +78,10 @@ def located(place: Place, *, create: bool = False) -> Place:
     if known is not None and not _still_there(known):
         with _lock:  # another log was made at the place, or is to be made
             _sessions.pop(key, None)
-    here = session(place, create=create)
-    found = replace(place, cluster_id=here.cluster_id)
+    log_session = session(place, create=create)
+    found = replace(place, cluster_id=log_session.cluster_id)
     with _lock:
-        _sessions.setdefault((os.getpid(), found), here)
+        _sessions.setdefault((os.getpid(), found), log_session)
     return found
 
 
@@ -102,14 +102,14 @@ def _still_there(known: Session) -> bool:
     return True
 
 
-def check_one_log(here: Session, others: Iterable[str | None]) -> None:
+def check_one_log(log_session: Session, others: Iterable[str | None]) -> None:
     """WrongCluster, if tasks wrote to another log than the one that this session speaks to."""
-    for other in set(others) - {None, here.cluster_id}:
+    for other in set(others) - {None, log_session.cluster_id}:
         raise WrongCluster(
             f"tasks of this query wrote to the log {other}, and its driver is at the log"
-            f" {here.cluster_id}",
+            f" {log_session.cluster_id}",
             hint="Nothing is committed. Give a path or bootstrap that means one log everywhere.",
-            expected=here.cluster_id,
+            expected=log_session.cluster_id,
             found=other,
         )
 
@@ -117,7 +117,7 @@ def check_one_log(here: Session, others: Iterable[str | None]) -> None:
 def _connected(place: Place, create: bool) -> Session:
     _check_host(place)
     path = None if place.path is None else Path(place.path)
-    connection = Connection(
+    connection = ClusterConnection(
         place.bootstrap, path, place.timeout_s, create=create, cluster_id=place.cluster_id
     )
     try:

@@ -40,7 +40,7 @@ Place = tuple[str, int]
 """A topic and a partition."""
 
 
-class Measure(Protocol):
+class RangeSizes(Protocol):
     """Who knows how many bytes records take (:class:`Planner`)."""
 
     def sizes(self, asked: list[Range]) -> Mapping[Place, tuple[int, int]]:
@@ -55,7 +55,7 @@ class Measure(Protocol):
 class Pace:
     """The limits of one query; it remembers since when records wait."""
 
-    def __init__(self, limits: Limits, measure: Measure, monotonic: Callable[[], float]) -> None:
+    def __init__(self, limits: Limits, measure: RangeSizes, monotonic: Callable[[], float]) -> None:
         self._limits = limits
         self._measure = measure
         self._monotonic = monotonic

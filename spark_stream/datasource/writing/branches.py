@@ -21,7 +21,7 @@ from spark_stream.client.transactions import TransactionsClient
 from spark_stream.consistency.transactions.transactions import Content
 from spark_stream.datasource.values.content import Measure, Replays, summed
 from spark_stream.datasource.writing.driver import NO_PLAN, Plan
-from spark_stream.datasource.writing.identity import Identity
+from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.datasource.writing.renewal import TIMEOUT_MS
 from spark_stream.datasource.writing.replays import check_replay
 from spark_stream.errors import (
@@ -49,17 +49,17 @@ class TaskBranch(Branch, kw_only=True):
         return self.transactional_id, self.instance, self.number
 
 
-class Written(Struct, frozen=True):
+class WrittenRows(Struct, frozen=True):
     """What a task made of its rows: for whom, how much, and under which branch (None: no row)."""
 
-    identity: Identity
+    identity: BranchIdentity
     content: Mapping[str, Measure] = field(default_factory=dict)
     branch: TaskBranch | None = None
 
 
 def opened(
     transactions: TransactionsClient,
-    identity: Identity,
+    identity: BranchIdentity,
     plan: Plan = NO_PLAN,
     timeout_ms: int = TIMEOUT_MS,
 ) -> TaskBranch:
@@ -75,7 +75,7 @@ def opened(
     return TaskBranch(**structs.asdict(branch), instance=identity.instance, batch=identity.batch)
 
 
-def _claim(identity: Identity, plan: Plan, timeout_ms: int) -> OpenBranch:
+def _claim(identity: BranchIdentity, plan: Plan, timeout_ms: int) -> OpenBranch:
     return OpenBranch.of(
         transactional_id=identity.transactional_id,
         query=identity.query,
@@ -90,7 +90,7 @@ def _claim(identity: Identity, plan: Plan, timeout_ms: int) -> OpenBranch:
 
 def commit(
     transactions: TransactionsClient,
-    tasks: Sequence[Written],
+    tasks: Sequence[WrittenRows],
     batch: int,
     *,
     replays: Replays = Replays.FAIL,

@@ -26,7 +26,7 @@ BATCH_WRITES: Final = "batch writes of "
 """How the query of a ``sinkId`` that batch writes use begins; no streaming query has such an id."""
 
 
-class Identity(Struct, frozen=True):
+class BranchIdentity(Struct, frozen=True):
     """What a task opens its branch with.
 
     ``query`` owns the transactional id for good; ``instance`` is its present run, which fences the
@@ -49,19 +49,19 @@ class Identity(Struct, frozen=True):
         return self.query != self.transactional_id
 
 
-def of_job() -> Identity:
+def of_job() -> BranchIdentity:
     """Make the identity of a batch write: new, and never used again."""
     name = f"job/{uuid.uuid4().hex}"
-    return Identity(name, query=name, instance=name, batch=0)
+    return BranchIdentity(name, query=name, instance=name, batch=0)
 
 
-def of_batch(sink_id: str, batch_id: int) -> Identity:
+def of_batch(sink_id: str, batch_id: int) -> BranchIdentity:
     """Make the identity of one attempt to write a batch that its user has numbered."""
     instance = f"batch/{uuid.uuid4().hex}"
-    return Identity(f"sink/{sink_id}", f"{BATCH_WRITES}{sink_id}", instance, batch_id)
+    return BranchIdentity(f"sink/{sink_id}", f"{BATCH_WRITES}{sink_id}", instance, batch_id)
 
 
-def of_task(sink_id: str | None, context: TaskContext | None) -> Identity:
+def of_task(sink_id: str | None, context: TaskContext | None) -> BranchIdentity:
     """Return the identity of the micro-batch that the task works for.
 
     Raises:
@@ -73,7 +73,7 @@ def of_task(sink_id: str | None, context: TaskContext | None) -> Identity:
     if not (batch.isascii() and batch.isdecimal()):
         raise _unusable(BATCH, f"is {batch!r}, not a number")
     name = f"query/{query}" if sink_id is None else f"sink/{sink_id}"
-    return Identity(name, query=query, instance=run, batch=int(batch))
+    return BranchIdentity(name, query=query, instance=run, batch=int(batch))
 
 
 def _id(context: TaskContext | None, key: str) -> str:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from spark_stream.client.transactions import TransactionsClient
-from spark_stream.datasource.writing.identity import Identity
+from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.errors import IsologError
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,10 @@ class KeptOpen:
     """
 
     def __init__(
-        self, transactions: TransactionsClient, identity: Identity, timeout_ms: int = TIMEOUT_MS
+        self,
+        transactions: TransactionsClient,
+        identity: BranchIdentity,
+        timeout_ms: int = TIMEOUT_MS,
     ) -> None:
         self._transactions = transactions
         self._asked = (identity.transactional_id, identity.instance, identity.batch)

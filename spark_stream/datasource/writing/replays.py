@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from spark_stream.consistency.transactions.transactions import Content
 from spark_stream.datasource.values.content import Measure, Replays
-from spark_stream.datasource.writing.identity import Identity
+from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.errors import DifferentReplay
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _FLOATS_HINT: Final = (
 
 
 def check_replay(
-    identity: Identity,
+    identity: BranchIdentity,
     committed: Sequence[Content],
     came: Mapping[str, Measure],
     replays: Replays,

@@ -30,9 +30,9 @@ from spark_stream.datasource.spark.session import Session, located, session, ses
 from spark_stream.datasource.spark.types import check_collations, to_arrow
 from spark_stream.datasource.values.content import Measure, measured, summed
 from spark_stream.datasource.writing.belonging import check_checkpoint
-from spark_stream.datasource.writing.branches import TaskBranch, Written, drop, opened
+from spark_stream.datasource.writing.branches import TaskBranch, WrittenRows, drop, opened
 from spark_stream.datasource.writing.driver import NO_PLAN, Plan
-from spark_stream.datasource.writing.identity import BATCH, Identity, of_task
+from spark_stream.datasource.writing.identity import BATCH, BranchIdentity, of_task
 from spark_stream.datasource.writing.renewal import TIMEOUT_MS, KeptOpen
 from spark_stream.datasource.writing.routing import (
     by_topic,
@@ -72,7 +72,7 @@ class Wrote(WriterCommitMessage):
     """
 
     cluster_id: str | None = None
-    written: Written | None = None
+    written: WrittenRows | None = None
 
 
 class Seen(Struct, frozen=True):
@@ -98,7 +98,7 @@ class TaskWriter(Struct, frozen=True):
 
     options: SinkOptions
     schema: StructType
-    identity: Identity | None = None
+    identity: BranchIdentity | None = None
     plan: Plan = NO_PLAN
     timeout_ms: int = TIMEOUT_MS
     seen: Seen | None = None
@@ -132,18 +132,20 @@ class TaskWriter(Struct, frozen=True):
         that fails leaves nothing open.
         """
         keep_free_memory()
-        here = session(self.options.place)
+        log_session = session(self.options.place)
         if not self.options.transactional:
-            self._append_all(here, None, coalesced(batches, keyed=self._keyed))
-            return Wrote(here.cluster_id)
+            self._append_all(log_session, None, coalesced(batches, keyed=self._keyed))
+            return Wrote(log_session.cluster_id)
         identity = self.identity or of_task(self.options.sink_id, TaskContext.get())
-        with KeptOpen(here.transactions, identity, self.timeout_ms):  # before the first row comes
+        with KeptOpen(
+            log_session.transactions, identity, self.timeout_ms
+        ):  # before the first row comes
             rows = coalesced(batches, keyed=self._keyed)
             first = next(rows, None)
             if first is None:
-                return Wrote(here.cluster_id, Written(identity))
+                return Wrote(log_session.cluster_id, WrittenRows(identity))
             rows = itertools.chain([first], rows)
-            return Wrote(here.cluster_id, self._in_branch(here, identity, rows))
+            return Wrote(log_session.cluster_id, self._in_branch(log_session, identity, rows))
 
     @property
     def _keyed(self) -> bool:
@@ -153,17 +155,17 @@ class TaskWriter(Struct, frozen=True):
         return any(name in names for name in _spelled(self.options.partition_by, names) or topics)
 
     def _in_branch(
-        self, here: Session, identity: Identity, rows: Iterator[pa.RecordBatch]
-    ) -> Written:
-        branch = opened(here.transactions, identity, self.plan, self.timeout_ms)
+        self, log_session: Session, identity: BranchIdentity, rows: Iterator[pa.RecordBatch]
+    ) -> WrittenRows:
+        branch = opened(log_session.transactions, identity, self.plan, self.timeout_ms)
         if branch.committed:  # a replay: its rows are measured and not written
-            return Written(identity, self._content(rows), branch)
+            return WrittenRows(identity, self._content(rows), branch)
         try:
-            content = self._append_all(here, branch, rows, measuring=identity.remembered)
+            content = self._append_all(log_session, branch, rows, measuring=identity.remembered)
         except BaseException:  # this is also how a task ends that Spark kills
             self._drop(branch)
             raise
-        return Written(identity, content, branch)
+        return WrittenRows(identity, content, branch)
 
     def _drop(self, branch: TaskBranch) -> None:
         try:
@@ -180,7 +182,7 @@ class TaskWriter(Struct, frozen=True):
 
     def _append_all(
         self,
-        here: Session,
+        log_session: Session,
         under: Branch | None,
         batches: Iterator[pa.RecordBatch],
         *,
@@ -191,10 +193,10 @@ class TaskWriter(Struct, frozen=True):
         known: dict[str, TopicDescription] = {}
         content: list[dict[str, Measure]] = []
         isolation = self.options.isolation
-        timeout_ms = max(1, round(here.connection.timeout_s * 1000))
+        timeout_ms = max(1, round(log_session.connection.timeout_s * 1000))
         with Producer(
-            here.connection,
-            here.topics,
+            log_session.connection,
+            log_session.topics,
             isolation=isolation,
             timeout_ms=timeout_ms,
             branch=under,

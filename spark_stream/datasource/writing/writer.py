@@ -21,18 +21,18 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_stream.datasource.options import SinkOptions
-from spark_stream.datasource.spark.plainly import plainly
 from spark_stream.datasource.spark.session import (
     Session,
     check_one_log,
     session,
     session_for_aborts,
 )
+from spark_stream.datasource.spark.spark_errors import with_spark_errors
 from spark_stream.datasource.spark.travel import Travels
 from spark_stream.datasource.spark.worker import COMMITS, is_worker
 from spark_stream.datasource.writing import branches
 from spark_stream.datasource.writing.driver import Plan, plan_of
-from spark_stream.datasource.writing.identity import Identity, of_batch, of_job
+from spark_stream.datasource.writing.identity import BranchIdentity, of_batch, of_job
 from spark_stream.datasource.writing.task import TaskWriter, Wrote
 from spark_stream.errors import IsologError
 
@@ -47,20 +47,20 @@ class IsologWriter(Travels, DataSourceArrowWriter):
         plan = Plan() if identity is None else Plan(identity.instance)
         self._task = TaskWriter(options, schema, identity, plan).prepared()
 
-    @plainly
+    @with_spark_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._task.write(iterator)
 
-    @plainly
+    @with_spark_errors
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         identity = self._task.identity
         _commit(self._task, messages, 0 if identity is None else identity.batch)
 
-    @plainly
+    @with_spark_errors
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        identity, here = self._task.identity, _reached(self._task)
-        if here is not None and identity is not None:
-            branches.stop(here.transactions, self._task.plan, identity.batch)
+        identity, log_session = self._task.identity, _reached(self._task)
+        if log_session is not None and identity is not None:
+            branches.stop(log_session.transactions, self._task.plan, identity.batch)
 
 
 class IsologStreamWriter(Travels, DataSourceStreamArrowWriter):
@@ -74,22 +74,24 @@ class IsologStreamWriter(Travels, DataSourceStreamArrowWriter):
         task = TaskWriter(options, schema, plan=plan)
         self._task = task if is_worker(COMMITS) else task.prepared()
 
-    @plainly
+    @with_spark_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._task.write(iterator)
 
-    @plainly
+    @with_spark_errors
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _commit(self._task, messages, batchId)
 
-    @plainly
+    @with_spark_errors
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        here = _reached(self._task)
-        if here is None:
+        log_session = _reached(self._task)
+        if log_session is None:
             return
-        branches.stop(here.transactions, self._task.plan, batchId)  # there may be no messages
+        branches.stop(
+            log_session.transactions, self._task.plan, batchId
+        )  # there may be no messages
         written = _written(messages)
-        branches.abort(here.transactions, [each.branch for each in written if each.branch])
+        branches.abort(log_session.transactions, [each.branch for each in written if each.branch])
 
 
 def _reached(task: TaskWriter) -> Session | None:
@@ -104,7 +106,7 @@ def _reached(task: TaskWriter) -> Session | None:
         return None
 
 
-def _identity(options: SinkOptions) -> Identity:
+def _identity(options: SinkOptions) -> BranchIdentity:
     if options.sink_id is None or options.batch_id is None:
         return of_job()
     return of_batch(options.sink_id, options.batch_id)
@@ -115,12 +117,14 @@ def _commit(task: TaskWriter, messages: list[WriterCommitMessage | None], batch:
     if not clusters:
         return
     place = task.options.place
-    here = session(replace(place, cluster_id=place.cluster_id or clusters[0]))
-    check_one_log(here, clusters)
-    branches.commit(here.transactions, _written(messages), batch, replays=task.options.replays)
+    log_session = session(replace(place, cluster_id=place.cluster_id or clusters[0]))
+    check_one_log(log_session, clusters)
+    branches.commit(
+        log_session.transactions, _written(messages), batch, replays=task.options.replays
+    )
 
 
-def _written(messages: list[WriterCommitMessage | None]) -> list[branches.Written]:
+def _written(messages: list[WriterCommitMessage | None]) -> list[branches.WrittenRows]:
     """Return what the tasks wrote; a failed task's message is None."""
     return [
         message.written

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from spark_stream.cluster.stores.store import Delete, Record
+from spark_stream.cluster.stores.store import Delete, StoreRecord
 from spark_stream.cluster.transactions import (
     EXPIRED,
     JOINS,
@@ -109,14 +109,14 @@ def expire_sink(idle: Transaction) -> Script[None]:
         yield from DeleteRecord(record.key, record.version)
 
 
-def read_expired(query: str | None = None) -> Script[list[tuple[Record, Transaction]]]:
+def read_expired(query: str | None = None) -> Script[list[tuple[StoreRecord, Transaction]]]:
     """Return what queries (or one of them) committed under ids that expired, with its record."""
     prefix = EXPIRED if query is None else expired_of(query)
     found = [(each, decode(each.value)) for each in (yield from ListRecords(prefix))]
     return [each for each in found if query in (None, each[1].query)]
 
 
-def delete_expired(gone: Iterable[tuple[Record, Transaction]]) -> Script[None]:
+def delete_expired(gone: Iterable[tuple[StoreRecord, Transaction]]) -> Script[None]:
     """Delete these records of expired ids, as far as they are still the same."""
     deletes = [Delete(record.key, record.version) for record, _ in gone]
     if deletes:

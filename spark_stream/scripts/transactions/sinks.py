@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from spark_stream.cluster.stores.store import Record
+from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.cluster.transactions import By
 from spark_stream.consistency.transactions import sinks as rules
 from spark_stream.consistency.transactions.sinks import Claim, Stop
@@ -124,7 +124,7 @@ def _judge_claim(
 
     These are read after the record: an id expires by a copy that is put before the record goes.
     """
-    expired: list[tuple[Record, Transaction]] = []
+    expired: list[tuple[StoreRecord, Transaction]] = []
 
     def inherit_and_judge(found: Transaction) -> Script[Outcome]:
         expired.clear()

@@ -19,7 +19,7 @@ from spark_stream.storage.disk.disk import Disk
 FOLDER: Final = "cut"
 
 
-class Cut(Struct, frozen=True):
+class LostTail(Struct, frozen=True):
     """What a log lost when it opened, and where what is left of it is kept.
 
     ``entries_lost`` with ``records_lost`` records were in the log for certain: something behind

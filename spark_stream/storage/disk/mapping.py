@@ -17,7 +17,7 @@ from spark_stream.storage.disk.disk import Disk
 _NOTHING = pa.py_buffer(b"")
 
 
-class MappedFile:
+class GrowingFileMap:
     """One file that grows at its end, or not at all."""
 
     __slots__ = ("_disk", "_lock", "_mapped", "_path")

@@ -30,7 +30,7 @@ from spark_stream.consistency.entries import CRC_SPAN, ENTRY, ENTRY_SIZE, Table
 from spark_stream.errors import BrokerBusy
 from spark_stream.storage.format.chunks import joined
 from spark_stream.storage.format.extremes import Layout
-from spark_stream.storage.format.message import Message, uncompressed
+from spark_stream.storage.format.message import EncodedBatch, uncompressed
 from spark_stream.storage.settings import Compression
 
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -268,7 +268,7 @@ class Codec:
         """
         return with_facts(self.schema, facts)
 
-    def encode(self, batch: pa.RecordBatch) -> Message:
+    def encode(self, batch: pa.RecordBatch) -> EncodedBatch:
         """One batch as an encapsulated IPC message, padded to 8 bytes.
 
         Raises:
@@ -279,7 +279,7 @@ class Codec:
         except MemoryError:
             raise BrokerBusy(f"no memory to encode a batch of {batch.nbytes} bytes") from None
 
-    def _encoded(self, batch: pa.RecordBatch) -> Message:
+    def _encoded(self, batch: pa.RecordBatch) -> EncodedBatch:
         if self.compression is Compression.NONE:
             return uncompressed(batch)
         options = pa.ipc.IpcWriteOptions(compression=str(self.compression))
@@ -288,7 +288,7 @@ class Codec:
         writer.write_batch(batch)
         written = sink.getvalue()
         # The writer puts the schema message first: in some releases when it is made, in some now.
-        return Message.of(written.slice(schema_length(written)))
+        return EncodedBatch.of(written.slice(schema_length(written)))
 
     def decode(
         self, messages: Sequence[memoryview], entries: int, columns: Sequence[str] | None

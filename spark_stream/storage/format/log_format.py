@@ -19,7 +19,7 @@ from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import UnknownSchema
 from spark_stream.storage.format.codec import Codec
 from spark_stream.storage.format.extremes import RECORDS_MIN, Rows
-from spark_stream.storage.format.message import Message
+from spark_stream.storage.format.message import EncodedBatch
 from spark_stream.storage.settings import LogSettings
 
 UNLIMITED: Final = 1 << 62
@@ -36,7 +36,7 @@ class Prepared(Struct, frozen=True):
     """
 
     records: int
-    message: Message
+    message: EncodedBatch
     crc: int
     timestamp: int
     extremes: Rows | None = None

@@ -20,7 +20,7 @@ APART_BYTES_MIN: Final = 2 << 20  # what is smaller is joined in the processor's
 _PART_BYTES_MIN: Final = 4 << 10  # on average; smaller parts are joined as well
 
 
-class Message(Struct):
+class EncodedBatch(Struct):
     """The parts, one behind the other; ``size`` is that of all of them, in bytes."""
 
     parts: tuple[Part, ...]
@@ -44,13 +44,13 @@ class Message(Struct):
         return found
 
 
-def uncompressed(batch: pa.RecordBatch, apart_bytes_min: int = APART_BYTES_MIN) -> Message:
+def uncompressed(batch: pa.RecordBatch, apart_bytes_min: int = APART_BYTES_MIN) -> EncodedBatch:
     """Encode the batch as an IPC message; values of a large one are not copied.
 
     ``apart_bytes_min``: from which size on.
     """
     if batch.get_total_buffer_size() < apart_bytes_min:
-        return Message.of(batch.serialize())
+        return EncodedBatch.of(batch.serialize())
     sink = _Sink()
     pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), batch.schema).write_batch(batch)
     parts = sink.parts
@@ -59,8 +59,8 @@ def uncompressed(batch: pa.RecordBatch, apart_bytes_min: int = APART_BYTES_MIN) 
         before -= len(parts.pop(0))
     size = sum(map(len, parts))
     if before or size < len(parts) * _PART_BYTES_MIN:
-        return Message.of(batch.serialize())
-    return Message(tuple(parts), size)
+        return EncodedBatch.of(batch.serialize())
+    return EncodedBatch(tuple(parts), size)
 
 
 class _Sink:

@@ -21,7 +21,7 @@ from spark_stream.storage.disk.disk import HOST_DISK, Disk
 from spark_stream.storage.format.chunks import Chunk, Stored
 from spark_stream.storage.format.codec import Codec
 from spark_stream.storage.format.log_format import UNLIMITED, LogFormat, Prepared, marker_at
-from spark_stream.storage.format.message import Message
+from spark_stream.storage.format.message import EncodedBatch
 from spark_stream.storage.format.stored import (
     StoredEntries,
     check_entries,
@@ -35,14 +35,14 @@ from spark_stream.storage.log.kept import KeptSegments
 from spark_stream.storage.log.locating import located_in, segment_with
 from spark_stream.storage.log.moments import first_offset_at
 from spark_stream.storage.log.opening import Opened, open_files
-from spark_stream.storage.log.reading import Budget, Wanted, has_aborted, read_segments
+from spark_stream.storage.log.reading import Budget, ReadPlan, has_aborted, read_segments
 from spark_stream.storage.log.retention import SegmentFacts, due_by_age, is_too_old, removable
 from spark_stream.storage.log.rolling import rows_of_one_schema, rows_that_fit
 from spark_stream.storage.log.tails import ShorterCopy
 from spark_stream.storage.log.truncation import Truncation
 from spark_stream.storage.segment.active import ActiveSegment
-from spark_stream.storage.segment.checking import Piece, Suspect, is_sound, pieces
-from spark_stream.storage.segment.filtering import Filtering, RowFilter
+from spark_stream.storage.segment.checking import CheckedPiece, Suspect, is_sound, pieces
+from spark_stream.storage.segment.filtering import Filtering, RecordFilter
 from spark_stream.storage.segment.segment import Segment
 from spark_stream.storage.settings import Flush
 
@@ -188,7 +188,7 @@ class PartitionLog:
         if lone is not None:
             codec = self.format.codec_of(lone.schema) if lone.count else None
             self._make_room(data.size, lone.appended, codec)
-            self._write(lone, Message.of(data) if data.size else None)
+            self._write(lone, EncodedBatch.of(data) if data.size else None)
             self._kept.drop_healed(self._segments)
             return [lone]
         check_entries(rows, data, end, epoch, str(self.directory))
@@ -268,7 +268,7 @@ class PartitionLog:
         """Whether everything is on the disk before it is seen."""
         return self.format.settings.flush is Flush.BATCH
 
-    def _write(self, entry: Entry, message: Message | None) -> None:
+    def _write(self, entry: Entry, message: EncodedBatch | None) -> None:
         forced = self._forced
         self._active.append(entry, message, forced=forced)
         if forced:
@@ -375,7 +375,7 @@ class PartitionLog:
         max_bytes: int = UNLIMITED,
         *,
         committed: bool = False,
-        rows: RowFilter | None = None,
+        rows: RecordFilter | None = None,
         locating: bool = False,
         encoded: bool = False,
         schema: pa.Schema | None = None,
@@ -408,7 +408,7 @@ class PartitionLog:
         filtering = None
         if rows is not None:
             filtering = Filtering(rows, schema, log_format.timestamp_column)
-        wanted = Wanted(schema, columns, committed, filtering, locating, encoded)
+        wanted = ReadPlan(schema, columns, committed, filtering, locating, encoded)
         with self._damage.noted():
             yield from read_segments(self.segments, start, end, wanted, budget)
 
@@ -430,7 +430,7 @@ class PartitionLog:
         """:meth:`ReplicaLog.hole`."""
         return self._damage.first(self.start.entry) if self._damage else None
 
-    def check_stored(self) -> Iterator[Piece]:
+    def check_stored(self) -> Iterator[CheckedPiece]:
         """:meth:`ReplicaLog.check_stored`."""
         return pieces(self._disk, self._segments)
 

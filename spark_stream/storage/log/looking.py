@@ -28,7 +28,7 @@ from spark_stream.storage.segment.segment import EXTREMES, SegmentName
 NOTHING = pa.py_buffer(b"")
 
 
-class Found(Struct, frozen=True):
+class FoundSegment(Struct, frozen=True):
     """A segment as its entries tell: of the rows of ``table`` the first ``good`` are valid.
 
     ``raw`` is the entries file; it may end with a part of a row. ``data_size``: bytes of the
@@ -85,7 +85,7 @@ class SegmentFiles:
         """Return the entries file's bytes, none if it is missing."""
         return self._disk.map(name.entries) if name.entries.name in self._names else NOTHING
 
-    def found(self, name: SegmentName, expected: Boundary | None) -> Found:
+    def found(self, name: SegmentName, expected: Boundary | None) -> FoundSegment:
         """Read a segment from its entries. It must start at ``expected``; None means anywhere.
 
         Raises:
@@ -115,7 +115,7 @@ class SegmentFiles:
                 good = int(beyond.argmax())
         entry = self._first_entry(name, table[:good], expected)
         first = Boundary(EntryIndex(entry), Offset(name.base_offset))
-        return Found(name, first, raw, table, good, data_size)
+        return FoundSegment(name, first, raw, table, good, data_size)
 
     def told_entry(self, name: SegmentName) -> int | None:
         """Which entry a segment starts with, as its first entry or its schema message says."""
@@ -128,13 +128,13 @@ class SegmentFiles:
         told = facts.get("isolog.base_entry")
         return None if told is None else int(told)
 
-    def follows(self, found: Found, following: SegmentName) -> bool:
+    def follows(self, found: FoundSegment, following: SegmentName) -> bool:
         """Whether the next segment starts where this one ends."""
         if following.base_offset != found.end.offset:
             return False
         return self.told_entry(following) in (None, found.end.entry)
 
-    def starts_within(self, found: Found, following: SegmentName) -> bool:
+    def starts_within(self, found: FoundSegment, following: SegmentName) -> bool:
         """Whether the next segment starts before this one ends."""
         told = self.told_entry(following)
         earlier = told is not None and told < found.end.entry

@@ -127,7 +127,7 @@ class Visible(Struct, frozen=True):
         return Offset(int(self.bases[item + 1])) if item + 1 < len(self.bases) else self.until
 
 
-class Wanted(Struct, frozen=True):
+class ReadPlan(Struct, frozen=True):
     """What a read is after: these columns (None: all) of a schema, of which records.
 
     ``locating``: where the records lie, in their place; there is no filtering then.
@@ -152,7 +152,7 @@ class Wanted(Struct, frozen=True):
 
 
 def read_segments(
-    segments: Iterable[Segment], start: Offset, end: Offset, wanted: Wanted, budget: Budget
+    segments: Iterable[Segment], start: Offset, end: Offset, wanted: ReadPlan, budget: Budget
 ) -> Iterator[Chunk]:
     """Yield the records of ``[start, end)`` in order, until the budget is spent or damage found.
 
@@ -187,7 +187,7 @@ def read_segments(
 
 
 def _chunks(
-    segment: Segment, start: Offset, end: Offset, wanted: Wanted, budget: Budget
+    segment: Segment, start: Offset, end: Offset, wanted: ReadPlan, budget: Budget
 ) -> Iterator[Chunk]:
     end = min(end, segment.end.offset)
     columns = None if wanted.columns is None else list(wanted.columns)
@@ -232,7 +232,7 @@ def _chunk(
     last: int,
     start: Offset,
     columns: list[str] | None,
-    wanted: Wanted,
+    wanted: ReadPlan,
     budget: Budget,
 ) -> Chunk:
     """Read the next chunk from ``start`` on of the items from ``first`` to before ``last``."""

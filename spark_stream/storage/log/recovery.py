@@ -36,7 +36,7 @@ from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Kind, Table
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import DamagedSegment, UnknownSchema
-from spark_stream.storage.disk.aside import Aside, Cut
+from spark_stream.storage.disk.aside import Aside, LostTail
 from spark_stream.storage.disk.disk import Disk
 from spark_stream.storage.disk.forcing import Forcing
 from spark_stream.storage.format.codec import (
@@ -47,7 +47,7 @@ from spark_stream.storage.format.codec import (
     moved,
 )
 from spark_stream.storage.format.log_format import LogFormat
-from spark_stream.storage.log.looking import Found, SegmentFiles, last_intact_end, whole_rows
+from spark_stream.storage.log.looking import FoundSegment, SegmentFiles, last_intact_end, whole_rows
 from spark_stream.storage.segment.active import ActiveSegment, header_of
 from spark_stream.storage.segment.segment import Segment, SegmentName
 
@@ -59,7 +59,7 @@ class Recovered(Struct, frozen=True):
 
     closed: tuple[Segment, ...]
     active: ActiveSegment
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[LostTail, ...] = ()
 
 
 class _Tail(Struct, frozen=True):
@@ -146,7 +146,7 @@ class Recovery(Struct, frozen=True):
             data_end=data_end,
         )
 
-    def _codec_of(self, found: Found) -> Codec | None:
+    def _codec_of(self, found: FoundSegment) -> Codec | None:
         """Return the codec of the segment's batches, or None if it has none."""
         batches = found.kept[found.kept["kind"] == Kind.DATA]
         if not len(batches):
@@ -160,7 +160,7 @@ class Recovery(Struct, frozen=True):
                 hint="The metadata store has an older record of the topic than its files need.",
             ) from None
 
-    def _is_left_over(self, found: Found, behind: list[SegmentName]) -> bool:
+    def _is_left_over(self, found: FoundSegment, behind: list[SegmentName]) -> bool:
         """Whether the one segment behind was made, and this one went on or was not shortened.
 
         A roll that failed leaves that, and so does a crash while the log is cut back.
@@ -177,8 +177,8 @@ class Recovery(Struct, frozen=True):
         self.disk.sync_directory(self.directory)
 
     def _last(
-        self, found: Found, behind: Sequence[SegmentName]
-    ) -> tuple[ActiveSegment, Cut | None]:
+        self, found: FoundSegment, behind: Sequence[SegmentName]
+    ) -> tuple[ActiveSegment, LostTail | None]:
         """Return the segment where the log ends, repaired, after removing everything behind it."""
         name = found.name
         data = self.files.data(name)
@@ -206,7 +206,7 @@ class Recovery(Struct, frozen=True):
             cut = cut or self._cut(name, found.end, found.end, reason=reason)
         return self._active(name, codec, found.first, found.kept, data_end), cut
 
-    def _settled(self, found: Found, header: int | None) -> Found:
+    def _settled(self, found: FoundSegment, header: int | None) -> FoundSegment:
         """Return a segment of markers only; they begin where the schema message ends.
 
         They do not where a crash ended :meth:`Truncation.in_schema`.
@@ -222,8 +222,8 @@ class Recovery(Struct, frozen=True):
         return replace(found, raw=raw, table=whole_rows(raw))
 
     def _end_log(
-        self, found: Found, behind: Sequence[SegmentName], tails: Sequence[_Tail]
-    ) -> Cut | None:
+        self, found: FoundSegment, behind: Sequence[SegmentName], tails: Sequence[_Tail]
+    ) -> LostTail | None:
         """Set aside what lies behind the end, and truncate the last segment's files to it."""
         end, once = found.end, self._known_end(found, behind)
         if not tails and not behind and once == end:
@@ -257,7 +257,7 @@ class Recovery(Struct, frozen=True):
             kept_in=aside.kept_in,
         )
 
-    def _known_end(self, found: Found, behind: Sequence[SegmentName]) -> Boundary:
+    def _known_end(self, found: FoundSegment, behind: Sequence[SegmentName]) -> Boundary:
         """Return the farthest position that the log's end is known to have reached."""
         known = [found.end, self.forcing.upto, *map(self.files.known_end, behind)]
         known.append(last_intact_end(found.table[found.good :], found.end))
@@ -273,10 +273,10 @@ class Recovery(Struct, frozen=True):
         doubtful: int = 0,
         size: int = 0,
         kept_in: str | None = None,
-    ) -> Cut:
+    ) -> LostTail:
         facts = dict(self.format.facts)
         topic, number = facts.get("isolog.topic"), facts.get("isolog.partition")
-        return Cut(
+        return LostTail(
             partition="" if topic is None or number is None else f"{topic}/{number}",
             segment=str(name.arrow),
             reason=reason,
@@ -289,7 +289,7 @@ class Recovery(Struct, frozen=True):
         )
 
     def _mends_header(
-        self, found: Found, codec: Codec, data: pa.Buffer, data_end: int, header: int | None
+        self, found: FoundSegment, codec: Codec, data: pa.Buffer, data_end: int, header: int | None
     ) -> bool:
         """Rewrite a damaged schema message if possible, and tell whether it was damaged."""
         data_start = int(found.kept[0]["position"]) if found.good else int(header or 0)
@@ -303,7 +303,7 @@ class Recovery(Struct, frozen=True):
         return True
 
 
-def _tails(found: Found, data: pa.Buffer, data_end: int) -> list[_Tail]:
+def _tails(found: FoundSegment, data: pa.Buffer, data_end: int) -> list[_Tail]:
     """Return the tails to take out of the two files, the entries first: they name the batches."""
     tails = []
     for path, whole, end in (
@@ -317,7 +317,7 @@ def _tails(found: Found, data: pa.Buffer, data_end: int) -> list[_Tail]:
     return tails
 
 
-def _doubtful(found: Found, once: Boundary) -> int:
+def _doubtful(found: FoundSegment, once: Boundary) -> int:
     """How many entries behind the known end are there as a whole and fail their checksum."""
     first = max(found.good, once.entry - found.first.entry)
     rows = found.table[first:]

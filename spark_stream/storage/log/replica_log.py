@@ -14,12 +14,12 @@ from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.partition.producers import NOBODY, Stamp
 from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import StorageFailure
-from spark_stream.storage.disk.aside import Cut
+from spark_stream.storage.disk.aside import LostTail
 from spark_stream.storage.format.chunks import Chunk, Stored
 from spark_stream.storage.format.log_format import UNLIMITED, LogFormat, Prepared
 from spark_stream.storage.format.stored import StoredEntries
-from spark_stream.storage.segment.checking import Piece, Suspect
-from spark_stream.storage.segment.filtering import RowFilter
+from spark_stream.storage.segment.checking import CheckedPiece, Suspect
+from spark_stream.storage.segment.filtering import RecordFilter
 
 
 class ReplicaLog(Protocol):
@@ -30,7 +30,7 @@ class ReplicaLog(Protocol):
 
     directory: Path
     format: LogFormat
-    cuts: tuple[Cut, ...]
+    cuts: tuple[LostTail, ...]
 
     @property
     def failed(self) -> StorageFailure | None: ...
@@ -185,7 +185,7 @@ class ReplicaLog(Protocol):
         max_bytes: int = UNLIMITED,
         *,
         committed: bool = False,
-        rows: RowFilter | None = None,
+        rows: RecordFilter | None = None,
         locating: bool = False,
         encoded: bool = False,
         schema: pa.Schema | None = None,
@@ -219,7 +219,7 @@ class ReplicaLog(Protocol):
             InvalidRequest: no such runs, or of what are no batches.
         """
 
-    def check_stored(self) -> Iterator[Piece]:
+    def check_stored(self) -> Iterator[CheckedPiece]:
         """Read and check entries and batches from the disk; one thread at a time, without a lock.
 
         What fails its checksum is a suspect, for :meth:`confirm`.

@@ -26,7 +26,7 @@ from spark_stream.storage.disk.disk import Disk, DiskFile
 from spark_stream.storage.disk.forcing import Forcing
 from spark_stream.storage.format.codec import END_OF_STREAM, Codec, moved, sealed
 from spark_stream.storage.format.extremes import Rows
-from spark_stream.storage.format.message import Message, Part
+from spark_stream.storage.format.message import EncodedBatch, Part
 from spark_stream.storage.segment.segment import Segment, SegmentName
 
 # Below this a read near the end of a growing file copies; above it the file is mapped again.
@@ -108,7 +108,7 @@ class ActiveSegment(Segment):
         self._forcing.force_names()
         self._data_end = len(header)
 
-    def append(self, entry: Entry, message: Message | None, *, forced: bool = False) -> None:
+    def append(self, entry: Entry, message: EncodedBatch | None, *, forced: bool = False) -> None:
         """Write one entry and its batch (None for a marker); after an error neither is there.
 
         ``forced``: both are on the disk before anybody sees them.

@@ -35,14 +35,14 @@ class Suspect(Struct, frozen=True, eq=False):
     path: Path
 
 
-class Piece(Struct, frozen=True, eq=False):
+class CheckedPiece(Struct, frozen=True, eq=False):
     """So many bytes of batches were read; these entries of them failed."""
 
     size: int
     suspects: tuple[Suspect, ...]
 
 
-def pieces(disk: Disk, segments: Sequence[Segment]) -> Iterator[Piece]:
+def pieces(disk: Disk, segments: Sequence[Segment]) -> Iterator[CheckedPiece]:
     """Read all of these segments once, piece by piece, as far as each goes when its turn comes."""
     for segment in segments:
         table = segment.table
@@ -52,7 +52,9 @@ def pieces(disk: Disk, segments: Sequence[Segment]) -> Iterator[Piece]:
             failed = _failed_rows(disk, segment, low, high)
             size = int(table["length"][low:high].sum()) if low not in failed else 0
             first, path = segment.first.entry, segment.name.arrow
-            yield Piece(size, tuple(Suspect(EntryIndex(first + row), path) for row in failed))
+            yield CheckedPiece(
+                size, tuple(Suspect(EntryIndex(first + row), path) for row in failed)
+            )
             low = high
 
 

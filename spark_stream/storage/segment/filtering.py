@@ -24,7 +24,7 @@ from spark_stream.storage.format.extremes import have_same_keys
 from spark_stream.storage.segment.segment import Segment
 
 
-class RowFilter(Protocol):
+class RecordFilter(Protocol):
     """Which records to keep. ``names``: the columns it looks at, some of them the log's own."""
 
     @property
@@ -38,7 +38,7 @@ class RowFilter(Protocol):
 class Filtering(Struct, frozen=True):
     """A filter in a log: ``timestamp`` is the column with the records' own timestamps, if any."""
 
-    filter: RowFilter
+    filter: RecordFilter
     schema: pa.Schema
     timestamp: str | None
 

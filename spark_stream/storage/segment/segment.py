@@ -22,7 +22,7 @@ from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import DamagedSegment, IsologError
 from spark_stream.storage.disk.disk import Disk
-from spark_stream.storage.disk.mapping import MappedFile
+from spark_stream.storage.disk.mapping import GrowingFileMap
 from spark_stream.storage.format.chunks import Stored, joined
 from spark_stream.storage.format.codec import (
     Codec,
@@ -95,7 +95,7 @@ class Segment:
         table: Table,
         *,
         has_tail: bool = False,
-        file: MappedFile | None = None,
+        file: GrowingFileMap | None = None,
         extremes: SegmentExtremes | None = None,
     ) -> None:
         """``has_tail``: its ``.arrow`` file, ``file``, has more bytes than its entries name."""
@@ -107,7 +107,7 @@ class Segment:
         self._table = table
         self.extremes = extremes or SegmentExtremes(disk, name.extremes, first, codec.layout)
         self._aborted: np.ndarray | None = None
-        self._file = file or MappedFile(disk, name.arrow)
+        self._file = file or GrowingFileMap(disk, name.arrow)
         # Kept, for every append asks for it, and a closed segment's last entry may change on disk.
         self._end = Boundary(EntryIndex(first.entry + len(table)), next_offset(table, first.offset))
 
@@ -385,7 +385,7 @@ class Segment:
             self.codec,
             self.first,
             table,
-            file=MappedFile(self._disk, self.name.arrow, self._file.mapped),
+            file=GrowingFileMap(self._disk, self.name.arrow, self._file.mapped),
             extremes=self.extremes,
         )
         shorter.has_tail = self.has_tail or self.data_end > shorter.data_end

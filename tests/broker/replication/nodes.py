@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from spark_stream.broker.listening import listening_socket, port_of
-from spark_stream.broker.node.identity import Endpoint, Identity
+from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leader_stream import Leading
@@ -28,9 +28,9 @@ from tests.broker.replication.partitions import LeadPartition, LeadPartitions
 START = "the only start"
 
 
-def identity(name: str, cluster_id: str = "c") -> Identity:
+def identity(name: str, cluster_id: str = "c") -> BrokerIdentity:
     """The broker of this name; brokers of one cluster have one secret."""
-    return Identity(cluster_id, BrokerId(name), START, ClusterSecret(cluster_id.encode()))
+    return BrokerIdentity(cluster_id, BrokerId(name), START, ClusterSecret(cluster_id.encode()))
 
 
 QUICK = ReplicationSettings(beat_s=0.1, death_s=1.0)

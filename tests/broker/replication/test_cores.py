@@ -16,8 +16,8 @@ from spark_stream.broker.replication.follower_core import (
 )
 from spark_stream.broker.replication.leader_core import LAST, LeaderStreamCore
 from spark_stream.broker.replication.partitions import Agreement, PartitionKey
+from spark_stream.broker.replication.send_queue import Slot
 from spark_stream.broker.replication.settings import ReplicationSettings
-from spark_stream.broker.replication.turns import Slot
 from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.errors import (
     BrokerStopping,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_stream.broker.replication.partitions import Agreement
+from spark_stream.broker.replication.send_queue import SendQueue, Slot
 from spark_stream.broker.replication.settings import BEHIND_SHARE, ReplicationSettings
-from spark_stream.broker.replication.turns import Slot, Turns
 
 MIB = 1 << 20
 
@@ -22,14 +22,14 @@ class Session:
     agreement: Agreement = field(default_factory=lambda: Agreement(0, None, 0))
 
 
-def added(turns: Turns, number: int, *, is_behind: bool = False) -> Slot:
+def added(turns: SendQueue, number: int, *, is_behind: bool = False) -> Slot:
     slot = Slot(number, 1, Session(), is_behind=is_behind)
     turns.add(slot)
     return slot
 
 
 def test_slots_take_turns_and_each_has_one_frame():
-    turns = Turns(16 * MIB)
+    turns = SendQueue(16 * MIB)
     slots = [added(turns, number) for number in range(3)]
     seen = []
     for _ in range(6):
@@ -42,7 +42,7 @@ def test_slots_take_turns_and_each_has_one_frame():
 
 
 def test_a_live_slot_waits_for_one_frame_of_those_behind_however_many_they_are():
-    turns = Turns(16 * MIB)
+    turns = SendQueue(16 * MIB)
     for number in range(50):
         added(turns, number, is_behind=True)
     live = added(turns, 99)
@@ -51,7 +51,7 @@ def test_a_live_slot_waits_for_one_frame_of_those_behind_however_many_they_are()
 
 
 def test_live_slots_and_those_behind_have_every_other_frame():
-    turns = Turns(16 * MIB)
+    turns = SendQueue(16 * MIB)
     slots = [added(turns, number, is_behind=number < 2) for number in range(4)]
     seen = []
     for _ in range(8):
@@ -65,7 +65,7 @@ def test_live_slots_and_those_behind_have_every_other_frame():
 
 
 def test_a_frame_is_under_way_until_its_last_entry_is_acknowledged():
-    turns = Turns(16 * MIB)
+    turns = SendQueue(16 * MIB)
     slot = added(turns, 0)
     turns.sent(turns.next_slot(), 5, MIB, is_behind=False)
     turns.acked(slot, 4)
@@ -75,7 +75,7 @@ def test_a_frame_is_under_way_until_its_last_entry_is_acknowledged():
 
 
 def test_those_behind_leave_room_for_live_ones():
-    turns = Turns(16 * MIB)
+    turns = SendQueue(16 * MIB)
     for number in range(50):
         added(turns, number, is_behind=True)
     while (slot := turns.next_slot()) is not None:
@@ -86,7 +86,7 @@ def test_those_behind_leave_room_for_live_ones():
 
 
 def test_a_slot_that_is_not_acknowledged_stops_and_no_other():
-    turns = Turns(16 * MIB)
+    turns = SendQueue(16 * MIB)
     silent, good = added(turns, 0), added(turns, 1)
     sent = {0: 0, 1: 0}
     for _ in range(100):
@@ -103,7 +103,7 @@ def test_a_slot_that_is_not_acknowledged_stops_and_no_other():
 
 
 def test_one_frame_goes_however_large_it_is():
-    turns = Turns(MIB)
+    turns = SendQueue(MIB)
     slot = added(turns, 0, is_behind=True)
     assert turns.next_slot() is slot
     turns.sent(slot, 1, 200 * MIB, is_behind=True)
@@ -113,7 +113,7 @@ def test_one_frame_goes_however_large_it_is():
 
 
 def test_what_an_ended_slot_had_under_way_counts_no_more():
-    turns = Turns(MIB)
+    turns = SendQueue(MIB)
     slot = added(turns, 0, is_behind=True)
     turns.next_slot()
     turns.sent(slot, 1, 2 * MIB, is_behind=True)
@@ -139,11 +139,11 @@ steps = st.lists(
 
 @pytest.mark.rule(
     "whose entries a leader sends next, and how much may be under way",
-    "broker/replication/turns.py",
+    "broker/replication/send_queue.py",
 )
 @given(steps, st.integers(1, 8 * MIB))
 def test_bounds_hold_and_news_is_never_forgotten(steps, window):
-    turns = Turns(window)
+    turns = SendQueue(window)
     slots = {number: added(turns, number) for number in range(5)}
     pending = set(slots)  # those that have something which was not sent
     for what, number, size, is_behind in steps:

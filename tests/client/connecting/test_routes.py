@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.routes import Routes
 from spark_stream.errors import RequestTimeout
@@ -124,7 +124,7 @@ def test_a_client_never_goes_back_to_a_leader_of_an_older_epoch(steps):
 
 
 def test_nobody_waits_longer_than_its_time_for_another_thread_that_asks():
-    router = Router(Connection("127.0.0.1:1"))
+    router = Router(ClusterConnection("127.0.0.1:1"))
     with router._asking("t", "id", time.monotonic() + 1):
         with pytest.raises(RequestTimeout, match="another thread"):
             router.refresh("t", "id", 0.01)

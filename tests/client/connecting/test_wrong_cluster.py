@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import spark_stream as isolog
-from spark_stream.client.connecting.connection import Connection
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.errors import UnknownLog, WrongCluster
 from spark_stream.wire.messages import Empty, TopicNames
 from tests.conftest import stop_broker
@@ -57,10 +57,10 @@ def test_a_bootstrap_of_two_unrelated_brokers_is_refused_when_the_second_is_met(
 @pytest.mark.rule("a client speaks to one log", "client/connecting/link.py")
 def test_a_connection_that_expects_another_log_asks_nothing_of_this_one(two):
     first, second = two
-    connection = Connection(first.address, cluster_id=cluster_id(second))
+    connection = ClusterConnection(first.address, cluster_id=cluster_id(second))
     with pytest.raises(WrongCluster, match=f"{first.address} .*{cluster_id(first)}"):
         connection.act("list-topics", Empty(), TopicNames)
-    connection = Connection(first.address, cluster_id=cluster_id(first))
+    connection = ClusterConnection(first.address, cluster_id=cluster_id(first))
     assert connection.act("list-topics", Empty(), TopicNames).topics == []
     assert connection.cluster_id == cluster_id(first)
 
@@ -70,7 +70,7 @@ def test_no_broker_is_started_for_the_directory_of_another_log(tmp_path):
     with BrokerProcess(directory) as broker:
         broker.terminate()
     before = sorted(os.listdir(directory))
-    connection = Connection(path=directory, cluster_id="0" * 32)
+    connection = ClusterConnection(path=directory, cluster_id="0" * 32)
     with pytest.raises(WrongCluster, match=str(directory)):
         connection.connect()
     assert sorted(os.listdir(directory)) == before
@@ -79,7 +79,7 @@ def test_no_broker_is_started_for_the_directory_of_another_log(tmp_path):
 def test_a_log_that_is_gone_is_not_made_anew_under_its_users(log_dir):
     """Who has met a log, or is told its id, means that log: an empty one would hide the loss."""
     with pytest.raises(UnknownLog):
-        Connection(path=log_dir, cluster_id="0" * 32).connect()
+        ClusterConnection(path=log_dir, cluster_id="0" * 32).connect()
     with isolog.connect(path=log_dir) as log:
         log.create_topic("t")
         stop_broker(log_dir)
@@ -127,7 +127,7 @@ def test_a_link_that_is_switched_moves_no_log(tmp_path):
 
 
 def test_a_connection_knows_which_log_it_speaks_to(two):
-    connection = Connection(two[0].address)
+    connection = ClusterConnection(two[0].address)
     assert connection.cluster_id is None
     connection.connect()
     assert connection.cluster_id == cluster_id(two[0])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import spark_stream as isolog
 from spark_stream.client.reading import mapping
 from spark_stream.client.reading.columns import offsets_of, runs_of
-from spark_stream.client.reading.mapping import CannotMap, Leaders
+from spark_stream.client.reading.mapping import CannotMap, MappingLeaders
 from spark_stream.errors import DamagedSegment
 from tests.examples import examples
 from tests.mapped_files import by_flight, watch_mapped
@@ -239,7 +239,7 @@ class Moments:
 
 def test_a_leader_is_tried_again_after_a_while():
     clock = Moments()
-    leaders = Leaders(clock)
+    leaders = MappingLeaders(clock)
     assert leaders.machine("a") == mapping.this_machine()
     leaders.failed("a", CannotMap("gone"))
     assert leaders.machine("a") == mapping.this_machine()

@@ -7,7 +7,7 @@ import pytest
 
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Source
-from spark_stream.client.reading.ranges import Wanted, read_range, read_together
+from spark_stream.client.reading.ranges import WantedRange, read_range, read_together
 from spark_stream.client.reading.ways import Ways
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import SchemaMismatch
@@ -23,7 +23,7 @@ def chunk(n: int) -> pa.Table:
 
 
 @pytest.fixture
-def wanted(log, topic) -> list[Wanted]:
+def wanted(log, topic) -> list[WantedRange]:
     """Two partitions, with a view in which the second chunk of the first one cannot be shown."""
     log.create_topic(topic, partitions=2, schema=NARROW)
     before = log._topics.describe(topic)
@@ -34,7 +34,7 @@ def wanted(log, topic) -> list[Wanted]:
                 producer.append(topic, chunk(n), partition=partition).result()
     view = View.of(topic, before.schema)
     return [
-        Wanted(
+        WantedRange(
             Source(
                 log._topics.router,
                 view,

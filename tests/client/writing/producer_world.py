@@ -31,7 +31,7 @@ from spark_stream.client.writing.instructions import (
 )
 from spark_stream.client.writing.lanes import (
     JOINED_WITHIN_S,
-    Identity,
+    ProducerIdentity,
     Settlement,
     Unacknowledged,
 )
@@ -242,7 +242,7 @@ class World:
                 self.core.identity_failed(error, self.now)
             else:
                 self.identities += 1
-                self.core.identified(Identity(self.identities, self.epoch), self.now)
+                self.core.identified(ProducerIdentity(self.identities, self.epoch), self.now)
         elif roll < 0.2:
             error = self._failure(UnknownTopic("gone"))
             self.core.leaders_failed(self.topic.id, error, self.now)

@@ -15,7 +15,7 @@ from spark_stream.client.connecting.routes import Route
 from spark_stream.client.writing import core, lanes
 from spark_stream.client.writing.core import ProducerCore
 from spark_stream.client.writing.instructions import EndStream, OpenStream, SendBatch
-from spark_stream.client.writing.lanes import Identity, Lane, Outgoing
+from spark_stream.client.writing.lanes import Lane, Outgoing, ProducerIdentity
 from spark_stream.consistency.partition.producers import EPOCH_MAX
 from spark_stream.errors import (
     BrokerUnavailable,
@@ -178,15 +178,15 @@ def test_an_identity_is_asked_for_once():
         world.submit()
     asked = [each for each in world.core.out if isinstance(each, core.AskIdentity)]
     assert len(asked) == 1
-    world.core.identified(Identity(1, 0), world.now)
-    assert world.core.identity == Identity(1, 0)
+    world.core.identified(ProducerIdentity(1, 0), world.now)
+    assert world.core.identity == ProducerIdentity(1, 0)
 
 
 def test_batches_behind_the_one_that_a_broker_refused_are_surely_not_in_the_log_either():
     """Their refusals come when their partition is off the stream already."""
     world = World(0)
     producer = world.core
-    producer.write_as(Identity(1, 0), None)
+    producer.write_as(ProducerIdentity(1, 0), None)
     settled: list[lanes.Settlement] = []
     producer.topic(world.topic, world.now)
     for row in range(3):
@@ -208,7 +208,7 @@ def test_what_a_deleted_topic_was_sent_is_in_no_log():
     """Its broker says so on the stream; what another leader had been sent before stays unknown."""
     world = World(0)
     producer = world.core
-    producer.write_as(Identity(1, 0), None)
+    producer.write_as(ProducerIdentity(1, 0), None)
     settled: list[lanes.Settlement] = []
     producer.topic(world.topic, world.now)
 
@@ -235,7 +235,7 @@ def test_idle_streams_end_where_a_producer_has_many(monkeypatch):
     """Their partitions go on with their sequences on another stream."""
     monkeypatch.setattr(core, "STREAMS_KEPT", 2)
     producer, opened, sequences = ProducerCore(10.0, 10.0), set(), []
-    producer.write_as(Identity(1, 0), None)
+    producer.write_as(ProducerIdentity(1, 0), None)
     for turn in range(20):
         topic = topic_of(1, f"t{turn % 10}")
         rows = pa.record_batch({"n": [turn]})
@@ -288,7 +288,7 @@ def test_a_batch_sent_twice_has_no_certain_outcome_if_its_transaction_is_over_th
     """The first leader may have taken it, and the transaction's end may have made it visible."""
     world = World(0)
     producer = world.core
-    producer.write_as(Identity(1, 0, 7), "t")
+    producer.write_as(ProducerIdentity(1, 0, 7), "t")
     settled: list[lanes.Settlement] = []
     producer.topic(world.topic, world.now)
     producer.submit(world.topic.id, pa.record_batch({"n": [1]}), 0, settled.append, world.now)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import spark_stream as isolog
-from spark_stream.client.writing.lanes import Identity
+from spark_stream.client.writing.lanes import ProducerIdentity
 from spark_stream.errors import IsologError, RecordTooLarge, UnknownOutcome
 from tests.client.proxy import Proxy
 from tests.support import BrokerProcess, eventually, numbers, values
@@ -219,13 +219,13 @@ def test_a_gap_that_nobody_can_fill_is_no_error(log, topic):
         (target,) = producer._sender._core._targets.values()
         lane = target.lanes[0].lane
         identity = lane._used
-        assert isinstance(identity, Identity)
+        assert isinstance(identity, ProducerIdentity)
         assert lane._sequence == 1
         # The leader takes a gap for a refusal that it forgot: the lane begins the next epoch at 0.
         lane._sequence = 1000
         for n in range(1, 8):
             assert producer.append(topic, values(str(n))).result(20).offset == n
-        assert lane._used == Identity(identity.producer_id, identity.epoch + 1)
+        assert lane._used == ProducerIdentity(identity.producer_id, identity.epoch + 1)
     assert found(log, topic) == list(range(8))
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import (
     JOINED_BYTES_MAX,
-    Identity,
     Lane,
     Outgoing,
+    ProducerIdentity,
     Settlement,
     Unacknowledged,
 )
@@ -37,7 +37,7 @@ from spark_stream.errors import (
 )
 from tests.examples import examples
 
-ME = Identity(7, 0)
+ME = ProducerIdentity(7, 0)
 ROW = pa.record_batch({"n": [1]})
 
 
@@ -56,7 +56,7 @@ def outgoing(number: int, deadline: float = 1.0) -> Outgoing:
     return Outgoing(ROW, 0, deadline, ignored, number=number)
 
 
-def sent(lane: Lane, identity: Identity | None = ME) -> list[Stamp]:
+def sent(lane: Lane, identity: ProducerIdentity | None = ME) -> list[Stamp]:
     """The stamps of all that the lane sends now."""
     found = []
     while (batch := lane.next(identity)) is not None:
@@ -184,7 +184,7 @@ def test_a_batch_may_be_in_the_log_unless_each_sending_was_refused():
 
 def test_in_a_transaction_nothing_begins_anew():
     lane = lane_of(3)
-    mine = Identity(7, 3, transaction=11)
+    mine = ProducerIdentity(7, 3, transaction=11)
     stamps = sent(lane, mine)
     assert [stamp.transaction for stamp in stamps] == [11] * 3
     lane.pop()
@@ -194,14 +194,14 @@ def test_in_a_transaction_nothing_begins_anew():
     assert sequences(sent(lane, mine)) == [(3, 3)]
     lane.pop()
     lane.add(outgoing(5))
-    assert sequences(sent(lane, Identity(7, 4, transaction=12))) == [(4, 0)]
+    assert sequences(sent(lane, ProducerIdentity(7, 4, transaction=12))) == [(4, 0)]
 
 
 @pytest.mark.parametrize("transaction", [None, 5])
 def test_the_last_epoch_asks_for_another_identity(transaction):
     lane = lane_of(1)
     lane.add(outgoing(1, deadline=9.0))
-    last = Identity(7, EPOCH_MAX, transaction)
+    last = ProducerIdentity(7, EPOCH_MAX, transaction)
     lane.next(last)
     lane.expired(2.0)
     lane.lost()
@@ -211,7 +211,7 @@ def test_the_last_epoch_asks_for_another_identity(transaction):
     assert lane.next(last) is None
     assert lane.used_up(last)
     assert not lane.used_up(None)
-    assert sequences(sent(lane, Identity(8, 0))) == [(0, 0)]
+    assert sequences(sent(lane, ProducerIdentity(8, 0))) == [(0, 0)]
 
 
 @pytest.mark.rule(

@@ -24,7 +24,7 @@ def meddle(world: World, name: str) -> Body:
         yield from session.pause(4.0)
         try:
             found = yield from session.run(
-                "list", lambda at: deciding.describe_all(at.desk.finished)
+                "list", lambda at: deciding.describe_all(at.transactions.finished)
             )
             if found:
                 chosen = session.chance.choice(found)
@@ -34,7 +34,7 @@ def meddle(world: World, name: str) -> Body:
 
 
 def _kill(chosen: Transaction, at: SimulatedBroker) -> Script[Transaction]:
-    return deciding.kill(at.desk.finished, chosen.transactional_id, chosen.number)
+    return deciding.kill(at.transactions.finished, chosen.transactional_id, chosen.number)
 
 
 def make_and_delete_topics(world: World, name: str) -> Body:

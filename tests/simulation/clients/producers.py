@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_stream.client.writing.lanes import Identity
+from spark_stream.client.writing.lanes import ProducerIdentity
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
 from spark_stream.errors import IsologError
@@ -51,4 +51,4 @@ def _send(
 
 def _identity(session: Session) -> Body:
     taken = yield from session.run("a producer id", lambda _: iter(TakeNumber(Numbering.PRODUCERS)))
-    return Identity(taken, 0)
+    return ProducerIdentity(taken, 0)

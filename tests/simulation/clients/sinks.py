@@ -40,7 +40,7 @@ def write_batches(world: World, name: str) -> Body:
 def _write_batch(session: Session, sink: str, claim: Claim) -> Body:
     """Whether the batch is committed."""
     _, done = yield from session.run(
-        "settle", lambda at: sinks.settle_batch(at.desk.finished, sink, claim)
+        "settle", lambda at: sinks.settle_batch(at.transactions.finished, sink, claim)
     )
     if done:
         return True
@@ -50,7 +50,11 @@ def _write_batch(session: Session, sink: str, claim: Claim) -> Body:
         found, branch = yield from session.run(
             "open a branch",
             lambda at: sinks.open_branch(
-                at.desk.finished, sink, claim, at.desk.coordinator, at.desk.now_ms()
+                at.transactions.finished,
+                sink,
+                claim,
+                at.transactions.coordinator,
+                at.transactions.now_ms(),
             ),
         )
         if branch is None:
@@ -64,7 +68,8 @@ def _write_batch(session: Session, sink: str, claim: Claim) -> Body:
     if session.chance.random() < 0.15:
         stop = Stop(claim.run, claim.planned, claim.batch)
         yield from session.run(
-            "stop", lambda at: sinks.stop_run(at.desk.finished, stop, at.desk.now_ms())
+            "stop",
+            lambda at: sinks.stop_run(at.transactions.finished, stop, at.transactions.now_ms()),
         )
         return False
     content = (Content("t", len(taken), claim.batch),)
@@ -101,5 +106,7 @@ def _write_all(session: Session, producer: SimulatedProducer) -> Body:
 def _drop(session: Session, sink: str, claim: Claim, number: int, branch: int) -> Body:
     yield from session.run(
         "drop a branch",
-        lambda at: sinks.drop_branch(at.desk.finished, sink, claim.instance, number, branch),
+        lambda at: sinks.drop_branch(
+            at.transactions.finished, sink, claim.instance, number, branch
+        ),
     )

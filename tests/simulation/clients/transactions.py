@@ -37,7 +37,11 @@ def _live(session: Session, transactional_id: str, instance: str) -> Body:
     yield from session.run(
         "take over",
         lambda at: deciding.take_over(
-            at.desk.finished, transactional_id, instance, timeout_ms, at.desk.now_ms()
+            at.transactions.finished,
+            transactional_id,
+            instance,
+            timeout_ms,
+            at.transactions.now_ms(),
         ),
     )
     moved: dict[str, int] = {}
@@ -70,7 +74,7 @@ def take_name(session: Session, consumer: str, instance: str) -> Body:
     """Takes a consumer's name; the offset after which it goes on."""
     found = yield from session.run(
         f"take {consumer}",
-        lambda at: consumers.take_consumer(at.desk.finished, consumer, instance),
+        lambda at: consumers.take_consumer(at.transactions.finished, consumer, instance),
     )
     session.world.notice("owned", consumer, instance, found)
     return max((each.offset for each in found), default=0)
@@ -82,12 +86,12 @@ def _begin(session: Session, transactional_id: str, instance: str, after: int) -
             yield from session.run(
                 "begin",
                 lambda at: deciding.begin(
-                    at.desk.finished,
+                    at.transactions.finished,
                     transactional_id,
                     instance,
                     after,
-                    at.desk.coordinator,
-                    at.desk.now_ms(),
+                    at.transactions.coordinator,
+                    at.transactions.now_ms(),
                 ),
             )
         )
@@ -141,7 +145,7 @@ def _end(session: Session, begun: Transaction, instance: str, moved: dict[str, i
         if choice < 0.3:
             yield from session.run(
                 "abort",
-                lambda at: deciding.abort(at.desk.finished, name, instance, begun.number),
+                lambda at: deciding.abort(at.transactions.finished, name, instance, begun.number),
             )
             return
         asked = _commit(begun, instance, moved, chance)
@@ -180,6 +184,8 @@ def _commit(begun: Transaction, instance: str, moved: dict[str, int], chance: Ra
 
 def commit(session: Session, asked: Commit) -> Body:
     """Commits; raises as ``Session.run``."""
-    answer = yield from session.run("commit", lambda at: deciding.commit(at.desk.finished, asked))
+    answer = yield from session.run(
+        "commit", lambda at: deciding.commit(at.transactions.finished, asked)
+    )
     session.world.tell(f"{session.name}: transaction {asked.number} is {answer.state}")
     session.world.notice("committed", asked, answer)

@@ -138,7 +138,7 @@ class ALeaseIsOverForItsHolderFirst(Invariant):
 
     def found_over(self, holder: SimulatedBroker) -> None:
         if holder.runs and holder.serves:
-            self.require(not holder.core.tenure.serves(), f"{holder.broker_id} still leads")
+            self.require(not holder.core.lease_keeper.serves(), f"{holder.broker_id} still leads")
 
 
 class BatchesOfASinkAreCommittedOnce(Invariant):

@@ -13,7 +13,7 @@ from spark_stream.broker.partition import following
 from spark_stream.broker.partition.appends import Appends
 from spark_stream.broker.partition.followers import Followers
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.cluster import vouching
+from spark_stream.cluster import generations
 from spark_stream.cluster.stores.leases import Lease, Leases
 from spark_stream.consistency import isolation
 from spark_stream.consistency.control import election
@@ -22,7 +22,7 @@ from spark_stream.consistency.ids import EntryIndex
 from spark_stream.consistency.partition import replica
 from spark_stream.consistency.partition.progress import Progress
 from spark_stream.consistency.replication import leader
-from spark_stream.consistency.replication.follower import Agreed, GoOn
+from spark_stream.consistency.replication.follower import GoOn, LeaderAnswer
 from spark_stream.scripts.transactions import finishing
 from spark_stream.storage.log import log, retention
 from spark_stream.storage.log.log import PartitionLog
@@ -107,9 +107,9 @@ def one_in_sync_replica_is_always_enough(patch: Patch) -> None:
 
 @bug
 def a_broker_vouches_for_whatever_it_finds(patch: Patch) -> None:
-    original = vouching.doubt
+    original = generations.doubt
     patch.setattr(
-        vouching, "doubt", lambda left, found: original(left, found) if left is None else None
+        generations, "doubt", lambda left, found: original(left, found) if left is None else None
     )
 
 
@@ -117,7 +117,7 @@ def a_broker_vouches_for_whatever_it_finds(patch: Patch) -> None:
 def a_broker_vouches_for_logs_that_are_missing(patch: Patch) -> None:
     original = Host.ends
 
-    def ends(self: Host) -> vouching.Ends:
+    def ends(self: Host) -> generations.Ends:
         self.doubts.clear()
         return original(self)
 
@@ -228,7 +228,7 @@ def a_follower_far_behind_begins_anew_at_the_end(patch: Patch) -> None:
 
     def started(self: replica.Replica, *asked: Any) -> Any:
         agreed, effects = original(self, *asked)
-        if isinstance(agreed, Agreed) and agreed.begin is not None:
+        if isinstance(agreed, LeaderAnswer) and agreed.begin is not None:
             end = self.bounds_state.log_end
             agreed = structs.replace(agreed, entry=end.entry, begin=end)
         return agreed, effects

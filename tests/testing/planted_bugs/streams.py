@@ -16,7 +16,7 @@ from spark_stream.broker.replication.follower_core import (
     Job,
 )
 from spark_stream.broker.replication.leader_core import LeaderStreamCore
-from spark_stream.broker.replication.turns import Slot, Turns
+from spark_stream.broker.replication.send_queue import SendQueue, Slot
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.protocol import Connection
 from spark_stream.protocol.connection import data_bytes
@@ -102,13 +102,13 @@ def a_follower_tells_nothing_of_what_it_holds(patch: Patch) -> None:
 
 @bug
 def what_is_sent_counts_as_acknowledged(patch: Patch) -> None:
-    original = Turns.sent
+    original = SendQueue.sent
 
     def sent(self: Any, slot: Slot, end: EntryIndex, size: int, **rest: Any) -> None:
         original(self, slot, end, size, **rest)
         slot.session.acked(end)
 
-    patch.setattr(Turns, "sent", sent)
+    patch.setattr(SendQueue, "sent", sent)
 
 
 @bug
@@ -118,7 +118,7 @@ def an_acknowledgement_counts_for_one_entry_more(patch: Patch) -> None:
     def take(self: Any, message: Acked) -> Any:
         more = []
         for number, entry in message.entries:
-            slot = self._turns.get(number)
+            slot = self._queue.get(number)
             more.append((number, entry if slot is None else min(entry + 1, int(slot.next))))
         return original(self, Acked(tuple(more)))
 
@@ -131,7 +131,7 @@ def an_acknowledgement_counts_for_every_slot(patch: Patch) -> None:
 
     def take(self: Any, message: Acked) -> Any:
         (_, entry), *_ = message.entries
-        told = tuple((each.number, min(entry, int(each.next))) for each in self._turns)
+        told = tuple((each.number, min(entry, int(each.next))) for each in self._queue)
         return original(self, Acked(told))
 
     patch.setattr(LeaderStreamCore, "_take_acks", take)
@@ -145,7 +145,7 @@ def news_that_comes_while_a_slot_waits_is_forgotten(patch: Patch) -> None:
             slot.unacked_bytes -= size
             self._count(-size, was_behind)
 
-    patch.setattr(Turns, "acked", acked)
+    patch.setattr(SendQueue, "acked", acked)
 
 
 # -- connections ----------------------------------------------------------------------------------

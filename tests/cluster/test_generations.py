@@ -9,12 +9,12 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from spark_stream.cluster import vouching as vouching_module
-from spark_stream.cluster.vouching import (
+from spark_stream.cluster import generations as generations_module
+from spark_stream.cluster.generations import (
     Doubt,
-    Found,
+    FoundLogs,
+    GenerationRecords,
     LeftBehind,
-    Vouching,
     decode,
     doubt,
     encode,
@@ -32,8 +32,8 @@ def left(**changes) -> LeftBehind:
     return LeftBehind(**(facts | changes))
 
 
-def found(**changes) -> Found:
-    return Found(**({"run": "run-1", "ends": TEN, "intact": True, "boot": "boot-1"} | changes))
+def found(**changes) -> FoundLogs:
+    return FoundLogs(**({"run": "run-1", "ends": TEN, "intact": True, "boot": "boot-1"} | changes))
 
 
 @pytest.mark.parametrize(
@@ -84,66 +84,66 @@ def names(prefix: str) -> Callable[[], str]:
 
 
 @pytest.fixture
-def vouching(store) -> Vouching:
-    return Vouching(store, BrokerId("b1"))
+def generations(store) -> GenerationRecords:
+    return GenerationRecords(store, BrokerId("b1"))
 
 
-def test_a_broker_keeps_its_generation_over_a_kill_and_over_an_end_in_order(vouching):
+def test_a_broker_keeps_its_generation_over_a_kill_and_over_an_end_in_order(generations):
     fresh = names("g")
-    assert vouching.begin(found(run=None), "run-1", fresh) == ("g1", Doubt.NEW)
-    assert vouching.begin(found(run="run-1"), "run-2", fresh) == ("g1", None)
-    vouching.end("run-2", TEN)
-    assert vouching.begin(found(run="run-2", boot="boot-2"), "run-3", fresh) == ("g1", None)
+    assert generations.begin(found(run=None), "run-1", fresh) == ("g1", Doubt.NEW)
+    assert generations.begin(found(run="run-1"), "run-2", fresh) == ("g1", None)
+    generations.end("run-2", TEN)
+    assert generations.begin(found(run="run-2", boot="boot-2"), "run-3", fresh) == ("g1", None)
 
 
-def test_a_broker_whose_machine_ended_makes_a_new_generation(vouching):
+def test_a_broker_whose_machine_ended_makes_a_new_generation(generations):
     fresh = names("g")
-    vouching.begin(found(run=None), "run-1", fresh)
-    again = vouching.begin(found(boot="boot-2"), "run-2", fresh)
+    generations.begin(found(run=None), "run-1", fresh)
+    again = generations.begin(found(boot="boot-2"), "run-2", fresh)
     assert again == ("g2", Doubt.MACHINE_ENDED)
-    assert vouching.begin(found(run="run-2", boot="boot-2"), "run-3", fresh) == ("g2", None)
+    assert generations.begin(found(run="run-2", boot="boot-2"), "run-3", fresh) == ("g2", None)
 
 
-def test_an_end_in_order_counts_for_one_start(vouching):
+def test_an_end_in_order_counts_for_one_start(generations):
     fresh = names("g")
-    vouching.begin(found(run=None), "run-1", fresh)
-    vouching.end("run-1", TEN)
-    assert vouching.begin(found(), "run-2", fresh) == ("g1", None)
+    generations.begin(found(run=None), "run-1", fresh)
+    generations.end("run-1", TEN)
+    assert generations.begin(found(), "run-2", fresh) == ("g1", None)
     later = found(run="run-2", boot="boot-2")
-    assert vouching.begin(later, "run-3", fresh) == ("g2", Doubt.MACHINE_ENDED)
+    assert generations.begin(later, "run-3", fresh) == ("g2", Doubt.MACHINE_ENDED)
 
 
-def test_after_a_force_that_failed_nobody_vouches_until_a_new_generation(vouching):
+def test_after_a_force_that_failed_nobody_vouches_until_a_new_generation(generations):
     fresh = names("g")
-    vouching.begin(found(run=None), "run-1", fresh)
-    vouching.force_failed("run-1")
-    vouching.end("run-1", TEN)
-    assert vouching.begin(found(), "run-2", fresh) == ("g2", Doubt.FORCE_FAILED)
-    assert vouching.begin(found(run="run-2"), "run-3", fresh) == ("g2", None)
+    generations.begin(found(run=None), "run-1", fresh)
+    generations.force_failed("run-1")
+    generations.end("run-1", TEN)
+    assert generations.begin(found(), "run-2", fresh) == ("g2", Doubt.FORCE_FAILED)
+    assert generations.begin(found(run="run-2"), "run-3", fresh) == ("g2", None)
 
 
-def test_what_an_earlier_run_says_late_is_not_heard(vouching):
+def test_what_an_earlier_run_says_late_is_not_heard(generations):
     fresh = names("g")
-    vouching.end("run-0", TEN)
-    vouching.begin(found(run=None), "run-1", fresh)
-    vouching.begin(found(), "run-2", fresh)
-    vouching.end("run-1", TEN)
-    vouching.force_failed("run-1")
+    generations.end("run-0", TEN)
+    generations.begin(found(run=None), "run-1", fresh)
+    generations.begin(found(), "run-2", fresh)
+    generations.end("run-1", TEN)
+    generations.force_failed("run-1")
     later = found(run="run-2", boot="boot-2")
-    assert vouching.begin(later, "run-3", fresh) == ("g2", Doubt.MACHINE_ENDED)
+    assert generations.begin(later, "run-3", fresh) == ("g2", Doubt.MACHINE_ENDED)
 
 
-def test_a_broker_that_dies_before_its_directory_has_the_run_makes_a_new_generation(vouching):
+def test_a_broker_that_dies_before_its_directory_has_the_run_makes_a_new_generation(generations):
     fresh = names("g")
-    vouching.begin(found(run=None), "run-1", fresh)
-    vouching.begin(found(), "run-2", fresh)
-    again = vouching.begin(found(), "run-3", fresh)
+    generations.begin(found(run=None), "run-1", fresh)
+    generations.begin(found(), "run-2", fresh)
+    again = generations.begin(found(), "run-3", fresh)
     assert again == ("g2", Doubt.OTHER_DIRECTORY)
 
 
 def test_brokers_vouch_each_for_itself(store):
     fresh = names("g")
-    one, two = (Vouching(store, BrokerId(each)) for each in ("b1", "b2"))
+    one, two = (GenerationRecords(store, BrokerId(each)) for each in ("b1", "b2"))
     assert one.begin(found(run=None), "run-1", fresh)[0] == "g1"
     assert two.begin(found(run=None), "run-1", fresh)[0] == "g2"
     assert one.begin(found(), "run-2", fresh) == ("g1", None)
@@ -171,7 +171,7 @@ class BrokerOnAMachine:
     """
 
     def __init__(self) -> None:
-        self.vouching = Vouching(MemoryStore(MemoryRecords()), BrokerId("b1"))
+        self.generations = GenerationRecords(MemoryStore(MemoryRecords()), BrokerId("b1"))
         self.fresh = names("g")
         self.runs = names("run-")
         self.boot = 0
@@ -185,14 +185,14 @@ class BrokerOnAMachine:
         self.kept = 0
 
     def start(self) -> None:
-        seen = Found(
+        seen = FoundLogs(
             self.directory,
             {"t/0": len(self.log)},
             intact=not self.lost_forced,
             boot=f"boot-{self.boot}",
         )
         self.run = self.runs()
-        self.generation, reason = self.vouching.begin(seen, self.run, self.fresh)
+        self.generation, reason = self.generations.begin(seen, self.run, self.fresh)
         self.kept += reason is None
         assert (reason is None) == (self.generation in self.acknowledged)
         held = self.acknowledged.setdefault(self.generation, list(self.log))
@@ -216,13 +216,13 @@ class BrokerOnAMachine:
     def fail_force(self, lost: int) -> None:
         if not self.force_failed:
             self.force_failed = True
-            self.vouching.force_failed(self.run)
+            self.generations.force_failed(self.run)
             del self.log[max(self.forced, len(self.log) - lost) :]
 
     def end(self) -> None:
         if not self.force_failed:
             self.force()
-            self.vouching.end(self.run, {"t/0": len(self.log)})
+            self.generations.end(self.run, {"t/0": len(self.log)})
 
     def lose_power(self, lost: int) -> None:
         self.boot += 1
@@ -302,7 +302,9 @@ def check_generations(events: list[tuple[str, int]]) -> None:
         broker.name_directory()
 
 
-@pytest.mark.rule("whether a broker may vouch for its logs when it starts", "cluster/vouching.py")
+@pytest.mark.rule(
+    "whether a broker may vouch for its logs when it starts", "cluster/generations.py"
+)
 @settings(max_examples=examples(400))
 @given(EVENTS)
 def test_a_generation_has_all_that_was_acknowledged_in_it(events):
@@ -328,7 +330,7 @@ def test_a_broker_that_only_loses_its_process_vouches_each_time():
 def test_each_fact_is_needed(ignored, monkeypatch):
     """A decision that ignores one of the facts breaks the invariant."""
 
-    def careless(before: LeftBehind | None, now: Found) -> Doubt | None:
+    def careless(before: LeftBehind | None, now: FoundLogs) -> Doubt | None:
         if before is None:
             return doubt(before, now)
         facts = {
@@ -340,9 +342,9 @@ def test_each_fact_is_needed(ignored, monkeypatch):
         seen = {name: getattr(now, name) for name in ("run", "ends", "intact", "boot")}
         if ignored == "force_failed":
             before = LeftBehind(before.generation, before.run, before.ends, before.boot)
-        return doubt(before, Found(**(seen | facts)))
+        return doubt(before, FoundLogs(**(seen | facts)))
 
-    monkeypatch.setattr(vouching_module, "doubt", careless)
+    monkeypatch.setattr(generations_module, "doubt", careless)
     # Not ``examples``: the rarest takes more, and a search ends with the first that it finds.
     search = settings(max_examples=5_000, phases=[Phase.generate], database=None)
     with pytest.raises(AssertionError, match="lacks what it acknowledged"):

@@ -39,7 +39,7 @@ def _plain() -> Iterator[None]:
         raise
 
 
-def plainly(method: Callable[P, R]) -> Callable[P, R]:
+def with_spark_errors(method: Callable[P, R]) -> Callable[P, R]:
     """Wrap a method that Spark calls, so that Spark shows our errors from it in one line."""
     if inspect.isgeneratorfunction(method):
 
@@ -68,19 +68,19 @@ class RefusedStream(DataSourceStreamReader):
     def __init__(self, error: IsologError) -> None:
         self._error = error
 
-    @plainly
+    @with_spark_errors
     def getDefaultReadLimit(self) -> Any:
         raise self._error
 
-    @plainly
+    @with_spark_errors
     def initialOffset(self) -> dict[str, Any]:
         raise self._error
 
-    @plainly
+    @with_spark_errors
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
         raise self._error
 
-    @plainly
+    @with_spark_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Any:
         raise self._error
 

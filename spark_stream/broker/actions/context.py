@@ -9,8 +9,8 @@ from msgspec import Struct
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.node.members import Members
 from spark_stream.broker.node.scrubbing import Scrub
-from spark_stream.broker.scripting.topics import TopicDesk
-from spark_stream.broker.scripting.transactions import TransactionDesk
+from spark_stream.broker.scripting.topics import TopicAdmin
+from spark_stream.broker.scripting.transactions import TransactionCoordinator
 from spark_stream.environment import Clock
 from spark_stream.errors import MetadataLost
 
@@ -43,12 +43,12 @@ class BrokerFacts(Struct, frozen=True):
     flight: str = ""
 
 
-class Here(Struct, frozen=True):
+class BrokerContext(Struct, frozen=True):
     """This broker, as its actions see it."""
 
     host: Host
-    topics: TopicDesk
-    desk: TransactionDesk
+    topics: TopicAdmin
+    transactions: TransactionCoordinator
     members: Members
     facts: BrokerFacts
     clock: Clock

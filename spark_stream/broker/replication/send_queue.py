@@ -43,7 +43,7 @@ class Slot:
         self.unacked: deque[tuple[EntryIndex, int, bool]] = deque()  # end, bytes, was behind
 
 
-class Turns:
+class SendQueue:
     """The slots of one stream, and what they have under way."""
 
     def __init__(self, window_bytes: int) -> None:

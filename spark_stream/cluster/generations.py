@@ -45,7 +45,7 @@ from spark_stream.cluster.stores.store import MetadataStore
 from spark_stream.consistency.ids import BrokerId, Generation
 from spark_stream.structs import Positional, learn_types
 
-VOUCHING: Final = "vouching/"
+GENERATIONS: Final = "generations/"
 
 Ends = Mapping[str, int]
 """After which entry each log ends, by the name of its partition; -1 for one that does not open."""
@@ -65,7 +65,7 @@ class LeftBehind(Positional, frozen=True):
     force_failed: bool = False
 
 
-class Found(Struct, frozen=True):
+class FoundLogs(Struct, frozen=True):
     """What a broker finds when it starts and has opened its logs.
 
     ``run``: the run that the directory names; None: none. ``intact``: no log is missing or damaged,
@@ -89,7 +89,7 @@ class Doubt(StrEnum):
     MACHINE_ENDED = "the broker had not ended in order, and its machine was started anew"
 
 
-def doubt(left: LeftBehind | None, found: Found) -> Doubt | None:
+def doubt(left: LeftBehind | None, found: FoundLogs) -> Doubt | None:
     """Why the broker cannot vouch for its logs; None: it can."""
     if left is None:
         return Doubt.NEW
@@ -107,15 +107,15 @@ def doubt(left: LeftBehind | None, found: Found) -> Doubt | None:
     return None if same_boot else Doubt.MACHINE_ENDED
 
 
-class Vouching:
+class GenerationRecords:
     """One broker's record, through its starts and ends."""
 
     def __init__(self, store: MetadataStore, broker_id: BrokerId) -> None:
         self._store = store
-        self._key = VOUCHING + broker_id
+        self._key = GENERATIONS + broker_id
 
     def begin(
-        self, found: Found, run: str, new_generation: Callable[[], str]
+        self, found: FoundLogs, run: str, new_generation: Callable[[], str]
     ) -> tuple[Generation, Doubt | None]:
         """Return the generation from now on, and the reason if it is a new one.
 

@@ -14,7 +14,7 @@ from spark_stream.cluster.stores.leases import Lease, Leases
 logger = logging.getLogger(__name__)
 
 
-class Tenure:
+class LeaseKeeper:
     """One incarnation's lease, from construction to :meth:`end`."""
 
     def __init__(

@@ -61,7 +61,7 @@ class ThreadLine:
                 self._held = False
 
 
-class Turns:
+class WriterQueue:
     """The line of all who write to one file. From any thread; every process has its own object.
 
     ``path`` is a file that only serves as the place in the line. The kernel frees it when the

@@ -1,10 +1,10 @@
-"""What the others are told of this broker: where it listens, and in which generation its logs are.
+"""The record of this broker: its address, and the generation of its logs.
 
-The generation is decided when the logs are open (``cluster.vouching``). If a force fails later, the
-broker cannot vouch for that log any more: the system may have dropped what it had not written. So
-it says so on record, then registers with a new generation. By that it is in sync nowhere until its
-logs have been compared with those of their leaders; and where nobody else is in sync, it leads on
-in a new epoch. A batch that turns out to be damaged has the same end, where another replica has it
+The generation is decided when the logs are open (``cluster.generations``). If a force fails later,
+the broker can no longer vouch for that log: the system may have dropped unwritten bytes. So the
+broker records the failure, then registers with a new generation. It is then in no ISR until its
+logs have been compared with their leaders'; if no other replica is in sync, it leads on in a new
+epoch. A damaged batch has the same effect if another replica has the batch
 (``consistency.damage``).
 """
 
@@ -20,8 +20,8 @@ from spark_stream.broker.node.controlling import log_changes
 from spark_stream.broker.node.damaged import DamagedReplicas
 from spark_stream.broker.node.members import Members
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
+from spark_stream.cluster.generations import Doubt, FoundLogs, GenerationRecords
 from spark_stream.cluster.stores.store import MetadataStore
-from spark_stream.cluster.vouching import Doubt, Found, Vouching
 from spark_stream.consistency.control.partition_record import Member
 from spark_stream.consistency.ids import Generation
 from spark_stream.environment import Ids, Machine
@@ -44,7 +44,7 @@ class Runs(Protocol):
         """No run is named any more, also after a power cut."""
 
 
-class Standing:
+class Registration:
     """One incarnation of a broker, as the records have it."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Standing:
         self._ids = ids
         self._machine = machine
         self._runs = runs
-        self._vouching = Vouching(store, host.broker_id)
+        self._generations = GenerationRecords(store, host.broker_id)
         self._run = ""
         self._failed: set[str] = set()
         self._damaged = DamagedReplicas(host, members)
@@ -74,16 +74,16 @@ class Standing:
         assert generation is not None
         return Member(self._host.broker_id, generation)
 
-    def vouch(self) -> None:
+    def decide_generation(self) -> None:
         """Decide the generation of the logs, which are open."""
         self._run = self._ids.new_id()
-        found = Found(
+        found = FoundLogs(
             self._runs.recorded_run(),
             self._host.ends(),
             not self._host.doubts,
             self._machine.boot_id(),
         )
-        generation, reason = self._vouching.begin(found, self._run, self._ids.new_id)
+        generation, reason = self._generations.begin(found, self._run, self._ids.new_id)
         self._runs.record_run(self._run)
         if reason is not None and reason is not Doubt.NEW:
             logger.error(
@@ -114,7 +114,7 @@ class Standing:
             return
         failed = {each.name for each in self._host.troubled() if each.log.failed is not None}
         if not failed <= self._failed:
-            self._vouching.force_failed(self._run)
+            self._generations.force_failed(self._run)
             names = ", ".join(sorted(failed - self._failed))
             self._begin_generation(f"a force has failed ({names})")
             yield from self.leading_again()
@@ -134,11 +134,11 @@ class Standing:
             " until they have been compared with the leader's",
             reason,
         )
-        self._vouching.begin_generation(self._run, generation)
+        self._generations.begin_generation(self._run, generation)
         self._registered = replace(self._registered, generation=generation)
         Brokers(self._store).register(self._registered)
         self._host.change_generation(generation)
 
     def end(self) -> None:
         """All logs are forced and closed, in order."""
-        self._vouching.end(self._run, self._host.ends())
+        self._generations.end(self._run, self._host.ends())

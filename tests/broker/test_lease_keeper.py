@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from spark_stream.broker.node.tenure import Tenure
+from spark_stream.broker.node.lease import LeaseKeeper
 from spark_stream.errors import LeaderUnavailable, NotLeader
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LEASE_S, LocalBroker, Surroundings
@@ -30,7 +30,7 @@ def test_while_it_renews_its_lease_it_leads(pair):
     a, b = pair
     for _ in range(10):
         stand_still(a.around, LEASE_S / 2)
-        a.tenure.renew()
+        a.lease_keeper.renew()
         assert a.partition("t").append(numbers(0, 1)).count == 1
     assert b.replica("t").follows
 
@@ -49,22 +49,22 @@ def test_before_others_may_find_its_lease_over_it_leads_no_more(pair):
 
 
 @pytest.mark.rule(
-    "until when a broker may lead without a look at the records", "broker/node/tenure.py"
+    "until when a broker may lead without a look at the records", "broker/node/lease.py"
 )
 def test_a_renewal_that_comes_late_gives_back_no_leadership_without_a_look(pair, caplog):
     """Another broker was elected meanwhile: it knows that before it leads again."""
     a, b = pair
     assert b.members.is_alive("a")
     stand_still(a.around, LEASE_S * 0.6)
-    b.tenure.renew()
+    b.lease_keeper.renew()
     stand_still(a.around, LEASE_S * 0.6)
     b.control_once()
     b.control_once()  # the first round takes the controller's seat
     assert b.record("t").leader == "b"
     with caplog.at_level(logging.WARNING):
-        a.tenure.renew()
+        a.lease_keeper.renew()
     assert "the lease was over" in caplog.text
-    assert a.tenure.serves()
+    assert a.lease_keeper.serves()
     assert a.links.followed == {"t/0": ("b", 1)}
     assert b.partition("t").leader_epoch == 1
 
@@ -73,23 +73,25 @@ def test_while_it_looks_at_the_records_again_it_does_not_lead(pair):
     """What it led before may be led by another broker, and it does not know that yet."""
     a, _ = pair
     serving: list[bool] = []
-    tenure = Tenure(a.leases, a.id, a.incarnation, lambda: serving.append(tenure.serves()))
+    lease_keeper = LeaseKeeper(
+        a.leases, a.id, a.incarnation, lambda: serving.append(lease_keeper.serves())
+    )
     stand_still(a.around, 3 * LEASE_S)
-    tenure.renew()
+    lease_keeper.renew()
     assert serving == [False]
-    assert tenure.serves()
+    assert lease_keeper.serves()
 
 
 def test_where_nobody_took_its_place_it_leads_on(pair):
     a, _ = pair
     stand_still(a.around, 3 * LEASE_S)
-    a.tenure.renew()
+    a.lease_keeper.renew()
     assert a.partition("t").append(numbers(0, 1)).count == 1
 
 
 def test_who_ended_is_dead_at_once(pair):
     a, b = pair
     assert b.members.is_alive("a")
-    a.tenure.end()
+    a.lease_keeper.end()
     assert not b.members.is_alive("a")
     see(a.around)
