@@ -1,8 +1,8 @@
 """The metadata store for brokers on one host: one SQLite file, one short transaction a change.
 
 Processes that change, open or close the file take turns (``writer_queue``). SQLite never waits
-here: it reports a busy file at once, and this module waits. SQLite's own waiting is not fair, and it does
-not wait at all where a read lock becomes a write lock, as when a new file gets its write-ahead log.
+here: it reports a busy file at once, and this module waits. SQLite's own waiting is not fair, and
+does not happen at all where a read lock becomes a write lock, as when a new file gets its write-ahead log.
 
 Changes that wait in one process go into the file by one commit: its force to the disk is nearly all
 that a change costs. Each remains a compare-and-set of its own. Reads have a connection of their own
