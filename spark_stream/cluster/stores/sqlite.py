@@ -2,7 +2,7 @@
 
 Processes that change, open or close the file take turns (``writer_queue``). SQLite never waits
 here: it reports a busy file at once, and this module waits. SQLite's own waiting is not fair, and
-does not happen at all where a read lock becomes a write lock, as when a new file gets its write-ahead log.
+does not happen at all if a read lock becomes a write lock, as when a new file gets its WAL.
 
 Changes that wait in one process go into the file by one commit: its force to the disk is nearly all
 that a change costs. Each remains a compare-and-set of its own. Reads have a connection of their own
