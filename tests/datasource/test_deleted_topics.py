@@ -33,7 +33,7 @@ def pair(log: isolog.Log, topic: str) -> tuple[str, str]:
 def test_a_topic_that_was_deleted_while_the_query_was_stopped(shared, log, pair, caplog):
     gone, other = pair
     query = Query(shared.address, ",".join(pair), failOnDataLoss=False)
-    assert query.batch() == [*range(10), *range(100, 110)]
+    assert sorted(query.batch()) == [*range(10), *range(100, 110)]  # each topic is looked up alone
     log.delete_topic(gone)
     fill(log, other, 110, 5)
     query.start()
