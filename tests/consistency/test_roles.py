@@ -241,6 +241,27 @@ def test_a_follower_that_ends_where_its_leaders_log_starts_keeps_its_own_if_it_i
     assert leader.high == 2
 
 
+@pytest.mark.parametrize(
+    ("in_sync", "begin"),
+    [
+        (True, None),
+        (False, Boundary(0, 0)),  # committed entries may have been lost here, and others written
+    ],
+)
+def test_a_follower_that_has_evicted_all_that_they_shared_keeps_its_log_if_it_is_in_sync(
+    in_sync, begin
+):
+    others = [B, C] if in_sync else [C]
+    leader = Partition(led(A, *others))
+    for _ in range(3):
+        leader.append(1)
+    for member in others:
+        session = leader.follow(member, EpochHistory(0, 3, ((1, 0),)))
+        leader.replica.follower_acked(session, 3, 0)
+    agreed, _ = leader.replica.follower_started(B, 1, EpochHistory(2, 2, ()), 0)
+    assert agreed == LeaderAnswer(1, len(others), 0 if begin else 2, 3, begin=begin)
+
+
 def test_an_acknowledgement_of_what_was_never_sent_is_a_fault_of_the_follower():
     leader = Partition(led(A, B))
     session = leader.follow(B)

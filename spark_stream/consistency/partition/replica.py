@@ -236,13 +236,14 @@ class Replica:
             return Refusal.NOT_A_REPLICA, []
         state, session = self.bounds_state, next(self._session_numbers)
         shared, start = agreement(history, self.history()), state.log_start.entry
-        if shared is None and start <= history.start <= state.log_end.entry:
-            # What the follower evicted was committed: both logs are the same up to its start.
-            shared = EntryIndex(history.start)
-        elif shared is None and history.start <= start <= history.end:
-            # What was evicted here was committed, and who is in sync has all of that. It must not
-            # begin anew: a crash on the way would leave it in sync with a part of its log.
-            shared = start if member in progress.maximal else None
+        if shared is None and member in progress.maximal:
+            # It has all that is committed, and only that is evicted: up to the later of the two
+            # starts both logs are the same. It must not begin anew: a crash on the way would leave
+            # it in sync with a part of its log. Any other follower begins anew: committed entries
+            # may have been lost, and others written in their place, since it evicted them.
+            later = max(int(start), int(history.start))
+            if later <= min(int(state.log_end.entry), int(history.end)):
+                shared = EntryIndex(later)
         begin = state.log_start if shared is None else None
         progress.started(session, member, EntryIndex(0) if shared is None else shared)
         first = state.log_start.entry if shared is None else shared
