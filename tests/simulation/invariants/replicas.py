@@ -211,14 +211,23 @@ class LeadersAgreeOnWhatIsCommitted(Invariant):
 
 
 class FollowersDoNotRunAhead(Invariant):
-    """No follower's high watermark is above what a leader has committed."""
+    """No follower's high watermark is above what a leader has committed, or it had itself."""
+
+    # A leader that stood still takes its followers' last reports before it learns that its lease
+    # is over. It serves nobody by then, and as a follower it keeps that high watermark.
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._led: dict[str, int] = {}
 
     def observed(self, line: Line, partition: Partition) -> None:
-        if partition.core.progress is None and not self.history.losses:
-            high = int(partition.core.bounds_state.high_watermark.entry)
-            committed = len(line.course.committed.entries)
-            what = f"{line.name}: its high watermark is {high}, committed are {committed}"
-            self.require(high <= committed, what)
+        high = int(partition.core.bounds_state.high_watermark.entry)
+        if partition.core.progress is not None:
+            self._led[line.name] = high
+        elif not self.history.losses:
+            most = max(len(line.course.committed.entries), self._led.get(line.name, 0))
+            what = f"{line.name}: its high watermark is {high}, committed are {most}"
+            self.require(high <= most, what)
 
 
 class AFewAreNotEnough(Invariant):
