@@ -150,7 +150,8 @@ class Course:
         self.lost: set[int] = set()
         """Transactions of which a marker was lost: they are marked again, in time."""
         self.unmarked: set[int] = set()
-        """Transactions of which a marker was lost that nobody had promised to keep."""
+        """Transactions of which a marker was lost that nobody had promised to keep, or of which an
+        unclean election brought batches back after the transaction was over."""
         self.deleted = False
         self.unclean_epoch = -1
         """The last leader epoch that began with a leader which was not in sync until then."""

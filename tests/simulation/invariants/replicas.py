@@ -10,6 +10,7 @@ from spark_stream.broker.partition.partition import Partition
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.control.withdrawal import FULL_US
 from spark_stream.consistency.entries import Entry
+from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.storage.settings import Flush
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.history import Course, Line, Place, Seen
@@ -71,6 +72,8 @@ class CommittedRecordsStay(Invariant):
             return
         line = self.history.line(after.leader, course.place)
         shared = line.shared(course.committed)
+        if before.member(after.leader) != after.member(after.leader):
+            course.unmarked |= self._back_again(line, shared)
         if shared == len(course.committed.entries):
             return
         what = f"{course.name}: {after.leader} leads and lacks entries from {shared} on"
@@ -78,6 +81,14 @@ class CommittedRecordsStay(Invariant):
         gone = course.lose(shared)
         self.history.losses += 1
         self.view.notice("lost", course, gone)
+
+    def _back_again(self, line: Line, shared: int) -> set[int]:
+        """Transactions that were over before an unclean election brought batches of them back.
+
+        Nobody remembers how they ended, and the batches were not committed: they are aborted.
+        """
+        found = {each.part for each in line.entries[shared:] if each.part[0] != NO_TRANSACTION}
+        return {part[0] for part in found if self.history.is_committed(part) is not None}
 
     def _is_told(self, course: Course, before: PartitionRecord, after: PartitionRecord) -> bool:
         """Whether the election was one of the last resort."""
