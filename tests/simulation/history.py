@@ -148,7 +148,7 @@ class Course:
         self.committed = Fold()
         """What some leader's high watermark has passed."""
         self.lost: set[int] = set()
-        """Transactions of which a marker was lost: they are marked again, in time."""
+        """Transactions of which a marker was lost, or a batch came back: it is marked in time."""
         self.unmarked: set[int] = set()
         """Transactions of which a marker was lost that nobody had promised to keep, or of which an
         unclean election brought batches back after the transaction was over."""
@@ -187,6 +187,11 @@ class Course:
         if self.flush is Flush.NONE or (self.record and len(self.record.replicas) > 1):
             self.unmarked |= markers  # elsewhere the markers of a commit are forced
         return gone
+
+    def bring_back(self, numbers: set[int]) -> None:
+        """An unclean election has brought back batches of these transactions, which were over."""
+        self.lost |= numbers
+        self.unmarked |= numbers
 
 
 class Line(Fold):

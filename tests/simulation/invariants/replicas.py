@@ -73,7 +73,7 @@ class CommittedRecordsStay(Invariant):
         line = self.history.line(after.leader, course.place)
         shared = line.shared(course.committed)
         if before.member(after.leader) != after.member(after.leader):
-            course.unmarked |= self._back_again(line, shared)
+            course.bring_back(self._over_and_back(line, shared))
         if shared == len(course.committed.entries):
             return
         what = f"{course.name}: {after.leader} leads and lacks entries from {shared} on"
@@ -82,7 +82,7 @@ class CommittedRecordsStay(Invariant):
         self.history.losses += 1
         self.view.notice("lost", course, gone)
 
-    def _back_again(self, line: Line, shared: int) -> set[int]:
+    def _over_and_back(self, line: Line, shared: int) -> set[int]:
         """Transactions that were over before an unclean election brought batches of them back.
 
         Nobody remembers how they ended, and the batches were not committed: they are aborted.
