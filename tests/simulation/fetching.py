@@ -250,15 +250,14 @@ def watched(
     began = partition.leader_epoch
     world.look_at(broker)
     line = world.history.lines[broker.broker_id, place]
-    goes_on = asked.isolation is Isolation.READ_UNCOMMITTED
     values: list[int] = []
     try:
         for step in answers:
-            # Not before: the broker may refuse the reader with the first step, long after the call.
-            if goes_on and got is not None:
-                world.notice("went_on", line, got, asked.start)
-            goes_on = False
             assert not isinstance(step, AwaitRecords)  # the simulator's fetches do not wait
+            if asked.isolation is Isolation.READ_UNCOMMITTED and got is not None:
+                # Not before: it may be refused, as its leader was replaced since it began.
+                world.notice("went_on", line, got, asked.start)
+                got = None
             records, facts = step
             told = fetch_answer(facts)
             if isinstance(told, ChunkFacts):

@@ -1,11 +1,21 @@
-"""What an invariant that compares a log with what it was lets a cut take."""
+"""What invariants are told of fetches, and what they let a cut take of a log."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
 from spark_stream.consistency.entries import Entry
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.errors import LeaderEpochFenced
 from spark_stream.storage.settings import Flush
+from spark_stream.wire.fetch_messages import EndFacts, FetchRange
+from tests.simulation.fetching import watched
 from tests.simulation.history import Course, Line, Seen
 from tests.simulation.invariants.logs import unexplained
+from tests.support import NUMBERS, numbers
 
 
 def lines(*, committed: int) -> tuple[Line, Line]:
@@ -41,3 +51,34 @@ def test_a_removal_explains_that_all_is_gone():
     line, led = lines(committed=3)
     line.may_be_gone = True
     assert unexplained(line, line.entries, led) == []
+
+
+def told_of(answers: Any) -> list[str]:
+    """What invariants are told of a fetch by a reader of everything that had read up to 3."""
+    told: list[str] = []
+    line, _ = lines(committed=0)
+    history = SimpleNamespace(lines={("follower", line.course.place): line})
+    world: Any = Mock(history=history, notice=lambda what, *_: told.append(what))
+    asked = FetchRange(
+        topic="orders", topic_id="1", partition=0, start=3, isolation=Isolation.READ_UNCOMMITTED
+    )
+    broker: Any = Mock(broker_id="follower")
+    with suppress(LeaderEpochFenced):
+        list(watched(world, broker, asked, (0, 1, 2), NUMBERS, answers))
+    return told
+
+
+def test_a_reader_goes_on_where_it_is_answered():
+    facts = EndFacts(next=3, lineage=(), bounds=None, partitions=1, leader_epoch=1, range=0)
+    answer = numbers(0, 0), facts.to_bytes()
+    assert told_of(each for each in [answer, answer]) == ["went_on", "looked", "looked"]
+
+
+def test_a_reader_does_not_go_on_where_its_fetch_is_refused_after_it_began():
+    """Its leader was replaced meanwhile and leads again: others are in the place of its records."""
+
+    def answers() -> Any:
+        raise LeaderEpochFenced("another epoch", topic="orders", partition=0, leader_epoch=3)
+        yield
+
+    assert told_of(answers()) == []

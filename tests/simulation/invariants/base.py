@@ -183,7 +183,7 @@ class Invariant:
         """A reader got records."""
 
     def went_on(self, line: Line, got: Sequence[int], position: int) -> None:
-        """A reader of everything, which got these records up to here, may go on at this replica."""
+        """A reader of everything, which got these records up to here, is answered by this one."""
 
     def ended_short(self, course: Course, position: int, end: int) -> None:
         """A reader of a range that a cut gave was told there that the range is over."""
