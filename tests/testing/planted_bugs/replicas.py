@@ -48,6 +48,16 @@ def a_follower_counts_before_it_has_appended(patch: Patch) -> None:
 
 
 @bug
+def a_follower_takes_all_that_it_has_for_committed(patch: Patch) -> None:
+    original = replica.Replica._learned
+
+    def learned(self: replica.Replica, state: Any, leader_hw: EntryIndex) -> Any:
+        return original(self, state, state.log_end.entry)
+
+    patch.setattr(replica.Replica, "_learned", learned)
+
+
+@bug
 def anybody_who_is_alive_is_elected(patch: Patch) -> None:
     def live_members(record: Any, alive: Any) -> Any:
         return tuple(Member(each, alive[each]) for each in record.replicas if each in alive)
