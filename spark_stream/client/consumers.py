@@ -39,11 +39,11 @@ class ConsumersClient:
 
     def all(self) -> list[ConsumerDescription]:
         """Return every known name, sorted, with where it reads and how much is left."""
-        return self._with_ends(self._listed())
+        return self._with_ends(self._list())
 
     def describe(self, name: str) -> list[ConsumerDescription]:
         """Return what is known under a name, or raise UnknownConsumer."""
-        found = [each for each in self._listed() if each.name == name]
+        found = [each for each in self._list() if each.name == name]
         if not found:
             raise UnknownConsumer(f"nothing is known of a consumer {name!r}", consumer=name)
         return self._with_ends(found)
@@ -53,7 +53,7 @@ class ConsumersClient:
         asked = NamedConsumer.of(consumer=name)
         self._connection.act("delete-consumer", asked, Empty)
 
-    def _listed(self) -> list[ConsumerDescription]:
+    def _list(self) -> list[ConsumerDescription]:
         return self._connection.act("list-consumers", Empty(), ConsumerDescriptions).consumers
 
     def _with_ends(self, found: Sequence[ConsumerDescription]) -> list[ConsumerDescription]:

@@ -90,7 +90,7 @@ class _TopicAnswers:
     def take(self, answer: PartitionOffsets) -> None:
         """Take the answer, except for partitions whose leader has been replaced."""
         for number, each in answer.partitions.items():
-            if self._router.seen(self.asked.topic, self.topic_id, number, each.epoch):
+            if self._router.note_epoch(self.asked.topic, self.topic_id, number, each.epoch):
                 self._answers[number] = each
                 self.missing.discard(number)
             else:
@@ -131,7 +131,7 @@ class _LookUp:
         groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         for name, topic in self._topics.items():
             for each in topic.elsewhere:
-                if each.leader is not None and each.address and self._believed(topic, each):
+                if each.leader is not None and each.address and self._learn(topic, each):
                     groups[each.address][name].append(each.partition)
         if len(groups) < 2:
             for address, wanted in groups.items():
@@ -140,8 +140,8 @@ class _LookUp:
         with ThreadPoolExecutor(min(_BROKERS_AT_ONCE, len(groups))) as askers:
             list(askers.map(self._ask, groups, groups.values()))
 
-    def _believed(self, topic: _TopicAnswers, leader: LeaderFacts) -> bool:
-        return self._router.told(topic.asked.topic, topic.topic_id, leader)
+    def _learn(self, topic: _TopicAnswers, leader: LeaderFacts) -> bool:
+        return self._router.learn_leader(topic.asked.topic, topic.topic_id, leader)
 
     def _ask(self, address: str, wanted: Mapping[str, list[int]]) -> None:
         asked = ListOffsets(

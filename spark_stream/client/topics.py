@@ -79,7 +79,7 @@ class TopicsClient:
         return self._connection.act("list-topics", Empty(), TopicNames).topics
 
     def describe(self, topic: str) -> TopicDescription:
-        return self._remembered(
+        return self._remember(
             self._connection.act("describe-topic", named_topic(topic), TopicDescription)
         )
 
@@ -122,9 +122,7 @@ class TopicsClient:
         )
         for _ in range(_TRIES):
             try:
-                return self._remembered(
-                    self._connection.act("create-topic", asked, TopicDescription)
-                )
+                return self._remember(self._connection.act("create-topic", asked, TopicDescription))
             except TopicExists:
                 if not if_not_exists:
                     raise
@@ -158,7 +156,7 @@ class TopicsClient:
             assignment=_assigned(assignment),
             schema_ipc=schema,
         )
-        return self._remembered(self._connection.act("alter-topic", asked, TopicDescription))
+        return self._remember(self._connection.act("alter-topic", asked, TopicDescription))
 
     def delete(self, topic: str) -> None:
         self.forget(topic)
@@ -194,7 +192,7 @@ class TopicsClient:
         """Look up offsets of several topics in one call; ``names``: also all topics' names."""
         return looked_up(self._connection, self.router, asked, names=names)
 
-    def _remembered(self, topic: TopicDescription) -> TopicDescription:
+    def _remember(self, topic: TopicDescription) -> TopicDescription:
         with self._lock:
             self._known[topic.name] = topic
         return topic

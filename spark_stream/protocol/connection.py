@@ -130,7 +130,7 @@ class StreamOpened(msgspec.Struct, frozen=True):
 
 
 class Received(msgspec.Struct, frozen=True):
-    """A frame of a stream. Its bytes count until :meth:`Connection.consumed` gives them back."""
+    """A frame of a stream. Its bytes use credit until :meth:`Connection.grant_credit`."""
 
     stream: int
     header: Bytes
@@ -239,9 +239,9 @@ class Connection:
         """Where to receive the next bytes, if a large part is arriving; then call `filled`."""
         return None if self.lost else self._reader.target
 
-    def filled(self, count: int, now: float) -> list[Event]:
+    def on_filled(self, count: int, now: float) -> list[Event]:
         """Go on after ``count`` bytes were received into :attr:`target`."""
-        return self._events(self._reader.filled(count), now)
+        return self._events(self._reader.on_filled(count), now)
 
     def receive(self, data: Bytes, now: float) -> list[Event]:
         """Take received bytes; none of ``data`` is referenced afterwards."""
@@ -251,7 +251,7 @@ class Connection:
         """Note that the socket is at its end, or broken."""
         return [] if self.lost else [self._lose("CLOSED", message)]
 
-    def heard(self, now: float) -> None:
+    def on_heard(self, now: float) -> None:
         """Note that the peer takes what was sent, while this side receives nothing on purpose.
 
         That is a sign of life, and a frame that has begun to arrive cannot go on meanwhile.
@@ -320,13 +320,13 @@ class Connection:
             raise ProtocolError("NO_HELLO", f"{frame.kind.name} before HELLO")
         match frame.kind:
             case FrameKind.HELLO:
-                return self._greeted(frame)
+                return self._on_hello(frame)
             case FrameKind.OPEN:
-                return self._opened(frame)
+                return self._on_open(frame)
             case FrameKind.DATA:
                 return self._data(frame)
             case FrameKind.CREDIT:
-                return self._credited(frame)
+                return self._on_credit(frame)
             case FrameKind.ERROR:
                 self._check_sent_by(frame, is_client=False)
                 return Failed(frame.stream, frame.header) if self._drop(frame.stream) else None
@@ -339,9 +339,9 @@ class Connection:
             case FrameKind.PONG:
                 return None
             case FrameKind.GOODBYE:
-                return self._left(_decoded(frame, _GOODBYE))
+                return self._on_goodbye(_decoded(frame, _GOODBYE))
 
-    def _greeted(self, frame: RawFrame) -> Event:
+    def _on_hello(self, frame: RawFrame) -> Event:
         if self._peer is not None:
             raise ProtocolError("SECOND_HELLO", "HELLO was sent twice")
         hello = _decoded(frame, _HELLO)
@@ -358,7 +358,7 @@ class Connection:
             self._hello(version, version)
         return Ready(version, hello.greeting)
 
-    def _opened(self, frame: RawFrame) -> Event | None:
+    def _on_open(self, frame: RawFrame) -> Event | None:
         self._check_sent_by(frame, is_client=True)
         if frame.stream <= self._last_stream:
             raise ProtocolError("STREAM_NUMBER", f"stream {frame.stream} was opened out of order")
@@ -387,7 +387,7 @@ class Connection:
         self._received_on(frame.stream, frame.end)
         return Received(frame.stream, frame.header, frame.body, frame.end)
 
-    def _credited(self, frame: RawFrame) -> Event | None:
+    def _on_credit(self, frame: RawFrame) -> Event | None:
         stream = self._known(frame)
         if stream is None:
             return None
@@ -397,7 +397,7 @@ class Connection:
         had_none, stream.credit = stream.credit <= 0, stream.credit + amount
         return Credited(frame.stream) if had_none and stream.credit > 0 else None
 
-    def _left(self, goodbye: Goodbye) -> Event:
+    def _on_goodbye(self, goodbye: Goodbye) -> Event:
         self._ending = True
         if goodbye.code == "STOPPING":
             return Ending(goodbye.code, goodbye.message)
@@ -489,7 +489,7 @@ class Connection:
             found.sends = False
             self._forget_if_over(stream, found)
 
-    def consumed(self, stream: int, size: int) -> None:
+    def grant_credit(self, stream: int, size: int) -> None:
         """Let the peer send ``size`` bytes more on a stream, in time."""
         found = self._streams.get(stream)
         if found is None or not found.receives or self.lost:

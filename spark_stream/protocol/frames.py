@@ -127,11 +127,11 @@ class FrameReader:
     def target(self) -> memoryview | None:
         """Where the next bytes are to be received: the rest of a large part, if one is arriving.
 
-        Call :meth:`filled` after that. Without a target call :meth:`receive`.
+        Call :meth:`on_filled` after that. Without a target call :meth:`receive`.
         """
         return self._view
 
-    def filled(self, count: int) -> Iterator[RawFrame]:
+    def on_filled(self, count: int) -> Iterator[RawFrame]:
         """Go on after ``count`` bytes were received into :attr:`target`.
 
         Raises:
@@ -156,7 +156,7 @@ class FrameReader:
             count = min(view.nbytes, self._view.nbytes)
             self._view[:count] = view[:count]
             view = view[count:]
-            yield from self.filled(count)
+            yield from self.on_filled(count)
         if self._view is not None:
             return
         if self._kept:

@@ -117,7 +117,7 @@ class _Parser:
         self._at += token.kind != "end"
         return token
 
-    def _taken(self, *words: str) -> bool:
+    def _accept(self, *words: str) -> bool:
         """Take the next tokens if they are these (in any case); return whether they were."""
         ahead = self._tokens[self._at : self._at + len(words)]
         plain = [token.text.lower() for token in ahead if token.kind in ("word", "mark")]
@@ -158,10 +158,10 @@ class _Parser:
             raise _bad(f"expected the name of a column, not {token.shown}", path)
         name = token.text
         path = f"{path}.{name}" if path else name
-        self._taken(":")
+        self._accept(":")
         kind = self._type(path, depth)
-        nullable = not self._taken("not", "null")
-        if self._taken("comment") and self._take().kind != "text":
+        nullable = not self._accept("not", "null")
+        if self._accept("comment") and self._take().kind != "text":
             raise _bad("COMMENT takes a text in quotes", path)
         return pa.field(name, kind, nullable=nullable)
 
@@ -187,16 +187,16 @@ class _Parser:
         raise _bad(f"there is no type {token.text!r}; known are {', '.join(_KNOWN)}", path)
 
     def _simple(self, name: str, path: str) -> pa.DataType:
-        if name == "time" and self._taken("("):  # the precision of TIME only rounds what is shown
+        if name == "time" and self._accept("("):  # the precision of TIME only rounds what is shown
             self._number(path, name)
             self._expect(")", path, "the precision")
         return SIMPLE_TYPES[name]
 
     def _decimal(self, path: str) -> pa.DataType:
         precision, scale = 10, 0
-        if self._taken("("):
+        if self._accept("("):
             precision = self._number(path, "decimal")
-            if self._taken(","):
+            if self._accept(","):
                 scale = self._number(path, "decimal")
             self._expect(")", path, "the precision and scale")
         if not 1 <= precision <= _PRECISION_MAX or scale > precision:

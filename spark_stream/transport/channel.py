@@ -144,7 +144,7 @@ class SocketChannel:
                 )
                 self._write()
                 if was_paused and self._unsent_bytes < unsent:
-                    self._connection.heard(time.monotonic())  # it takes what was sent
+                    self._connection.on_heard(time.monotonic())  # it takes what was sent
                     self._watch()
             if was_clogged and not self.is_clogged:
                 self._drained()
@@ -190,7 +190,7 @@ class SocketChannel:
         now = time.monotonic()
         with self._lock:
             if data is None:
-                events = self._connection.filled(count, now)
+                events = self._connection.on_filled(count, now)
             else:
                 events = self._connection.receive(data, now)
             self._flush()

@@ -106,7 +106,7 @@ class ClientChannel:
             allocate=BUFFERS.allocate,
         )
         self._channel = SocketChannel(
-            client_loop(), sock, connection, self._handle, self._streams.drained
+            client_loop(), sock, connection, self._handle, self._streams.on_drained
         )
         if not self._ready.wait(max(0.0, deadline - time.monotonic())):
             self.close()

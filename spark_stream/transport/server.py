@@ -192,7 +192,7 @@ class _Session:
         self._serve = serve
         self._streams = Streams(peer)
         self._channel = SocketChannel(
-            loop, sock, connection, self._handle, self._streams.drained, pauses=True
+            loop, sock, connection, self._handle, self._streams.on_drained, pauses=True
         )
 
     @property

@@ -144,9 +144,9 @@ class Stream:
         self.handle(event)
         self.handle = ignore
 
-    def consumed(self, size: int) -> None:
+    def grant_credit(self, size: int) -> None:
         """Let the other side send ``size`` bytes more."""
-        self._channel.command(lambda core: core.consumed(self.number, size))
+        self._channel.command(lambda core: core.grant_credit(self.number, size))
 
     def fail(self, error: bytes) -> None:
         """End the stream with an error, in the application's encoding; for brokers."""
@@ -204,7 +204,7 @@ class Streams:
             case _:
                 pass
 
-    def drained(self) -> None:
+    def on_drained(self) -> None:
         """Tell streams that they may send again; on the loop's thread."""
         for number, stream in list(self._streams.items()):
             _call_guarded(stream.handle, Credited(number))
@@ -268,7 +268,7 @@ class BlockingStream:
         if event.end:
             self._ended = True
             return None if size == _EMPTY_BYTES else event
-        self._stream.consumed(size)
+        self._stream.grant_credit(size)
         return event
 
     def send(

@@ -47,7 +47,7 @@ class Follower:
             self.heard.append(unpack(header, body))
         return True
 
-    def consumed(self, size: int) -> None:
+    def grant_credit(self, size: int) -> None:
         """There is credit without end."""
 
     def fail(self, error: bytes) -> None:

@@ -114,14 +114,14 @@ def replicate(
         lambda _: None,
     )
     try:
-        end = followed.agreed(session.agreement)
+        end = followed.cut_back(session.agreement)
         while (found := session.read_entries(end, 1 << 20)) is not None:
             end = followed.append_frame(end, found.rows, found.data, session.high_watermark)
     except (DiskFull, StorageFailure):
         session.refuses_writes()
         session.close()
         raise
-    session.acked(end)
+    session.on_acked(end)
     followed.take_high_watermark(session.high_watermark)
     return session
 

@@ -109,7 +109,7 @@ def test_a_session_that_is_closed_counts_no_more(pair):
     a.partition("t").append(numbers(0, 1))
     session.close()
     session.close()
-    session.acked(EntryIndex(1))
+    session.on_acked(EntryIndex(1))
     assert a.partition("t").bounds().high_watermark == 0
 
 
@@ -126,7 +126,7 @@ def test_a_session_that_another_one_has_replaced_is_refused_and_not_just_uncount
         present.read_entries(EntryIndex(0), 1 << 20)
     present.close()
     a.partition("t").append(numbers(0, 1))
-    late.acked(EntryIndex(1))
+    late.on_acked(EntryIndex(1))
     assert a.partition("t").bounds().high_watermark == 1
 
 
@@ -169,7 +169,7 @@ def test_a_follower_takes_nothing_of_an_epoch_that_is_over(pair):
     let_lead(a, "b")
     for late in (
         lambda: followed.append_frame(EntryIndex(1), found.rows, found.data, EntryIndex(1)),
-        lambda: followed.agreed(session.agreement),
+        lambda: followed.cut_back(session.agreement),
     ):
         with pytest.raises(NotLeader):
             late()
@@ -192,7 +192,7 @@ def test_what_came_for_an_earlier_turn_of_following_is_refused_in_the_same_epoch
     replicate(a, b, "t")
     a.partition("t").append(numbers(2, 1))
     for act in (
-        lambda: followed.agreed(late.agreement),
+        lambda: followed.cut_back(late.agreement),
         lambda: followed.append_frame(EntryIndex(0), found.rows, found.data, EntryIndex(1)),
     ):
         with pytest.raises(NotLeader):
@@ -219,7 +219,7 @@ def test_bytes_that_were_changed_on_their_way_are_refused(pair):
     replica = b.replica("t")
     followed = Followed.now(replica, b.generation)
     session = begin(a, 0)
-    end = followed.agreed(session.agreement)
+    end = followed.cut_back(session.agreement)
     found = session.read_entries(end, 1 << 20)
     changed = bytearray(found.data.to_pybytes())
     changed[-1] ^= 1
@@ -243,7 +243,7 @@ def test_an_entry_that_changed_in_memory_is_sent_again_from_the_file(pair, caplo
     changed[-1] ^= 1
     kept[0] = replace(kept[0], data=pa.py_buffer(bytes(changed)))
     followed, session = Followed.now(b.replica("t"), b.generation), begin(a, 0)
-    end = followed.agreed(session.agreement)
+    end = followed.cut_back(session.agreement)
     found = session.read_entries(end, 1 << 20)
     with pytest.raises(DamagedEntries) as caught:
         followed.append_frame(end, found.rows, found.data, end)
@@ -312,7 +312,7 @@ def test_a_follower_takes_back_what_it_cut_where_its_leader_is_damaged_too(pair,
     with pytest.raises(DamagedSegment) as caught:
         replicate(a, b, "t")
     assert replica.log.end.entry == 3
-    Followed.now(replica, b.generation).refused(caught.value)
+    Followed.now(replica, b.generation).on_refused(caught.value)
     assert "the leader's entry 3 is damaged: entries 3 to 5 are taken" in caplog.text
     assert Followed.now(replica, b.generation).history().end == 6
     let_lead(a, "b")

@@ -124,7 +124,7 @@ def test_a_partition_at_rest_and_one_without_a_follower_keep_nothing(led):
     before = room.left
     partition.append(numbers(0, 3))
     assert room.left < before
-    session.acked(session.end)
+    session.on_acked(session.end)
     assert room.left == before
     partition.append(numbers(3, 3))
     session.close()

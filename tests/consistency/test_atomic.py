@@ -41,7 +41,7 @@ def spans_of(records: Records) -> Spans:
     spans = Spans()
     for offset, transaction in enumerate(records):
         if transaction >= 0:
-            spans.appended(transaction, 100 + transaction, offset, offset)
+            spans.on_appended(transaction, 100 + transaction, offset, offset)
     return spans
 
 
@@ -186,19 +186,19 @@ def test_extents_kept_up_are_those_derived(taken, split, gone, look):
             offset += count + 1
         elif count:
             written.rows.append((*key, count, Kind.DATA))
-            spans.appended(*key, offset, offset + count - 1)
+            spans.on_appended(*key, offset, offset + count - 1)
             offset += count
         else:
             ended.add(key)
             written.rows.append((*key, 0, Kind.COMMIT if commits else Kind.ABORT))
             if not commits:
-                spans.aborted(*key)
+                spans.on_aborted(*key)
         if look:
             spans.snapshot()
     derived = Spans.derived(written.tables(min(split, len(written.rows))))
     assert extents(spans) == extents(derived)
     for each in (spans, derived):
-        each.evicted(gone)
+        each.on_evicted(gone)
     kept = {key: (max(gone, low), high) for key, (low, high) in extents(spans).items()}
     # Of a part that is gone the rest may begin later than the whole did.
     for found in (extents(spans), extents(derived)):
@@ -212,9 +212,9 @@ def test_extents_kept_up_are_those_derived(taken, split, gone, look):
 def test_a_snapshot_stays_as_it_was():
     spans = spans_of([1, 2, 1, 3, 4, 5, 6, 7])
     before = spans.snapshot()
-    spans.aborted(1, 101)
-    spans.appended(8, 108, 8, 8)
-    spans.evicted(5)
+    spans.on_aborted(1, 101)
+    spans.on_appended(8, 108, 8, 8)
+    spans.on_evicted(5)
     assert greatest_cut([2], [before]).tolist() == [0]
     assert greatest_cut([6], [spans.snapshot()]).tolist() == [6]
 

@@ -59,7 +59,7 @@ def test_what_was_kept_entry_by_entry_is_what_a_log_says_when_it_opens(steps, cu
     starts = EpochStarts()
     for row in whole:
         place = at(int(row["entry_index"]), int(row["base_offset"]))
-        starts.appended(LeaderEpoch(int(row["leader_epoch"])), place)
+        starts.on_appended(LeaderEpoch(int(row["leader_epoch"])), place)
     end = at(len(whole), int(whole["count"].sum()))
     bounds = sorted({min(cut, len(whole)) for cut in cuts} | {0, len(whole)})
     parts = [whole[one:two] for one, two in itertools.pairwise(bounds)]

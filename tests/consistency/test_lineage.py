@@ -25,7 +25,7 @@ def starts_of(log: Log, first: int = 0) -> EpochStarts:
     """As a log that holds the records from ``first`` on derives them when it opens."""
     found = EpochStarts()
     for place, (epoch, _) in enumerate(log[first:], first):
-        found.appended(LeaderEpoch(epoch), place_of(place))
+        found.on_appended(LeaderEpoch(epoch), place_of(place))
     return found
 
 
@@ -91,7 +91,7 @@ def test_a_copy_of_an_earlier_time_has_lost_what_it_lacks():
 def test_what_retention_removed_everywhere_but_at_the_next_leader_is_held():
     """A log without records, opened again, does not know the epochs before it begins."""
     opened = EpochStarts()
-    opened.appended(LeaderEpoch(5), place_of(100))
+    opened.on_appended(LeaderEpoch(5), place_of(100))
     lineage = lineage_of(opened, Offset(105), Offset(100))
     assert lost_above(105, lineage, held(lineage, of_epochs((3, 100), (6, 9)))) == 100
     assert lost_above(105, lineage, held(lineage, of_epochs((3, 100)))) == 100

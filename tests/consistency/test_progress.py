@@ -17,8 +17,8 @@ STEP = LAG // 64
 
 def begun(progress: Progress, session: int, member: Member, acked: int) -> None:
     """The member's session begins, and it reports that it has what both share."""
-    progress.started(session, member, acked)
-    progress.reported(session, acked)
+    progress.on_started(session, member, acked)
+    progress.on_reported(session, acked)
 
 
 def leading(isr=(A, B, C), inherited=0, least=1, alive=None, replicas="abc") -> Progress:
@@ -37,25 +37,25 @@ def with_isr(progress: Progress, *isr: Member) -> PartitionRecord:
 
 def test_the_slowest_in_sync_replica_decides_what_is_replicated():
     progress = leading()
-    progress.started(1, B, 3)
-    progress.started(2, C, 2)
+    progress.on_started(1, B, 3)
+    progress.on_started(2, C, 2)
     assert progress.replicated(9) == 2
-    progress.reported(2, 8)
+    progress.on_reported(2, 8)
     assert progress.replicated(9) == 3
 
 
 def test_a_member_that_has_never_reported_holds_the_high_watermark():
     progress = leading()
-    progress.started(1, B, 3)
+    progress.on_started(1, B, 3)
     assert progress.replicated(9) == 0
 
 
 def test_until_its_first_report_a_member_may_have_more_than_the_leader():
     progress = leading()
-    progress.started(1, B, 0)
+    progress.on_started(1, B, 0)
     begun(progress, 2, C, 0)
     assert not progress.all_cut
-    progress.reported(1, 0)
+    progress.on_reported(1, 0)
     assert progress.all_cut
     progress.started(3, B, 0)  # in another session it has no more
     assert progress.all_cut
@@ -64,7 +64,7 @@ def test_until_its_first_report_a_member_may_have_more_than_the_leader():
 def test_a_member_that_never_reports_is_proposed_out_of_an_empty_partition_too():
     progress = leading()
     begun(progress, 1, B, 0)
-    progress.started(2, C, 0)
+    progress.on_started(2, C, 0)
     due = progress.due(0)
     assert due is not None
     assert progress.propose(0, 0, due - 1) is None
@@ -79,8 +79,8 @@ def test_alone_all_that_the_leader_has_is_replicated():
 
 def test_who_is_not_in_sync_is_not_waited_for():
     progress = leading(isr=(A, B))
-    progress.started(1, B, 5)
-    progress.started(2, C, 1)
+    progress.on_started(1, B, 5)
+    progress.on_started(2, C, 1)
     assert progress.replicated(9) == 5
 
 
@@ -94,25 +94,25 @@ def test_the_high_watermark_stands_while_too_few_are_in_sync(least, replicas, en
 
 def test_what_another_generation_reports_does_not_count_for_a_member():
     progress = leading(isr=(A, B))
-    progress.started(1, Member("b", "2"), 9)
+    progress.on_started(1, Member("b", "2"), 9)
     assert progress.replicated(9) == 0
 
 
 def test_what_was_reported_counts_when_the_session_is_over_but_no_late_report_does():
     progress = leading(isr=(A, B))
-    progress.started(1, B, 5)
-    progress.left(1)
-    progress.reported(1, 9)
+    progress.on_started(1, B, 5)
+    progress.on_left(1)
+    progress.on_reported(1, 9)
     assert progress.replicated(9) == 5
-    progress.started(2, B, 4)  # it vouched for more than it has: the lower is true
-    progress.reported(1, 9)
+    progress.on_started(2, B, 4)  # it vouched for more than it has: the lower is true
+    progress.on_reported(1, 9)
     assert progress.replicated(9) == 4
 
 
 def test_a_new_session_of_a_broker_ends_its_earlier_one():
     progress = leading(isr=(A, B))
-    progress.started(1, B, 5)
-    progress.started(2, B, 5)
+    progress.on_started(1, B, 5)
+    progress.on_started(2, B, 5)
     assert list(progress.sessions()) == [(2, B, 5)]
 
 
@@ -123,20 +123,20 @@ def test_a_member_that_lacks_an_entry_for_too_long_is_proposed_out():
     progress = leading()
     begun(progress, 1, B, 10)
     begun(progress, 2, C, 9)
-    progress.appended(9, 1_000)
+    progress.on_appended(9, 1_000)
     assert progress.propose(9, 10, 1_000 + LAG) is None
     assert progress.propose(9, 10, 1_000 + LAG + 2 * STEP) == (A, B)
 
 
 def test_a_member_that_is_always_a_little_behind_stays():
     progress = leading()
-    progress.started(1, B, 0)
-    progress.started(2, C, 0)
+    progress.on_started(1, B, 0)
+    progress.on_started(2, C, 0)
     for now in range(0, 5 * LAG, 50):
         entry = now // 50
-        progress.appended(entry, now)
+        progress.on_appended(entry, now)
         for session in (1, 2):
-            progress.reported(session, max(0, entry - 20))  # 1,000 microseconds behind
+            progress.on_reported(session, max(0, entry - 20))  # 1,000 microseconds behind
         assert progress.propose(0, entry + 1, now) is None
 
 
@@ -146,7 +146,7 @@ def test_an_idle_partition_keeps_its_members_and_an_append_gives_them_time():
     late = 1000 * LAG
     assert progress.due(5) is None
     assert progress.propose(5, 5, late) is None
-    progress.appended(5, late)
+    progress.on_appended(5, late)
     assert progress.propose(5, 6, late + LAG) is None
     due = progress.due(6)
     assert due is not None
@@ -157,7 +157,7 @@ def test_an_idle_partition_keeps_its_members_and_an_append_gives_them_time():
 @pytest.mark.parametrize("alive", [{"a": "1"}, {"a": "1", "b": "2"}], ids=["dead", "another"])
 def test_a_member_that_is_not_alive_in_its_generation_is_proposed_out_at_once(alive):
     progress = leading(isr=(A, B), alive=alive)
-    progress.started(1, B, 5)
+    progress.on_started(1, B, 5)
     assert progress.propose(5, 5, 1) == (A,)
 
 
@@ -166,13 +166,13 @@ def test_a_member_whose_log_refuses_writes_is_proposed_out_until_it_reports_agai
     begun(progress, 1, B, 5)
     begun(progress, 2, C, 5)
     progress.refuses_writes(1)
-    progress.left(1)
+    progress.on_left(1)
     assert progress.propose(5, 5, 0) == (A, C)
-    progress.changed(with_isr(progress, A, C), 8)
-    progress.started(3, B, 5)
+    progress.on_changed(with_isr(progress, A, C), 8)
+    progress.on_started(3, B, 5)
     progress.refuses_writes(1)  # that session is over
     assert progress.propose(5, 5, 0) is None
-    progress.reported(3, 5)
+    progress.on_reported(3, 5)
     assert progress.propose(5, 5, 0) == (A, B, C)
 
 
@@ -190,10 +190,10 @@ def test_a_word_of_a_session_that_is_over_does_not_take_its_follower_out():
 )
 def test_who_is_proposed_out_counts_until_the_record_says_so():
     progress = leading(isr=(A, B), alive={"a": "1"})
-    progress.started(1, B, 5)
+    progress.on_started(1, B, 5)
     assert progress.propose(5, 9, 1) == (A,)
     assert progress.replicated(9) == 5
-    assert progress.changed(with_isr(progress, A), 8)
+    assert progress.on_changed(with_isr(progress, A), 8)
     assert progress.replicated(9) == 9
 
 
@@ -209,9 +209,9 @@ def test_a_follower_joins_only_with_the_high_watermark_and_the_leaders_first_ent
     begun(progress, 1, B, 12)
     begun(progress, 2, C, 9)
     assert progress.propose(5, 12, 1) is None  # it has reached the high watermark only
-    assert progress.reported(2, 10)
+    assert progress.on_reported(2, 10)
     assert progress.propose(11, 12, 1) is None  # it lacks entry 10 of the replicated ones
-    progress.reported(2, 11)
+    progress.on_reported(2, 11)
     assert progress.propose(11, 12, 1) == (A, B, C)
 
 
@@ -248,11 +248,11 @@ def test_a_follower_that_died_and_is_back_joins_only_with_a_new_session():
     alive["b"] = "1"
     progress.end_sessions_of_dead()
     assert progress.propose(5, 5, 1) is None
-    progress.reported(1, 5)
+    progress.on_reported(1, 5)
     assert progress.propose(5, 5, 2) is None
     begun(progress, 2, B, 0)
     assert progress.propose(5, 5, 3) is None
-    progress.reported(2, 5)
+    progress.on_reported(2, 5)
     assert progress.propose(5, 5, 4) == (A, B)
 
 
@@ -260,9 +260,9 @@ def test_who_was_proposed_counts_before_the_record_says_so_and_not_after_a_refus
     progress = leading(isr=(A,))
     begun(progress, 1, B, 5)
     assert progress.propose(5, 5, 1) == (A, B)
-    progress.left(1)
+    progress.on_left(1)
     assert progress.replicated(9) == 5
-    progress.refused(7, with_isr(progress, A), 8)
+    progress.on_refused(7, with_isr(progress, A), 8)
     assert progress.replicated(9) == 9
 
 
@@ -273,7 +273,7 @@ def test_an_isr_change_that_loses_its_compare_and_set_changes_nothing():
     assert progress.propose(5, 5, 1) == (A, B, C)
     assert progress.record.isr == (A, B)
     found = with_isr(progress, A)  # somebody had taken the other away
-    progress.refused(7, found, 9)
+    progress.on_refused(7, found, 9)
     assert (progress.record, progress.version, progress.proposed) == (found, 9, None)
 
 
@@ -282,13 +282,13 @@ def test_a_late_refusal_says_nothing_of_the_proposal_that_came_after_it():
     progress = leading(isr=(A,))
     begun(progress, 1, B, 5)
     assert progress.propose(5, 5, 1) == (A, B)
-    assert progress.changed(with_isr(progress, A), 8)
+    assert progress.on_changed(with_isr(progress, A), 8)
     assert progress.propose(5, 5, 1) == (A, B)
-    progress.left(1)
-    progress.refused(7, with_isr(progress, A), 8)
+    progress.on_left(1)
+    progress.on_refused(7, with_isr(progress, A), 8)
     assert progress.proposed == (A, B)
     assert progress.replicated(9) == 5
-    progress.refused(8, with_isr(progress, A), 9)
+    progress.on_refused(8, with_isr(progress, A), 9)
     assert progress.replicated(9) == 9
 
 
@@ -299,9 +299,9 @@ def test_one_proposal_at_a_time_and_old_news_is_no_news():
     begun(progress, 2, C, 5)
     assert progress.propose(5, 5, 2) is None
     assert progress.due(9) is None
-    assert not progress.changed(with_isr(progress, A), 7)
+    assert not progress.on_changed(with_isr(progress, A), 7)
     assert progress.proposed == (A, B)
-    assert progress.changed(with_isr(progress, A, B), 8)
+    assert progress.on_changed(with_isr(progress, A, B), 8)
     assert progress.propose(5, 5, 3) == (A, B, C)
 
 
@@ -309,7 +309,7 @@ def test_a_leader_that_was_deposed_proposes_nothing_and_counts_as_before():
     progress = leading(isr=(A, B), alive={"a": "1"})
     begun(progress, 1, B, 5)
     assert progress.propose(5, 5, 1) == (A,)
-    progress.refused(7, replace(progress.record, leader="b", leader_epoch=6), 8)
+    progress.on_refused(7, replace(progress.record, leader="b", leader_epoch=6), 8)
     assert progress.propose(5, 5, 10 * LAG) is None
     assert progress.due(9) is None
     assert progress.replicated(9) == 5
@@ -321,8 +321,8 @@ def test_a_follower_close_behind_joins_while_appends_go_on_without_a_pause():
     begun(progress, 1, B, 0)
     high, proposed = 0, None
     for entry in range(300):
-        progress.appended(entry, 10 * entry)
-        progress.reported(1, max(0, entry - 3))
+        progress.on_appended(entry, 10 * entry)
+        progress.on_reported(1, max(0, entry - 3))
         high = max(high, progress.replicated(entry + 1))
         proposed = progress.propose(high, entry + 1, 10 * entry)
         if proposed:
@@ -333,7 +333,7 @@ def test_a_follower_close_behind_joins_while_appends_go_on_without_a_pause():
 
 def test_a_follower_that_falls_back_again_is_not_waited_for_any_longer():
     progress = leading(isr=(A,))
-    progress.appended(0, 0)
+    progress.on_appended(0, 0)
     begun(progress, 1, B, 0)
     assert progress.propose(1, 1, 10) is None
     assert progress.maximal == (B,)
@@ -360,7 +360,7 @@ def test_an_entrys_age_is_told_to_within_a_step_or_as_too_old(appends):
     now, times = 0, []
     for passes, count in appends:
         now += passes
-        ages.appended(len(times), now)
+        ages.on_appended(len(times), now)
         times += [now] * count
         assert len(ages._times) <= 64 + 4
     for entry, time in enumerate(times):
@@ -383,15 +383,15 @@ def test_what_a_replica_had_is_forgotten_when_it_moves_away():
     begun(progress, 1, B, 5)
     begun(progress, 2, C, 5)
     moved = replace(progress.record, replicas=("a", "b"))
-    assert progress.changed(moved, 8)
-    assert not progress.reported(2, 6)
+    assert progress.on_changed(moved, 8)
+    assert not progress.on_reported(2, 6)
     assert progress.propose(5, 5, 1) is None
     back = replace(moved, replicas=("a", "b", "c"), adding=("c",))
-    assert progress.changed(back, 9)
+    assert progress.on_changed(back, 9)
     assert progress.propose(5, 5, 1) is None
     begun(progress, 3, C, 0)
     assert progress.propose(5, 5, 1) is None
-    progress.reported(3, 5)
+    progress.on_reported(3, 5)
     assert progress.propose(5, 5, 1) == (A, B, C)
 
 
@@ -399,9 +399,9 @@ def test_a_replica_that_went_and_came_back_unseen_counts_for_nothing():
     progress = leading(isr=(A, B))
     begun(progress, 1, B, 5)
     coming = replace(progress.record, adding=("c",))
-    assert progress.changed(coming, 8)
+    assert progress.on_changed(coming, 8)
     begun(progress, 2, C, 5)
-    assert progress.changed(coming, 12)  # by others, more than once
+    assert progress.on_changed(coming, 12)  # by others, more than once
     assert progress.propose(5, 5, 1) is None
     assert progress.acked(C) is None
 
@@ -409,22 +409,22 @@ def test_a_replica_that_went_and_came_back_unseen_counts_for_nothing():
 def test_a_replica_that_comes_keeps_its_session_when_its_leader_takes_it_in():
     progress = leading(isr=(A, B))
     begun(progress, 1, B, 5)
-    assert progress.changed(replace(progress.record, adding=("c",)), 8)
+    assert progress.on_changed(replace(progress.record, adding=("c",)), 8)
     begun(progress, 2, C, 5)
     proposed = progress.propose(5, 5, 1)
     assert proposed == (A, B, C)
-    assert progress.changed(with_isr(progress, *proposed), 9)
+    assert progress.on_changed(with_isr(progress, *proposed), 9)
     assert progress.acked(C) == 5
 
 
 def test_a_follower_joins_with_its_first_report_and_not_before():
     """Until then it may not have cut its log, and be elected with what the leader has not got."""
     progress = leading(isr=(A,))
-    progress.started(1, B, 5)
+    progress.on_started(1, B, 5)
     assert progress.propose(5, 5, 1) is None
-    assert progress.reported(1, 5)  # it has nothing new: what it had was cut
-    assert not progress.reported(1, 5)
+    assert progress.on_reported(1, 5)  # it has nothing new: what it had was cut
+    assert not progress.on_reported(1, 5)
     assert progress.propose(5, 5, 2) == (A, B)
-    progress.refused(1, progress.record, 1)
-    progress.started(2, B, 5)
+    progress.on_refused(1, progress.record, 1)
+    progress.on_started(2, B, 5)
     assert progress.propose(5, 5, 3) is None

@@ -148,12 +148,12 @@ def a_leader_ignores_its_own_generation(patch: Patch) -> None:
 
 @mistake
 def a_leader_ignores_its_followers_generations(patch: Patch) -> None:
-    real = Progress.started
+    real = Progress.on_started
 
     def started(self, session, member, acked):
         real(self, session, self.record.member(member.broker) or member, acked)
 
-    patch.setattr(Progress, "started", started)
+    patch.setattr(Progress, "on_started", started)
 
 
 def _counting(patch: Patch, members: Callable[[Progress], set[Member]]) -> None:
@@ -223,7 +223,7 @@ def records_are_given_up_while_a_replica_may_bring_them_back(patch: Patch) -> No
 
 @mistake
 def a_leader_does_not_hear_of_changes_of_its_isr(patch: Patch) -> None:
-    patch.setattr(Progress, "changed", lambda self, record, version: False)
+    patch.setattr(Progress, "on_changed", lambda self, record, version: False)
 
 
 @mistake

@@ -19,19 +19,19 @@ def test_the_earliest_open_producer_decides():
     undecided.began(1, 10, 0, Offset(5))
     undecided.began(1, 10, 0, Offset(9))
     assert undecided.first() == 3
-    undecided.marked(2, 11, 20)
-    undecided.replicated(EntryIndex(21))
+    undecided.on_marked(2, 11, 20)
+    undecided.on_replicated(EntryIndex(21))
     assert undecided.first() == 5
 
 
 def test_a_marker_decides_only_below_the_high_watermark():
     undecided = Undecided()
     undecided.began(1, 10, 0, Offset(5))
-    undecided.marked(1, 10, 7)
-    undecided.replicated(EntryIndex(7))
+    undecided.on_marked(1, 10, 7)
+    undecided.on_replicated(EntryIndex(7))
     assert undecided.first() == 5
     assert (1, 10) not in undecided
-    undecided.replicated(EntryIndex(8))
+    undecided.on_replicated(EntryIndex(8))
     assert undecided.first() is None
 
 
@@ -40,17 +40,17 @@ def test_branches_of_one_transaction_are_held_apart():
     undecided.began(1, 10, 0, Offset(5))
     undecided.began(1, 11, 0, Offset(6))
     assert [producer for producer, _ in undecided.parts(1)] == [10, 11]
-    undecided.marked(1, 10, 7)
+    undecided.on_marked(1, 10, 7)
     assert undecided.parts(1) == [(11, OpenPart(0, Offset(6)))]
     assert dict(undecided.open()) == {(1, 11): OpenPart(0, Offset(6))}
-    undecided.marked(1, 11, 8)
+    undecided.on_marked(1, 11, 8)
     assert undecided.parts(1) == []
 
 
 def test_a_second_marker_changes_nothing():
     undecided = Undecided()
     undecided.began(1, 10, 0, Offset(5))
-    undecided.marked(1, 10, 7)
-    undecided.marked(1, 10, 9)
-    undecided.replicated(EntryIndex(8))
+    undecided.on_marked(1, 10, 7)
+    undecided.on_marked(1, 10, 9)
+    undecided.on_replicated(EntryIndex(8))
     assert undecided.first() is None

@@ -19,7 +19,7 @@ def test_a_bound_takes_out_exactly_those_below_it_the_lowest_first(steps):
         elif what == "cancel":
             assert waiters.cancel(value) == (waiting.pop(value, None) is not None)
         else:
-            found = waiters.passed(value)
+            found = waiters.remove_passed(value)
             below = [each for each, offset in waiting.items() if offset < value]
             assert sorted(found) == below
             assert [waiting[each] for each in found] == sorted(waiting[each] for each in found)
@@ -35,4 +35,4 @@ def test_waiters_that_gave_up_do_not_pile_up():
         waiters.add(number, 1_000_000)
         waiters.cancel(number)
     assert len(waiters._heap) < 200
-    assert waiters.passed(6) == [0]
+    assert waiters.remove_passed(6) == [0]

@@ -16,7 +16,7 @@ from spark_stream.datasource.writing.branches import (
     abort,
     commit,
     drop,
-    opened,
+    open_branch,
     stop,
 )
 from spark_stream.datasource.writing.driver import NO_PLAN, Plan
@@ -98,7 +98,7 @@ def committed(rows: int = 8, digest: int = 88) -> SettledBatch:
 
 def test_a_branch_is_opened_for_the_batch_as_it_was_planned() -> None:
     calls = Calls()
-    assert opened(calls, IDENTITY, PLAN, 9_000) == FIRST  # type: ignore[arg-type]
+    assert open_branch(calls, IDENTITY, PLAN, 9_000) == FIRST  # type: ignore[arg-type]
     asked = OpenBranch(
         transactional_id="query/q",
         query="q",

@@ -63,7 +63,7 @@ def test_what_tasks_get_names_the_log(logs: tuple[Place, Place]) -> None:
 def test_a_task_that_finds_another_log_reads_nothing(logs: tuple[Place, Place]) -> None:
     here, other = logs
     planned = Planner.of(source_options({**options(here), "subscribe": "t"}))
-    topic_id = planned.described()["t"].id
+    topic_id = planned.describe()["t"].id
     elsewhere = replace(planned.options.place, path=other.path)
     reader = RangeReader(replace(planned.options, place=elsewhere), SCHEMA)
     with pytest.raises(WrongCluster, match="another log"):
@@ -75,7 +75,7 @@ def test_a_task_that_finds_another_log_reads_nothing(logs: tuple[Place, Place]) 
 def test_a_task_that_finds_another_log_writes_nothing(logs: tuple[Place, Place]) -> None:
     here, other = logs
     given = {**options(here), "topic": "t", "transactional": "false"}
-    writer = TaskWriter(sink_options(given), SCHEMA).prepared()
+    writer = TaskWriter(sink_options(given), SCHEMA).prepare()
     elsewhere = replace(writer.options.place, path=other.path)
     stray = replace(writer, options=replace(writer.options, place=elsewhere))
     with pytest.raises(WrongCluster):
@@ -173,12 +173,12 @@ def test_reading_a_mistyped_path_makes_nothing(tmp_path: Path) -> None:
 def test_a_sink_makes_a_log_only_with_create_topic(log_dir: Path) -> None:
     given = {"path": str(log_dir), "topic": "t"}
     with pytest.raises(UnknownLog, match="there is no log"):
-        TaskWriter(sink_options(given), SCHEMA).prepared()
+        TaskWriter(sink_options(given), SCHEMA).prepare()
     assert not log_dir.exists()
-    made = TaskWriter(sink_options({**given, "createTopic": "true"}), SCHEMA).prepared()
+    made = TaskWriter(sink_options({**given, "createTopic": "true"}), SCHEMA).prepare()
     assert made.options.place.cluster_id is not None
     with pytest.raises(UnknownTopic):
-        TaskWriter(sink_options({**given, "topic": "other"}), SCHEMA).prepared()
+        TaskWriter(sink_options({**given, "topic": "other"}), SCHEMA).prepare()
 
 
 def test_a_log_that_was_made_anew_is_found_by_new_queries(log_dir: Path) -> None:

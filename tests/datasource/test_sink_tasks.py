@@ -16,7 +16,7 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.datasource.options import SinkOptions, sink_options
 from spark_stream.datasource.spark.types import to_spark
-from spark_stream.datasource.writing.branches import opened
+from spark_stream.datasource.writing.branches import open_branch
 from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.datasource.writing.writer import IsologWriter
 from spark_stream.errors import (
@@ -232,8 +232,8 @@ def test_a_sink_id_is_a_streams_or_batch_writes(
     other = uuid.uuid4().hex
     query = str(uuid.uuid4())
     with pytest.raises(SinkInUse, match="batch writes"):
-        opened(transactions, BranchIdentity(f"sink/{sink}", query, "run", 1))
-    opened(transactions, BranchIdentity(f"sink/{other}", query, "run", 0))
+        open_branch(transactions, BranchIdentity(f"sink/{sink}", query, "run", 1))
+    open_branch(transactions, BranchIdentity(f"sink/{other}", query, "run", 0))
     with pytest.raises(SinkInUse, match=f"another query .{query}"):
         batch_writer(shared, target, other, 1).write(iter([numbers(0, 1)]))
 

@@ -47,7 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def writer(path: Path) -> TaskWriter:
     given = {"path": str(path), "topic": "t", "transactional": "false"}
-    return TaskWriter(sink_options(given), SCHEMA).prepared()
+    return TaskWriter(sink_options(given), SCHEMA).prepare()
 
 
 def numbers(*found: int) -> Iterator[pa.RecordBatch]:

@@ -127,7 +127,7 @@ def test_a_stream_without_credit_waits_and_others_go_on() -> None:
     assert isinstance(first, Received)
     assert isinstance(other, Received)
     assert other.stream == fast
-    pair.broker.consumed(slow, first.size)
+    pair.broker.grant_credit(slow, first.size)
     pair.exchange()
     assert pair.at_client == [Credited(slow)]
     assert pair.client.may_send(slow)
@@ -288,7 +288,7 @@ def test_the_time_in_which_a_side_receives_nothing_on_purpose_is_not_the_frames(
     pair.broker.receive(data[:500], 0)
     lost: list[Event] = []
     for second in range(1, 60):
-        pair.broker.heard(second)
+        pair.broker.on_heard(second)
         lost += pair.broker.tick(second)
     assert lost == []
     assert ticked(pair.broker, 60, 75) == []  # the frame has its whole time again
@@ -417,7 +417,7 @@ def fed(data: bytes, cuts: list[int]) -> list[Event]:
             count = min(target.nbytes, piece.nbytes)
             target[:count] = piece[:count]
             piece = piece[count:]
-            events += broker.filled(count, 0)
+            events += broker.on_filled(count, 0)
         if piece.nbytes:
             events += broker.receive(piece, 0)
     return events

@@ -88,10 +88,10 @@ class SimulatedAppends:
         core, stream = self._core, self._stream
         try:
             while core.outbox and (self._is_gone or stream.send(core.outbox[0])):
-                core.sent()
+                core.on_sent()
         except StreamOver:  # its end is about to be told
             self._is_gone = True
-            core.sent(len(core.outbox))
+            core.on_sent(len(core.outbox))
         if core.begin_taking():
             self._start(self._take_frames())
         if core.is_over and not self._is_over:
@@ -106,7 +106,7 @@ class SimulatedAppends:
         yield NOW
         core = self._core
         while (frame := core.next_frame()) is not None:
-            self._stream.consumed(frame.size)
+            self._stream.grant_credit(frame.size)
             batch = pa.ipc.read_record_batch(pa.py_buffer(frame.body), self._schema)
             envelope = Envelope.from_bytes(bytes(frame.header))
             try:

@@ -216,7 +216,7 @@ class _End:
                 events = self._connection.receive(data, clock.monotonic())
             else:
                 target[:count] = data
-                events = self._connection.filled(count, clock.monotonic())
+                events = self._connection.on_filled(count, clock.monotonic())
             self._hand_on(events)
             yield NOW
 

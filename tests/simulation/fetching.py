@@ -107,7 +107,7 @@ class SimulatedReader:
                 stream = self._calls.pop(number, None)
                 if stream is not None:
                     stream.cancel()
-                core.lost(number, RequestTimeout("a fetch says nothing"), now())
+                core.on_lost(number, RequestTimeout("a fetch says nothing"), now())
 
     def _take_out(self) -> None:
         out, self._core.out[:] = list(self._core.out), []
@@ -128,7 +128,7 @@ class SimulatedReader:
             route: Route = yield from session.route(topic, at)
         except (IsologError, NoAnswer) as error:
             failure = error if isinstance(error, IsologError) else BrokerUnavailable(str(error))
-            self._core.failed(ask.number, failure, self._world.clock.monotonic())
+            self._core.on_failed(ask.number, failure, self._world.clock.monotonic())
             self._hear(is_over=True)
             return
         number = self._core.begin([ask.number], self._world.clock.monotonic())
@@ -189,7 +189,7 @@ class _AskedFetch:
         """Note that it is lost, or refused."""
         reader, route = self._reader, self._route
         reader._session.doubt(route)
-        reader._core.lost(self._number, error, reader._world.clock.monotonic())
+        reader._core.on_lost(self._number, error, reader._world.clock.monotonic())
         self._end()
 
     def _end(self) -> None:
@@ -208,12 +208,12 @@ class _AskedFetch:
         if event.header or event.body:
             self._receive(event)
         if event.end:
-            self._reader._core.ended(self._number)
+            self._reader._core.on_ended(self._number)
             self._end()
 
     def _receive(self, frame: Received) -> None:
         assert self._stream is not None
-        self._stream.consumed(frame.size)
+        self._stream.grant_credit(frame.size)
         if self._schema is None:
             self._schema = pa.ipc.read_schema(pa.py_buffer(frame.body))
             return
@@ -227,9 +227,9 @@ class _AskedFetch:
             values = decoded_rows(self._schema, frame.body, facts).column(0).to_pylist()
         number, place, now = self._ask.number, self._ask.key, reader._world.clock.monotonic()
         core, size = reader._core, frame.size
-        if core.received(number, facts.next, facts.lineage, len(values), partitions, size, now):
+        if core.on_received(number, facts.next, facts.lineage, len(values), partitions, size, now):
             reader._got[place] += values
-            core.taken(place, number, size)
+            core.on_taken(place, number, size)
             reader._hear(is_over=False)
 
 

@@ -255,7 +255,7 @@ class SimulatedProducer:
             case AskIdentity():
                 start(f"{name} asks for an identity", self._ask_identity())
             case DoubtRoute(route=route):
-                self._routes[route.topic_id].failed(route)
+                self._routes[route.topic_id].on_failed(route)
             case EndStream() | BreakStream():
                 stream = self._streams.pop(instruction.stream, None)
                 if stream is not None and isinstance(instruction, EndStream):
@@ -304,7 +304,7 @@ class SimulatedProducer:
         self.event(lambda core, now: core.stream_opened(number, now))
 
     def _answered(self, stream: int, ack: Ack) -> None:
-        self.event(lambda core, now: core.acknowledged(stream, ack, now))
+        self.event(lambda core, now: core.on_acknowledged(stream, ack, now))
 
     def _lose(self, stream: int, error: IsologError) -> None:
         self._streams.pop(stream, None)
@@ -329,7 +329,7 @@ class SimulatedProducer:
                 self.event(lambda core, now: core.leaders_failed(topic.id, failure, now))
                 return
             for facts in found:
-                routes.told(facts)
+                routes.learn_leader(facts)
         known = {each: routes.get(each) for each in asked.partitions}
         self.event(lambda core, now: core.leaders_found(topic.id, known, now))
 
@@ -341,7 +341,7 @@ class SimulatedProducer:
             failure = error if isinstance(error, IsologError) else BrokerUnavailable(str(error))
             self.event(lambda core, now: core.identity_failed(failure, now))
             return
-        self.event(lambda core, now: core.identified(identity, now))
+        self.event(lambda core, now: core.on_identified(identity, now))
 
 
 class _Holder:

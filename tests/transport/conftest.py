@@ -54,7 +54,7 @@ def echo(opened: StreamOpened, stream: Stream) -> None:
         if isinstance(event, Received):
             sent = stream.send(event.header, event.body, end=event.end)
             if sent and not event.end:  # what cannot be sent back is not consumed
-                stream.consumed(event.size)
+                stream.grant_credit(event.size)
 
     stream.handle = handle
 

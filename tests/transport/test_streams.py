@@ -339,7 +339,7 @@ def test_news_for_all_streams_reach_those_behind_one_that_fails(is_lost: bool) -
         streams.dispatch(Lost("CLOSED", "the peer closed the connection"))
         assert [type(event) for event in reached] == [Lost, Lost]
     else:
-        streams.drained()
+        streams.on_drained()
         assert reached == [Credited(2), Credited(3)]
 
 

@@ -448,12 +448,12 @@ class Host:
             try:
                 if missing is not None:
                     raise missing.again()
-                replicas[number] = self._opened(topic, settings, number)
+                replicas[number] = self._open(topic, settings, number)
             except IsologError as error:
                 logger.error("%s/%d cannot be opened: %s", topic.name, number, error)
                 replicas[number] = error
 
-    def _opened(self, topic: Topic, settings: LogSettings, number: int) -> Partition:
+    def _open(self, topic: Topic, settings: LogSettings, number: int) -> Partition:
         log = self._folders.open_log(topic, settings, number, self.record(topic, number))
         partition = Partition(
             topic.name,

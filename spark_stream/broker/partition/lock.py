@@ -63,13 +63,13 @@ class PartitionLock:
             woken: tuple[WakeUp, ...] = ()
             try:
                 while self._left:
-                    woken += _done(self._left.popleft())
+                    woken += _do(self._left.popleft())
             finally:
                 self._lock.release()
             wake_all(woken)
 
 
-def _done(work: Work) -> tuple[WakeUp, ...]:
+def _do(work: Work) -> tuple[WakeUp, ...]:
     try:
         return work()
     except Exception:

@@ -112,9 +112,9 @@ class Fetcher:
 
     # -- on the loop's thread --------------------------------------------------------------------
 
-    def _happened(self, line: ReplicationLine, event: StreamEvent | IsologError) -> None:
+    def _on_event(self, line: ReplicationLine, event: StreamEvent | IsologError) -> None:
         if isinstance(event, Received) and not event.end:
-            line.consumed(event.size)
+            line.grant_credit(event.size)
         with self._changed:
             if line is not self._line:
                 return  # of an earlier stream
@@ -122,10 +122,10 @@ class Fetcher:
             try:
                 self._take(event, now)
             except IsologError as error:
-                self._core.lost(error, now)
+                self._core.on_lost(error, now)
             except Exception as error:
                 logger.exception("what leader %s says", self._leader)
-                self._core.lost(InternalError(f"{type(error).__name__}: {error}"), now)
+                self._core.on_lost(InternalError(f"{type(error).__name__}: {error}"), now)
             self._carry_out()
 
     def _take(self, event: StreamEvent | IsologError, now: float) -> None:
@@ -134,7 +134,7 @@ class Fetcher:
                 raise event
             case Received(end=False):
                 check = partial(self._me.check_answer, self._leader, self._stream_id)
-                self._core.received(unpack(event.header, event.body), check, now)
+                self._core.on_received(unpack(event.header, event.body), check, now)
             case Credited():
                 pass
             case Received():
@@ -192,7 +192,7 @@ class Fetcher:
         endpoint = self._endpoint()
         if endpoint is None:
             error = BrokerUnavailable(f"broker {self._leader} is not registered")
-            self._core.lost(error, self._clock.monotonic())
+            self._core.on_lost(error, self._clock.monotonic())
             return
         self._stream_id, self._address = uuid.uuid4().hex, endpoint.address
         opened = OpenReplication(
@@ -201,7 +201,7 @@ class Fetcher:
             proof=self._me.call_proof(self._leader, endpoint.incarnation),
             window_bytes=window_bytes,
         )
-        self._line = self._call(endpoint.address, opened.to_bytes(), self._happened)
+        self._line = self._call(endpoint.address, opened.to_bytes(), self._on_event)
 
     def _hang_up(self) -> None:
         self._unsent.clear()
@@ -223,9 +223,9 @@ class Fetcher:
         with self._changed:
             now = self._clock.monotonic()
             if error is None:
-                self._core.done(job, result, now)
+                self._core.on_done(job, result, now)
             else:
-                self._core.failed(job, error, now)
+                self._core.on_failed(job, error, now)
             self._carry_out()
             self._changed.notify_all()
 
@@ -267,7 +267,7 @@ class Fetchers:
             self._leaders[partition.key] = leader
             fetcher = self._fetchers.get(leader)
             if fetcher is None:
-                fetcher = self._started(leader)
+                fetcher = self._start(leader)
             fetcher.follow(partition)
 
     def unfollow(self, key: PartitionKey) -> None:
@@ -287,7 +287,7 @@ class Fetchers:
         for fetcher in fetchers:
             fetcher.stop()
 
-    def _started(self, leader: BrokerId) -> Fetcher:
+    def _start(self, leader: BrokerId) -> Fetcher:
         window = self._share(len(self._fetchers) + 1)
         fetcher = self._fetchers[leader] = Fetcher(
             self._me,

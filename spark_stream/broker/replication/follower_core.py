@@ -133,11 +133,11 @@ class Job(Struct, frozen=True):
             case Agreed(entry=entry, reset_offset=offset, high_watermark=high):
                 at = EntryIndex(entry)
                 reset = None if offset is None else Boundary(at, Offset(offset))
-                return partition.agreed(Agreement(at, reset, EntryIndex(high)))
+                return partition.cut_back(Agreement(at, reset, EntryIndex(high)))
             case Frame(first=first, rows=rows, data=data, high_watermark=high):
                 return partition.append_frame(EntryIndex(first), rows, data, EntryIndex(high))
             case Refused(error=error):
-                partition.refused(error)  # before the next session begins
+                partition.on_refused(error)  # before the next session begins
             case int():
                 partition.take_high_watermark(EntryIndex(self.what))
             case _:
@@ -254,7 +254,7 @@ class FollowerStreamCore:
                     self._slots[number] = following
                     self._do(Job(following, number, Begin()))
 
-    def lost(self, error: IsologError, now: float) -> None:
+    def on_lost(self, error: IsologError, now: float) -> None:
         """Note that the stream is over, or could not be opened."""
         if not self.is_connected:
             return
@@ -270,7 +270,7 @@ class FollowerStreamCore:
         self._waiting = dict(self._followings)
         self._effects.append(HangUp())
 
-    def received(self, message: Said, check: Callable[[str], None], now: float) -> None:
+    def on_received(self, message: Said, check: Callable[[str], None], now: float) -> None:
         """Take what the leader says. ``check`` raises if a proof is not the leader's.
 
         Raises:
@@ -300,7 +300,7 @@ class FollowerStreamCore:
 
     # -- the work --------------------------------------------------------------------------------
 
-    def done(self, job: Job, result: EpochHistory | EntryIndex | None, now: float) -> None:
+    def on_done(self, job: Job, result: EpochHistory | EntryIndex | None, now: float) -> None:
         """Note what came of a job."""
         following = job.following
         if self._slots.get(job.slot) is following:
@@ -318,7 +318,7 @@ class FollowerStreamCore:
                     self._pause(following, now)
         self._go_on(following, now)
 
-    def failed(self, job: Job, error: IsologError, now: float) -> None:
+    def on_failed(self, job: Job, error: IsologError, now: float) -> None:
         """Note that a job has failed: its session ends, and another one begins after a pause."""
         if self._slots.get(job.slot) is job.following:
             self._fail(job.following, error, now)

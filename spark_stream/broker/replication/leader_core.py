@@ -263,7 +263,7 @@ class LeaderStreamCore:
             return None
         frame = Frame(slot.number, slot.epoch, slot.next, high_watermark, found.rows, found.data)
         slot.high_watermark_told = high_watermark
-        self._queue.sent(slot, EntryIndex(frame.end), frame.size, is_behind=end > frame.end)
+        self._queue.on_sent(slot, EntryIndex(frame.end), frame.size, is_behind=end > frame.end)
         return frame.pack()
 
     def high_watermarks(self, found: list[tuple[Slot, EntryIndex]]) -> bytes | None:
@@ -292,8 +292,8 @@ class LeaderStreamCore:
                 continue  # it is over, and this was on its way
             if entry > slot.next:
                 raise InvalidRequest(f"entry {entry} was acknowledged before it was sent")
-            self._queue.acked(slot, EntryIndex(entry))
-            calls.append(partial(slot.session.acked, EntryIndex(entry)))
+            self._queue.on_acked(slot, EntryIndex(entry))
+            calls.append(partial(slot.session.on_acked, EntryIndex(entry)))
         return calls
 
     def _take_unfollow(self, message: Unfollow) -> list[Call]:

@@ -114,7 +114,7 @@ class LeaderStream:
             with self._lock:
                 self._wake()
         elif isinstance(event, Received) and not event.end:
-            self._stream.consumed(event.size)
+            self._stream.grant_credit(event.size)
             try:
                 self._take(event)
             except IsologError as error:

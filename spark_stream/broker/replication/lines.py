@@ -77,10 +77,10 @@ class ReplicationLine:
         assert self._stream is not None
         return self._stream.send(header)
 
-    def consumed(self, size: int) -> None:
+    def grant_credit(self, size: int) -> None:
         """Let the leader send so many bytes more."""
         assert self._stream is not None
-        self._stream.consumed(size)
+        self._stream.grant_credit(size)
 
     def end(self) -> None:
         """End it, whatever its state is; this waits for nothing."""

@@ -71,7 +71,7 @@ class FollowerSession:
         """Entries for the follower; raises as ``Followers.entries_for``."""
         return self._partition.followers.entries_for(self._number, first, max_bytes)
 
-    def acked(self, entry: EntryIndex) -> None:
+    def on_acked(self, entry: EntryIndex) -> None:
         """Take a follower's report: it has all entries before this one."""
         self._partition.followers.take_report(self._number, entry)
 
@@ -118,7 +118,7 @@ class Followed(Struct, frozen=True):
         """Return the epochs of the log."""
         return self.partition.following.history()
 
-    def agreed(self, agreement: Agreement) -> EntryIndex:
+    def cut_back(self, agreement: Agreement) -> EntryIndex:
         """Cuts the log back to the agreement; its end after that."""
         agreed = LeaderAnswer(
             self.epoch, -1, agreement.entry, agreement.high_watermark, agreement.reset
@@ -140,7 +140,7 @@ class Followed(Struct, frozen=True):
         """Take the leader's high watermark."""
         self.partition.following.take_high_watermark(self.turn, high_watermark)
 
-    def refused(self, error: IsologError) -> None:
+    def on_refused(self, error: IsologError) -> None:
         """Take back what the leader cannot give; the stream asks again."""
         if isinstance(error, DamagedSegment):
             self.partition.following.take_back(self.turn)

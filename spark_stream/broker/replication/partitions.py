@@ -67,7 +67,7 @@ class LeaderSession(Protocol):
                 cannot be read. The session ends, and the follower is told the error.
         """
 
-    def acked(self, entry: EntryIndex) -> None:
+    def on_acked(self, entry: EntryIndex) -> None:
         """Take a follower's report: it has all entries before this one."""
 
     def came_damaged(self, entry: EntryIndex) -> None:
@@ -118,7 +118,7 @@ class FollowedPartition(Protocol):
     def history(self) -> EpochHistory:
         """Return the epochs of the log."""
 
-    def agreed(self, agreement: Agreement) -> EntryIndex:
+    def cut_back(self, agreement: Agreement) -> EntryIndex:
         """Cuts the log back to the agreement, or begins it anew; its end after that."""
 
     def append_frame(
@@ -134,5 +134,5 @@ class FollowedPartition(Protocol):
     def take_high_watermark(self, high_watermark: EntryIndex) -> None:
         """Take the leader's high watermark."""
 
-    def refused(self, error: IsologError) -> None:
+    def on_refused(self, error: IsologError) -> None:
         """Take the leader's refusal, or its end of the session; it is asked again after a pause."""

@@ -97,7 +97,7 @@ class SendQueue:
             return slot
         return None
 
-    def sent(self, slot: Slot, end: EntryIndex, size: int, *, is_behind: bool) -> None:
+    def on_sent(self, slot: Slot, end: EntryIndex, size: int, *, is_behind: bool) -> None:
         """Note a frame in flight, up to entry ``end``; more follows if ``is_behind``."""
         if slot.number not in self._slots:
             return
@@ -111,7 +111,7 @@ class SendQueue:
         elif slot.has_news:
             self._queue(slot)
 
-    def acked(self, slot: Slot, entry: EntryIndex) -> None:
+    def on_acked(self, slot: Slot, entry: EntryIndex) -> None:
         """Note that the follower has what was sent before this entry."""
         while slot.unacked and slot.unacked[0][0] <= entry:
             _, size, was_behind = slot.unacked.popleft()

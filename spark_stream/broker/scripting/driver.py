@@ -85,7 +85,7 @@ class Driver:
             for number in left:
                 answers[number] = self._tried_here(steps[number])
             for broker, numbers in elsewhere(answers, left).items():
-                found = self._asked(broker, [steps[number] for number in numbers])
+                found = self._ask(broker, [steps[number] for number in numbers])
                 for number, answer in zip(numbers, found, strict=True):
                     answers[number] = answer
             left = [number for number in left if isinstance(answers[number], NotLeader)]
@@ -99,7 +99,7 @@ class Driver:
         except IsologError as error:
             return error
 
-    def _asked(self, broker: str, steps: Sequence[RemoteStep]) -> list[Answer]:
+    def _ask(self, broker: str, steps: Sequence[RemoteStep]) -> list[Answer]:
         try:
             return self._peers.run_steps(broker, steps)
         except IsologError as error:

@@ -101,19 +101,19 @@ class ConnectedPeers:
             raise LeaderUnavailable(f"broker {broker_id} is not registered", leader=broker_id)
         while True:
             try:
-                with self._held(peer, broker_id, endpoint):
-                    return self._asked(peer, broker_id, endpoint, steps, packed)
+                with self._hold(peer, broker_id, endpoint):
+                    return self._ask(peer, broker_id, endpoint, steps, packed)
             except Unauthenticated as error:
                 # It may have started again a moment ago: then the proof was for its last start.
                 self._refresh()
                 now = self.endpoint_of(broker_id)
                 if now is None or now == endpoint:
-                    with self._held(peer, broker_id, endpoint):
+                    with self._hold(peer, broker_id, endpoint):
                         raise self._silence(peer, broker_id, endpoint, error) from error
                 endpoint = now
 
     @contextmanager
-    def _held(self, peer: _Peer, broker_id: str, endpoint: Endpoint) -> Iterator[None]:
+    def _hold(self, peer: _Peer, broker_id: str, endpoint: Endpoint) -> Iterator[None]:
         """Hold the peer's lock; LeaderUnavailable if it is not to be asked at present."""
         if not peer.lock.acquire(timeout=_CALL_S):
             where = f"broker {broker_id} at {endpoint.address}"
@@ -128,7 +128,7 @@ class ConnectedPeers:
         finally:
             peer.lock.release()
 
-    def _asked(
+    def _ask(
         self,
         peer: _Peer,
         broker_id: str,

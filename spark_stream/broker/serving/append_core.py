@@ -74,7 +74,7 @@ class AppendStreamCore(Generic[F, W]):
 
     def __init__(self) -> None:
         self.outbox: deque[bytes] = deque()
-        """Answers to be sent, in their order; then call :meth:`sent`."""
+        """Answers to be sent, in their order; then call :meth:`on_sent`."""
         self.failure: IsologError | None = None
         """Why the stream ends before its time."""
         self._frames: deque[F] = deque()
@@ -274,7 +274,7 @@ class AppendStreamCore(Generic[F, W]):
         if not places:
             del self._answers[place.partition]  # a client may name any number of partitions
 
-    def sent(self, count: int = 1) -> None:
+    def on_sent(self, count: int = 1) -> None:
         """Note that so many of the outbox were sent, or that there is no client to send them to."""
         for _ in range(count):
             self.outbox.popleft()

@@ -57,7 +57,7 @@ class AppendClient(Protocol):
     def send(self, header: Bytes, /, *, end: bool = False) -> bool:
         """Send an answer, or the end; return False if it takes none now."""
 
-    def consumed(self, size: int, /) -> None:
+    def grant_credit(self, size: int, /) -> None:
         """Let it send so many bytes more."""
 
     def fail(self, error: IsologError, /) -> None:
@@ -168,7 +168,7 @@ class ServedAppends:
                     return
             except Exception:  # its end is about to be told
                 self._is_gone = True
-            self._core.sent()
+            self._core.on_sent()
 
     def _set_timer(self) -> None:
         at = self._core.next_deadline()
@@ -206,7 +206,7 @@ class ServedAppends:
                         self._go_on()  # perhaps there is one by now, or this was the last
                         return
                 if frame.size:
-                    self._client.consumed(frame.size)
+                    self._client.grant_credit(frame.size)
                 self._try(self._begin(frame))
         except Exception as error:
             if not isinstance(error, IsologError):

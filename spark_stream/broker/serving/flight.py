@@ -228,7 +228,7 @@ class _Put:
             self._answers.put(bytes(header))
         return not self._is_full
 
-    def consumed(self, size: int, /) -> None:
+    def grant_credit(self, size: int, /) -> None:
         """Do nothing: gRPC gives credit by itself."""
 
     def fail(self, error: IsologError, /) -> None:

@@ -206,7 +206,7 @@ class _Appender:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self.send = stream.send
-        self.consumed = stream.consumed
+        self.grant_credit = stream.grant_credit
 
     def fail(self, error: IsologError) -> None:
         self._stream.fail(error_bytes(error))

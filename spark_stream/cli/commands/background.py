@@ -91,7 +91,7 @@ def start(directory: Path, flags: list[str]) -> str:
             line = said.readline().decode().strip()
     if line.startswith(READY):
         return line
-    _ended(process)
+    _await_end(process)
     with suppress(ValueError, KeyError, TypeError):
         raise from_wire(json.loads(line)["error"])
     raise BrokerUnavailable(
@@ -100,7 +100,7 @@ def start(directory: Path, flags: list[str]) -> str:
     )
 
 
-def _ended(process: subprocess.Popen[bytes]) -> None:
+def _await_end(process: subprocess.Popen[bytes]) -> None:
     """Wait for a broker that could not start; kill it if it neither serves nor ends."""
     try:
         process.wait(_END_SECONDS)

@@ -124,13 +124,13 @@ class ClusterConnection:
 
         ``timeout_s``: instead of the connection's own, which is longer.
         """
-        return self.retried(
+        return self.retry(
             lambda link, within_s: link.act(name, body, result, within_s),
             timeout_s,
             once=name in _ONCE,
         )
 
-    def retried(
+    def retry(
         self,
         call: Callable[[BrokerLink, float], T],
         timeout_s: float | None = None,
@@ -223,7 +223,7 @@ class ClusterConnection:
     def turn(self, deadline: float, tries: int = 0, *, once: bool = False) -> float:
         """Return how long one try may take, in seconds: not all of it if there is another broker.
 
-        ``tries``: how many tries there were before. ``once``: as in :meth:`retried`.
+        ``tries``: how many tries there were before. ``once``: as in :meth:`retry`.
         """
         if len(self._candidates()) < 2:
             return left(deadline)

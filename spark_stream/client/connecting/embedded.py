@@ -82,7 +82,7 @@ def ensure_broker(
         if not create and not holds_log(directory):
             raise UnknownLog(f"there is no log at {directory}", path=str(directory))
         if not _readable(directory):
-            return _started(directory, deadline, idle_seconds, os.devnull)  # raises the reason
+            return _start(directory, deadline, idle_seconds, os.devnull)  # raises the reason
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _turn(directory, deadline):
             while lock_held(directory):
@@ -92,7 +92,7 @@ def ensure_broker(
                 if time.monotonic() > deadline:  # a broker holds the lock but has no address (yet)
                     raise _not_up(directory)
                 time.sleep(_POLL_S)
-            return _started(directory, deadline, idle_seconds, directory / "broker.log")
+            return _start(directory, deadline, idle_seconds, directory / "broker.log")
     except (NotADirectoryError, FileExistsError) as error:
         raise NotALogDirectory(f"{directory} is not a directory", path=str(directory)) from error
     except OSError as error:
@@ -202,7 +202,7 @@ def broker_environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": paths} | allocator_settings(MEMORY_BYTES_DEFAULT)
 
 
-def _started(
+def _start(
     directory: Path, deadline: float, idle_seconds: float | None, log_file: str | Path
 ) -> str:
     idle = _idle_seconds() if idle_seconds is None else idle_seconds

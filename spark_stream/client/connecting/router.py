@@ -113,20 +113,20 @@ class Router:
         with self._asking(topic, topic_id, deadline) as place:
             self._ask(place, topic, topic_id, left(deadline))
 
-    def told(self, topic: str, topic_id: str, facts: LeaderFacts) -> bool:
+    def learn_leader(self, topic: str, topic_id: str, facts: LeaderFacts) -> bool:
         """Add the leader that a broker named in another answer; return False if it is outdated."""
         self._connection.learn([facts.address])
         place = self._place(topic, topic_id)
         with self._lock:
-            return place.routes.told(facts)
+            return place.routes.learn_leader(facts)
 
-    def seen(self, topic: str, topic_id: str, partition: int, epoch: int) -> bool:
+    def note_epoch(self, topic: str, topic_id: str, partition: int, epoch: int) -> bool:
         """Record a leader's answer in this epoch; return False if it was replaced since."""
         place = self._place(topic, topic_id)
         with self._lock:
-            return place.routes.seen(partition, epoch)
+            return place.routes.note_epoch(partition, epoch)
 
-    def failed(self, route: Route, error: IsologError) -> None:
+    def on_failed(self, route: Route, error: IsologError) -> None:
         """Record that a call along the route failed; if the leader may be why, ask before the next.
 
         If the error names another leader, that one is used without asking.
@@ -135,19 +135,19 @@ class Router:
             return
         place = self._place(route.topic, route.topic_id)
         with self._lock:
-            place.routes.failed(route)
+            place.routes.on_failed(route)
             if isinstance(error, NotLeader):
                 named = _named(route.partition, error)
                 if named is not None and named.leader != route.leader:
-                    place.routes.told(named)
+                    place.routes.learn_leader(named)
 
-    def answered(self, route: Route, epoch: int | None) -> bool:
+    def on_answer(self, route: Route, epoch: int | None) -> bool:
         """Record the answer of a route's broker in this epoch; return False if it was replaced."""
         if epoch is None or epoch == route.epoch:
             return True
         place = self._place(route.topic, route.topic_id)
         with self._lock:
-            return place.routes.answered(route, epoch)
+            return place.routes.on_answer(route, epoch)
 
     def replaced(self, route: Route) -> bool:
         """Return whether another leader, or a later epoch of the same, is known by now."""
@@ -183,7 +183,7 @@ class Router:
             raise
         with self._lock:
             for each in found.partitions:
-                place.routes.told(each)
+                place.routes.learn_leader(each)
         self._connection.learn(each.address for each in found.partitions)
 
 

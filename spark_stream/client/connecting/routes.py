@@ -41,7 +41,7 @@ class Routes:
         """Return the route to use; None if a broker has to be asked."""
         return None if partition in self._doubted else self._routes.get(partition)
 
-    def told(self, facts: LeaderFacts) -> bool:
+    def learn_leader(self, facts: LeaderFacts) -> bool:
         """Take over what a broker says; return False, and change nothing, if its epoch is older."""
         partition, epoch = facts.partition, facts.leader_epoch
         if epoch is not None:
@@ -57,21 +57,21 @@ class Routes:
         )
         return True
 
-    def failed(self, route: Route) -> None:
+    def on_failed(self, route: Route) -> None:
         """Doubt a route along which a call failed, unless it was replaced."""
         if self._routes.get(route.partition) == route:
             self._doubted.add(route.partition)
 
-    def seen(self, partition: int, epoch: int) -> bool:
-        """Record a leader's answer in this epoch; return False if it was replaced since."""
+    def note_epoch(self, partition: int, epoch: int) -> bool:
+        """Record that a leader answered in this epoch; return False if it was replaced since."""
         if epoch < self._epochs.get(partition, 0):
             return False
         self._epochs[partition] = epoch
         return True
 
-    def answered(self, route: Route, epoch: int) -> bool:
-        """Record the answer of the route's leader in this epoch; return False as :meth:`seen`."""
-        if not self.seen(route.partition, epoch):
+    def on_answer(self, route: Route, epoch: int) -> bool:
+        """Record an answer of the route's leader; return False if it was replaced since."""
+        if not self.note_epoch(route.partition, epoch):
             return False
         if self._routes.get(route.partition) == route:
             self._routes[route.partition] = replace(route, epoch=epoch)

@@ -150,7 +150,7 @@ class Consumer(Closing):
         views = self._subscription.record_views(self._filter)
         for key, fetched in self._fetched(views, until, timeout):
             seeks = self._seeks
-            self._reached(key, fetched)
+            self._keep_lineage(key, fetched)
             for record in records_of(key, fetched):
                 position[key] = record[2] + 1
                 yield record
@@ -165,7 +165,7 @@ class Consumer(Closing):
         """Yield Arrow batches of one partition each, as they come; otherwise as :meth:`records`."""
         self._check_open()
         for key, fetched in self._fetched(self._subscription.views.__getitem__, until, timeout):
-            self._reached(key, fetched)
+            self._keep_lineage(key, fetched)
             self._position[key] = fetched.next
             if fetched.batch.num_rows:
                 yield fetched.batch
@@ -196,7 +196,7 @@ class Consumer(Closing):
         found: list[Record] = []
         while not found and (taken := polling.take(int(max_records))) is not None:
             key, found, self._position[key], fetched = taken
-            self._reached(key, fetched)
+            self._keep_lineage(key, fetched)
             if not polling.patience.left():
                 break  # nothing of what came matches the filter, or is visible
         self._polling = polling  # after an error the next poll starts again
@@ -397,7 +397,7 @@ class Consumer(Closing):
                         if fetched.batch.num_rows:
                             patience.restart()
                         if ends is None and (
-                            self._grown(key[0], fetched.partitions) or self._find_topics()
+                            self._grow(key[0], fetched.partitions) or self._find_topics()
                         ):
                             self._stop_feed()
                     if ends is None and self._find_topics():
@@ -447,7 +447,7 @@ class Consumer(Closing):
         for key in keys:
             self._position.setdefault(key, 0)
 
-    def _grown(self, topic: str, partitions: int | None) -> bool:
+    def _grow(self, topic: str, partitions: int | None) -> bool:
         """Begin to read partitions that were added; return whether there are any."""
         before = len(self._position)
         added = dict.fromkeys((topic, number) for number in range(partitions or 0))
@@ -463,7 +463,7 @@ class Consumer(Closing):
                     self._position[key] = first[key[1]]
                     self._lineages.pop(key, None)
 
-    def _reached(self, key: Key, fetched: Fetched) -> None:
+    def _keep_lineage(self, key: Key, fetched: Fetched) -> None:
         """Keep the lineage of what was fetched, before the position moves through it."""
         self._lineages[key] = fetched.lineage
 

@@ -230,7 +230,7 @@ class Feed:
                 if item.error is not None:
                     raise item.error
                 return None
-            self._current, self._current_key = self._opened(item), item.key
+            self._current, self._current_key = self._decode(item), item.key
         return None
 
     def stop(self) -> None:
@@ -251,13 +251,13 @@ class Feed:
         size = item.size if isinstance(item, _Arrived) else 0
         with self._lock:
             is_current = self._core.is_current(item.key, item.number)
-            self._core.taken(item.key, item.number, size)
+            self._core.on_taken(item.key, item.number, size)
         if isinstance(item, _Arrived) and item.call.stream is not None:
-            item.call.stream.consumed(size)
+            item.call.stream.grant_credit(size)
         self._advance()
         return is_current
 
-    def _opened(self, item: _Arrived | RangeMoved[int]) -> Iterator[Fetched]:
+    def _decode(self, item: _Arrived | RangeMoved[int]) -> Iterator[Fetched]:
         """Decode an item for the consumer."""
         source = self._ranges[item.key].source
         if isinstance(item, RangeMoved):
@@ -279,7 +279,7 @@ class Feed:
                         position, lineage = fetched.next, fetched.lineage
                         yield fetched
         except CannotMap as error:
-            LEADERS.failed(route.address, error)
+            LEADERS.on_failed(route.address, error)
             self._read_unmapped(item.key, position, lineage)
         except (pa.ArrowException, OSError) as error:
             raise failure_of(error, route.address) from error
@@ -355,7 +355,7 @@ class Feed:
         """Tell the core that these asks do not reach their leaders."""
         with self._lock:
             for ask in asks:
-                self._core.failed(ask.number, error, time.monotonic())
+                self._core.on_failed(ask.number, error, time.monotonic())
             self._pass_on()
         self._advance()
 
@@ -411,9 +411,9 @@ class Feed:
     def _lose(self, call: _FetchCall, error: IsologError) -> None:
         self._calls.pop(call.number, None)
         for _, route in call.sendings:
-            self._router.failed(route, error)
+            self._router.on_failed(route, error)
         with self._lock:
-            self._core.lost(call.number, error, time.monotonic())
+            self._core.on_lost(call.number, error, time.monotonic())
             self._pass_on()
 
     def _handle(self, call: _FetchCall, event: StreamEvent) -> None:
@@ -428,7 +428,7 @@ class Feed:
                     return
                 self._calls.pop(call.number, None)
                 with self._lock:
-                    self._core.ended(call.number)
+                    self._core.on_ended(call.number)
             else:
                 peer = call.shared.channel.address
                 self._lose(call, failure_of(error_of(event, peer), peer))
@@ -451,18 +451,18 @@ class Feed:
         ask, route = call.sendings[place]
         if isinstance(facts, FailureFacts):
             self._consume(call, frame)
-            self._router.failed(route, facts.error)
+            self._router.on_failed(route, facts.error)
             self.refuse([ask], facts.error)
             return
         partitions = None
         if isinstance(facts, EndFacts):
-            self._router.answered(route, facts.leader_epoch)
+            self._router.on_answer(route, facts.leader_epoch)
             partitions = facts.partitions
         has_rows = isinstance(facts, PlacesFacts) or bool(frame.body)
         with self._lock:
             before = self._core.position(ask.number)
             now = time.monotonic()
-            is_worth_giving = before is not None and self._core.received(
+            is_worth_giving = before is not None and self._core.on_received(
                 ask.number, facts.next, facts.lineage, has_rows, partitions, frame.size, now
             )
             if before is not None and is_worth_giving:
@@ -478,7 +478,7 @@ class Feed:
     @staticmethod
     def _consume(call: _FetchCall, frame: Received) -> None:
         if call.stream is not None and not frame.end:
-            call.stream.consumed(frame.size)
+            call.stream.grant_credit(frame.size)
 
     # -- watching -------------------------------------------------------------------------------
 

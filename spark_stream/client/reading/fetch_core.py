@@ -158,7 +158,7 @@ class FetchCore(Generic[K]):
         core = self._ranges[ask.key].core
         return core.position, core.lineage
 
-    def received(
+    def on_received(
         self,
         number: int,
         following: int,
@@ -174,7 +174,7 @@ class FetchCore(Generic[K]):
             return False
         found = self._ranges[ask.key]
         self._hear(ask.call, now)
-        if not found.core.received(following, lineage, rows, partitions, now):
+        if not found.core.on_received(following, lineage, rows, partitions, now):
             return False
         found.items += 1
         found.size += size
@@ -184,26 +184,26 @@ class FetchCore(Generic[K]):
         """Return whether what was queued of an ask is still to be delivered."""
         return number >= self._ranges[key].first
 
-    def taken(self, key: K, number: int, size: int) -> None:
+    def on_taken(self, key: K, number: int, size: int) -> None:
         """Record that the consumer has taken what was queued."""
         found = self._ranges[key]
         if number >= found.first:
             found.items -= 1
             found.size -= size
 
-    def ended(self, call: int) -> None:
+    def on_ended(self, call: int) -> None:
         """Record that all asks of a call were answered."""
         for number in self._over(call):
             found = self._settle(number)
             if found is not None:
-                found.core.ended()
+                found.core.on_ended()
 
-    def lost(self, call: int, error: IsologError, now: float) -> None:
+    def on_lost(self, call: int, error: IsologError, now: float) -> None:
         """Record that a call was lost, or refused."""
         for number in self._over(call):
-            self.failed(number, error, now)
+            self.on_failed(number, error, now)
 
-    def failed(self, number: int, error: IsologError, now: float) -> None:
+    def on_failed(self, number: int, error: IsologError, now: float) -> None:
         """Record that an ask was refused, or did not reach a leader."""
         ask = self._asks.get(number)
         if ask is None:
@@ -211,7 +211,7 @@ class FetchCore(Generic[K]):
         found = self._settle(number)
         assert found is not None
         try:
-            left = found.core.failed(error, now)
+            left = found.core.on_failed(error, now)
         except IsologError as lasting:
             self._ready.pop(ask.key)
             self.out.append(RangeOver(number, ask.key, lasting))

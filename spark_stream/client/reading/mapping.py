@@ -142,7 +142,7 @@ class MappingLeaders:
                 return None
         return this_machine()
 
-    def failed(self, address: str, error: CannotMap) -> None:
+    def on_failed(self, address: str, error: CannotMap) -> None:
         """Record that a file that this leader named cannot be mapped."""
         logger.debug("%s; its records are asked for instead", error)
         if error.lasting:

@@ -94,7 +94,7 @@ class RangeCore:
         self._asked_from, self._heard = self.position, now
         return Ask(self.position, self.lineage)
 
-    def received(
+    def on_received(
         self, following: int, lineage: Lineage, rows: int, partitions: int | None, now: float
     ) -> bool:
         """Record a batch; return whether to deliver it: it has rows, or news.
@@ -109,13 +109,13 @@ class RangeCore:
         self._heard, self._failing_since = now, None
         return bool(rows) or moved or told
 
-    def ended(self) -> None:
+    def on_ended(self) -> None:
         """Record that the ask was answered completely."""
         self._failing_since = None
         if self.end is not None:  # a failover may have lowered the bound
             self._is_over = self._is_at_end or self.position == self._asked_from
 
-    def failed(self, error: IsologError, now: float) -> int | None:
+    def on_failed(self, error: IsologError, now: float) -> int | None:
         """Record that the leader was not reached, or refused.
 
         Return where to continue if records are gone; None: where it was.

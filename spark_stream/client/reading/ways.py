@@ -131,7 +131,7 @@ class Ways:
 
     def _refuse(self, sendings: list[Sending], error: IsologError) -> None:
         for each in sendings:
-            self._router.failed(each.route, error)
+            self._router.on_failed(each.route, error)
         reader = self._reader()
         if reader is not None:
             reader.refuse([each.ask for each in sendings], error)

@@ -73,10 +73,10 @@ class AppendStream:
     def send(self, envelope: bytes, batch: Outgoing) -> None:
         """Send a batch as soon as there is credit for it; nothing once the stream has ended."""
         with self._lock:
-            if self._unsent or not self._sent(envelope, batch):
+            if self._unsent or not self._send(envelope, batch):
                 self._unsent.append((envelope, batch))
 
-    def _sent(self, envelope: bytes, batch: Outgoing) -> bool:
+    def _send(self, envelope: bytes, batch: Outgoing) -> bool:
         assert self._stream is not None
         body, self._first = self._first or memoryview(batch.whole().serialize()), None
         with suppress(StreamOver):  # its end is reported separately
@@ -108,14 +108,14 @@ class AppendStream:
                     self._take(event.header)
                     self._taken += event.size
                     if self._taken >= _CREDIT_BYTES:
-                        self._stream.consumed(self._taken)
+                        self._stream.grant_credit(self._taken)
                         self._taken = 0
                 if event.end:
                     self._stream.cancel()  # unless this side has ended it
                     self._over(BrokerUnavailable("the broker ended the stream"))
             case Credited():
                 with self._lock:
-                    while self._unsent and self._sent(*self._unsent[0]):
+                    while self._unsent and self._send(*self._unsent[0]):
                         self._unsent.popleft()
             case _:
                 address = self._shared.channel.address

@@ -189,7 +189,7 @@ class ProducerCore:
         """Settle all that is unanswered with the error; later answers are ignored."""
         for target in self._targets.values():
             for placed in target.lanes.values():
-                for batch in placed.lane.cleared():
+                for batch in placed.lane.remove_all():
                     self._settle(batch, Unacknowledged(error))
 
     def close(self) -> None:
@@ -202,7 +202,7 @@ class ProducerCore:
 
     # -- answers of the outside -----------------------------------------------------------------
 
-    def acknowledged(self, number: int, ack: Ack, now: float) -> None:
+    def on_acknowledged(self, number: int, ack: Ack, now: float) -> None:
         """Handle a broker's answer to a batch, on the stream of this number."""
         stream = self._streams.get(number)
         if stream is None:
@@ -217,7 +217,7 @@ class ProducerCore:
         if known is not None:
             batch = known.lane.head(ack.number)
             if isinstance(error, _NOT_TAKEN) and not error.details.get("appended"):
-                known.lane.refused(ack.number)  # whichever of the sent ones it is
+                known.lane.on_refused(ack.number)  # whichever of the sent ones it is
         if ack.partitions is not None and ack.partitions != len(target.topic.partitions):
             self.outcomes.append(NoteTopic(target.topic, ack.partitions))
         placed = stream.lanes.get(ack.partition)
@@ -267,7 +267,7 @@ class ProducerCore:
         del target.streams[stream.address]
         for placed in lanes:
             if isinstance(error, UnknownTopic):
-                placed.lane.deleted()
+                placed.lane.on_deleted()
             self._take_off(placed, error, now)
             if placed.route is not None:
                 self.out.append(DoubtRoute(placed.route, error))
@@ -286,7 +286,7 @@ class ProducerCore:
             if route is None:
                 name, at = target.topic.name, placed.partition
                 text = f"{name}/{at} has no leader now"
-                placed.failed(LeaderUnavailable(text, topic=name, partition=at), now)
+                placed.on_failed(LeaderUnavailable(text, topic=name, partition=at), now)
                 continue
             stream = target.streams.get(route.address) or self._open(target, route)
             placed.stream, placed.route = stream, route
@@ -299,12 +299,12 @@ class ProducerCore:
         target = self._targets[topic_id]
         asked, target.asked = target.asked or (), None
         for placed in asked:
-            placed.failed(error, now)
+            placed.on_failed(error, now)
         if not _is_passing(error):
             self._clear(target, target.lanes.values(), error)
         self._find(target, now)
 
-    def identified(self, identity: ProducerIdentity, now: float) -> None:
+    def on_identified(self, identity: ProducerIdentity, now: float) -> None:
         """Take the identity that was asked for."""
         self._is_asking = False
         self._identity_error, self._identity_failures = None, 0
@@ -338,7 +338,7 @@ class ProducerCore:
         for target in self._targets.values():
             for placed in target.lanes.values():
                 reason = placed.reason or self._identity_error or self._silence(placed.stream)
-                for batch in placed.lane.expired(now):
+                for batch in placed.lane.remove_expired(now):
                     self._give_up(target, batch, reason)
                 self._send(placed, now)
             self._find(target, now)
@@ -419,8 +419,8 @@ class ProducerCore:
         assert placed.stream is not None
         del placed.stream.lanes[placed.partition]
         placed.stream = None
-        placed.lane.lost()
-        placed.failed(reason, now)
+        placed.lane.on_lost()
+        placed.on_failed(reason, now)
 
     def _alter(self, target: TopicLanes, now: float) -> None:
         for stream in target.streams.values():
@@ -428,7 +428,7 @@ class ProducerCore:
             del self._streams[stream.number]
         target.streams.clear()
         for placed in target.lanes.values():
-            placed.lane.lost()
+            placed.lane.on_lost()
             placed.lane.revise(lambda batch: fitted_to(batch, target.topic))
             placed.stream = None
         self._find(target, now)
@@ -437,7 +437,7 @@ class ProducerCore:
         if isinstance(error, UnknownTopic):
             self.outcomes.append(NoteTopic(target.topic, None))
         for placed in lanes:
-            for batch in placed.lane.cleared():
+            for batch in placed.lane.remove_all():
                 self._give_up(target, batch, error)
 
     def _give_up(self, target: TopicLanes, batch: Outgoing, reason: IsologError) -> None:

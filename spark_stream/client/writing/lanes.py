@@ -277,7 +277,7 @@ class Lane:
         found = self._batches[0] if self.sent else None
         return found if found is not None and found.number == number else None
 
-    def refused(self, number: int) -> None:
+    def on_refused(self, number: int) -> None:
         """Record that the batch with this number was not taken; it stays in the lane."""
         for batch in self._batches:
             if batch.number == number and batch.unanswered:
@@ -289,11 +289,11 @@ class Lane:
         self.sent -= 1
         return self._batches.popleft()
 
-    def lost(self) -> None:
+    def on_lost(self) -> None:
         """Record that the connection is lost: unanswered batches have to be sent again."""
         self.sent = 0
 
-    def deleted(self) -> None:
+    def on_deleted(self) -> None:
         """Record that the topic was deleted, with whatever it had of the batches in flight."""
         for batch in itertools.islice(self._batches, self.sent):
             batch.unanswered -= 1
@@ -316,7 +316,7 @@ class Lane:
         self.sent = 0
         self._gap = True
 
-    def expired(self, now: float) -> list[Outgoing]:
+    def remove_expired(self, now: float) -> list[Outgoing]:
         """Remove the batches whose time is over, and return them."""
         found = []
         while self._batches and self._batches[0].deadline < now:
@@ -326,7 +326,7 @@ class Lane:
             found.append(batch)
         return found
 
-    def cleared(self) -> Iterator[Outgoing]:
+    def remove_all(self) -> Iterator[Outgoing]:
         """Remove all batches, yielding each."""
         self.sent = 0
         self._gap |= bool(self._batches)
@@ -377,7 +377,7 @@ class PlacedLane(Struct, eq=False):
     retry_at: float = 0.0
     failures: int = 0
 
-    def failed(self, reason: IsologError, now: float) -> None:
+    def on_failed(self, reason: IsologError, now: float) -> None:
         """Record a failure; the pause before the next try grows each time."""
         self.retry_at = now + pause(self.failures)
         self.failures += 1

@@ -141,9 +141,9 @@ class Promise(Future[Written]):
 
     def add_done_callback(self, fn: Callable[[Future[Written]], object]) -> None:
         """Add a callback as for any future; it may wait, and may call the producer."""
-        super().add_done_callback(lambda _: _callbacks.submit(self._called, fn))
+        super().add_done_callback(lambda _: _callbacks.submit(self._call, fn))
 
-    def _called(self, fn: Callable[[Future[Written]], object]) -> None:
+    def _call(self, fn: Callable[[Future[Written]], object]) -> None:
         try:
             fn(self)
         except Exception:

@@ -85,7 +85,12 @@ class Sender:
         self.buffer = Buffer(settings.buffer_bytes, timeout_s, self._send_everything)
         self._lock = self.buffer.lock
         self._shell = ProducerShell(
-            self._connection, self._topics, settings, self._lock, self._identified, self._finished
+            self._connection,
+            self._topics,
+            settings,
+            self._lock,
+            self._identified,
+            self._on_finished,
         )
         self._core = self._shell.core
         self._pending: dict[str, list[_Waiting]] = {}
@@ -276,7 +281,7 @@ class Sender:
         self._send_everything()
         self.close()
 
-    def _finished(self) -> None:
+    def _on_finished(self) -> None:
         if self._dropped:
             try:
                 self.failures.tell()

@@ -196,7 +196,7 @@ class ProducerShell:
             case AskIdentity():
                 self._call(self._ask_identity)
             case DoubtRoute():
-                self._topics.router.failed(instruction.route, instruction.error)
+                self._topics.router.on_failed(instruction.route, instruction.error)
             case EndStream():
                 stream = self._streams.pop(instruction.stream, None)
                 if stream is not None:
@@ -240,7 +240,7 @@ class ProducerShell:
             isolation=self._settings.isolation,
             timeout_ms=self._settings.timeout_ms,
         )
-        stream = AppendStream(shared, partial(self._answered, number), partial(self._lose, number))
+        stream = AppendStream(shared, partial(self._on_answer, number), partial(self._lose, number))
         try:
             stream.start(topic, request)
         except IsologError as error:
@@ -254,8 +254,8 @@ class ProducerShell:
             stream.break_off()
         self.carry_out()
 
-    def _answered(self, stream: int, ack: Ack) -> None:
-        self.event(lambda core, now: core.acknowledged(stream, ack, now))
+    def _on_answer(self, stream: int, ack: Ack) -> None:
+        self.event(lambda core, now: core.on_acknowledged(stream, ack, now))
 
     def _lose(self, stream: int, error: IsologError) -> None:
         self._streams.pop(stream, None)
@@ -306,7 +306,7 @@ class ProducerShell:
             failure = _failure(error)
             self.event(lambda core, now: core.identity_failed(failure, now))
         else:
-            self.event(lambda core, now: core.identified(identity, now))
+            self.event(lambda core, now: core.on_identified(identity, now))
 
 
 def _failure(error: Exception) -> IsologError:

@@ -171,7 +171,7 @@ class TransactionalProducer(Producer):
                 self._abort(self._branch)  # an earlier abort got no answer
             if self._branch is not None:
                 raise InvalidTransaction(f"{self._named()} is open already")
-            begun = self._asked(self._begun)
+            begun = self._call(self._begin)
             self._sender.failures.forget()
             self._positions.clear()
             self._owners.clear()
@@ -195,7 +195,7 @@ class TransactionalProducer(Producer):
         with self._deciding:
             branch = self._opened("a commit")
             if not self._committing:
-                failure = self._settled()
+                failure = self._settle()
                 if failure is not None or self._aborting:
                     refusal = self._refusal(failure)
                     self._give_up(branch)
@@ -204,7 +204,7 @@ class TransactionalProducer(Producer):
                     True  # from here on only the broker knows whether it is committed
                 )
             try:
-                self._asked(lambda: self._committed(branch))
+                self._call(lambda: self._committed(branch))
             except ConsumerFenced:
                 self._give_up(branch)
                 raise
@@ -280,7 +280,7 @@ class TransactionalProducer(Producer):
         self._transactions.init(self._transactional_id, self._instance, self._timeout_ms)
         self._last = -1
 
-    def _begun(self) -> Branch:
+    def _begin(self) -> Branch:
         name, instance = self._transactional_id, self._instance
         try:
             return self._transactions.begin(name, instance, self._last)
@@ -298,7 +298,7 @@ class TransactionalProducer(Producer):
             owners=self._owners,
         )
 
-    def _settled(self) -> IsologError | None:
+    def _settle(self) -> IsologError | None:
         """Wait for all acknowledgements; return the first failure among them, or None."""
         try:
             self.flush()
@@ -306,7 +306,7 @@ class TransactionalProducer(Producer):
             return self._sender.failures.first or error
         return self._sender.failures.first
 
-    def _asked(self, call: Callable[[], T]) -> T:
+    def _call(self, call: Callable[[], T]) -> T:
         """Call the broker; an error that tells the decision ends the transaction here too."""
         try:
             return call()
@@ -332,7 +332,7 @@ class TransactionalProducer(Producer):
         self._sender.discard(
             TransactionAborted(f"{self._named()} was aborted before this was acknowledged")
         )
-        self._asked(
+        self._call(
             lambda: self._transactions.abort(self._transactional_id, self._instance, branch.number)
         )
         self._over(branch)

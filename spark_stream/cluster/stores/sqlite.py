@@ -430,7 +430,7 @@ class SqliteStore:
             self._writers.end()
 
     def _begin(self) -> bool:
-        return self._executed("begin immediate")
+        return self._try_execute("begin immediate")
 
     def _prepare(self) -> bool:
         try:
@@ -454,9 +454,9 @@ class SqliteStore:
             )
         # These come before the tables, and before there is a log: a process may end in between.
         first = () if tables else (f"pragma user_version = {FORM}", _NUMBER.format(new_number()))
-        return all(self._executed(statement) for statement in (*first, *_SCHEMA))
+        return all(self._try_execute(statement) for statement in (*first, *_SCHEMA))
 
-    def _executed(self, statement: str) -> bool:
+    def _try_execute(self, statement: str) -> bool:
         """Execute the statement; False, with nothing done, if another process has the file."""
         try:
             self._writer.execute(statement).fetchall()

@@ -186,7 +186,7 @@ class Spans:
             first, last = first[order][starts], last[order][ends]
         return cls(Block(number, producer, first, last))
 
-    def appended(self, transaction: int, producer_id: int, first: int, last: int) -> None:
+    def on_appended(self, transaction: int, producer_id: int, first: int, last: int) -> None:
         """Record that the producer id wrote these offsets (inclusive) in the transaction."""
         key = (transaction, producer_id)
         known = self._recent.get(key)
@@ -198,7 +198,7 @@ class Spans:
             while len(self._blocks) > 1 and len(self._blocks[-2]) <= 2 * len(self._blocks[-1]):
                 self._blocks[-2:] = [_merged(*self._blocks[-2:])]
 
-    def aborted(self, transaction: int, producer_id: int) -> None:
+    def on_aborted(self, transaction: int, producer_id: int) -> None:
         """Record that the producer id's part of the transaction is aborted."""
         key = (transaction, producer_id)
         self._recent.pop(key, None)
@@ -207,7 +207,7 @@ class Spans:
             if len(self._aborted) > _UNSETTLED_MAX:
                 self._settle()
 
-    def evicted(self, before: int) -> None:
+    def on_evicted(self, before: int) -> None:
         """Forget what lies below ``before``, the log's new start."""
         if before <= self._start:
             return

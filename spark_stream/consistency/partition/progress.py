@@ -96,7 +96,7 @@ class Ages:
         """How much older than it is an entry may be said to be."""
         return self.span // _MARKS
 
-    def appended(self, entry: int, now: int) -> None:
+    def on_appended(self, entry: int, now: int) -> None:
         """Note that the entry of this index was appended, and maybe some after it."""
         if now - self._times[-1] >= self.step:
             self._entries.append(entry)
@@ -198,18 +198,18 @@ class Progress:
 
     # -- events -----------------------------------------------------------------------------------
 
-    def appended(self, entry: int, now: int) -> None:
+    def on_appended(self, entry: int, now: int) -> None:
         """Note that the leader appended this entry, and maybe some after it."""
-        self._ages.appended(entry, now)
+        self._ages.on_appended(entry, now)
 
-    def started(self, session: int, member: Member, acked: EntryIndex) -> None:
+    def on_started(self, session: int, member: Member, acked: EntryIndex) -> None:
         """Start a follower's session; its entries below ``acked`` equal the leader's.
 
         An earlier session of the broker ends with that.
         """
         for number, each in list(self._sessions.items()):
             if each.member.broker == member.broker:
-                self.left(number)
+                self.on_left(number)
         found = self._followers.get(member)
         if found is None:
             found = self._followers[member] = _Follower(member, acked)
@@ -219,7 +219,7 @@ class Progress:
         self._sessions[session] = found
         self._find_maximal()
 
-    def reported(self, session: int, acked: EntryIndex) -> bool:
+    def on_reported(self, session: int, acked: EntryIndex) -> bool:
         """Note that the follower has the entries below ``acked``; True if it may now join."""
         found = self._sessions.get(session)
         if found is None or (found.reported and acked <= found.acked):
@@ -234,7 +234,7 @@ class Progress:
         if found is not None:
             found.refuses = True
 
-    def left(self, session: int) -> None:
+    def on_left(self, session: int) -> None:
         """End the session; what its follower reported still holds."""
         found = self._sessions.pop(session, None)
         if found is not None:
@@ -250,9 +250,9 @@ class Progress:
         """
         for number, each in list(self._sessions.items()):
             if self._generation_of(each.member.broker) is None:
-                self.left(number)
+                self.on_left(number)
 
-    def changed(self, record: PartitionRecord, version: int) -> bool:
+    def on_changed(self, record: PartitionRecord, version: int) -> bool:
         """Take over the record at this version; False if that is nothing new.
 
         A record that has another leader, or another epoch, ends this leader's epoch: it is not
@@ -283,10 +283,10 @@ class Progress:
                 del self._sessions[number]
                 del self._followers[each.member]
 
-    def refused(self, proposed_at: int, record: PartitionRecord, version: int) -> None:
+    def on_refused(self, proposed_at: int, record: PartitionRecord, version: int) -> None:
         """Drop a proposal for that version that was refused for good: the record was this one."""
         is_present = proposed_at == self.version  # any later version has ended it
-        self.changed(record, version)
+        self.on_changed(record, version)
         if is_present:
             self.proposed = None
             self._find_maximal()
@@ -299,10 +299,10 @@ class Progress:
     def propose(
         self, high_watermark: EntryIndex, log_end: EntryIndex, now: int
     ) -> tuple[Member, ...] | None:
-        """Who should be in sync instead of whom; None: nobody else, or a proposal is under way.
+        """Return the ISR to propose, or None if it is unchanged or a proposal is under way.
 
-        What is proposed counts from now on, until :meth:`changed` or :meth:`refused`. Followers
-        that are close behind are admitted on the way, and those that fell back are not any more.
+        What is proposed counts from now on, until :meth:`on_changed` or :meth:`on_refused`.
+        Followers that are close behind are admitted, and those that fell back are removed.
         """
         if self.proposed is not None or self._over:
             return None

@@ -245,7 +245,7 @@ class Replica:
             if later <= min(int(state.log_end.entry), int(history.end)):
                 shared = EntryIndex(later)
         begin = state.log_start if shared is None else None
-        progress.started(session, member, EntryIndex(0) if shared is None else shared)
+        progress.on_started(session, member, EntryIndex(0) if shared is None else shared)
         first = state.log_start.entry if shared is None else shared
         agreed = LeaderAnswer(self.leader_epoch, session, first, state.high_watermark.entry, begin)
         return agreed, self._settle(now)
@@ -257,7 +257,7 @@ class Replica:
             return []
         if entry > self.bounds_state.log_end.entry:
             raise ValueError(f"acknowledged past the log end: {entry}")
-        if progress.reported(session, entry):
+        if progress.on_reported(session, entry):
             return self._settle(now)
         return self._advance()
 
@@ -272,7 +272,7 @@ class Replica:
         """End the session; what was reported in it still holds."""
         if self.progress is None:
             return []
-        self.progress.left(session)
+        self.progress.on_left(session)
         return self._settle(now)
 
     def tick(self, now: int) -> Effects:
@@ -293,7 +293,7 @@ class Replica:
         A record of another leader or epoch is for ``lead_replicas`` or ``follow``.
         """
         progress = self.progress
-        if progress is None or not progress.changed(record, version):
+        if progress is None or not progress.on_changed(record, version):
             return []
         return self._settle(now)
 
@@ -306,7 +306,7 @@ class Replica:
         """
         if self.progress is None:
             return []
-        self.progress.refused(proposed_at, record, version)
+        self.progress.on_refused(proposed_at, record, version)
         return self._settle(now)
 
     def configure(self, settings: IsrSettings, now: int) -> Effects:
@@ -395,12 +395,12 @@ class Replica:
             if (entry.entry_index, entry.base_offset) != at:
                 place = f"{entry.entry_index} (offset {entry.base_offset})"
                 raise ValueError(f"the entry {place} does not follow the log end {at}")
-            self.epochs.appended(LeaderEpoch(entry.leader_epoch), at)
+            self.epochs.on_appended(LeaderEpoch(entry.leader_epoch), at)
             if entry.producer_id != NO_PRODUCER:
                 self._fold(entry)
             state = leader.appended(state, entry.count)
         if self.progress is not None and entries:
-            self.progress.appended(entries[0].entry_index, entries[0].appended)
+            self.progress.on_appended(entries[0].entry_index, entries[0].appended)
         return state
 
     def _fold(self, entry: Entry) -> None:
@@ -411,11 +411,11 @@ class Replica:
         if entry.kind is Kind.DATA:
             first = Offset(entry.base_offset)
             self.undecided.began(transaction, writer, entry.producer_epoch, first)
-            self.spans.appended(transaction, writer, first, first + entry.count - 1)
+            self.spans.on_appended(transaction, writer, first, first + entry.count - 1)
             return
         if entry.kind is Kind.ABORT:
-            self.spans.aborted(transaction, writer)
-        self.undecided.marked(transaction, writer, entry.entry_index)
+            self.spans.on_aborted(transaction, writer)
+        self.undecided.on_marked(transaction, writer, entry.entry_index)
 
     def use_up(self, stamp: Stamp, now: int) -> None:
         """Use up the sequence of a refused batch without valid records.
@@ -456,7 +456,7 @@ class Replica:
     def evict(self, log_start: Boundary) -> None:
         """Retention removed the entries below this place."""
         self.bounds_state = leader.evicted(self.bounds_state, log_start)
-        self.spans.evicted(self.bounds_state.log_start.offset)
+        self.spans.on_evicted(self.bounds_state.log_start.offset)
 
     def forget_producers(self, now: int) -> int | None:
         """Forgets the producers that have written nothing for too long.
@@ -495,20 +495,20 @@ class Replica:
     def _publish(self, state: LeaderState) -> Effects:
         leads = self.progress is not None
         moved = leads and state.high_watermark != self.bounds_state.high_watermark
-        self.undecided.replicated(state.high_watermark.entry)
+        self.undecided.on_replicated(state.high_watermark.entry)
         self.bounds_state = leader.undecided_from(state, self.undecided.first())
         effects: Effects = []
         if moved:
             effects.append(HighWatermarkMoved(state.high_watermark.entry))
         if self._tickets:
-            answered = self._tickets.passed(state.high_watermark.offset)
+            answered = self._tickets.remove_passed(state.high_watermark.offset)
             if answered:
                 effects.append(Answer(tuple(answered)))
         if self._bound_of:
             bounds = self.bounds_state.bounds()
             woken = list(
                 itertools.chain.from_iterable(
-                    waiters.passed(offset_of(bounds, bound))
+                    waiters.remove_passed(offset_of(bounds, bound))
                     for bound, waiters in self._waiters.items()
                     if waiters
                 )

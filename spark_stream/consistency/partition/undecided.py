@@ -60,7 +60,7 @@ class Undecided:
             found.began(transaction, producer_id, part.epoch, part.first_offset)
         for transaction, producer_id, _, marker in parts:
             if marker is not None:
-                found.marked(transaction, producer_id, marker)
+                found.on_marked(transaction, producer_id, marker)
         return found
 
     def began(self, transaction: int, producer_id: int, epoch: int, offset: Offset) -> None:
@@ -73,7 +73,7 @@ class Undecided:
             self._open[key] = OpenPart(epoch, offset)
             self._producers.setdefault(transaction, {})[producer_id] = None
 
-    def marked(self, transaction: int, producer_id: int, marker: int) -> None:
+    def on_marked(self, transaction: int, producer_id: int, marker: int) -> None:
         """Its marker is the entry of this index."""
         part = self._open.pop((transaction, producer_id), None)
         if part is None:
@@ -84,7 +84,7 @@ class Undecided:
         if not producers:
             del self._producers[transaction]
 
-    def replicated(self, upto: EntryIndex) -> None:
+    def on_replicated(self, upto: EntryIndex) -> None:
         """Entries below ``upto`` are below the high watermark."""
         while self._marked and self._marked[0][1] < upto:
             heapq.heappop(self._marked)

@@ -36,7 +36,7 @@ class Waiters:
             heapq.heapify(self._heap)
         return True
 
-    def passed(self, bound: int) -> list[int]:
+    def remove_passed(self, bound: int) -> list[int]:
         """Remove and return those whose offset is below the bound, the lowest offset first."""
         found = []
         while self._heap and self._heap[0][0] < bound:

@@ -44,7 +44,7 @@ class EpochStarts:
             entries = table["entry_index"][rows].tolist()
             offsets = table["base_offset"][rows].tolist()
             for epoch, entry, offset in zip(epochs.tolist(), entries, offsets, strict=True):
-                found.appended(LeaderEpoch(epoch), Boundary(EntryIndex(entry), Offset(offset)))
+                found.on_appended(LeaderEpoch(epoch), Boundary(EntryIndex(entry), Offset(offset)))
         return found
 
     @property
@@ -52,7 +52,7 @@ class EpochStarts:
         """The epoch of the last entry; None if there is none."""
         return LeaderEpoch(self._epochs[-1]) if self._epochs else None
 
-    def appended(self, epoch: LeaderEpoch, at: Boundary) -> None:
+    def on_appended(self, epoch: LeaderEpoch, at: Boundary) -> None:
         """Note that an entry of this epoch is at this place, behind all others."""
         if not self._epochs or epoch > self._epochs[-1]:
             self._places.append(at)

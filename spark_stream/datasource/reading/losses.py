@@ -102,11 +102,11 @@ class Losses:
     def check_topics(self, start: Offsets, now: Found) -> None:
         """Report topics that were deleted, or made again, since the start."""
         for name in sorted(now.missing):
-            self.deleted(name, start.get(name))
+            self.report_deleted(name, start.get(name))
         for name, latest in now.latest.items():
             before = start.get(name)
             if before is not None and before.id != latest.topic_id:
-                self.made_anew(name, before, latest.topic_id)
+                self.report_made_anew(name, before, latest.topic_id)
 
     def ends(self, start: Offsets, now: Found) -> dict[str, TopicOffsets]:
         """How far the query can read now, given where it is; reports topics that are gone."""
@@ -141,11 +141,11 @@ class Losses:
                 )
         return found
 
-    def deleted(self, name: str, before: TopicOffsets | None) -> None:
+    def report_deleted(self, name: str, before: TopicOffsets | None) -> None:
         """Report that the topic was deleted; ``before``: up to where the query has read it."""
         self.report(f"topic {name!r} was deleted{_rest_is_gone(name, before)}", topic=name)
 
-    def made_anew(self, name: str, before: TopicOffsets, now: str) -> None:
+    def report_made_anew(self, name: str, before: TopicOffsets, now: str) -> None:
         """Report that the topic was deleted and made again since the query read it.
 
         ``now``: its id.

@@ -110,7 +110,7 @@ class Planner:
         """Which topics and partitions are read."""
         return self.options.selection
 
-    def described(self) -> dict[str, TopicDescription]:
+    def describe(self) -> dict[str, TopicDescription]:
         """Describe the selected topics; those that were deleted are left out.
 
         Raises:
@@ -138,7 +138,7 @@ class Planner:
             InvalidFilter: the filter is none, or does not fit a topic's columns.
             UnknownTopic: none of the topics exists.
         """
-        topics = self.described()
+        topics = self.describe()
         if not topics:
             raise self.no_topic("nobody knows the columns")
         for name, topic in topics.items():
@@ -191,7 +191,7 @@ class Planner:
         SchemaMismatch: the topic lacks a column, or has it in another type.
         InvalidFilter: the filter does not fit its columns.
         """
-        for name, topic in self.described().items():
+        for name, topic in self.describe().items():
             view = planned_view(topic, wanted, self.options.filter)
             with of_topic(name):
                 fitted(empty_batch(view.schema), wanted)
@@ -216,7 +216,7 @@ class Planner:
         shown: dict[str, dict[int, tuple[int, int]]] = {}
         if self._shows_uncommitted and not self._told:
             shown = asked if watched is None else _from_here_on(watched)
-        found = self._looked(seen, shown, self._names(seen, asked))
+        found = self._look(seen, shown, self._names(seen, asked))
         if watched is None:
             self._tell_of_uncommitted(found)
         return self._selected(found, asked)
@@ -308,7 +308,7 @@ class Planner:
                 ", ".join(names),
             )
 
-    def _looked(
+    def _look(
         self,
         seen: Iterable[Offsets],
         shown: Mapping[str, dict[int, tuple[int, int]]],
@@ -353,7 +353,7 @@ class Planner:
 
         Ranges of a topic that was deleted meanwhile are left out.
         """
-        found = self._measured(
+        found = self._measure(
             AskedTopic.of(topic=name, sizes=places) for name, places in _by_topic(asked).items()
         )
         return {
@@ -365,7 +365,7 @@ class Planner:
 
     def reached(self, asked: list[Range], budgets: Mapping[Place, int]) -> dict[Place, int]:
         """How far whole records of each range take no more than its budget of bytes."""
-        found = self._measured(
+        found = self._measure(
             AskedTopic.of(
                 topic=name,
                 budgets={n: (*ends, budgets.get((name, n), 0)) for n, ends in places.items()},
@@ -379,7 +379,7 @@ class Planner:
             if each.reached is not None
         }
 
-    def _measured(self, asked: Iterable[AskedTopic]) -> Mapping[str, PartitionOffsets]:
+    def _measure(self, asked: Iterable[AskedTopic]) -> Mapping[str, PartitionOffsets]:
         return self.topics.look_up(list(asked)).topics
 
     def cut_below(self, ends: Offsets) -> dict[str, TopicOffsets]:

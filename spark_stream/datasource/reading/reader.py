@@ -103,14 +103,14 @@ class RangeReader(Struct, frozen=True):
             except OffsetEvicted as error:
                 first = int(error.details["log_start_offset"])
                 removed = removed_by_retention(asked, position, first)
-                self._lost(self._loss(asked, removed), error)
+                self._report_loss(self._loss(asked, removed), error)
                 position = first
             except UnknownTopic as error:
                 gone = gone_with_topic(asked, position, self._present_id(asked.topic))
-                self._lost(self._loss(asked, gone), error)
+                self._report_loss(self._loss(asked, gone), error)
                 return
             except DataLoss as error:
-                self._lost(error, error)
+                self._report_loss(error, error)
                 asked = replace(asked, end=int(error.details.get("left", position)))
 
     def _source(
@@ -161,7 +161,7 @@ class RangeReader(Struct, frozen=True):
     def _loss(self, asked: Range, message: str) -> DataLoss:
         return DataLoss(message, topic=asked.topic, partition=asked.partition)
 
-    def _lost(self, error: DataLoss, cause: Exception) -> None:
+    def _report_loss(self, error: DataLoss, cause: Exception) -> None:
         if self.options.fail_on_data_loss:
             raise error from (None if cause is error else cause)
         logger.warning("%s; going on with what is left (failOnDataLoss is false)", error.message)
@@ -266,7 +266,7 @@ class IsologReader(Travels, DataSourceReader):
 
     def check_filter(self, text: str) -> None:
         """InvalidFilter if it does not fit the columns of a topic."""
-        for name, topic in self._planner.described().items():
+        for name, topic in self._planner.describe().items():
             row_filter(text, name, topic.schema)
 
     @with_spark_errors

@@ -110,7 +110,7 @@ def _present(planner: Planner, option: str, place: Named) -> dict[str, Partition
         if name not in found:
             if not isinstance(place, FromProgress):
                 raise UnknownTopic(f"{option}: there is no topic {name!r}", topic=name)
-            planner.losses.deleted(name, place.offsets[name])
+            planner.losses.report_deleted(name, place.offsets[name])
     return found
 
 
@@ -177,7 +177,7 @@ def _of_progress(
     if topic is None:
         return {}, {}
     if topic.id != topic_id:
-        planner.losses.made_anew(name, topic, topic_id)
+        planner.losses.report_made_anew(name, topic, topic_id)
         return {}, {}
     return {name: topic.offsets}, topic.lineages
 

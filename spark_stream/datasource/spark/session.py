@@ -121,7 +121,7 @@ def _connected(place: Place, create: bool) -> Session:
         place.bootstrap, path, place.timeout_s, create=create, cluster_id=place.cluster_id
     )
     try:
-        connection.retried(lambda link, within_s: link.connect(within_s))
+        connection.retry(lambda link, within_s: link.connect(within_s))
     except UnknownLog as error:
         raise UnknownLog(
             error.message,

@@ -57,7 +57,7 @@ class WrittenRows(Struct, frozen=True):
     branch: TaskBranch | None = None
 
 
-def opened(
+def open_branch(
     transactions: TransactionsClient,
     identity: BranchIdentity,
     plan: Plan = NO_PLAN,

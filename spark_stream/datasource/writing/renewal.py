@@ -52,7 +52,7 @@ class KeptOpen:
 
     def _renew(self) -> None:
         while not self._over.wait(max(0.0, self._due() - time.monotonic())):
-            if not self._renewed():
+            if not self._renew_once():
                 return
 
     def _due(self) -> float:
@@ -71,7 +71,7 @@ class KeptOpen:
             if due + self._pause_s < now:
                 _due.pop(name, None)
 
-    def _renewed(self) -> bool:
+    def _renew_once(self) -> bool:
         """Renews it; False if there is nothing more to renew."""
         name, *which = self._asked
         _due[name] = (which, time.monotonic() + self._pause_s)

@@ -30,7 +30,7 @@ from spark_stream.datasource.spark.session import Session, located, session, ses
 from spark_stream.datasource.spark.types import check_collations, to_arrow
 from spark_stream.datasource.values.content import Measure, measured, summed
 from spark_stream.datasource.writing.belonging import check_checkpoint
-from spark_stream.datasource.writing.branches import TaskBranch, WrittenRows, drop, opened
+from spark_stream.datasource.writing.branches import TaskBranch, WrittenRows, drop, open_branch
 from spark_stream.datasource.writing.driver import NO_PLAN, Plan
 from spark_stream.datasource.writing.identity import BATCH, BranchIdentity, of_task
 from spark_stream.datasource.writing.renewal import TIMEOUT_MS, KeptOpen
@@ -103,7 +103,7 @@ class TaskWriter(Struct, frozen=True):
     timeout_ms: int = TIMEOUT_MS
     seen: Seen | None = None
 
-    def prepared(self) -> TaskWriter:
+    def prepare(self) -> TaskWriter:
         """Do all checks that need no row; return the writer with the log that is there now.
 
         Makes a missing log and a missing topic if asked to.
@@ -157,7 +157,7 @@ class TaskWriter(Struct, frozen=True):
     def _in_branch(
         self, log_session: Session, identity: BranchIdentity, rows: Iterator[pa.RecordBatch]
     ) -> WrittenRows:
-        branch = opened(log_session.transactions, identity, self.plan, self.timeout_ms)
+        branch = open_branch(log_session.transactions, identity, self.plan, self.timeout_ms)
         if branch.committed:  # a replay: its rows are measured and not written
             return WrittenRows(identity, self._content(rows), branch)
         try:

@@ -45,7 +45,7 @@ class IsologWriter(Travels, DataSourceArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         identity = _identity(options) if options.transactional else None
         plan = Plan() if identity is None else Plan(identity.instance)
-        self._task = TaskWriter(options, schema, identity, plan).prepared()
+        self._task = TaskWriter(options, schema, identity, plan).prepare()
 
     @with_spark_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -72,7 +72,7 @@ class IsologStreamWriter(Travels, DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         plan = plan_of(options.checkpoint) if options.transactional else Plan()
         task = TaskWriter(options, schema, plan=plan)
-        self._task = task if is_worker(COMMITS) else task.prepared()
+        self._task = task if is_worker(COMMITS) else task.prepare()
 
     @with_spark_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

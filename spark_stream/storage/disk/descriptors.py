@@ -45,7 +45,7 @@ class PooledFile:
 
     def descriptor(self) -> Descriptor:
         """Return the open file. OSError if it cannot be opened, ValueError once it is closed."""
-        held = self.held or self._pool.opened(self)
+        held = self.held or self._pool.open(self)
         held.used = True
         return held
 
@@ -83,7 +83,7 @@ class DescriptorPool:
     def __len__(self) -> int:
         return len(self._open)
 
-    def opened(self, file: PooledFile) -> Descriptor:
+    def open(self, file: PooledFile) -> Descriptor:
         """Open the file unless another thread just did; close another if the limit demands it."""
         with self._lock:
             if file.closed:

@@ -178,7 +178,7 @@ def open_directory(
     check_directory(path, disk)
     if not _is_described(path, disk):
         made = LogDirectory(path, cluster_id or new_id(), broker_id or new_id())
-        return _written(made, disk)
+        return _write_description(made, disk)
     found = _described(path, disk)
     if broker_id not in (None, found.broker_id):
         raise InvalidConfig(
@@ -213,7 +213,7 @@ def _described(path: Path, disk: Disk) -> LogDirectory:
     )
 
 
-def _written(directory: LogDirectory, disk: Disk) -> LogDirectory:
+def _write_description(directory: LogDirectory, disk: Disk) -> LogDirectory:
     """Write the description into the directory atomically and durably.
 
     What is made next, the metadata store first of all, makes sense with the description only: a

@@ -23,7 +23,7 @@ class Endings:
         # (transaction, producer id) without a marker -> the index of its first entry
         self._open = open_transactions(tables)
 
-    def appended(self, entry: Entry, segments: Sequence[Segment]) -> None:
+    def on_appended(self, entry: Entry, segments: Sequence[Segment]) -> None:
         """Take note of an appended entry; later entries of these segments come in later calls."""
         if entry.transaction == NO_TRANSACTION:
             return

@@ -213,7 +213,7 @@ class PartitionLog:
                 raise
         entries = entries_of(rows[:taken])
         for entry in entries:
-            self._endings.appended(entry, self._segments)
+            self._endings.on_appended(entry, self._segments)
         self._kept.drop_healed(self._segments)
         return entries
 
@@ -273,7 +273,7 @@ class PartitionLog:
         self._active.append(entry, message, forced=forced)
         if forced:
             self._forcing.mark(self._active.end)
-        self._endings.appended(entry, self._segments)
+        self._endings.on_appended(entry, self._segments)
 
     def _make_room(self, length: int, now: int, codec: Codec | None = None) -> None:
         """``codec``: that of the batch which is to come; None: a marker goes into any segment."""

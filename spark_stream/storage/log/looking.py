@@ -212,7 +212,7 @@ def last_intact_end(table: Table, least: Boundary) -> Boundary:
     return end_of(table[: intact[-1] + 1], least) if len(intact) else least
 
 
-def tidied(disk: Disk, directory: Path, names: list[str]) -> list[str]:
+def finish_replacements(disk: Disk, directory: Path, names: list[str]) -> list[str]:
     """Finish replacements and removals that a crash interrupted; return the names then there.
 
     ``names``: what is in it before.

@@ -17,7 +17,7 @@ from spark_stream.storage.disk import begun
 from spark_stream.storage.disk.disk import Disk
 from spark_stream.storage.disk.forcing import Forcing
 from spark_stream.storage.format.log_format import LogFormat
-from spark_stream.storage.log.looking import SegmentFiles, tidied
+from spark_stream.storage.log.looking import SegmentFiles, finish_replacements
 from spark_stream.storage.log.recovery import Recovered, Recovery
 from spark_stream.storage.settings import Flush
 
@@ -42,7 +42,7 @@ def open_files(
     forcing = Forcing(disk, directory, names)
     if forcing.distrusted:
         losing()  # before all that may keep the log from opening
-    names = tidied(disk, directory, names)
+    names = finish_replacements(disk, directory, names)
     files = SegmentFiles(disk, directory, log_format, names)
     found = Recovery(disk, directory, log_format, forcing, files, losing).recovered()
     distrusted = forcing.distrusted

@@ -144,7 +144,7 @@ class SegmentExtremes:
             if not self._writes:
                 return
             try:
-                file = self._file or self._opened()
+                file = self._file or self._open()
                 data = b"".join(packed)
                 file.write(self._end, data)
                 self._end += len(data)
@@ -152,7 +152,7 @@ class SegmentExtremes:
                 self._writes = False
                 self._close()
 
-    def _opened(self) -> DiskFile:
+    def _open(self) -> DiskFile:
         """Open the file for more rows; called under the lock."""
         size = self._size_there()
         if size is None:

@@ -30,7 +30,7 @@ def taken(core: Core, frame: int, partition: int = 0, deadline: float = 60.0) ->
 
 def send_all(core: Core) -> list[bytes]:
     sent = list(core.outbox)
-    core.sent(len(sent))
+    core.on_sent(len(sent))
     return sent
 
 

@@ -169,7 +169,7 @@ class MemorySession:
                 raise NotLeader("not the leader in this epoch")
         return self.partition.log.read(first, max_bytes)
 
-    def acked(self, entry):
+    def on_acked(self, entry):
         with self.partition.lock:
             if not self.is_closed:
                 assert entry >= self.acked_entry
@@ -293,7 +293,7 @@ class Copy:
     def history(self):
         return self.log.history()
 
-    def agreed(self, agreement):
+    def cut_back(self, agreement):
         with _Alone(self):
             self.agreements.append(agreement)
             if agreement.reset is not None:
@@ -323,7 +323,7 @@ class Copy:
         with _Alone(self):
             self.high_watermark = min(high_watermark, self.log.end)
 
-    def refused(self, error):
+    def on_refused(self, error):
         self.refusals.append(error)
 
 

@@ -158,7 +158,7 @@ class Pair:
     def hear(self) -> None:
         if self.to_follower:
             header, body = self.to_follower.popleft()
-            self.follower.received(unpack(header, body), lambda proof: None, self.now)
+            self.follower.on_received(unpack(header, body), lambda proof: None, self.now)
         elif self.to_leader and self.leader is not None:
             for call in self.leader.take(unpack(self.to_leader.popleft(), b""), self.now):
                 call()
@@ -172,9 +172,9 @@ class Pair:
             try:
                 result = job.run()
             except IsologError as error:
-                self.follower.failed(job, error, self.now)
+                self.follower.on_failed(job, error, self.now)
             else:
-                self.follower.done(job, result, self.now)
+                self.follower.on_done(job, result, self.now)
 
     def happen(self) -> None:
         """Something does, mostly progress."""
@@ -184,9 +184,9 @@ class Pair:
             self.parts[key].append(bytes(self.chance.choice((1, 100, 1000))))
         elif chance < 0.17:
             other = self.chance.choice(self.others)
-            other.acked(self.chance.randint(other.acked_entry, other.end))
+            other.on_acked(self.chance.randint(other.acked_entry, other.end))
         elif chance < 0.19:
-            self.follower.lost(BrokerUnavailable("a cut"), self.now)
+            self.follower.on_lost(BrokerUnavailable("a cut"), self.now)
         elif chance < 0.21:
             self.follower.unfollow(key)
         elif chance < 0.25:
@@ -255,7 +255,7 @@ def refuse(proof: str) -> None:
 
 def welcome(core: FollowerStreamCore) -> Job:
     """The work of the partition's new session."""
-    core.received(Welcome(1, ""), lambda proof: None, 0.0)
+    core.on_received(Welcome(1, ""), lambda proof: None, 0.0)
     (job,) = core.effects()
     assert isinstance(job, Job)
     return job
@@ -265,9 +265,9 @@ def welcome(core: FollowerStreamCore) -> Job:
 def test_a_leader_that_has_not_proved_who_it_is_is_told_nothing_and_nothing_is_taken(message):
     core = follower()
     with pytest.raises(InvalidRequest):
-        core.received(message, refuse, 0.0)
+        core.on_received(message, refuse, 0.0)
     with pytest.raises(Unauthenticated):
-        core.received(Welcome(1, "another's"), refuse, 0.0)
+        core.on_received(Welcome(1, "another's"), refuse, 0.0)
     assert core.effects() == []
 
 
@@ -276,18 +276,18 @@ def test_a_leader_says_no_words_of_followers(message):
     core = follower()
     welcome(core)
     with pytest.raises(InvalidRequest, match="does not say"):
-        core.received(message, refuse, 0.0)
+        core.on_received(message, refuse, 0.0)
 
 
 def test_what_comes_of_work_for_an_earlier_stream_counts_for_nothing():
     core = follower()
     job = welcome(core)
-    core.lost(BrokerUnavailable("a cut"), 0.0)
+    core.on_lost(BrokerUnavailable("a cut"), 0.0)
     core.tick(10.0)
     assert core.effects() == [HangUp(), Connect(1_000)]
-    core.received(Welcome(1, ""), lambda proof: None, 10.0)
+    core.on_received(Welcome(1, ""), lambda proof: None, 10.0)
     assert core.effects() == []  # not while the earlier work goes on
-    core.done(job, EpochHistory(0, 0, ()), 10.0)
+    core.on_done(job, EpochHistory(0, 0, ()), 10.0)
     (again,) = core.effects()
     assert isinstance(again, Job)
     assert (again.what, again.slot) == (Begin(), job.slot + 1)
@@ -297,16 +297,16 @@ def test_what_comes_of_work_for_an_earlier_stream_counts_for_nothing():
 def test_entries_of_another_epoch_or_before_the_agreement_end_their_session(epoch, has_agreed):
     core = follower()
     job = welcome(core)
-    core.done(job, EpochHistory(0, 0, ()), 0.0)
+    core.on_done(job, EpochHistory(0, 0, ()), 0.0)
     core.effects()
     if has_agreed:
-        core.received(Agreed(job.slot, 0, None, 0), refuse, 0.0)
+        core.on_received(Agreed(job.slot, 0, None, 0), refuse, 0.0)
         (agreeing,) = core.effects()
         assert isinstance(agreeing, Job)
     part = LeadPartition()
     part.append(b"x")
     found = part.log.read(0, 1)
-    core.received(Frame(job.slot, epoch, 0, 0, found.rows, found.data), refuse, 0.0)
+    core.on_received(Frame(job.slot, epoch, 0, 0, found.rows, found.data), refuse, 0.0)
     assert core.effects() == [Unfollow(job.slot).pack()]
     assert core.failures == 1
 
@@ -314,7 +314,7 @@ def test_entries_of_another_epoch_or_before_the_agreement_end_their_session(epoc
 def test_the_pause_before_a_session_and_before_a_stream_is_longer_each_time():
     core, now, pauses = follower(), 0.0, []
     for _ in range(7):
-        core.lost(BrokerUnavailable("no"), now)
+        core.on_lost(BrokerUnavailable("no"), now)
         pauses.append(round(core.wake_at() - now, 2))
         now = core.wake_at()
         core.tick(now)
@@ -387,6 +387,6 @@ def test_a_stream_that_ends_orderly_is_followed_by_another_one_at_once():
     core = follower()
     welcome(core)
     with pytest.raises(BrokerStopping):
-        core.received(Bye(), refuse, 1.0)
-    core.lost(BrokerStopping("it stops"), 1.0)
+        core.on_received(Bye(), refuse, 1.0)
+    core.on_lost(BrokerStopping("it stops"), 1.0)
     assert core.wake_at() == pytest.approx(1.05)

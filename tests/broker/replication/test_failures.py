@@ -164,7 +164,7 @@ def test_an_unforeseen_error_ends_a_stream_and_another_one_begins(monkeypatch, c
     with Node("1", {KEY: partition}) as leader, Node("2") as follower:
         follow(follower, leader, copy)
         partition.wait_for(partition.append(b"x"))
-        for core, method in ((FollowerStreamCore, "received"), (LeaderStreamCore, "take")):
+        for core, method in ((FollowerStreamCore, "on_received"), (LeaderStreamCore, "take")):
             fail = iter([True])
             monkeypatch.setattr(core, method, fails_at_first(getattr(core, method)))
             sessions = len(copy.agreements)

@@ -35,7 +35,7 @@ def test_slots_take_turns_and_each_has_one_frame():
     for _ in range(6):
         slot = turns.next_slot()
         seen.append(slot.number)
-        turns.sent(slot, slot.next + 1, 100, is_behind=False)
+        turns.on_sent(slot, slot.next + 1, 100, is_behind=False)
         turns.take_news(slot)
     assert seen == [0, 1, 2, 0, 1, 2]
     assert not any(slot.is_behind for slot in slots)
@@ -57,20 +57,20 @@ def test_live_slots_and_those_behind_have_every_other_frame():
     for _ in range(8):
         slot = turns.next_slot()
         seen.append(slot.number < 2)
-        turns.sent(slot, slot.next + 1, 100, is_behind=slot.number < 2)
+        turns.on_sent(slot, slot.next + 1, 100, is_behind=slot.number < 2)
         turns.take_news(slot)
         for each in slots:
-            turns.acked(each, each.next)
+            turns.on_acked(each, each.next)
     assert seen in ([True, False] * 4, [False, True] * 4)
 
 
 def test_a_frame_is_under_way_until_its_last_entry_is_acknowledged():
     turns = SendQueue(16 * MIB)
     slot = added(turns, 0)
-    turns.sent(turns.next_slot(), 5, MIB, is_behind=False)
-    turns.acked(slot, 4)
+    turns.on_sent(turns.next_slot(), 5, MIB, is_behind=False)
+    turns.on_acked(slot, 4)
     assert turns.unacked_bytes == slot.unacked_bytes == MIB
-    turns.acked(slot, 5)
+    turns.on_acked(slot, 5)
     assert turns.unacked_bytes == slot.unacked_bytes == 0
 
 
@@ -79,7 +79,7 @@ def test_those_behind_leave_room_for_live_ones():
     for number in range(50):
         added(turns, number, is_behind=True)
     while (slot := turns.next_slot()) is not None:
-        turns.sent(slot, slot.next + 1, MIB, is_behind=True)
+        turns.on_sent(slot, slot.next + 1, MIB, is_behind=True)
     assert turns.unacked_bytes == 16 * MIB // BEHIND_SHARE
     live = added(turns, 99)
     assert turns.next_slot() is live
@@ -92,13 +92,13 @@ def test_a_slot_that_is_not_acknowledged_stops_and_no_other():
     for _ in range(100):
         slot = turns.next_slot()
         sent[slot.number] += 1
-        turns.sent(slot, slot.next + 1, MIB, is_behind=False)
+        turns.on_sent(slot, slot.next + 1, MIB, is_behind=False)
         for each in (silent, good):
             turns.take_news(each)
         if slot is good:
-            turns.acked(good, good.next)
+            turns.on_acked(good, good.next)
     assert sent[0] == 16 // BEHIND_SHARE
-    turns.acked(silent, 2)
+    turns.on_acked(silent, 2)
     assert silent in (turns.next_slot(), turns.next_slot())
 
 
@@ -106,9 +106,9 @@ def test_one_frame_goes_however_large_it_is():
     turns = SendQueue(MIB)
     slot = added(turns, 0, is_behind=True)
     assert turns.next_slot() is slot
-    turns.sent(slot, 1, 200 * MIB, is_behind=True)
+    turns.on_sent(slot, 1, 200 * MIB, is_behind=True)
     assert turns.next_slot() is None
-    turns.acked(slot, 1)
+    turns.on_acked(slot, 1)
     assert turns.next_slot() is slot
 
 
@@ -116,13 +116,13 @@ def test_what_an_ended_slot_had_under_way_counts_no_more():
     turns = SendQueue(MIB)
     slot = added(turns, 0, is_behind=True)
     turns.next_slot()
-    turns.sent(slot, 1, 2 * MIB, is_behind=True)
+    turns.on_sent(slot, 1, 2 * MIB, is_behind=True)
     other = added(turns, 1)
     assert turns.next_slot() is None
     turns.remove(0)
     assert turns.next_slot() is other
     assert turns.unacked_bytes == 0
-    turns.sent(slot, 2, 5, is_behind=False)  # its turn was under way when it ended
+    turns.on_sent(slot, 2, 5, is_behind=False)  # its turn was under way when it ended
     assert turns.unacked_bytes == 0
 
 
@@ -159,11 +159,11 @@ def test_bounds_hold_and_news_is_never_forgotten(steps, window):
             assert before < window
             assert having.unacked_bytes < max(1, window // BEHIND_SHARE)
             pending.discard(having.number)
-            turns.sent(having, having.next + 1, size, is_behind=is_behind)
+            turns.on_sent(having, having.next + 1, size, is_behind=is_behind)
             if is_behind:
                 pending.add(having.number)
         elif what == "ack" and slot is not None:
-            turns.acked(slot, max(0, slot.next - 1))
+            turns.on_acked(slot, max(0, slot.next - 1))
         elif what == "end" and slot is not None:
             turns.remove(number)
             del slots[number]
@@ -173,11 +173,11 @@ def test_bounds_hold_and_news_is_never_forgotten(steps, window):
         )
     for _ in range(20):  # once all is acknowledged, everybody who has something gets a turn
         for slot in slots.values():
-            turns.acked(slot, slot.next)
+            turns.on_acked(slot, slot.next)
         having = turns.next_slot()
         if having is not None:
             pending.discard(having.number)
-            turns.sent(having, having.next + 1, 1, is_behind=False)
+            turns.on_sent(having, having.next + 1, 1, is_behind=False)
     assert not pending
     assert turns.next_slot() is None
 

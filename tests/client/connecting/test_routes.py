@@ -45,30 +45,30 @@ def test_who_is_believed(case):
     answers, expected = TABLE[case]
     routes = Routes("t", "id")
     for leader, epoch in answers:
-        routes.told(said(leader, epoch))
+        routes.learn_leader(said(leader, epoch))
     assert seen(routes) == expected
 
 
 def test_a_route_that_failed_is_not_used_before_somebody_was_asked():
     routes = Routes("t", "id")
-    routes.told(said("a", 1))
-    routes.told(said("a", 1, partition=1))
+    routes.learn_leader(said("a", 1))
+    routes.learn_leader(said("a", 1, partition=1))
     failed = routes.get(0)
-    routes.failed(failed)
+    routes.on_failed(failed)
     assert seen(routes, 0) is None
     assert seen(routes, 1) == ("a", 1)
-    assert not routes.told(said("a", 0))  # out of date: it confirms nothing
+    assert not routes.learn_leader(said("a", 0))  # out of date: it confirms nothing
     assert seen(routes) is None
-    assert routes.told(said("a", 1))
+    assert routes.learn_leader(said("a", 1))
     assert seen(routes) == ("a", 1)
 
 
 def test_a_late_failure_of_an_earlier_route_does_not_touch_the_present_one():
     routes = Routes("t", "id")
-    routes.told(said("a", 1))
+    routes.learn_leader(said("a", 1))
     before = routes.get(0)
-    routes.told(said("b", 2))
-    routes.failed(before)
+    routes.learn_leader(said("b", 2))
+    routes.on_failed(before)
     assert seen(routes) == ("b", 2)
     assert routes.replaced(before)
     assert not routes.replaced(routes.get(0))
@@ -76,20 +76,20 @@ def test_a_late_failure_of_an_earlier_route_does_not_touch_the_present_one():
 
 def test_a_leader_that_answers_in_an_older_epoch_was_replaced():
     routes = Routes("t", "id")
-    routes.told(said("a", None))
+    routes.learn_leader(said("a", None))
     route = routes.get(0)
-    assert routes.answered(route, 3)
+    assert routes.on_answer(route, 3)
     assert seen(routes) == ("a", 3)
-    assert not routes.seen(0, 2)
-    assert not routes.answered(route, 2)
+    assert not routes.note_epoch(0, 2)
+    assert not routes.on_answer(route, 2)
     assert seen(routes) == ("a", 3)
 
 
 def test_the_same_leader_in_a_later_epoch_is_another_route():
     routes = Routes("t", "id")
-    routes.told(said("a", 1))
+    routes.learn_leader(said("a", 1))
     before = routes.get(0)
-    routes.told(said("a", 2))
+    routes.learn_leader(said("a", 2))
     assert routes.replaced(before)
 
 
@@ -113,9 +113,9 @@ def test_a_client_never_goes_back_to_a_leader_of_an_older_epoch(steps):
     greatest = 0
     for step, leader, epoch in steps:
         if step == "told":
-            routes.told(said(leader, epoch))
+            routes.learn_leader(said(leader, epoch))
         elif (route := routes.get(0)) is not None:
-            routes.failed(route)
+            routes.on_failed(route)
         found = routes.get(0)
         if found is not None:
             assert found.epoch is not None

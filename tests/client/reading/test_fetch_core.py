@@ -107,7 +107,7 @@ class Shell:
         unknown = [at for at, lineage in places if lineage == NOTHING_KNOWN]
         for call in self.calls:
             for act, *arguments in call.answer:
-                if act in (self.core.failed, self.core.lost) and arguments[2].key == key:
+                if act in (self.core.on_failed, self.core.on_lost) and arguments[2].key == key:
                     unknown += arguments[3]  # it has been cut there, and the reader is told so
         return max(unknown, default=0)
 
@@ -122,7 +122,7 @@ class Shell:
         group = [self.on_the_way.pop() for _ in range(chance.randint(1, len(self.on_the_way)))]
         if chance.random() < 0.1:
             for ask in group:
-                self.core.failed(ask.number, BrokerUnavailable("no broker"), self.now)
+                self.core.on_failed(ask.number, BrokerUnavailable("no broker"), self.now)
             self.pass_on()
             return
         number = self.core.begin([ask.number for ask in group], self.now)
@@ -132,7 +132,7 @@ class Shell:
         call = Call(number, group, is_silent=chance.random() < 0.05)
         for ask in group:
             self.answer(call, ask)
-        call.answer.append((self.core.ended, call.number))
+        call.answer.append((self.core.on_ended, call.number))
         self.calls.append(call)
 
     def answer(self, call: Call, ask: AskRange) -> None:
@@ -145,7 +145,7 @@ class Shell:
         except IsologError as error:
             new = leader.losses[losses:]
             del leader.losses[losses:]  # it counts once the reader knows
-            act = self.core.failed if several else self.core.lost
+            act = self.core.on_failed if several else self.core.on_lost
             call.answer.append((act, ask.number if several else call.number, error, ask, new))
             return
         position, known = ask.start, list(leader.records)
@@ -159,7 +159,7 @@ class Shell:
     def receive(self, ask: AskRange, rows: list[int], upto: int, lineage: Lineage) -> None:
         before = self.core.position(ask.number)
         partitions = None if rows else 3
-        worth = self.core.received(
+        worth = self.core.on_received(
             ask.number, upto, lineage, bool(rows), partitions, ITEM_BYTES, self.now
         )
         if before is None:
@@ -174,16 +174,16 @@ class Shell:
             return
         call = self.chance.choice(speaking)
         if self.chance.random() < 0.05:
-            self.core.lost(call.number, BrokerUnavailable("the stream is lost"), self.now)
+            self.core.on_lost(call.number, BrokerUnavailable("the stream is lost"), self.now)
             if self.chance.random() < 0.5:
                 self.calls.remove(call)  # else its answer comes all the same
             self.pass_on()
             return
         act, *arguments = call.answer.popleft()
-        if act == self.core.ended:
+        if act == self.core.on_ended:
             for ask in call.asks:
                 self.ended[ask.key] |= self.is_asked(ask)
-            self.core.ended(*arguments)
+            self.core.on_ended(*arguments)
         elif act == self.receive:
             self.receive(*arguments)
         else:
@@ -202,7 +202,7 @@ class Shell:
         item = self.queue.popleft()
         key = item.key
         is_current = self.core.is_current(key, item.number)
-        self.core.taken(key, item.number, ITEM_BYTES if isinstance(item, Given) else 0)
+        self.core.on_taken(key, item.number, ITEM_BYTES if isinstance(item, Given) else 0)
         if not is_current:
             return
         kept = self.kept[key]
@@ -237,7 +237,7 @@ class Shell:
             return
         self.now = max(self.now, due)
         for number in self.core.overdue(self.now):
-            self.core.lost(number, BrokerUnavailable("silent"), self.now)
+            self.core.on_lost(number, BrokerUnavailable("silent"), self.now)
             self.pass_on()
             self.calls = [call for call in self.calls if call.number != number]
 
@@ -303,12 +303,12 @@ def test_a_failure_of_one_range_leaves_the_others_alone():
     core = two()
     first, second = core.next(0.0)
     call = core.begin([first.number, second.number], 0.0)
-    core.failed(first.number, UnknownTopic("gone"), 0.0)
+    core.on_failed(first.number, UnknownTopic("gone"), 0.0)
     (over,) = core.out
     assert (over.key, over.error.code) == ("a", UnknownTopic("gone").code)
-    assert core.received(second.number, 10, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+    assert core.on_received(second.number, 10, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
     core.out.clear()
-    core.ended(call)
+    core.on_ended(call)
     assert core.next(0.0) == []
     assert [(each.key, each.error) for each in core.out] == [("b", None)]
 
@@ -316,7 +316,7 @@ def test_a_failure_of_one_range_leaves_the_others_alone():
 def test_a_range_that_failed_for_a_moment_is_asked_for_again_after_a_pause():
     core = two()
     first, second = core.next(0.0)
-    core.failed(first.number, NotLeader("moved"), 0.0)
+    core.on_failed(first.number, NotLeader("moved"), 0.0)
     assert core.next(0.0) == []
     assert core.wake_at() == RETRY_PAUSE_S
     (again,) = core.next(RETRY_PAUSE_S)
@@ -328,12 +328,12 @@ def test_a_call_is_overdue_only_if_nothing_of_it_waits_to_be_taken():
     core = two()
     first, second = core.next(0.0)
     calls = [core.begin([ask.number], 0.0) for ask in (first, second)]
-    assert core.received(second.number, 4, NOTHING_KNOWN, 1, None, ITEM_BYTES, 1.0)
+    assert core.on_received(second.number, 4, NOTHING_KNOWN, 1, None, ITEM_BYTES, 1.0)
     assert core.wake_at() == SILENCE_S
     assert core.overdue(SILENCE_S) == [calls[0]]
-    core.lost(calls[0], BrokerUnavailable("silent"), SILENCE_S)
+    core.on_lost(calls[0], BrokerUnavailable("silent"), SILENCE_S)
     assert core.overdue(SILENCE_S + 1.0) == []  # its consumer is slow
-    core.taken("b", second.number, ITEM_BYTES)
+    core.on_taken("b", second.number, ITEM_BYTES)
     assert core.overdue(2 * SILENCE_S + 1.0) == [calls[1]]
 
 
@@ -342,10 +342,10 @@ def test_of_a_range_of_which_enough_waits_no_more_is_asked_for():
     first, _ = core.next(0.0)
     call = core.begin([first.number], 0.0)
     for upto in (1, 2, 3):
-        assert core.received(first.number, upto, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
-    core.ended(call)
+        assert core.on_received(first.number, upto, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+    core.on_ended(call)
     assert core.next(0.0) == []
-    core.taken("a", first.number, ITEM_BYTES)
+    core.on_taken("a", first.number, ITEM_BYTES)
     assert [(ask.key, ask.start) for ask in core.next(0.0)] == [("a", 3)]
 
 
@@ -353,8 +353,8 @@ def test_a_range_that_was_over_is_read_again_where_its_records_could_not_be_give
     core = two()
     first, _ = core.next(0.0)
     call = core.begin([first.number], 0.0)
-    assert core.received(first.number, 10, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
-    core.ended(call)
+    assert core.on_received(first.number, 10, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+    core.on_ended(call)
     assert core.next(0.0) == []
     (over,) = core.out
     assert core.go_back("a", 4, NOTHING_KNOWN) is None
@@ -369,12 +369,12 @@ def test_of_a_range_that_is_given_up_nothing_more_is_given_and_the_others_go_on(
     first, second = core.next(0.0)
     call = core.begin([first.number, second.number], 0.0)
     for upto in (1, 2):
-        assert core.received(first.number, upto, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+        assert core.on_received(first.number, upto, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
     assert core.give_up("a") is None  # the other range goes on in their call
     assert not core.is_current("a", first.number)
-    assert not core.received(first.number, 3, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
-    assert core.received(second.number, 10, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
-    core.ended(call)
+    assert not core.on_received(first.number, 3, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+    assert core.on_received(second.number, 10, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+    core.on_ended(call)
     assert core.next(0.0) == []
     assert [each.key for each in core.out] == ["b"]
 

@@ -241,9 +241,9 @@ def test_a_leader_is_tried_again_after_a_while():
     clock = Moments()
     leaders = MappingLeaders(clock)
     assert leaders.machine("a") == mapping.this_machine()
-    leaders.failed("a", CannotMap("gone"))
+    leaders.on_failed("a", CannotMap("gone"))
     assert leaders.machine("a") == mapping.this_machine()
-    leaders.failed("a", CannotMap("not allowed", lasting=True))
+    leaders.on_failed("a", CannotMap("not allowed", lasting=True))
     assert leaders.machine("a") is None
     assert leaders.machine("b") == mapping.this_machine()
     clock.now = 61

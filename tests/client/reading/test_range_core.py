@@ -90,12 +90,12 @@ class Reader:
         try:
             self.ask(step)
         except IsologError as error:
-            left = self.core.failed(error, self.now)
+            left = self.core.on_failed(error, self.now)
             if left is not None:
                 self.losses.append(left)
                 self.kept = {at: value for at, value in self.kept.items() if at < left}
         else:
-            self.core.ended()
+            self.core.on_ended()
             self.answered = True
         return True
 
@@ -113,11 +113,11 @@ class Reader:
                 assert offset not in self.kept
                 self.kept[offset] = known[offset]
             snapshot = leader.lineage(upto)
-            assert self.core.received(upto, snapshot, upto - position, None, self.now)
+            assert self.core.on_received(upto, snapshot, upto - position, None, self.now)
             position = upto
             if chance.random() < 0.1:
                 raise BrokerUnavailable("the stream is lost")
-        self.core.received(position, leader.lineage(position), 0, 3, self.now)
+        self.core.on_received(position, leader.lineage(position), 0, 3, self.now)
 
 
 @pytest.mark.rule(
@@ -166,35 +166,35 @@ def test_what_may_pass_is_tried_again_after_a_pause_until_the_patience_is_over()
     tried = core()
     for now in (1.0, 10.0, 1 + PATIENCE_S - 0.1):
         assert tried.next(now) == Ask(5, NOTHING_KNOWN)
-        assert tried.failed(BrokerUnavailable("no broker"), now) is None
+        assert tried.on_failed(BrokerUnavailable("no broker"), now) is None
         assert tried.next(now) == PauseUntil(now + RETRY_PAUSE_S)
     with pytest.raises(BrokerUnavailable):
-        tried.failed(BrokerUnavailable("no broker"), 1 + PATIENCE_S)
+        tried.on_failed(BrokerUnavailable("no broker"), 1 + PATIENCE_S)
 
 
 def test_whatever_is_received_renews_the_patience():
     tried = core(end=None)
     for now in range(0, 300, 20):
         tried.next(now)
-        tried.received(5, ((0, 5),), 0, None, now)
-        assert tried.failed(BrokerUnavailable("no broker"), now + 10) is None
+        tried.on_received(5, ((0, 5),), 0, None, now)
+        assert tried.on_failed(BrokerUnavailable("no broker"), now + 10) is None
 
 
 def test_a_bounded_read_without_an_answer_in_time_is_not_tried_again():
     tried = core()
     tried.next(0)
     with pytest.raises(RequestTimeout):
-        tried.failed(RequestTimeout("silent"), PATIENCE_S)
+        tried.on_failed(RequestTimeout("silent"), PATIENCE_S)
     following = core(end=None)
     following.next(0)
-    assert following.failed(RequestTimeout("silent"), PATIENCE_S) is None
+    assert following.on_failed(RequestTimeout("silent"), PATIENCE_S) is None
 
 
 def test_a_loss_is_an_error_or_where_to_go_on():
     with pytest.raises(DataLoss):
-        core().failed(DataLoss("cut", left=3), 0)
+        core().on_failed(DataLoss("cut", left=3), 0)
     tried = core(lineage=((1, 5),), fail_on_loss=False)
-    assert tried.failed(DataLoss("cut", left=3), 0) == 3
+    assert tried.on_failed(DataLoss("cut", left=3), 0) == 3
     assert tried.next(0) == Ask(3, NOTHING_KNOWN)
 
 
@@ -202,14 +202,14 @@ def test_an_empty_range_is_asked_about_once_if_it_is_to_be_checked():
     assert core(start=9).next(0) is None
     tried = core(start=9, checks=True)
     assert tried.next(0) == Ask(9, NOTHING_KNOWN)
-    tried.ended()
+    tried.on_ended()
     assert tried.next(0) is None
 
 
 def test_a_batch_without_rows_is_worth_giving_if_it_tells_something():
     tried = core(end=None)
     tried.next(0)
-    assert not tried.received(5, ((0, 5),), 0, None, 0)
-    assert tried.received(5, ((0, 5),), 0, 3, 0)
-    assert not tried.received(5, ((0, 5),), 0, 3, 0)
-    assert tried.received(7, ((0, 7),), 0, 3, 0)
+    assert not tried.on_received(5, ((0, 5),), 0, None, 0)
+    assert tried.on_received(5, ((0, 5),), 0, 3, 0)
+    assert not tried.on_received(5, ((0, 5),), 0, 3, 0)
+    assert tried.on_received(7, ((0, 7),), 0, 3, 0)

@@ -242,7 +242,7 @@ class World:
                 self.core.identity_failed(error, self.now)
             else:
                 self.identities += 1
-                self.core.identified(ProducerIdentity(self.identities, self.epoch), self.now)
+                self.core.on_identified(ProducerIdentity(self.identities, self.epoch), self.now)
         elif roll < 0.2:
             error = self._failure(UnknownTopic("gone"))
             self.core.leaders_failed(self.topic.id, error, self.now)
@@ -302,9 +302,9 @@ class World:
         (number,) = [number for number, each in self.wires.items() if each is wire]
         ack = wire.answers.popleft()
         for _ in range(2 if self.chance.random() < 0.05 else 1):
-            self.core.acknowledged(number, ack, self.now)
+            self.core.on_acknowledged(number, ack, self.now)
         if self.chance.random() < 0.05:  # of a stream that is not there any more
-            self.core.acknowledged(number + 1000, ack, self.now)
+            self.core.on_acknowledged(number + 1000, ack, self.now)
         self._note()
 
     def lose(self, number: int | None = None) -> None:

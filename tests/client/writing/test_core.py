@@ -112,17 +112,25 @@ def give_up_for_sure(self: ProducerCore, _: Any, batch: Outgoing, reason: Isolog
 
 
 BUGS: dict[str, tuple[Any, str, Any]] = {
-    "what a lost stream had is not sent again": (Lane, "lost", lambda _: None),
-    "what is sent again gets another stamp": (Lane, "lost", forget_what_was_stamped),
+    "what a lost stream had is not sent again": (Lane, "on_lost", lambda _: None),
+    "what is sent again gets another stamp": (Lane, "on_lost", forget_what_was_stamped),
     "more is on its way than a leader remembers": (lanes, "WINDOW", 50),
-    "a batch that was given up leaves no gap": (Lane, "expired", without_a_gap(Lane.expired)),
-    "a batch that was discarded leaves no gap": (Lane, "cleared", without_a_gap(Lane.cleared)),
+    "a batch that was given up leaves no gap": (
+        Lane,
+        "remove_expired",
+        without_a_gap(Lane.remove_expired),
+    ),
+    "a batch that was discarded leaves no gap": (
+        Lane,
+        "remove_all",
+        without_a_gap(Lane.remove_all),
+    ),
     "an answer is taken for any batch": (
         Lane,
         "head",
         lambda lane, _: lane._batches[0] if lane.sent else None,
     ),
-    "a refusal makes sure of all sendings": (Lane, "refused", every_sending_was_refused),
+    "a refusal makes sure of all sendings": (Lane, "on_refused", every_sending_was_refused),
     "what was sent and not answered counts as not sent": (
         lanes.Outgoing,
         "unanswered",
@@ -144,7 +152,7 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
     "nothing is looked for in time": (ProducerCore, "tick", lambda *_: None),
     "an identity that was found is not used": (
         ProducerCore,
-        "identified",
+        "on_identified",
         lambda self, identity, now: setattr(self, "_is_asking", False),
     ),
 }
@@ -178,7 +186,7 @@ def test_an_identity_is_asked_for_once():
         world.submit()
     asked = [each for each in world.core.out if isinstance(each, core.AskIdentity)]
     assert len(asked) == 1
-    world.core.identified(ProducerIdentity(1, 0), world.now)
+    world.core.on_identified(ProducerIdentity(1, 0), world.now)
     assert world.core.identity == ProducerIdentity(1, 0)
 
 
@@ -198,7 +206,7 @@ def test_batches_behind_the_one_that_a_broker_refused_are_surely_not_in_the_log_
     numbers = [each.number for each in producer.out if isinstance(each, SendBatch)]
     for number in (*numbers, numbers[-1]):
         refused = BatchRefused(number=number, partition=0, error=NotLeader("not me"), count=0)
-        producer.acknowledged(0, refused, world.now)
+        producer.on_acknowledged(0, refused, world.now)
     producer.leaders_failed(world.topic.id, UnknownTopic("gone"), world.now)
     world._note()
     assert [type(each.error) for each in settled] == [UnknownTopic] * 3
@@ -254,7 +262,7 @@ def test_idle_streams_end_where_a_producer_has_many(monkeypatch):
                 sequences.append(each.stamp.sequence)
                 facts = {"number": each.number, "partition": 0, "leader_epoch": 0, "partitions": 1}
                 ack = Acknowledged(offset=0, count=1, duplicate=False, **facts)
-                producer.acknowledged(each.stream, ack, 0.0)
+                producer.on_acknowledged(each.stream, ack, 0.0)
         producer.out.clear()
         assert len(opened) <= 2
     assert producer.unsettled == 0
@@ -303,6 +311,6 @@ def test_a_batch_sent_twice_has_no_certain_outcome_if_its_transaction_is_over_th
     number = [each.number for each in producer.out if isinstance(each, SendBatch)][-1]
     over = InvalidTransaction("transaction 7 of 't' is committing")
     refused = BatchRefused(number=number, partition=0, error=over, count=0)
-    producer.acknowledged(1, refused, world.now)
+    producer.on_acknowledged(1, refused, world.now)
     world._note()
     assert [type(each.error) for each in settled] == [UnknownOutcome]

@@ -84,7 +84,7 @@ def test_no_more_is_on_its_way_than_a_leader_recognises():
 def test_what_is_sent_again_keeps_its_stamp():
     lane = lane_of(3)
     before = sent(lane)
-    lane.lost()
+    lane.on_lost()
     lane.add(outgoing(3))
     assert sent(lane)[:3] == before
     assert [lane.pop().number for _ in range(4)] == [0, 1, 2, 3]
@@ -94,7 +94,7 @@ def test_without_an_identity_nothing_new_goes_but_what_has_a_stamp_does():
     lane = lane_of(2)
     assert sent(lane, None) == []
     assert lane.next(ME) is not None
-    lane.lost()
+    lane.on_lost()
     assert sequences(sent(lane, None)) == [(0, 0)]
 
 
@@ -110,10 +110,10 @@ def test_a_batch_that_was_given_up_begins_an_epoch_once_the_rest_of_its_own_is_s
     lane = lane_of(3)
     sent(lane)
     lane.add(outgoing(3, deadline=9.0))
-    (first, *_) = lane.expired(2.0)
+    (first, *_) = lane.remove_expired(2.0)
     assert first.number == 0
     assert len(lane) == 1  # the others were as late
-    lane.lost()
+    lane.on_lost()
     assert sequences(sent(lane)) == [(1, 0)]
 
     lane = lane_of(1)
@@ -121,8 +121,8 @@ def test_a_batch_that_was_given_up_begins_an_epoch_once_the_rest_of_its_own_is_s
         lane.add(outgoing(number, deadline=9.0))
     sent(lane)
     lane.add(outgoing(3, deadline=9.0))
-    assert [each.number for each in lane.expired(2.0)] == [0]
-    lane.lost()
+    assert [each.number for each in lane.remove_expired(2.0)] == [0]
+    lane.on_lost()
     assert sequences(sent(lane)) == [(0, 1), (0, 2)]  # the new one waits for these
     lane.pop()
     assert sent(lane) == []
@@ -136,7 +136,7 @@ def test_what_was_never_sent_can_be_given_up_without_a_gap():
     for _ in range(WINDOW):
         lane.pop()
     lane.add(outgoing(5, deadline=1.0))
-    assert len(lane.expired(2.0)) == 1
+    assert len(lane.remove_expired(2.0)) == 1
     lane.add(outgoing(6))
     assert sequences(sent(lane)) == [(0, WINDOW)]
 
@@ -157,8 +157,8 @@ def test_it_does_not_where_the_batch_may_be_in_the_log():
     assert not lane.begins_anew(refused(0, 0))
     lane.pop()
     assert not lane.begins_anew(refused(1, 5))  # the leader has taken it already
-    lane.expired(2.0)
-    lane.lost()
+    lane.remove_expired(2.0)
+    lane.on_lost()
     sent(lane)
     assert not lane.begins_anew(refused(2, 1))  # the one before it may still arrive
 
@@ -171,14 +171,14 @@ def test_a_batch_may_be_in_the_log_unless_each_sending_was_refused():
     assert second is not None
     for number, batch in enumerate((first, second), 10):
         batch.number = number
-    lane.refused(10)
+    lane.on_refused(10)
     assert (first.unanswered, second.unanswered) == (0, 1)
-    lane.lost()
+    lane.on_lost()
     assert lane.next(ME) is first
     first.number = 20
-    lane.refused(10)  # it was told already
+    lane.on_refused(10)  # it was told already
     assert first.unanswered == 1
-    lane.refused(20)
+    lane.on_refused(20)
     assert first.unanswered == 0
 
 
@@ -190,7 +190,7 @@ def test_in_a_transaction_nothing_begins_anew():
     lane.pop()
     assert not lane.begins_anew(refused(1, 0))
     lane.add(outgoing(4, deadline=9.0))
-    lane.expired(2.0)
+    lane.remove_expired(2.0)
     assert sequences(sent(lane, mine)) == [(3, 3)]
     lane.pop()
     lane.add(outgoing(5))
@@ -203,8 +203,8 @@ def test_the_last_epoch_asks_for_another_identity(transaction):
     lane.add(outgoing(1, deadline=9.0))
     last = ProducerIdentity(7, EPOCH_MAX, transaction)
     lane.next(last)
-    lane.expired(2.0)
-    lane.lost()
+    lane.remove_expired(2.0)
+    lane.on_lost()
     if transaction is not None:
         assert not lane.used_up(last)
         return
@@ -277,23 +277,23 @@ def test_against_a_leader_nothing_is_doubled_lost_or_out_of_order(events):
         elif event == "l":
             late.extend((value, stamp) for value, stamp, _ in stream)
             stream.clear()
-            lane.lost()
+            lane.on_lost()
         elif event == "r":
             refusing = bool(stream)
         elif event == "f" and state is not None:
             stream.clear()  # a restart: nothing that was under way arrives
             late.clear()
-            lane.lost()
+            lane.on_lost()
             last = state.recent[-1].sequence if state.recent else -1
             state = ProducerState(state.epoch, last, state.recent) if state.recent else None
         elif event == "e" and lane.sent:
             head = lane._batches[0]
             head.deadline = 0.0
-            (given_up,) = lane.expired(0.5)
+            (given_up,) = lane.remove_expired(0.5)
             unknown.add(given_up.partition)
             late.extend((value, stamp) for value, stamp, _ in stream)
             stream.clear()
-            lane.lost()
+            lane.on_lost()
     assert len(lane) == 0
     assert log == sorted(set(log))
     assert acknowledged == sorted(set(acknowledged))
@@ -336,7 +336,7 @@ def test_what_is_not_small_and_what_has_a_stamp_stays_alone():
     for joins in (8, 0, JOINED_BYTES_MAX, 8, 8):
         lane.add(small(1, told, joins))
     assert [len(batch.others) for batch in iter(lambda: lane.next(ME), None)] == [0, 0, 0, 1]
-    lane.lost()  # they keep their stamps, and so stay what they are
+    lane.on_lost()  # they keep their stamps, and so stay what they are
     lane.add(small(1, told))
     again = list(iter(lambda: lane.next(ME), None))
     assert [len(batch.others) for batch in again] == [0, 0, 0, 1, 0]

@@ -92,7 +92,7 @@ class Session:
             find = methodcaller("find_leaders", topic.name, topic.id)
             found = yield from self.call(self.any_broker(), f"leaders of {topic.name}", find)
             for facts in found:
-                routes.told(facts)
+                routes.learn_leader(facts)
             known = routes.get(partition)
         if known is None:
             raise NoAnswer(f"nobody leads {topic.name}/{partition}")
@@ -103,16 +103,16 @@ class Session:
         try:
             return (yield from self.call(self.world.broker(by.leader), what, ask))
         except (*_ELSEWHERE, NoAnswer):
-            self._routes[topic.id].failed(by)
+            self._routes[topic.id].on_failed(by)
             raise
 
     def doubt(self, route: Route) -> None:
         """A call along a route failed."""
-        self._routes[route.topic_id].failed(route)
+        self._routes[route.topic_id].on_failed(route)
 
     def answered(self, route: Route, epoch: int) -> None:
         """A leader has answered in this epoch."""
-        self._routes[route.topic_id].answered(route, epoch)
+        self._routes[route.topic_id].on_answer(route, epoch)
 
     # -- appending ---------------------------------------------------------------------------------
 

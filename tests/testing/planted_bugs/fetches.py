@@ -13,7 +13,7 @@ from tests.testing.planted_bugs.planting import Patch, bug
 @bug
 def a_lost_call_is_not_asked_again(patch: Patch) -> None:
     """Its range hangs."""
-    patch.setattr(FetchCore, "lost", lambda self, call, error, now: None)
+    patch.setattr(FetchCore, "on_lost", lambda self, call, error, now: None)
 
 
 @bug
@@ -23,22 +23,22 @@ def a_range_whose_call_ended_is_not_asked_for_again(patch: Patch) -> None:
     def ended(self: Any, call: int) -> None:
         self._over(call)
 
-    patch.setattr(FetchCore, "ended", ended)
+    patch.setattr(FetchCore, "on_ended", ended)
 
 
 @bug
 def a_reader_passes_over_a_record(patch: Patch) -> None:
-    original = RangeCore.received
+    original = RangeCore.on_received
 
     def received(self: Any, following: int, *rest: Any) -> bool:
         return original(self, following + 1, *rest)
 
-    patch.setattr(RangeCore, "received", received)
+    patch.setattr(RangeCore, "on_received", received)
 
 
 @bug
 def a_reader_that_got_records_stays_where_it_was(patch: Patch) -> None:
-    original = RangeCore.received
+    original = RangeCore.on_received
 
     def received(self: Any, following: int, lineage: Any, rows: int, *rest: Any) -> bool:
         before = self.position
@@ -47,14 +47,14 @@ def a_reader_that_got_records_stays_where_it_was(patch: Patch) -> None:
             self.position = before
         return found
 
-    patch.setattr(RangeCore, "received", received)
+    patch.setattr(RangeCore, "on_received", received)
 
 
 @bug
 def a_reader_forgets_whose_records_it_has(patch: Patch) -> None:
-    original = RangeCore.received
+    original = RangeCore.on_received
 
     def received(self: Any, following: int, lineage: Any, *rest: Any) -> bool:
         return original(self, following, NOTHING_KNOWN, *rest)
 
-    patch.setattr(RangeCore, "received", received)
+    patch.setattr(RangeCore, "on_received", received)

@@ -22,7 +22,7 @@ def a_batch_that_is_sent_again_has_another_stamp(patch: Patch) -> None:
 
 @bug
 def what_is_not_answered_is_sent_again_in_any_order(patch: Patch) -> None:
-    original = Lane.lost
+    original = Lane.on_lost
 
     def lost(self: Any) -> None:
         if self.sent:
@@ -31,12 +31,12 @@ def what_is_not_answered_is_sent_again_in_any_order(patch: Patch) -> None:
                 each.stamp = None
         original(self)
 
-    patch.setattr(Lane, "lost", lost)
+    patch.setattr(Lane, "on_lost", lost)
 
 
 @bug
 def what_was_sent_in_vain_is_said_not_to_be_there(patch: Patch) -> None:
-    original = Lane.expired
+    original = Lane.remove_expired
 
     def expired(self: Any, now: float) -> Any:
         found = original(self, now)
@@ -44,20 +44,20 @@ def what_was_sent_in_vain_is_said_not_to_be_there(patch: Patch) -> None:
             each.unanswered = 0
         return found
 
-    patch.setattr(Lane, "expired", expired)
+    patch.setattr(Lane, "remove_expired", expired)
 
 
 @bug
 def each_try_counts_as_one_that_was_refused(patch: Patch) -> None:
     """What a connection lost is taken for what a leader did not take."""
-    original = Lane.lost
+    original = Lane.on_lost
 
     def lost(self: Any) -> None:
         for each in self._batches:
             each.unanswered = 0
         original(self)
 
-    patch.setattr(Lane, "lost", lost)
+    patch.setattr(Lane, "on_lost", lost)
 
 
 @bug

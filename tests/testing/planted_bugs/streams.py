@@ -40,7 +40,7 @@ def a_frame_is_acknowledged_before_it_is_appended(patch: Patch) -> None:
 
 @bug
 def a_failed_append_is_acknowledged(patch: Patch) -> None:
-    original = FollowerStreamCore.failed
+    original = FollowerStreamCore.on_failed
 
     def failed(self: Any, job: Job, error: Any, now: float) -> None:
         if isinstance(job.what, Frame):
@@ -48,7 +48,7 @@ def a_failed_append_is_acknowledged(patch: Patch) -> None:
         else:
             original(self, job, error, now)
 
-    patch.setattr(FollowerStreamCore, "failed", failed)
+    patch.setattr(FollowerStreamCore, "on_failed", failed)
 
 
 @bug
@@ -79,13 +79,13 @@ def sessions_outlive_their_stream(patch: Patch) -> None:
             self._state, self._retry_at = FollowerState.RESTING, now + self._pause_s
             self._effects.append(HangUp())
 
-    patch.setattr(FollowerStreamCore, "lost", lost)
+    patch.setattr(FollowerStreamCore, "on_lost", lost)
 
 
 @bug
 def a_follower_tells_nothing_of_what_it_holds(patch: Patch) -> None:
     """Its leader believes that it has all of the leader's own."""
-    original = FollowerStreamCore.done
+    original = FollowerStreamCore.on_done
 
     def done(self: Any, job: Job, result: Any, now: float) -> None:
         if isinstance(job.what, Begin):
@@ -94,7 +94,7 @@ def a_follower_tells_nothing_of_what_it_holds(patch: Patch) -> None:
             )
         original(self, job, result, now)
 
-    patch.setattr(FollowerStreamCore, "done", done)
+    patch.setattr(FollowerStreamCore, "on_done", done)
 
 
 # -- leaders --------------------------------------------------------------------------------------
@@ -102,13 +102,13 @@ def a_follower_tells_nothing_of_what_it_holds(patch: Patch) -> None:
 
 @bug
 def what_is_sent_counts_as_acknowledged(patch: Patch) -> None:
-    original = SendQueue.sent
+    original = SendQueue.on_sent
 
     def sent(self: Any, slot: Slot, end: EntryIndex, size: int, **rest: Any) -> None:
         original(self, slot, end, size, **rest)
-        slot.session.acked(end)
+        slot.session.on_acked(end)
 
-    patch.setattr(SendQueue, "sent", sent)
+    patch.setattr(SendQueue, "on_sent", sent)
 
 
 @bug
@@ -145,7 +145,7 @@ def news_that_comes_while_a_slot_waits_is_forgotten(patch: Patch) -> None:
             slot.unacked_bytes -= size
             self._count(-size, was_behind)
 
-    patch.setattr(SendQueue, "acked", acked)
+    patch.setattr(SendQueue, "on_acked", acked)
 
 
 # -- connections ----------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def news_that_comes_while_a_slot_waits_is_forgotten(patch: Patch) -> None:
 
 @bug
 def credit_is_not_given_back(patch: Patch) -> None:
-    patch.setattr(Connection, "consumed", lambda self, stream, size: None)
+    patch.setattr(Connection, "grant_credit", lambda self, stream, size: None)
 
 
 @bug
