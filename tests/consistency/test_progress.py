@@ -57,7 +57,7 @@ def test_until_its_first_report_a_member_may_have_more_than_the_leader():
     assert not progress.all_cut
     progress.on_reported(1, 0)
     assert progress.all_cut
-    progress.started(3, B, 0)  # in another session it has no more
+    progress.on_started(3, B, 0)  # in another session it has no more
     assert progress.all_cut
 
 
