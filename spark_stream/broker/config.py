@@ -188,7 +188,7 @@ class BrokerConfig(BaseSettings):
 
 
 def flattened(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"segment": {"bytes": 1}}`` as ``{"segment.bytes": 1}``."""
+    """Return ``{"segment": {"bytes": 1}}`` as ``{"segment.bytes": 1}``."""
     flat: dict[str, Any] = {}
     for name, value in nested.items():
         if isinstance(value, Mapping):

@@ -231,7 +231,7 @@ class Broker:
             self.core.driver.run(self.core.proposals.putting())
 
     def heed_signals(self) -> None:
-        """From now on SIGTERM and SIGINT end :meth:`run`, also if they come before it begins."""
+        """Let SIGTERM and SIGINT end :meth:`run`, even if they come before it begins."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop_asked.set())
 

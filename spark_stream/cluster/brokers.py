@@ -58,7 +58,7 @@ class Brokers:
         self._store = store
 
     def all(self) -> list[RegisteredBroker]:
-        """Every broker, by id."""
+        """Return every broker, by id."""
         found = self._store.list(BROKERS)
         return [decode(each.key.removeprefix(BROKERS), each.value) for each in found]
 

@@ -55,7 +55,7 @@ class ControllerSeat:
         self._incarnation = incarnation
 
     def holds(self, held: Controller | None) -> bool:
-        """Whether the record names this incarnation of this broker."""
+        """Return whether the record names this incarnation of this broker."""
         mine = (self._broker, self._incarnation)
         return held is not None and (held.broker, held.incarnation) == mine
 

@@ -90,7 +90,7 @@ class Doubt(StrEnum):
 
 
 def doubt(left: LeftBehind | None, found: FoundLogs) -> Doubt | None:
-    """Why the broker cannot vouch for its logs; None: it can."""
+    """Return why the broker cannot vouch for its logs; None: it can."""
     if left is None:
         return Doubt.NEW
     if left.run != found.run:

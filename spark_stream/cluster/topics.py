@@ -54,7 +54,7 @@ def check_name(name: object) -> str:
 
 
 def check_partitions(topic: Topic) -> None:
-    """InvalidTopic for a number of partitions that no topic can have."""
+    """Raise InvalidTopic for a number of partitions that no topic can have."""
     if not 1 <= topic.partitions <= PARTITIONS_MAX:
         raise InvalidTopic(
             f"a topic has 1 to {PARTITIONS_MAX} partitions, not {topic.partitions}",
@@ -70,7 +70,7 @@ class Topics:
         self._store = store
 
     def all(self) -> list[Topic]:
-        """Every topic, by name."""
+        """Return every topic, by name."""
         return [decode(record) for record in self._store.list(TOPICS)]
 
     def get(self, name: str) -> Topic:

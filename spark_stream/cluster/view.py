@@ -131,7 +131,7 @@ class ClusterView:
             return False
 
     def _really_changed(self, changes: Changes) -> dict[str, StoreRecord | None]:
-        """Without what is known already; and with what a complete answer lacks, as gone."""
+        """Return what is new, with what a complete answer lacks as gone."""
         changed: dict[str, StoreRecord | None] = {}
         if changes.complete:
             changed = dict.fromkeys(self._versions.keys() - changes.changed.keys())

@@ -72,7 +72,7 @@ def _compact(array: pa.Array) -> pa.Array:
 
 
 def _check_nulls(array: pa.Array) -> None:
-    """ArrowInvalid for a null, seen through all that it is in, where its field takes none."""
+    """Raise ArrowInvalid for a null, seen through all that it is in, where its field takes none."""
     kind = array.type
     if pt.is_struct(kind):
         within = zip(kind, array.drop_null().flatten(), strict=True)

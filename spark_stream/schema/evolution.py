@@ -66,12 +66,12 @@ def _with_comments(field: pa.Field, present: pa.Field) -> pa.Field:
 
 
 def evolves(older: pa.Schema, newer: pa.Schema) -> bool:
-    """Whether the older schema is the newer one, or may become it."""
+    """Return whether the older schema is the newer one, or may become it."""
     return misfit(older, newer) is None
 
 
 def misfit(present: pa.Schema, asked: pa.Schema) -> SchemaMismatch | None:
-    """Why the present schema may not become the one asked for; None: it may, or is the same."""
+    """Return why the present schema may not become the other; None: it may, or is the same."""
     added = [name for name in asked.names if name not in present.names]
     for field in present:
         if field.name not in asked.names:
@@ -101,7 +101,7 @@ def misfit(present: pa.Schema, asked: pa.Schema) -> SchemaMismatch | None:
 
 
 def widens(have: pa.DataType, want: pa.DataType) -> bool:
-    """Whether a column of the one type may become one of the other, which is not the same."""
+    """Return whether a column of the one type may become one of the other, different type."""
     return not have.equals(want) and _widening(have, want) is None
 
 
@@ -117,7 +117,7 @@ def _dropped(field: pa.Field, added: list[pa.Field]) -> SchemaMismatch:
 
 
 def _change(have: pa.Field, want: pa.Field) -> str | None:
-    """Why a field may not become the other; None: it may."""
+    """Return why a field may not become the other; None: it may."""
     reason = _widening(have.type, want.type)
     if reason is None and have.nullable and not want.nullable:
         return "a column that may have nulls cannot become NOT NULL"
@@ -125,7 +125,7 @@ def _change(have: pa.Field, want: pa.Field) -> str | None:
 
 
 def _widening(have: pa.DataType, want: pa.DataType) -> str | None:
-    """Why not every value of ``have`` is one of ``want`` in the same family; None: each is."""
+    """Return why not every value of ``have`` is one of ``want`` in the same family, or None."""
     if have.equals(want) or converts(have, want):
         return None
     if pt.is_nested(have) or pt.is_nested(want):

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 def meant(name: str, names: Iterable[str]) -> str:
-    """To follow the name in a message: the nearest one in any case; empty if none is near."""
+    """Return words to follow the name in a message: the nearest name in any case, or nothing."""
     by_lower = {each.lower(): each for each in names}
     near = get_close_matches(name.lower(), by_lower, 1)
     return f" (is {by_lower[near[0]]!r} meant?)" if near else ""

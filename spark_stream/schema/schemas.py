@@ -53,7 +53,7 @@ def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def is_default(schema: pa.Schema) -> bool:
-    """Whether a topic of this schema is a default-schema topic."""
+    """Return whether a topic of this schema is a default-schema topic."""
     return bool(schema.equals(DEFAULT_SCHEMA, check_metadata=False))
 
 
@@ -102,7 +102,7 @@ def of_topic(topic: str) -> Iterator[None]:
 
 
 def mismatch(expected: pa.Schema, got: pa.Schema) -> SchemaMismatch | None:
-    """How ``got`` differs from ``expected`` in names, order or types; None where it does not."""
+    """Return how ``got`` differs from ``expected`` in names, order or types, or None."""
     if got.equals(expected):
         return None
     wanted, there = Counter(expected.names), Counter(got.names)

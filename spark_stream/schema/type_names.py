@@ -37,7 +37,7 @@ _NAMES: Final = {kind: name for name, kind in reversed(list(SIMPLE_TYPES.items()
 
 
 def type_name(kind: pa.DataType) -> str:
-    """Spark's name of a type; Arrow's own where Spark has none."""
+    """Return Spark's name of a type, or Arrow's where Spark has none."""
     if pt.is_decimal128(kind):
         return f"decimal({kind.precision},{kind.scale})"
     if pt.is_map(kind):

@@ -44,18 +44,18 @@ class Changed(Struct, frozen=True):
 
 
 def needs_leader(record: PartitionRecord, alive: Alive) -> bool:
-    """Whether a controller has to find a leader: there is none, or it does not live."""
+    """Return whether a controller has to find a leader: there is none, or it does not live."""
     leader = None if record.leader is None else record.member(record.leader)
     return leader is None or alive.get(leader.broker) != leader.generation
 
 
 def is_moving(record: PartitionRecord) -> bool:
-    """Whether a move of the partition is under way."""
+    """Return whether a move of the partition is under way."""
     return bool(record.adding or record.removing)
 
 
 def attend(partitions: Iterable[Placed], alive: Alive, registered: Alive) -> Script[list[Changed]]:
-    """Elects leaders where there is none that lives."""
+    """Elect leaders for partitions without a living one."""
     changes: list[Changed] = []
     versions: dict[Joined, StoredPartition] = {}
     for each in partitions:
@@ -72,7 +72,7 @@ def attend(partitions: Iterable[Placed], alive: Alive, registered: Alive) -> Scr
 
 
 def finish_moves(partitions: Iterable[Placed], alive: Alive) -> Script[list[Changed]]:
-    """Finishes the moves that can be. It waits for disks, so no election should wait for it."""
+    """Finish the moves that can be. It waits for disks: let no election wait for it."""
     moved: list[Changed] = []
     versions: dict[Joined, StoredPartition] = {}
     for each in partitions:

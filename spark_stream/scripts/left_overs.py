@@ -150,7 +150,7 @@ def remove_left_over(
 def _has_ended(
     maker: BrokerId, broker: BrokerId, gone: Collection[BrokerId], lost: Collection[BrokerId]
 ) -> bool:
-    """Whether the maker's process is over for certain: it knows that itself, once it has started.
+    """Return whether the maker's process surely is over: it tells so once it has restarted.
 
     Others only know that it does not renew its lease.
     """

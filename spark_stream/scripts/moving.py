@@ -61,7 +61,7 @@ def change_records(
 
 
 def mark_broker(broker: BrokerId, state: BrokerState) -> Script[None]:
-    """Decommissions a broker, or takes that back.
+    """Decommission a broker, or take that back.
 
     Raises:
         UnknownBroker: there is none of this id.
@@ -92,7 +92,7 @@ def move_away(
     racks: Racks,
     load: Load,
 ) -> Script[bool]:
-    """Begins to move the replicas of a leaving broker; whether some are left without a place.
+    """Begin to move a leaving broker's replicas; return whether some find no place.
 
     A partition whose only replicas are on leaving brokers stays where it is until there is another.
     """

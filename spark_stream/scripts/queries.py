@@ -103,7 +103,7 @@ def forget_name(name: str) -> Script[None]:
 
 
 def _removed(key: str) -> Script[bool]:
-    """Whether there was a record; it is gone."""
+    """Return whether there was a record; it is gone."""
     there = False
     while True:
         record = yield from Get(key)

@@ -301,7 +301,7 @@ def together(
 
 
 def ask_present_leaders(steps: Iterable[PartitionStep[Any]]) -> Script[list[Any | IsologError]]:
-    """As :func:`together`, of leaders that have not been replaced by now.
+    """Do as :func:`together`, at leaders that have not been replaced by now.
 
     Who was replaced may not have heard of it yet. It would answer for a log that counts no more,
     and knows nothing of what its successor has taken.

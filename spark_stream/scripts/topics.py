@@ -239,7 +239,7 @@ def _puts(
 
 
 def _make_folders(topic: Topic, brokers: Iterable[BrokerId]) -> Script[None]:
-    """Each broker that gets a replica makes the topic's folder."""
+    """Have each broker that gets a replica make the topic's folder."""
     asked = [MakeFolder(broker, topic.name, topic.id) for broker in sorted(brokers)]
     for answer in (yield from together(asked)):
         if isinstance(answer, IsologError):

@@ -29,7 +29,7 @@ class Logs(Protocol):
         """
 
     def has_folder(self, folder: Path) -> bool:
-        """Whether a topic's folder is there."""
+        """Return whether a topic's folder is there."""
 
     def open(self, folder: Path, log_format: LogFormat) -> ReplicaLog:
         """Open the log of a partition as it is, an empty one if there is none yet.

@@ -26,7 +26,7 @@ def location(address: str) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """``host:port`` (IPv6 hosts in brackets) as its parts, or ValueError."""
+    """Split ``host:port`` (IPv6 hosts in brackets); raise ValueError for anything else."""
     host, colon, port = address.rpartition(":")
     if not colon or not _HOST.fullmatch(host) or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{address!r} is not host:port")

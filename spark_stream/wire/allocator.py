@@ -38,7 +38,7 @@ _KEPT: Final = ((_M_TRIM_THRESHOLD, 64 << 20), (_M_TOP_PAD, 1 << 20), (_M_MMAP_T
 
 @cache
 def keep_free_memory() -> None:
-    """Lets glibc keep the memory of messages from one to the next; elsewhere it does nothing.
+    """Let glibc keep the memory of messages from one to the next; elsewhere it does nothing.
 
     The buffers that Spark's workers read into lie in glibc's heap. It gives the memory of a large
     one back when that is freed and asks for the same again for the next: half of what it costs to

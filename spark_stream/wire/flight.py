@@ -63,7 +63,7 @@ def _shorter(text: str) -> str:
 
 
 def _short_ones(details: dict[str, Any]) -> dict[str, Any]:
-    """Those details that take little room, such as numbers and names."""
+    """Return those details that take little room, such as numbers and names."""
     return {
         name: value
         for name, value in details.items()

@@ -512,5 +512,5 @@ class BrokerStatus(Description, kw_only=False):
 
 
 def json_bytes(value: object) -> bytes:
-    """Compact JSON."""
+    """Return compact JSON."""
     return json.dumps(value, separators=(",", ":")).encode()

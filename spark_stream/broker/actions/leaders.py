@@ -30,7 +30,7 @@ def list_brokers(context: BrokerContext, asked: Empty) -> BrokerList:
 
 
 def leaders_of(host: Host, topic: Topic, numbers: Iterable[int]) -> list[LeaderFacts]:
-    """Who leads these partitions of the topic, as this broker sees it."""
+    """Return who leads these partitions of the topic, as this broker sees it."""
     brokers = host.view.now.brokers
     found = []
     for number in numbers:

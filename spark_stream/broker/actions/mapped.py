@@ -51,7 +51,7 @@ class Holder(Struct, frozen=True):
 def holder_for(
     request: FetchRange, boot_id: str | None, log: ReplicaLog, found: VisibleRange, host: Host
 ) -> Holder | None:
-    """Whose files the reader is to map for the records of this range; None: it is sent them.
+    """Return whose files the reader is to map for the records of this range; None: it is sent them.
 
     ``boot_id``: that of the leader's machine, if readers there may map its files.
     """
@@ -103,7 +103,7 @@ def _place_of(replica: Partition, runs: EntryRuns, *, doubted: bool) -> FilePlac
 
 
 def in_groups(chunks: Iterator[tuple[Chunk, Lineage]]) -> Iterator[list[tuple[Chunk, Lineage]]]:
-    """Neighbouring chunks together: one message says where all of them lie.
+    """Return neighbouring chunks together: one message says where all of them lie.
 
     It has some numbers for each entry, and is the header of a frame, of 1 MiB at most.
     """

@@ -242,6 +242,6 @@ def _reached(partition: Partition, asked: tuple[int, int, int] | None) -> int | 
 
 
 def own_memory(process: psutil.Process) -> int:
-    """Resident bytes of a process that no file backs (RSS less mapped files)."""
+    """Return resident bytes of a process that no file backs (RSS less mapped files)."""
     seen = process.memory_info()
     return int(seen.rss - seen.shared)

@@ -277,7 +277,7 @@ def _facts(
 
 
 def _first_offset(context: BrokerContext, joined: Joined, number: int) -> int | None:
-    """Where an open transaction begins in a partition; None once it is ended there.
+    """Return where an open transaction begins in a partition; None once it is ended there.
 
     None as well where another broker leads the partition.
     """

@@ -43,7 +43,7 @@ class TopicFolders:
         self._removed: set[str] = set()
 
     def has(self, topic: Topic) -> bool:
-        """Whether the topic's folder is there."""
+        """Return whether the topic's folder is there."""
         return self._logs.has_folder(self._directory.topic(topic.name, topic.id))
 
     def make(

@@ -176,7 +176,7 @@ class Host:
         return found
 
     def log_end(self, at: Joined) -> LogEnd | None:
-        """Where this broker's replica ends, as far as it is sound; None: it has none open."""
+        """Return where this broker's replica ends, as far as it is sound; None: none is open."""
         generation, found = self.generation, self.replica(at)
         if found is None or generation is None:
             return None
@@ -201,7 +201,7 @@ class Host:
         return self.view.now.partition(partition)
 
     def _elsewhere(self, topic: Topic, number: int) -> IsologError:
-        """Why this broker does not serve the partition, and who does."""
+        """Return why this broker does not serve the partition, and who does."""
         if number >= topic.partitions:
             self.refresh()  # it may have been added a moment ago, by another broker
             if number >= self.partitions_now(topic):
@@ -236,7 +236,7 @@ class Host:
         return self.topic(topic.name, topic_id).partition(number)
 
     def partitions_now(self, topic: Topic) -> int:
-        """How many partitions the topic has by now; of one that was deleted, how many it had."""
+        """Return how many partitions the topic has, or had when it was deleted."""
         now = self.view.now.topics.get(topic.name)
         return topic.partitions if now is None or now.id != topic.id else now.partitions
 
@@ -297,7 +297,7 @@ class Host:
             partition.role.tick()
 
     def refresh(self) -> None:
-        """Sees what has changed in the store, and acts on it."""
+        """Read what has changed in the store, and act on it."""
         with self._applying:
             if self._stopping:
                 return
@@ -342,7 +342,7 @@ class Host:
                 yield number
 
     def _assign(self, partitions: Iterable[Partition]) -> None:
-        """Lets each partition lead or follow, as its record says."""
+        """Let each partition lead or follow, as its record says."""
         generation = self.generation
         if generation is None or not self._has_begun:
             return
@@ -427,7 +427,7 @@ class Host:
         self._make_folder(name, topic_id, self.view.now.topic(topic_id))
 
     def _make_folder(self, name: str, topic_id: str, topic: Topic | None) -> None:
-        """``topic``: None if it is not on record."""
+        """Make the topic's folder. ``topic``: None if it is not on record."""
         numbers = self._numbers_here(topic) if topic else ()
         known = [at for each in numbers if topic and (at := self.record(topic, each))]
         self._folders.make(name, topic_id, known, starts=not self._has_begun)
@@ -495,9 +495,9 @@ class Host:
         return in_order
 
     def ends(self) -> Ends:
-        """Where all logs end."""
+        """Return where all logs end."""
         return dict(each for hosted in self._hosted.values() for each in hosted.ends())
 
     def open_replicas(self) -> list[Partition]:
-        """All replicas that are open, whoever leads them."""
+        """Return all replicas that are open, whoever leads them."""
         return [each for hosted in self._hosted.values() for each in hosted.open_partitions()]

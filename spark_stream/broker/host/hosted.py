@@ -67,7 +67,7 @@ class HostedTopic:
         raise error
 
     def check_number(self, number: int) -> None:
-        """UnknownPartition if the topic has no partition of this number."""
+        """Raise UnknownPartition if the topic has no partition of this number."""
         if not 0 <= number < self.topic.partitions:
             raise unknown_partition(self.topic, number)
 
@@ -77,7 +77,7 @@ class HostedTopic:
         return [each for _, each in sorted(found.items()) if isinstance(each, Partition)]
 
     def led(self) -> list[Partition]:
-        """Those that this broker leads."""
+        """Return those that this broker leads."""
         return [each for each in self.open_partitions() if each.leads]
 
     def ends(self) -> Iterator[tuple[str, int]]:
@@ -88,7 +88,7 @@ class HostedTopic:
 
 
 def format_of(topic: Topic, settings: LogSettings, number: int) -> LogFormat:
-    """How the log of a partition is written."""
+    """Return how the log of a partition is written."""
     facts = (
         ("isolog.format", "1"),
         ("isolog.topic", topic.name),
@@ -109,7 +109,7 @@ def unknown_partition(topic: Topic, number: int) -> UnknownPartition:
 
 
 def check_id(topic: Topic, topic_id: str | None) -> None:
-    """UnknownTopic if the id that is meant is that of an earlier topic of the name."""
+    """Raise UnknownTopic if the id that is meant is that of an earlier topic of the name."""
     if topic_id is not None and topic_id != topic.id:
         raise UnknownTopic(
             f"topic {topic.name!r} was deleted and made anew: its id is {topic.id}, not {topic_id}",

@@ -37,7 +37,7 @@ class Agenda(Generic[K]):
         self._moved[member] = None
 
     def take_due(self, now: float) -> list[K]:
-        """Who is due by now. They are due no more, unless :meth:`put_down` says so again."""
+        """Return who is due by now. They are due no more, unless :meth:`put_down` says so again."""
         # One by one: what another thread adds at that moment could be lost with the whole.
         due = [self._moved.popitem()[0] for _ in range(len(self._moved))][::-1]
         if self._earliest is not None and self._earliest <= now:
@@ -55,7 +55,7 @@ class Agenda(Generic[K]):
             self._earliest = at
 
     def next_moment(self) -> float | None:
-        """No member is due before it, but such as move; None: no member is put down."""
+        """Return the moment before which nobody is due, unless moved; None: nobody is put down."""
         return self._earliest
 
 
@@ -102,12 +102,12 @@ class Upkeep:
             self._forces.move(partition)
 
     def note_settings(self, settings: Iterable[LogSettings]) -> None:
-        """How long may pass until somebody asks what has moved: the least ``flush.ms``."""
+        """Return how long may pass until somebody asks what has moved: the least ``flush.ms``."""
         intervals = [each.flush_ms / 1000 for each in settings if each.flush is Flush.INTERVAL]
         self._flush_pause_s = min([_FLUSH_PAUSE_S, *intervals])
 
     def housekeep(self) -> None:
-        """Retention and rolling by age, where due; one failing partition stops no other."""
+        """Remove and roll by age where due; one failing partition stops no other."""
         now = self._clock.steady_us()
         looked_at = self._chores.take_due(now)
         for partition in looked_at:
@@ -140,7 +140,7 @@ class Upkeep:
             self._forces_marks = False
 
     def tick_due(self) -> None:
-        """Tells leaders whose followers may lag too far behind by now that time has passed."""
+        """Tell leaders whose followers may lag too far behind by now that time has passed."""
         now = self._clock.steady_us()
         for partition in self._ticks.take_due(now):
             due = partition.role.tick_due()

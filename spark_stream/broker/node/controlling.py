@@ -54,7 +54,7 @@ class Controlling:
         self._no_moves: int | None = None  # the revision at which no move was under way
 
     def rounds(self) -> Script[None]:
-        """One round, step by step."""
+        """Run one round, step by step."""
         now = self._host.view.now
         held = now.controller
         if not self._seat.holds(held):
@@ -78,7 +78,7 @@ class Controlling:
         self._rests = _RESTS if due or leaving else None
 
     def finishing(self) -> Script[None]:
-        """Finishes moves that can be, if this broker is the controller.
+        """Finish the moves that can be, if this broker is the controller.
 
         Brokers force what they have for that, which may take long: it runs beside the rounds.
         """
@@ -90,7 +90,7 @@ class Controlling:
         log_changes((yield from finish_moves(moving, self._members.alive())))
 
     def _may_rest(self) -> bool:
-        """Whether a round may pass in which nothing has changed since the last."""
+        """Return whether a round may pass in which nothing has changed since the last."""
         if self._rests is not None:
             self._rests -= 1
         return self._rests is None or self._rests > 0
@@ -120,7 +120,7 @@ class Controlling:
         )
 
     def _partitions(self) -> Iterator[Placed]:
-        """All partitions of topics that are there."""
+        """Return all partitions of topics that are there."""
         now = self._host.view.now
         for topic in now.topics.values():
             unclean: bool | None = None

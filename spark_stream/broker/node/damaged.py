@@ -35,7 +35,7 @@ class DamagedReplicas:
         return sorted(self._left)
 
     def need_to_leave(self, me: Member) -> bool:
-        """Whether this broker is to begin a new generation; what is damaged now is left then.
+        """Return whether to begin a new generation, which leaves what is damaged now.
 
         To be asked often: it costs nothing while no log has had damage.
         """

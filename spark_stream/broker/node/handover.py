@@ -167,7 +167,7 @@ class Withdrawals:
         self._report(set(left) - gone - stuck, "it does not lead here", leads=False)
 
     def _takes_writes(self, partition: Partition) -> bool:
-        """Whether a probe of its log succeeds, if one is due before the replica hands over."""
+        """Return whether a probe of its log succeeds, if one is due before the hand-over."""
         trouble = partition.fitness.trouble
         if trouble is None:
             return True

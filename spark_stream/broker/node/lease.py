@@ -28,11 +28,11 @@ class LeaseKeeper:
         self._lease = self._hold(None)
 
     def serves(self) -> bool:
-        """Whether the broker may lead at this moment."""
+        """Return whether the broker may lead at this moment."""
         return self._lease.may_serve()
 
     def renew(self) -> None:
-        """Renews the lease; to be called several times in its duration."""
+        """Renew the lease; to be called several times in its duration."""
         if self._lease.renew():
             return
         logger.warning("the lease was over: other brokers may lead what this one led")
@@ -44,5 +44,5 @@ class LeaseKeeper:
         self._lease = fresh
 
     def end(self) -> None:
-        """Whoever looks finds the lease over."""
+        """End the lease, so that whoever looks finds it over."""
         self._lease.release()

@@ -91,5 +91,5 @@ class IdLock:
             ) from None
 
     def release(self) -> None:
-        """Others may be the broker of this id from now on."""
+        """Let others be the broker of this id from now on."""
         os.close(self._descriptor)

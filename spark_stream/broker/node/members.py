@@ -27,7 +27,7 @@ class Members:
         return before != self._alive
 
     def generation_of(self, broker: BrokerId) -> Generation | None:
-        """In which generation the broker was alive when somebody looked last; None: it was not.
+        """Return in which generation the broker was alive at the last look; None: it was not.
 
         One that has started since then counts as alive: it may be in sync with a new topic.
         """
@@ -41,15 +41,15 @@ class Members:
         return self._view.now.brokers.get(BrokerId(broker))
 
     def is_alive(self, broker: str) -> bool:
-        """Whether the broker has a lease that may not be over."""
+        """Return whether the broker has a lease that may not be over."""
         return self._leases.alive(broker)
 
     def registered(self) -> dict[BrokerId, Generation]:
-        """Every broker, with the generation of its logs that it registered last."""
+        """Return every broker, with the generation of its logs that it registered last."""
         return {broker: each.generation for broker, each in self._view.now.brokers.items()}
 
     def alive(self) -> dict[BrokerId, Generation]:
-        """Those that are alive, in the generation that the living incarnation has registered."""
+        """Return the living brokers, in the generation that each of them has registered."""
         return brokers.alive(self._view.now.brokers, self._leases.holder)
 
     def count_staying(self) -> int:
@@ -58,7 +58,7 @@ class Members:
         return sum(each.state is BrokerState.ACTIVE for each in known)
 
     def takers(self) -> Racks:
-        """Those that may be given replicas: alive, and not leaving; each with its rack."""
+        """Return those that may be given replicas: alive, and not leaving; each with its rack."""
         alive = self.alive()
         return {
             broker: each.rack

@@ -94,7 +94,7 @@ def _told(brokers: Sequence[BrokerId], state: str) -> str:
 def placed_by_hand(
     topic: Topic, assignment: Sequence[Sequence[str]], members: Members, first: int = 0
 ) -> Sequence[PartitionRecord]:
-    """First records of partitions whose brokers an operator chose.
+    """Return first records of partitions whose brokers an operator chose.
 
     Raises:
         InvalidAssignment: naming the partition and the broker that cannot be.
@@ -109,7 +109,7 @@ def placed_by_hand(
 
 
 def check_stay(topic: Topic, number: int, brokers: Iterable[str], members: Members) -> None:
-    """InvalidAssignment if a broker was decommissioned: it would give the replica away again."""
+    """Raise InvalidAssignment for a decommissioned broker: it would give the replica away again."""
     for broker in brokers:
         found = members.get(broker)
         if found is not None and found.state is BrokerState.LEAVING:
@@ -120,7 +120,7 @@ def check_stay(topic: Topic, number: int, brokers: Iterable[str], members: Membe
 def _check_alive(
     topic: Topic, assignment: Sequence[Sequence[str]], members: Members, first: int
 ) -> None:
-    """Each broker makes the topic's folder before the topic is there, so all have to be alive."""
+    """Check that all brokers live: each makes the topic's folder before the topic is there."""
     alive = members.alive()
     for number, replicas in enumerate(assignment, first):
         dead = next((each for each in replicas if BrokerId(each) not in alive), None)

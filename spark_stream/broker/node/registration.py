@@ -41,7 +41,7 @@ class Runs(Protocol):
         """Record this run as its user, forced to the disk."""
 
     def forget_run(self) -> None:
-        """No run is named any more, also after a power cut."""
+        """Forget the named run, also after a power cut."""
 
 
 class Registration:
@@ -126,7 +126,7 @@ class Registration:
             yield from self.leading_again(before)
 
     def _begin_generation(self, reason: str) -> None:
-        """By the registration this broker is in sync nowhere."""
+        """Begin a generation: by its registration this broker is in sync nowhere."""
         assert self._registered is not None
         generation = Generation(self._ids.new_id())
         logger.error(
@@ -140,5 +140,5 @@ class Registration:
         self._host.change_generation(generation)
 
     def end(self) -> None:
-        """All logs are forced and closed, in order."""
+        """Return all logs are forced and closed, in order."""
         self._generations.end(self._run, self._host.ends())

@@ -58,7 +58,7 @@ class Scrub:
         """The last whole look; None: there was none yet."""
 
     def look(self) -> float:
-        """One look at everything; in how many seconds to look again."""
+        """Look at everything once; return in how many seconds to look again."""
         if not self._pace:
             return self._period_s
         began = self._clock.monotonic()
@@ -82,7 +82,7 @@ class Scrub:
         return max(BEGIN_S, self._period_s - took_s)
 
     def _settle(self, partition: Partition, piece: CheckedPiece) -> int:
-        """How many of the piece's suspects are damaged; their log knows it then."""
+        """Return how many of the piece's suspects are damaged; their log knows it then."""
         found = 0
         for suspect in piece.suspects:
             if partition.confirm(suspect):

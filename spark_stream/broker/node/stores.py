@@ -75,12 +75,12 @@ def open_store(
 
 
 def lease_folder(path: Path, metadata: Path | None) -> Path:
-    """Where the leases of a store's brokers lie: one folder, whatever path leads to the store."""
+    """Return where the leases of a store's brokers lie: one folder for every path to the store."""
     return (path if metadata is None else metadata.resolve().parent) / "leases"
 
 
 def _check_unused(path: Path, lost: str) -> None:
-    """WrongCluster if a broker has run in the directory, for then a store knows it.
+    """Raise WrongCluster if a broker has run in the directory, for then a store knows it.
 
     ``lost``: what has become of that store, for the message. Without it the broker would be a
     cluster of its own, under the id of the one that the directory belongs to.

@@ -41,7 +41,7 @@ class Callers:
         self._reads[number] = wake
 
     def remove(self, number: int) -> None:
-        """Nobody waits under this number any more."""
+        """Remove the caller of this number: it does not wait any more."""
         self._appends.pop(number, None)
         self._reads.pop(number, None)
 

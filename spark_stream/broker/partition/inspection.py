@@ -181,7 +181,7 @@ def _valid(data: pa.RecordBatch | pa.Array) -> bool:
 
 
 def bytes_at_most(batch: pa.RecordBatch) -> int:
-    """No record has more bytes: the sum of what each column's largest value has."""
+    """Return a bound of any record's bytes: the sum of each column's largest value."""
     return sum(map(_at_most, batch.columns))
 
 
@@ -205,7 +205,7 @@ def _at_most(array: pa.Array) -> int:
 
 
 def record_sizes(batch: pa.RecordBatch) -> Sizes:
-    """Bytes of each record's values, shape (rows,): what ``max.record.bytes`` limits."""
+    """Return bytes of each record's values, shape (rows,): what ``max.record.bytes`` limits."""
     total = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
         total += _sizes(column)
@@ -243,7 +243,7 @@ def _bytes_of(kind: pa.DataType) -> int:
 
 
 def _list_sizes(array: pa.Array) -> Sizes:
-    """For each list the sum of its values' sizes; what no list refers to is not looked at."""
+    """Return for each list the sum of its values' sizes, without values that no list has."""
     offsets = array.offsets.to_numpy(zero_copy_only=False)
     first, last = int(offsets[0]), int(offsets[-1])
     values = _sizes(array.values.slice(first, last - first))

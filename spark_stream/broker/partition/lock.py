@@ -38,7 +38,7 @@ class PartitionLock:
         return self._lock.acquire(timeout=timeout)
 
     def release(self) -> None:
-        """Lets go, and then does what was left meanwhile."""
+        """Release it, then do what was left meanwhile."""
         self._lock.release()
         if self._left:
             self._work_off()

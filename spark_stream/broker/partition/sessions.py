@@ -31,7 +31,7 @@ class Sessions:
         self._news[session] = news
 
     def keep(self, sessions: Collection[int]) -> None:
-        """All others are over: their followers are told so, and ask for new ones."""
+        """End all other sessions: their followers ask for new ones."""
         if not self._news:
             return  # asked with every append, and most partitions have no followers
         for session in [each for each in self._news if each not in sessions]:
@@ -59,6 +59,6 @@ class Sessions:
             self.give_news()
 
     def give_news(self, *, entries: bool = True) -> None:
-        """There are entries, or only (False) the high watermark has moved."""
+        """Tell them that there are entries, or (False) only that the high watermark has moved."""
         for news in self._news.values():
             news(entries)

@@ -258,7 +258,7 @@ class Fetchers:
         self._stopped = False
 
     def follow(self, leader: BrokerId, partition: FollowedPartition) -> None:
-        """Follows a leader from now on, and no other; nothing once stopped."""
+        """Follow this leader from now on, and no other. Do nothing once stopped."""
         with self._lock:
             if self._stopped:
                 return
@@ -271,7 +271,7 @@ class Fetchers:
             fetcher.follow(partition)
 
     def unfollow(self, key: PartitionKey) -> None:
-        """Follows nobody any more. A call of the partition may still be under way."""
+        """Stop following. A call of the partition may still be under way."""
         with self._lock:
             self._unfollow(key)
 

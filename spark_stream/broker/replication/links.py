@@ -36,7 +36,7 @@ class LedPartitions:
         history: EpochHistory,
         news: Callable[[bool], None],
     ) -> FollowerSession:
-        """Begins a session.
+        """Begin a session.
 
         Raises:
             UnknownTopic, NotLeader, LeaderUnavailable, LeaderEpochFenced, UnknownLeaderEpoch: not
@@ -68,7 +68,7 @@ class FollowerSession:
         return self._partition.core.bounds_state.high_watermark.entry
 
     def read_entries(self, first: EntryIndex, max_bytes: int) -> StoredEntries | None:
-        """Entries for the follower; raises as ``Followers.entries_for``."""
+        """Return entries for the follower; raises as ``Followers.entries_for``."""
         return self._partition.followers.entries_for(self._number, first, max_bytes)
 
     def on_acked(self, entry: EntryIndex) -> None:
@@ -104,7 +104,7 @@ class Followed(Struct, frozen=True):
         generation: Generation,
         refresh: Callable[[], None] = lambda: None,
     ) -> Self:
-        """As it follows at this moment; its part does not change meanwhile.
+        """Return it as it follows now; it does not change while the caller uses it.
 
         ``refresh`` lets this broker see what is on record.
         """
@@ -119,7 +119,7 @@ class Followed(Struct, frozen=True):
         return self.partition.following.history()
 
     def cut_back(self, agreement: Agreement) -> EntryIndex:
-        """Cuts the log back to the agreement; its end after that."""
+        """Cut the log back to the agreement; return its end after that."""
         agreed = LeaderAnswer(
             self.epoch, -1, agreement.entry, agreement.high_watermark, agreement.reset
         )

@@ -92,7 +92,7 @@ class LeadPartitions(Protocol):
         history: EpochHistory,
         news: Callable[[bool], None],
     ) -> LeaderSession:
-        """Begins a session.
+        """Begin a session.
 
         ``news(True)`` is to be called when entries were appended or the broker ceased to lead,
         ``news(False)`` when only the high watermark moved, which is less urgent: from any thread
@@ -119,7 +119,7 @@ class FollowedPartition(Protocol):
         """Return the epochs of the log."""
 
     def cut_back(self, agreement: Agreement) -> EntryIndex:
-        """Cuts the log back to the agreement, or begins it anew; its end after that."""
+        """Cut the log back to the agreement, or begin it anew; return its end after that."""
 
     def append_frame(
         self, first: EntryIndex, rows: Table, data: pa.Buffer, high_watermark: EntryIndex

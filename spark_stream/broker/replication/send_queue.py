@@ -82,7 +82,7 @@ class SendQueue:
         self._queue(slot)
 
     def can_send(self) -> bool:
-        """Whether somebody has a turn."""
+        """Return whether somebody has a turn."""
         return self._queue_of_turn() is not None
 
     def next_slot(self) -> Slot | None:

@@ -48,5 +48,5 @@ class ReplicationSettings(Struct, frozen=True):
     frame_bytes: int = FRAME_BYTES
 
     def window(self, streams: int) -> int:
-        """Of each stream, where a broker follows on so many."""
+        """Return the window of each stream if a broker follows on so many."""
         return max(self.frame_bytes, min(self.stream_bytes, self.follower_bytes // max(1, streams)))

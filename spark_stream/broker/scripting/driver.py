@@ -107,7 +107,7 @@ class Driver:
 
 
 def elsewhere(answers: Sequence[Answer], numbers: Iterable[int]) -> dict[str, list[int]]:
-    """Which of these answers say that another broker is to be asked, by that broker."""
+    """Return which of these answers say that another broker is to be asked, by that broker."""
     found: dict[str, list[int]] = {}
     for number in numbers:
         answer = answers[number]

@@ -86,7 +86,7 @@ class StepTable:
         }
 
     def carry_out(self, step: Step[Any]) -> Any:
-        """Carries out a step that is on no partition; raises what it raises."""
+        """Carry out a step that is on no partition; raise what it raises."""
         return self._table[type(step)](step)
 
     def pass_over_used_numbers(self) -> None:
@@ -105,7 +105,7 @@ class StepTable:
                 )
 
     def run_here(self, step: RemoteStep) -> Any:
-        """Carries out a step that is this broker's to do.
+        """Carry out a step that is this broker's to do.
 
         Raises:
             NotLeader: it is another broker's; ``leader`` in its details says whose.

@@ -148,7 +148,7 @@ class TopicAdmin:
     def plan_added(
         self, assignment: Sequence[Sequence[str]] | None = None
     ) -> Callable[[Topic, Topic], Sequence[PartitionRecord]]:
-        """Where the partitions go that a topic's new form has and its old one has not."""
+        """Return where the partitions go that a topic's new form has and its old one has not."""
 
         def place(old: Topic, new: Topic) -> Sequence[PartitionRecord]:
             added = new.partitions - old.partitions
@@ -241,7 +241,7 @@ class TopicAdmin:
 
     @contextmanager
     def _changes(self, name: str) -> Iterator[None]:
-        """No other change of the topic by this broker meanwhile."""
+        """Let no other change of the topic by this broker run meanwhile."""
         with self._free:
             self._free.wait_for(lambda: name not in self._changing)
             self._changing.add(name)

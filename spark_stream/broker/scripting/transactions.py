@@ -63,7 +63,7 @@ class TransactionCoordinator:
         self._lost: list[LostMarker] = []  # which the next sweep tries to write again
 
     def run(self, script: Script[T]) -> T:
-        """Drives a script to its end."""
+        """Drive a script to its end."""
         return self._driver.run(script)
 
     def now_ms(self) -> int:
@@ -183,7 +183,7 @@ class TransactionCoordinator:
             )
 
     def _complain(self, record: Transaction, error: IsologError) -> None:
-        """Once for each reason: the sweep will be here again in a moment."""
+        """Log each reason once: the sweep will be here again in a moment."""
         reason = f"{record.number}: {error}"
         if self._complaints.get(record.transactional_id) != reason:
             self._complaints[record.transactional_id] = reason

@@ -20,7 +20,7 @@ class Activity:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Around every call, streams included: an open stream is use."""
+        """Count a call as use for as long as it runs, an open stream included."""
         with self._lock:
             self._calls += 1
         try:
@@ -31,6 +31,6 @@ class Activity:
                 self._last = self._clock.monotonic()
 
     def idle_seconds(self) -> float:
-        """For how long nobody has called; 0 while a call is under way."""
+        """Return for how long nobody has called; 0 while a call is under way."""
         with self._lock:
             return 0.0 if self._calls else self._clock.monotonic() - self._last

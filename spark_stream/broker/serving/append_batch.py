@@ -138,14 +138,14 @@ class Append:
         return (yield from self._advance(min(_PATIENCE_S, left), wait=False))
 
     def finish(self) -> Script[None]:
-        """As :meth:`try_once`, with all the time that it has. What is pending is settled then."""
+        """Do as :meth:`try_once` with all the time that it has, and settle what is pending."""
         left = self._left()
         late = self._taken is None and left <= 0
         if late or not (yield from self._advance(max(0.0, left), wait=True)):
             self._answer(self._late())
 
     def _advance(self, patience_s: float, *, wait: bool) -> Script[bool]:
-        """One step on, to the acknowledgement if possible; False: the partition is held."""
+        """Go one step on, to the acknowledgement if possible; False: the partition is held."""
         try:
             target = self._target
             if target is None:

@@ -195,7 +195,7 @@ class RangeStream:
         return upper_bound(bounds, isolation)
 
     def _check_lineages(self) -> None:
-        """DataLoss if the start or the end that was asked for is one of records that were cut off.
+        """Raise DataLoss if the start or the end asked for is one of records that were cut off.
 
         Its ``left`` is where to go on.
         """
@@ -254,7 +254,7 @@ class RangeStream:
         )
 
     def answers(self) -> Answers:
-        """Batches with their facts; the last one is empty and says where to read on.
+        """Return batches with their facts; the last one is empty and says where to read on.
 
         Between them are instructions to wait. One of several ranges that was answered to its end
         has no last one.
@@ -281,7 +281,7 @@ class RangeStream:
             yield self._last()
 
     def _check_not_short(self) -> None:
-        """LeaderUnavailable if nothing of a range is shown only since the bound is not known yet.
+        """Raise LeaderUnavailable if a range shows nothing only because the bound is unknown yet.
 
         An earlier leader may have told the range's end as its bound. If the range seemed to be over
         below that, its reader would miss records that were committed.
@@ -361,7 +361,7 @@ class RangeStream:
             yield chunk, lineage
 
     def _places(self, chunks: Iterator[Chunk], holder: Holder) -> Iterator[Answer]:
-        """Where the chunks lie, in the place of their records."""
+        """Return where the chunks lie, in the place of their records."""
         for group in in_groups(self._told(chunks)):
             last, self._lineage = group[-1]
             self._position = last.next_offset

@@ -48,7 +48,7 @@ _ANSWERS_MAX: Final = 1024
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Every error leaves the broker typed; one that nobody foresaw is logged with its trace."""
+    """Turn every error into a typed one; log an unforeseen one with its trace."""
     try:
         yield
     except IsologError as error:

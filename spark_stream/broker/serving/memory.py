@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 
 def bound_memory(memory_bytes: int) -> None:
-    """Begins this process anew, with the same arguments, unless its memory is bounded so already.
+    """Restart this process, with the same arguments, unless its memory is bounded already.
 
     To be called before anything is opened or started. The process keeps its id.
     """
@@ -76,7 +76,7 @@ def bound_memory(memory_bytes: int) -> None:
 
 
 def keep_pandas_out() -> None:
-    """From now on this process has no pandas.
+    """Keep pandas out of this process from now on.
 
     pyarrow imports it where it is installed, for conversions that need none of it: half of a
     broker's memory, and a third of a second before the answer to whoever came first.
@@ -113,7 +113,7 @@ def memory_error(memory_bytes: int) -> IsologError:
 
 @contextmanager
 def memory_errors(memory_bytes: int) -> Iterator[None]:
-    """Around what needs memory for a batch; raises :func:`memory_error`."""
+    """Turn a lack of memory for a batch into :func:`memory_error`."""
     try:
         yield
     except pa.ArrowMemoryError:

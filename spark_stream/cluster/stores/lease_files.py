@@ -128,7 +128,7 @@ def _renewal(content: bytes) -> Renewal:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Whether somebody has the file locked. Several may look at once."""
+    """Return whether somebody has the file locked. Several may look at once."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -93,7 +93,7 @@ class Lease:
             self._was_over = not self._place.write(self._count)
 
     def renew(self) -> bool:
-        """Renews it. False: it was over in between, or another incarnation took its place.
+        """Renew it; return False if it was over, or another incarnation took its place.
 
         Others may have acted on that: the broker has to step down.
         """
@@ -109,11 +109,11 @@ class Lease:
         return in_time
 
     def left_s(self) -> float:
-        """How long the broker holds the lease if it is not renewed; not above 0: it is over."""
+        """Return how long the broker holds the lease without renewal; not above 0: it is over."""
         return self._renewed_at + self._duration - self._clock.monotonic()
 
     def may_serve(self) -> bool:
-        """Whether the broker may act on the lease: it was never over, and it is not nearly over."""
+        """Return whether the broker may act on the lease: it never ended and will not end soon."""
         # In this order: a renewal that comes too late says so before it moves the time.
         return self.left_s() > self._duration * _MARGIN and not self._was_over
 
@@ -140,7 +140,7 @@ def note(before: Sighting | None, shown: Renewal | None, read_at: float) -> Sigh
 
 
 def time_left(sighting: Sighting, asked_at: float) -> float:
-    """How long the lease lasts by what was seen; ``asked_at`` is not after it was read last."""
+    """Return how long the lease lasts by what was seen. ``asked_at``: not after the last look."""
     return sighting.first_read_at + sighting.renewal.duration_s - asked_at
 
 
@@ -165,7 +165,7 @@ class Leases:
         return self._duration / _RENEWALS
 
     def alive(self, broker_id: str) -> bool:
-        """Whether the broker has a lease that may not be over."""
+        """Return whether the broker has a lease that may not be over."""
         return self.left_s(broker_id) > 0
 
     def holder(self, broker_id: str) -> str | None:
@@ -177,7 +177,7 @@ class Leases:
             return None if seen is None else seen.renewal.incarnation
 
     def left_s(self, broker_id: str) -> float:
-        """How long the broker's lease lasts at least, if nobody sees it renewed."""
+        """Return how long the broker's lease lasts at least, if nobody sees it renewed."""
         with self._lock:
             asked_at = self._clock.monotonic()
             shown = self._board.read(broker_id)

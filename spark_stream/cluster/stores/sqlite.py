@@ -337,7 +337,7 @@ class SqliteStore:
         return True
 
     def _check_in_place(self) -> None:
-        """MetadataLost if the file at the path is not the open one: a change would be lost."""
+        """Raise MetadataLost if the file at the path is not the open one: changes would be lost."""
         if not self._place.is_unchanged():
             self._look(takes=False)  # the turn that this takes is the caller's
             if self._lost is not None:

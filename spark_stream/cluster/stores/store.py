@@ -59,7 +59,7 @@ class MetadataStore(Protocol):
         """Return the record, or None."""
 
     def list(self, prefix: str) -> Sequence[StoreRecord]:
-        """All records whose keys start with ``prefix``, in the order of their keys."""
+        """Return all records whose keys start with ``prefix``, in the order of their keys."""
 
     def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
         """Write if the record's version is ``expected`` (0: it must not exist).
@@ -71,14 +71,14 @@ class MetadataStore(Protocol):
         """Delete if the record's version is ``expected``; False, with nothing changed, if not."""
 
     def put_many(self, puts: Sequence[Put]) -> Sequence[int | None]:
-        """Many puts in one go: each is a compare-and-set of its own, with the answer of ``put``.
+        """Put many records in one go: each is a compare-and-set of its own, answered as by ``put``.
 
         They cost about as much as one, because they are made durable together. If the call fails,
         or its process dies, some of them may be done. ``ValueError`` if two have the same key.
         """
 
     def delete_many(self, deletes: Sequence[Delete]) -> Sequence[bool]:
-        """Many deletes in one go, as :meth:`put_many`."""
+        """Delete many records in one go, as :meth:`put_many`."""
 
     def changes(self, since: int, prefixes: Sequence[str] = ("",)) -> Changes:
         """Return what changed after the revision ``since``, of keys with one of these prefixes.
@@ -89,10 +89,10 @@ class MetadataStore(Protocol):
         """
 
     def close(self) -> None:
-        """Lets go of the store."""
+        """Close the store."""
 
 
 def check_distinct(changes: Sequence[Put] | Sequence[Delete]) -> None:
-    """ValueError if two changes that go together are of the same key."""
+    """Raise ValueError if two changes that go together are of the same key."""
     if len({each.key for each in changes}) < len(changes):
         raise ValueError("two changes of one key in one call")

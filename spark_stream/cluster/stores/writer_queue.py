@@ -36,7 +36,7 @@ class ThreadLine:
         self._waiting: deque[threading.Lock] = deque()
 
     def acquire(self, timeout_s: float) -> bool:
-        """Whether the lock is the caller's."""
+        """Return whether the lock is the caller's."""
         with self._guard:
             if not self._held:
                 self._held = True
@@ -53,7 +53,7 @@ class ThreadLine:
         return True  # it was handed over at the last moment
 
     def release(self) -> None:
-        """Hands the lock to whoever has waited longest."""
+        """Hand the lock to whoever has waited longest."""
         with self._guard:
             if self._waiting:
                 self._waiting.popleft().release()
@@ -101,7 +101,7 @@ class WriterQueue:
         self._threads.release()
 
     def close(self) -> None:
-        """Leaves the line for good. Only for whoever has the turn, or if nobody waits for one."""
+        """Leave the queue for good. Call it while holding the turn, or if nobody waits."""
         os.close(self._descriptor)
         self._descriptor = -1
 

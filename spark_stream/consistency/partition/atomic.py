@@ -72,7 +72,7 @@ def next_cut(
     bounds: Sequence[int] | Offsets,
     spans: Sequence[SpansSnapshot],
 ) -> Offsets:
-    """How far a read from ``lower`` goes that should not go beyond ``upper``.
+    """Return how far a read from ``lower`` goes that should not go beyond ``upper``.
 
     That is the greatest cut at or below ``upper`` and ``bounds``, atomic for what lies at or above
     ``lower``. Where that is no progress though ``bounds`` allow some, it is the least cut that does
@@ -96,7 +96,7 @@ def next_cut(
 
 
 def _lower(cut: Offsets, floors: Offsets, spans: Sequence[SpansSnapshot]) -> Offsets:
-    """Lowers ``cut`` in place to the greatest atomic one; what lies below ``floors`` is ignored."""
+    """Lower ``cut`` in place to the greatest atomic one; what lies below ``floors`` is ignored."""
     blocks = [(place, block) for place, each in enumerate(spans) for block in each.blocks]
     above = [len(block) for _, block in blocks]  # the items from here on are at or above the cut
     steps = _steps_max(blocks)
@@ -155,13 +155,13 @@ def _raise(
 
 
 def _steps_max(blocks: Sequence[tuple[int, Block]]) -> int:
-    """How many steps are taken before all extents are sorted instead."""
+    """Return how many steps are taken before all extents are sorted instead."""
     extents = sum(len(block) for _, block in blocks)
     return _STEPS_MIN + extents // (_STEP_EXTENTS * max(1, len(blocks)))
 
 
 def _columns(spans: Sequence[SpansSnapshot], floors: Offsets) -> list[tuple[Offsets, ...]]:
-    """By partition transactions, first and last offsets, without what is below the floors."""
+    """Return first and last offsets by partition transaction, without those below the floors."""
     found: list[tuple[Offsets, ...]] = []
     for each, floor in zip(spans, floors.tolist(), strict=True):
         blocks = [block.since(floor) for block in each.blocks] or [block_of({})]

@@ -89,7 +89,7 @@ Effects = list[Effect]
 
 
 def offset_of(bounds: Bounds, bound: WaitBound) -> Offset:
-    """Where the bound is."""
+    """Return where the bound is."""
     if bound is WaitBound.LOG_END:
         return bounds.log_end_offset
     if bound is WaitBound.HIGH_WATERMARK:

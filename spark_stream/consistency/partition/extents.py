@@ -71,11 +71,11 @@ class Block:
         return numbers[starts], firsts, np.maximum.reduceat(self.lasts[order], starts)
 
     def below(self, offset: int) -> int:
-        """How many items begin below the offset."""
+        """Return how many items begin below the offset."""
         return int(np.searchsorted(self.firsts, offset, side="left"))
 
     def cluster(self, offset: int) -> int:
-        """As :meth:`below`, without the items connected with one that straddles the offset."""
+        """Return :meth:`below` without the items connected with one that straddles the offset."""
         begun = self.below(offset)
         if begun == 0 or self._reach[begun - 1] < offset:
             return begun
@@ -99,7 +99,7 @@ class Block:
             step *= 8
 
     def extents(self, transactions: Offsets) -> tuple[Offsets, Offsets]:
-        """First and last offsets of those of the transactions that are here."""
+        """Return first and last offsets of those of the transactions that are here."""
         numbers, firsts, lasts = self._by_transaction
         place = np.minimum(np.searchsorted(numbers, transactions), len(numbers) - 1)
         place = place[numbers[place] == transactions]
@@ -161,7 +161,7 @@ class Spans:
 
     @classmethod
     def derived(cls, tables: Sequence[Table]) -> Spans:
-        """From the entries tables of a whole log, oldest first."""
+        """Derive the spans from the entries tables of a whole log, oldest first."""
         parts: list[tuple[np.ndarray, ...]] = []
         for table, aborted in zip(tables, aborted_rows(tables), strict=True):
             held = (table["transaction"] != NO_TRANSACTION) & (table["kind"] == Kind.DATA)
@@ -220,7 +220,7 @@ class Spans:
         }
 
     def snapshot(self) -> SpansSnapshot:
-        """As it is now; the work on it needs no lock."""
+        """Return a copy as it is now; to work on it needs no lock."""
         self._settle()
         return SpansSnapshot(tuple(self._blocks), self._recent.copy())
 

@@ -50,11 +50,11 @@ class Joins:
         self._transactions: dict[int, _Joins] = {}
 
     def __len__(self) -> int:
-        """How many joins are remembered."""
+        """Return how many joins are remembered."""
         return sum(len(each.confirmed) + len(each.pending) for each in self._transactions.values())
 
     def __contains__(self, key: Key) -> bool:
-        """Whether the join is confirmed: batches of it are taken."""
+        """Return whether the join is confirmed: batches of it are taken."""
         found = self._transactions.get(key[0])
         return found is not None and key[1] in found.confirmed
 

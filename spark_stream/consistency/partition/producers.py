@@ -188,7 +188,7 @@ def folded(state: ProducerState | None, entry: Entry) -> ProducerState:
 
 
 def expires(state: ProducerState, age: int) -> int | None:
-    """From when on a state that is not used for longer than ``age`` (µs) may be forgotten.
+    """Return from when on a state that is not used for longer than ``age`` (µs) may be forgotten.
 
     After a transaction has ended, only requests of it that were delayed can still come, and the
     transaction's record refuses those too. So a state that has ended is remembered only for as long
@@ -200,7 +200,7 @@ def expires(state: ProducerState, age: int) -> int | None:
 
 
 def expired(state: ProducerState, now: int, age: int) -> bool:
-    """Whether a state may be forgotten by now."""
+    """Return whether a state may be forgotten by now."""
     since = expires(state, age)
     return since is not None and since <= now
 
@@ -244,7 +244,7 @@ class _Log:
         self._starts = np.cumsum([0, *map(len, self._tables)])
 
     def column(self, name: str, rows: np.ndarray | None = None) -> np.ndarray:
-        """All of a column, or its rows of these numbers (in any order)."""
+        """Return all of a column, or its rows of these numbers (in any order)."""
         if rows is None:
             parts = [table[name] for table in self._tables]
             return np.concatenate(parts) if parts else np.zeros(0, np.int64)
@@ -260,7 +260,7 @@ class _Log:
 
 
 def _late_markers(log: _Log, rows: np.ndarray, producer: np.ndarray) -> np.ndarray:
-    """Which rows, in each producer's order, are markers of an epoch that it had left by then.
+    """Return which rows are markers of an epoch that their producer had left by then.
 
     A marker that was lost is written again, perhaps after its producer has gone on.
     """
@@ -275,7 +275,7 @@ def _late_markers(log: _Log, rows: np.ndarray, producer: np.ndarray) -> np.ndarr
 
 
 def _of_producer(log: _Log, rows: np.ndarray) -> ProducerState:
-    """From the rows of one producer, in the order of the log."""
+    """Derive a producer's state from its rows, in the order of the log."""
     epochs = log.column("producer_epoch", rows)
     epoch = int(epochs[-1])
     rows = rows[epochs == epoch]

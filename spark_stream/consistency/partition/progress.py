@@ -106,7 +106,7 @@ class Ages:
                 del self._entries[:old], self._times[:old]
 
     def time_of(self, entry: int) -> int:
-        """When the entry was appended: at this time, or a step later."""
+        """Return when the entry was appended: at this time, or a step later."""
         return self._times[max(0, bisect_right(self._entries, entry) - 1)]
 
 
@@ -169,7 +169,7 @@ class Progress:
         return len(self._awaited) or (0 if self.enough else 1)
 
     def acked(self, member: Member) -> EntryIndex | None:
-        """How far the member is, as far as the leader knows; None: it has never reported."""
+        """Return how far the member is, as far as the leader knows; None: it has never reported."""
         found = self._followers.get(member)
         return None if found is None else found.acked
 
@@ -183,7 +183,7 @@ class Progress:
         return ((number, each.member, each.acked) for number, each in self._sessions.items())
 
     def followers(self) -> dict[BrokerId, EntryIndex]:
-        """How far each replica is that has a session, or is waited for."""
+        """Return how far each replica is that has a session, or is waited for."""
         return {
             each.member.broker: each.acked
             for each in self._followers.values()
@@ -191,7 +191,7 @@ class Progress:
         }
 
     def replicated(self, log_end: EntryIndex) -> EntryIndex:
-        """All entries below this index are on the maximal ISR; 0 where that is too small."""
+        """Return all entries below this index are on the maximal ISR; 0 where that is too small."""
         if not self.enough:
             return EntryIndex(0)
         return min((each.acked for each in self._awaited), default=log_end)
@@ -243,7 +243,7 @@ class Progress:
             self._find_maximal()
 
     def end_sessions_of_dead(self) -> None:
-        """Who died reports again under a new session before it joins.
+        """End the sessions of dead brokers: a returning one reports anew before it may join.
 
         The end of its connection may not have been noticed, and it may have come back without what
         it had reported.
@@ -272,7 +272,7 @@ class Progress:
         return True
 
     def _forget_moved(self, record: PartitionRecord) -> None:
-        """Somebody else has changed the record, maybe several times.
+        """Forget the proposal: somebody else has changed the record, maybe several times.
 
         A replica that went, and maybe comes again, has lost its log in between: its session counts
         for nothing any more. One that has only begun to come asks for a session once more.
@@ -326,7 +326,7 @@ class Progress:
         return self.proposed
 
     def due(self, log_end: EntryIndex) -> int | None:
-        """When :meth:`propose` may have more to say if nobody reports meanwhile; None: never."""
+        """Return when :meth:`propose` may have more to say without a report; None: never."""
         if self.proposed is not None or self._over:
             return None
         return min(
@@ -341,7 +341,7 @@ class Progress:
     # -- who is waited for ------------------------------------------------------------------------
 
     def _is_near(self, follower: _Follower, log_end: EntryIndex, now: int) -> bool:
-        """Whether a follower that is not in sync is to be waited for, so that it can be."""
+        """Return whether a follower that is not in sync is to be waited for, so that it can be."""
         member = follower.member
         if follower.acked < self.inherited_end or member.broker not in self.record.replicas:
             return False
@@ -361,18 +361,18 @@ class Progress:
         return behind_since is None or now - behind_since <= self._patience(follower)
 
     def _behind_since(self, follower: _Follower, log_end: EntryIndex) -> int | None:
-        """Since when a follower has lacked an entry, or not reported; None: it has all, and has."""
+        """Return since when a follower lacks an entry or has not reported; None: it lacks none."""
         if follower.acked < log_end:
             return self._ages.time_of(follower.acked)
         return None if follower.was_cut else self._began
 
     def _patience(self, follower: _Follower) -> int:
-        """How long one that is waited for may lack an entry."""
+        """Return how long one that is waited for may lack an entry."""
         lag = self.settings.lag_max_us
         return (2 * (lag // _NEAR) if follower.admitted else lag) + self._ages.step
 
     def _lag(self, acked: EntryIndex, log_end: EntryIndex, now: int) -> int:
-        """How long the oldest entry that a follower lacks has been there; 0: it lacks none."""
+        """Return the age of the oldest entry that a follower lacks; 0: it lacks none."""
         return 0 if acked >= log_end else now - self._ages.time_of(acked)
 
     def _find_maximal(self) -> None:

@@ -162,7 +162,7 @@ class Replica:
         return high >= progress.inherited_end
 
     def is_settled(self, entry: EntryIndex) -> bool:
-        """Whether in-sync replicas have all below ``entry``, and nothing that this leader lacks."""
+        """Return whether the ISR has all below ``entry``, and nothing that this leader lacks."""
         high = self.bounds_state.high_watermark.entry
         return high >= entry and (self.progress is None or self.progress.all_cut)
 
@@ -171,7 +171,7 @@ class Replica:
         return () if self.progress is None else self.progress.session_numbers
 
     def has_enough_replicas(self, stamp: Stamp | None, level: Isolation) -> bool:
-        """Whether there are in-sync replicas enough for an append that waits for them."""
+        """Return whether there are in-sync replicas enough for an append that waits for them."""
         progress = self.progress
         return progress is None or progress.enough or not _waits(stamp, level)
 
@@ -197,7 +197,7 @@ class Replica:
         return self._settle(now)
 
     def follow(self, epoch: LeaderEpoch) -> Effects:
-        """Another replica leads from this epoch on, or nobody does.
+        """Follow another leader from this epoch on, or nobody.
 
         Appends that wait are abandoned, reads are woken: they find another leader.
         """
@@ -283,7 +283,7 @@ class Replica:
         return self._settle(now)
 
     def tick_due(self) -> int | None:
-        """When ``tick`` may have something to say if nobody acknowledges meanwhile; None: never."""
+        """Return when ``tick`` may have something to say without a report; None: never."""
         progress = self.progress
         return None if progress is None else progress.due(self.bounds_state.log_end.entry)
 
@@ -429,14 +429,14 @@ class Replica:
     def acknowledge(
         self, ticket: int, stamp: Stamp | None, level: Isolation, last_offset: int
     ) -> bool:
-        """Whether an append is answered at once; if not, an effect of a later event answers it."""
+        """Return whether to answer an append at once; else an effect of a later event does."""
         if not _waits(stamp, level) or last_offset < self.bounds_state.high_watermark.offset:
             return True
         self._tickets.add(ticket, last_offset)
         return False
 
     def give_up(self, ticket: int) -> None:
-        """Nobody waits for this append's answer any more."""
+        """Forget who waits for this append's answer."""
         self._tickets.cancel(ticket)
 
     def wait(self, waiter: int, bound: WaitBound, offset: int) -> bool:
@@ -454,12 +454,12 @@ class Replica:
             self._waiters[bound].cancel(waiter)
 
     def evict(self, log_start: Boundary) -> None:
-        """Retention removed the entries below this place."""
+        """Note that retention removed the entries below this place."""
         self.bounds_state = leader.evicted(self.bounds_state, log_start)
         self.spans.on_evicted(self.bounds_state.log_start.offset)
 
     def forget_producers(self, now: int) -> int | None:
-        """Forgets the producers that have written nothing for too long.
+        """Forget the producers that have written nothing for too long.
 
         From when on that holds for the next one, if none writes meanwhile; None: for none.
         """
@@ -521,6 +521,6 @@ class Replica:
 
 
 def _waits(stamp: Stamp | None, level: Isolation) -> bool:
-    """Whether an append is acknowledged only once it is replicated."""
+    """Return whether an append is acknowledged only once it is replicated."""
     inside = stamp is not None and stamp.transaction != NO_TRANSACTION
     return inside or level is not Isolation.READ_UNCOMMITTED

@@ -53,7 +53,7 @@ class Undecided:
 
     @classmethod
     def derived(cls, tables: Sequence[Table], high_watermark: EntryIndex) -> Undecided:
-        """From a log's entries tables in order; entries below the watermark are replicated."""
+        """Derive them from a log's entries tables; entries below the watermark are replicated."""
         found = cls()
         parts = _parts(tables, high_watermark)
         for transaction, producer_id, part, _ in parts:
@@ -74,7 +74,7 @@ class Undecided:
             self._producers.setdefault(transaction, {})[producer_id] = None
 
     def on_marked(self, transaction: int, producer_id: int, marker: int) -> None:
-        """Its marker is the entry of this index."""
+        """Note that its marker is the entry of this index."""
         part = self._open.pop((transaction, producer_id), None)
         if part is None:
             return
@@ -85,7 +85,7 @@ class Undecided:
             del self._producers[transaction]
 
     def on_replicated(self, upto: EntryIndex) -> None:
-        """Entries below ``upto`` are below the high watermark."""
+        """Return entries below ``upto`` are below the high watermark."""
         while self._marked and self._marked[0][1] < upto:
             heapq.heappop(self._marked)
 
@@ -113,7 +113,7 @@ class Undecided:
 def _parts(
     tables: Sequence[Table], upto: EntryIndex
 ) -> list[tuple[int, int, OpenPart, int | None]]:
-    """(transaction, producer id, its part, its marker) of all that are undecided, earliest first.
+    """Yield (transaction, producer id, its part, its marker) of all undecided, earliest first.
 
     Those are the parts without a marker (None), and those whose marker is not below ``upto``.
     """

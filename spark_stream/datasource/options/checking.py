@@ -90,7 +90,7 @@ def _refuse_kafkas(names: Iterable[str]) -> None:
 
 
 def check_kind(given: Given, kind: Use) -> None:
-    """InvalidOption if an option is for streams only and the query is none, or the other way."""
+    """Raise InvalidOption if an option is for streams only and the query is none, or vice versa."""
     for name, option in options_for(given.side).items():
         if name in given and not option.uses & kind:
             called = "streaming" if kind & (Use.STREAM_SOURCE | Use.STREAM_SINK) else "batch"

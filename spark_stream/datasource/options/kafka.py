@@ -37,7 +37,7 @@ class KafkaOption(Struct, frozen=True):
         return given if self.name.endswith("*") else self.name
 
     def covers(self, name: str) -> bool:
-        """Whether it is this option, or one of this family, whatever the case of the letters."""
+        """Return whether it is this option, or one of this family, in any case of the letters."""
         prefix = self.name.removesuffix("*").lower()
         return (
             name.lower().startswith(prefix) if self.name.endswith("*") else name.lower() == prefix

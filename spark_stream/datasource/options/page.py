@@ -30,7 +30,7 @@ def rendered() -> str:
 
 
 def rendered_beside_kafkas() -> str:
-    """Every option of Spark's Kafka connector, and what takes its place."""
+    """Return every option of Spark's Kafka connector, and what takes its place."""
     head = "| Kafka's option | for | default | isolog's | default | what differs |"
     return "\n".join([head, "|---|---|---|---|---|---|", *map(_row_beside_kafkas, KAFKAS)])
 

@@ -51,7 +51,7 @@ _MILLISECONDS_MAX: Final = INT64_MAX // 1000
 
 
 def offsets(name: str, text: str) -> Named:
-    """``earliest``, ``latest``, offsets by topic and partition, or those of a progress."""
+    """Parse ``earliest``, ``latest``, offsets by topic and partition, or those of a progress."""
     if text.strip().lower() in _WORDS:
         return _WORDS[text.strip().lower()]
     found: Mapping[str, Mapping[int, int]]
@@ -84,7 +84,7 @@ def offsets(name: str, text: str) -> Named:
 
 
 def moment(name: str, text: str) -> Moment:
-    """Milliseconds since the epoch, or ISO 8601; without a zone it is UTC."""
+    """Return milliseconds since the epoch, or ISO 8601; without a zone it is UTC."""
     found = _moment(text)
     if found is None:
         raise InvalidOption(
@@ -96,7 +96,7 @@ def moment(name: str, text: str) -> Moment:
 
 
 def moments(name: str, text: str) -> ByTopic:
-    """Moments by topic and partition."""
+    """Return moments by topic and partition."""
     try:
         found = {
             str(topic): {int(number): _moment(at) for number, at in places.items()}

@@ -15,14 +15,14 @@ from spark_stream.errors import InvalidOption
 
 
 def source_part(given: Mapping[str, str], *, streaming: bool | None = None) -> dict[str, str]:
-    """Of options that are for a source and a sink together, those for this kind of source."""
+    """Return this kind of source's part of options for a source and a sink together."""
     kind = {None: Use.SOURCE, True: Use.STREAM_SOURCE, False: Use.BATCH_SOURCE}[streaming]
     _, given = topic_settings(given)
     return _part(given, kind)
 
 
 def sink_part(given: Mapping[str, str], *, streaming: bool) -> dict[str, str]:
-    """Of options that are for a source and a sink together, those for this kind of sink.
+    """Return this kind of sink's part of options for a source and a sink together.
 
     ``isolation`` is the source's: what it may be there is more than a sink takes.
     """

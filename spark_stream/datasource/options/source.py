@@ -125,7 +125,7 @@ def _bound(options: Given, names: tuple[str, ...], selection: Selection) -> Boun
 
 
 def _check_order(starting: Bound, ending: Bound) -> None:
-    """InvalidOption if the end lies before the start, as far as the options alone tell it."""
+    """Raise InvalidOption if the end lies before the start, as far as the options alone tell it."""
     start, end = starting.place, ending.place
     if isinstance(start, Moment) and isinstance(end, Moment) and end < start:
         raise InvalidOption(
@@ -175,7 +175,7 @@ def _check_selected(option: str, named: Named, selection: Selection) -> None:
 
 
 def _selection(options: Given, selecting: list[str], short: str | None) -> Selection:
-    """Which topics; ``short`` is what ``load`` was given where that is no directory."""
+    """Return which topics; ``short`` is what ``load`` was given where that is no directory."""
     if len(selecting) > 1:
         raise InvalidOption(
             f"{' and '.join(selecting)}: give one of the two, to say which topics are read"

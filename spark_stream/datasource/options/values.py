@@ -50,7 +50,7 @@ def predicate(name: str, text: str) -> str:
 
 
 def column_names(name: str, text: str) -> tuple[str, ...]:
-    """Names of columns with commas between; whether they are there is known when the topic is."""
+    """Parse names of columns with commas between; they are looked up once the topic is known."""
     found = split_names(text)
     if not found:
         raise InvalidOption(f"{name} is empty; it takes columns, such as 'id'", option=name)
@@ -134,7 +134,7 @@ def consumer_name(name: str, text: str) -> str:
 
 
 def topic_names(name: str, text: str) -> tuple[str, ...]:
-    """Names with commas between, each once."""
+    """Return names with commas between, each once."""
     found = tuple(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
     if not found:
         raise InvalidOption(
@@ -162,7 +162,7 @@ def pattern(name: str, text: str) -> str:
 
 
 def assigned(name: str, text: str) -> dict[str, tuple[int, ...]]:
-    """Partitions by topic."""
+    """Return partitions by topic."""
     try:
         parsed = json.loads(text, object_pairs_hook=list)  # to see a name that comes twice
         pairs = [(str(topic), list(numbers)) for topic, numbers in parsed]
@@ -190,5 +190,5 @@ def reading_level(name: str, text: str) -> Isolation:
 
 
 def writing_level(name: str, text: str) -> Isolation:
-    """When a leader acknowledges."""
+    """Return when a leader acknowledges."""
     return level(text, PRODUCER_LEVELS)

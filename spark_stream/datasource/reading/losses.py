@@ -32,7 +32,7 @@ class Losses:
         self._told: set[str] = set()
 
     def report(self, message: str, **details: str | int) -> None:
-        """DataLoss, or a warning: once, though a query may come to it at every trigger."""
+        """Raise DataLoss, or warn once, though a query may come to it at every trigger."""
         if self._fail:
             raise DataLoss(message, hint=None, **details)
         if message not in self._told:
@@ -109,7 +109,7 @@ class Losses:
                 self.report_made_anew(name, before, latest.topic_id)
 
     def ends(self, start: Offsets, now: Found) -> dict[str, TopicOffsets]:
-        """How far the query can read now, given where it is; reports topics that are gone."""
+        """Return how far the query can read now from where it is; report topics that are gone."""
         self.check_topics(start, now)
         ends = {name: start[name] for name in now.missing if name in start}
         for name, latest in now.latest.items():

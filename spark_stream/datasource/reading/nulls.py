@@ -15,7 +15,7 @@ from spark_stream.errors import SchemaMismatch
 
 
 def check_nullability(topic: str, stored: pa.Schema, wanted: pa.Schema) -> None:
-    """SchemaMismatch, naming a column that is NOT NULL to the query and may be null in the topic.
+    """Raise SchemaMismatch for a column that is NOT NULL to the query and nullable in the topic.
 
     ``stored`` has the columns of ``wanted``, in types that fit.
     """

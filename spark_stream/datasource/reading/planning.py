@@ -72,7 +72,7 @@ class Planner:
 
     @classmethod
     def of(cls, options: SourceOptions) -> Planner:
-        """For the log that is there now; its options are what the tasks of the query get."""
+        """Plan for the log that is there now; its options are what the query's tasks get."""
         return cls(replace(options, place=located(options.place)))
 
     def logged(self, offsets: Offsets) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class Planner:
         return replace(found, latest=latest)
 
     def check_checkpoint(self, at: Offsets) -> None:
-        """InvalidOption if a checkpoint's offsets are of other partitions only.
+        """Raise InvalidOption if a checkpoint's offsets are of other partitions only.
 
         It is another query's then, and this one would begin as if it were new. Where
         ``failOnDataLoss`` is not set, that is told of as whatever else is no longer selected.
@@ -364,7 +364,7 @@ class Planner:
         }
 
     def reached(self, asked: list[Range], budgets: Mapping[Place, int]) -> dict[Place, int]:
-        """How far whole records of each range take no more than its budget of bytes."""
+        """Return how far whole records of each range take no more than its budget of bytes."""
         found = self._measure(
             AskedTopic.of(
                 topic=name,
@@ -391,7 +391,7 @@ class Planner:
         }
 
     def cut_between(self, begin: Offsets, limited: Offsets, ends: Offsets) -> Offsets:
-        """How far a reader at ``begin`` goes that wants to go no farther than ``limited``.
+        """Return how far a reader at ``begin`` goes that wants to go no farther than ``limited``.
 
         To the greatest cut within. Where a transaction is larger than that, beyond it, but never
         above ``ends``, which is a cut: records below it that are not in ``limited`` come later.
@@ -430,7 +430,7 @@ class Planner:
 
 
 def _lineages(name: str, seen: Iterable[Offsets]) -> dict[int, set[Lineage]]:
-    """Those of the topic's offsets, by partition."""
+    """Return those of the topic's offsets, by partition."""
     found: dict[int, set[Lineage]] = {}
     for each in seen:
         for number, lineage in each[name].lineages.items() if name in each else ():
@@ -440,7 +440,7 @@ def _lineages(name: str, seen: Iterable[Offsets]) -> dict[int, set[Lineage]]:
 
 
 def _from_here_on(begin: Offsets) -> dict[str, dict[int, tuple[int, int]]]:
-    """Topic → partition → where it begins, and the greatest offset that there may be."""
+    """Return topic → partition → where it begins, and the greatest offset that there may be."""
     return {
         name: {number: (offset, INT64_MAX) for number, offset in topic.offsets.items()}
         for name, topic in begin.items()
@@ -448,7 +448,7 @@ def _from_here_on(begin: Offsets) -> dict[str, dict[int, tuple[int, int]]]:
 
 
 def _by_topic(reading: Iterable[Range]) -> dict[str, dict[int, tuple[int, int]]]:
-    """Topic → partition → start and end."""
+    """Return topic → partition → start and end."""
     found: dict[str, dict[int, tuple[int, int]]] = {}
     for each in reading:
         found.setdefault(each.topic, {})[each.partition] = (each.start, each.end)

@@ -103,7 +103,7 @@ _MADE: Final[dict[type, Callable[[Column, Any], Predicate]]] = {
 
 
 def _goes_by_bytes(schema: StructType, pushed: Any) -> bool:
-    """Whether Spark compares the column as the leader does: texts by their bytes, not otherwise."""
+    """Return whether Spark compares the column as the leader does: texts by their bytes."""
     while isinstance(pushed, spark.Not):
         pushed = pushed.child
     kind: Any = schema

@@ -195,7 +195,7 @@ def _visible(source: Source, start: int, end: int) -> Iterator[Fetched]:
 
 
 def _check_there(source: Source, position: int, end: int, bounds: Bounds) -> None:
-    """DataLoss if the log ends below the range's end."""
+    """Raise DataLoss if the log ends below the range's end."""
     topic, number, left = source.view.topic, source.partition, bounds.log_end_offset
     if left < end:
         raise DataLoss(
@@ -231,7 +231,7 @@ def _not_visible(source: Source, position: int, end: int, bounds: Bounds | None)
 
 
 def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Neighbouring small batches as one: each that Spark gets has a cost, large or small."""
+    """Return neighbouring small batches as one: each that Spark gets has a cost, large or small."""
     held: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -265,7 +265,7 @@ class IsologReader(Travels, DataSourceReader):
         )
 
     def check_filter(self, text: str) -> None:
-        """InvalidFilter if it does not fit the columns of a topic."""
+        """Raise InvalidFilter if it does not fit the columns of a topic."""
         for name, topic in self._planner.describe().items():
             row_filter(text, name, topic.schema)
 

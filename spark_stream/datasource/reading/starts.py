@@ -74,7 +74,7 @@ def resolved(planner: Planner, bound: Bound, unnamed: int) -> Resolved:
 
 
 def check_order(options: SourceOptions, start: Offsets, end: Offsets) -> None:
-    """InvalidOption if a partition ends before it starts; ``latest`` says of no end that it does.
+    """Raise InvalidOption if a partition ends before it starts. ``latest`` ends before no start.
 
     Under a level with a lower bound than the start "latest" may be below it: nothing is read then.
     """
@@ -93,7 +93,7 @@ def check_order(options: SourceOptions, start: Offsets, end: Offsets) -> None:
 
 
 def _moves(said: At, offset: int, bound: int) -> bool:
-    """Whether what was said of a partition may mean another offset later."""
+    """Return whether what was said of a partition may mean another offset later."""
     if isinstance(said, Moment):
         return offset >= bound
     return said == LATEST or (said >= 0 and said != offset)

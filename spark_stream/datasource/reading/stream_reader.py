@@ -63,7 +63,7 @@ class _Planned(Struct, frozen=True):
     now: Found
 
     def covers(self, begin: Offsets, until: Offsets) -> bool:
-        """Whether it is this very batch, and nothing is left to ask about it.
+        """Return whether it is this very batch, and nothing is left to ask about it.
 
         Uncommitted records are told of where they are in the batch: that is asked once it is known
         where the batch ends.
@@ -139,7 +139,7 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
         return self._planner.logged(ends)
 
     def _ends(self, begin: Offsets, now: Found, limit: ReadLimit) -> Offsets | None:
-        """How far the next micro-batch goes, with the log as it is ``now``; None: not yet."""
+        """Return how far the next micro-batch goes in the log as it is ``now``; None: not yet."""
         ends: Offsets = self._planner.losses.ends(begin, now)
         if self._target is not None:
             ends = _capped(begin, ends, self._target)
@@ -178,12 +178,12 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
         return self._ranges.read(partition.value)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Tells how far the query is: retention does not wait, and Spark's checkpoint has it."""
+        """Tell how far the query is: retention does not wait, and Spark's checkpoint has it."""
         if self._named is not None:
             self._named.tell(self._planner.read_back(end))
 
     def stop(self) -> None:
-        """Nothing: the process's connection is shared with its other queries."""
+        """Do nothing: the process's connection is shared with its other queries."""
 
 
 def _capped(begin: Offsets, ends: Offsets, target: Offsets) -> dict[str, TopicOffsets]:

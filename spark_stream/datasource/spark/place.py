@@ -66,7 +66,7 @@ class Place(Struct, frozen=True):
 
 
 def place_of(options: Mapping[str, str], *, names_topic: bool) -> tuple[Place, str | None]:
-    """Where the log is, and the topic if ``load``, ``save`` or ``start`` was given one.
+    """Return where the log is, and the topic if ``load``, ``save`` or ``start`` was given one.
 
     Spark hands the argument of ``load`` on as the option ``path``, and lets nobody give both. So a
     ``path`` beside ``bootstrap``, or where the environment says where the log is, is a topic; else

@@ -103,7 +103,7 @@ def _still_there(known: Session) -> bool:
 
 
 def check_one_log(log_session: Session, others: Iterable[str | None]) -> None:
-    """WrongCluster, if tasks wrote to another log than the one that this session speaks to."""
+    """Raise WrongCluster if tasks wrote to another log than the one this session speaks to."""
     for other in set(others) - {None, log_session.cluster_id}:
         raise WrongCluster(
             f"tasks of this query wrote to the log {other}, and its driver is at the log"

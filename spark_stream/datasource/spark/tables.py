@@ -98,7 +98,7 @@ def kept_options(options: Mapping[str, str], schema: st.StructType) -> TableOpti
 
 
 def names_both_sides(options: Mapping[str, str]) -> bool:
-    """Whether these options are for a source and a sink together, as those of a temporary view."""
+    """Return whether these options are for source and sink together, as for a temporary view."""
     names = {name.lower() for name in options}
     return "topic" in names and any(name in names for name in _SELECTING)
 

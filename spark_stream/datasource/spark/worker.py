@@ -16,6 +16,6 @@ COMMITS: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 
 
 def is_worker(module: str) -> bool:
-    """Whether this process is a worker that runs the module."""
+    """Return whether this process is a worker that runs the module."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return module in sys.modules or (main is not None and main.name == module)

@@ -203,7 +203,7 @@ def _pieces(data: pa.Buffer, edges: npt.NDArray[Any], lengths: npt.NDArray[Any])
 
 
 def _mix_matrix(hashes: _Words, data: pa.Buffer, start: int, length: int) -> None:
-    """Mixes in texts of one length, which lie behind each other from ``start`` on."""
+    """Mix in texts of one length, which lie behind each other from ``start`` on."""
     whole, left = divmod(length, _WORD)
     for at in range(0, whole * _WORD, _WORD):
         hashes ^= np.ndarray(len(hashes), "<u8", data, start + at, (length,))
@@ -217,7 +217,7 @@ def _mix_matrix(hashes: _Words, data: pa.Buffer, start: int, length: int) -> Non
 def _mix_any(
     hashes: _Words, data: npt.NDArray[np.uint8], starts: _Places, lengths: _Places
 ) -> None:
-    """Mixes in texts of any lengths, a chunk of each at once; they drop out as they end."""
+    """Mix in texts of any lengths, a chunk of each at once; they drop out as they end."""
     live: Any = slice(None)
     for done in range(0, int(lengths.max()), _CHUNK):
         if done:

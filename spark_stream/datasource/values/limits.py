@@ -48,7 +48,7 @@ class RangeSizes(Protocol):
         ...
 
     def reached(self, asked: list[Range], budgets: Mapping[Place, int]) -> Mapping[Place, int]:
-        """How far whole records of each range take no more than its budget of bytes."""
+        """Return how far whole records of each range take no more than its budget of bytes."""
         ...
 
 
@@ -62,7 +62,7 @@ class Pace:
         self._waiting_since: float | None = None
 
     def awaits_more(self, begin: Offsets, ends: Offsets) -> bool:
-        """Whether what there is to read is too little yet, and has not waited long enough."""
+        """Return whether there is too little to read yet, and it has not waited long enough."""
         least = self._limits.min_offsets
         waiting = sum(each.end - each.start for each in ranges(begin, ends))
         if least is None or waiting >= least or not waiting:
@@ -122,5 +122,5 @@ def limited_records(begin: Offsets, ends: Offsets, limit: int) -> dict[str, Topi
 
 
 def _read_before(begin: Offsets) -> int:
-    """How many records a query at these offsets has read, if it began at 0."""
+    """Return how many records a query at these offsets has read, if it began at 0."""
     return sum(sum(topic.offsets.values()) for topic in begin.values())

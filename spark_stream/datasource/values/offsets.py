@@ -162,7 +162,7 @@ def clusters(value: Mapping[str, Any]) -> dict[str, str]:
 
 
 def known_offsets(offsets: Offsets, name: str, topic_id: str) -> Mapping[int, int]:
-    """Where the topic of this id stands; nowhere, if the offsets know none, or another one."""
+    """Return the offsets of the topic with this id; none if they are of another topic."""
     topic = offsets.get(name)
     return topic.offsets if topic is not None and topic.id == topic_id else {}
 

@@ -14,7 +14,7 @@ K = TypeVar("K")
 
 
 def shared_out(backlog: Mapping[K, int], limit: int, turn: int = 0) -> dict[K, int]:
-    """How many records each partition gives; together ``limit``, or the whole backlog if less.
+    """Return how many records each partition gives: ``limit`` in all, or the backlog if less.
 
     Every partition that has a backlog gives one at least, and beyond that in proportion, remainders
     to the largest fractions. Where the limit is too small for that, partitions take turns.
@@ -30,7 +30,7 @@ def shared_out(backlog: Mapping[K, int], limit: int, turn: int = 0) -> dict[K, i
 
 
 def _in_turn(backlog: Mapping[K, int], limit: int, turn: int) -> dict[K, int]:
-    """One record each of the first partitions with a backlog, from the place of the turn on.
+    """Take one record each of the first partitions with a backlog, starting at the turn's place.
 
     The turn moves on by the limit with every such batch, so the places pass by all partitions.
     """
@@ -60,7 +60,7 @@ def _in_proportion(backlog: Mapping[K, int], limit: int) -> dict[K, int]:
 
 
 def shared_bytes(backlog: Mapping[K, tuple[int, int]], limit: int, turn: int = 0) -> dict[K, int]:
-    """How many bytes each partition gets: together ``limit`` at most, or the whole backlog if less.
+    """Return how many bytes each partition gets: at most ``limit`` in all, or the backlog if less.
 
     ``backlog`` has the bytes of each partition's records, and those of its first one; ``turn`` is
     how many records were read before. As many partitions as possible get their first record, and

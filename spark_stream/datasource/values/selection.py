@@ -42,13 +42,13 @@ class Selection(Struct, frozen=True):
         return f"{self.option} {','.join(sorted(self.names))}"
 
     def takes_topic(self, name: str) -> bool:
-        """Whether a topic of this name is read."""
+        """Return whether a topic of this name is read."""
         if self.pattern is None:
             return name in self.names
         return matches(self.pattern, name)
 
     def takes(self, name: str, partition: int) -> bool:
-        """Whether the partition is read, if there is one of this number."""
+        """Return whether the partition is read, if there is one of this number."""
         return self.takes_topic(name) and (
             not self.assigned or partition in self.assigned.get(name, ())
         )
@@ -60,7 +60,7 @@ class Selection(Struct, frozen=True):
         return tuple(name for name in present if self.takes_topic(name))
 
     def check_partitions(self, name: str, count: int) -> None:
-        """InvalidOption if partitions are assigned that the topic does not have."""
+        """Raise InvalidOption if partitions are assigned that the topic does not have."""
         for number in self.assigned.get(name, ()):
             if number >= count:
                 raise InvalidOption(
@@ -69,7 +69,7 @@ class Selection(Struct, frozen=True):
                 )
 
     def why_not(self, name: str) -> str | None:
-        """Why a topic is not read, to follow its name; None if it is."""
+        """Return why a topic is not read, to follow its name; None if it is."""
         if self.takes_topic(name):
             return None
         if self.pattern is not None:

@@ -63,7 +63,7 @@ def _cut(whole: Range, parts: int) -> list[Range]:
 
 
 def _shared(pieces: Sequence[Range], most: int) -> Iterable[Task]:
-    """Neighbouring pieces together, as long as they have at most so many records."""
+    """Return neighbouring pieces together, as long as they have at most so many records."""
     held: list[Range] = []
     size = 0
     for piece in pieces:

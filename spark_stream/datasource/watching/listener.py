@@ -82,7 +82,7 @@ class QueryMetrics:
         )
 
     def serve(self, port: int) -> int:
-        """Answers scrapes at ``/metrics`` on this port (0: a free one); returns the port."""
+        """Answer scrapes at ``/metrics`` on this port (0: a free one); return the port."""
         server, _ = _client().start_http_server(port, registry=self._registry)
         return int(server.server_port)
 
@@ -165,12 +165,12 @@ class LagListener(StreamingQueryListener):
         self._logged: dict[str, float] = {}
 
     def lags(self) -> dict[str, list[PartitionLag]]:
-        """By query (its name, or its id where it has none) the lag of each of its partitions."""
+        """Return the lag of each partition by query: by its name, or its id where it has none."""
         with self._lock:
             return {self._names[run]: list(found) for run, found in self._found.items()}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing is known of it yet."""
+        """Do nothing: nothing is known of it yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = json.loads(event.progress.json)

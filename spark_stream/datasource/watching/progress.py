@@ -37,7 +37,7 @@ _LOOK_S: Final = 0.25
 
 @contextmanager
 def progress_bar(spark: SparkSession, console: Console | None = None) -> Iterator[None]:
-    """Bars for what runs within the block, gone at its end.
+    """Return bars for what runs within the block, gone at its end.
 
     ``console``: where they are drawn; None: on standard error, if somebody sees it.
     """
@@ -72,7 +72,7 @@ class _Queries(StreamingQueryListener):
         self._shown: dict[str, tuple[TaskID, int]] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Its first micro-batch tells how much there is."""
+        """Do nothing: the first micro-batch tells how much there is."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = json.loads(event.progress.json)
@@ -92,7 +92,7 @@ class _Queries(StreamingQueryListener):
         self._bars.update(task, completed=read, total=total, done=done)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing has changed."""
+        """Do nothing: nothing has changed."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         with self._lock:
@@ -103,7 +103,7 @@ class _Queries(StreamingQueryListener):
 
 @contextmanager
 def _jobs_shown(spark: SparkSession, bars: Progress) -> Iterator[None]:
-    """Within the block a thread looks at Spark's jobs; Spark Connect does not tell of them."""
+    """Let a thread look at Spark's jobs within the block; Spark Connect does not tell of them."""
     try:
         tracker = spark.sparkContext.statusTracker()
     except Exception:  # a session of Spark Connect has no context
@@ -138,7 +138,7 @@ def _look(tracker: Any, bars: Progress, ended: threading.Event) -> None:
 
 
 def _tasks_of(tracker: Any, job: int) -> tuple[int, int]:
-    """How many tasks of a job are done, and how many there are."""
+    """Return how many tasks of a job are done, and how many there are."""
     info = tracker.getJobInfo(job)
     stages = [tracker.getStageInfo(number) for number in info.stageIds] if info else []
     seen = [stage for stage in stages if stage is not None]

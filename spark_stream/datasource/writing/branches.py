@@ -147,7 +147,7 @@ def _one_transaction(branches: Sequence[TaskBranch], batch: int) -> tuple[str, s
 
 
 def drop(transactions: TransactionsClient, branch: TaskBranch) -> None:
-    """Aborts what a failed task has written: no reader waits for it. Raises nothing."""
+    """Abort what a failed task has written: no reader waits for it. Raise nothing."""
     name, instance, number = branch.transaction
     try:
         transactions.drop_branch(name, instance, number, branch.producer_id)
@@ -156,7 +156,7 @@ def drop(transactions: TransactionsClient, branch: TaskBranch) -> None:
 
 
 def abort(transactions: TransactionsClient, branches: Iterable[TaskBranch]) -> None:
-    """Aborts what is still open of the branches' transactions. Raises nothing.
+    """Abort what is still open of the branches' transactions. Raise nothing.
 
     What cannot be aborted now, the query's next run aborts, or its own timeout does.
     """

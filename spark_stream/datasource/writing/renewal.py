@@ -56,7 +56,7 @@ class KeptOpen:
                 return
 
     def _due(self) -> float:
-        """When this process has to renew the batch's transaction next."""
+        """Return when this process has to renew the batch's transaction next."""
         name, *which = self._asked
         known = _due.get(name)
         if known is None or known[0] != which:
@@ -72,7 +72,7 @@ class KeptOpen:
                 _due.pop(name, None)
 
     def _renew_once(self) -> bool:
-        """Renews it; False if there is nothing more to renew."""
+        """Renew it; return False if there is nothing more to renew."""
         name, *which = self._asked
         _due[name] = (which, time.monotonic() + self._pause_s)
         try:

@@ -31,7 +31,7 @@ _READ: Final = ("offset", "timestampType")  # the source's own, where a topic ha
 
 
 def looks_default(schema: pa.Schema) -> bool:
-    """Whether a DataFrame is Kafka's: a value of text or bytes, and no column unknown to Kafka."""
+    """Return whether a DataFrame is Kafka's: a text or binary value, and only Kafka's columns."""
     names = {*DEFAULT_SCHEMA.names, *_ROUTING}
     if "value" not in schema.names or not set(schema.names) <= names:
         return False
@@ -58,7 +58,7 @@ def topic_schema(schema: pa.Schema, *, by_column: bool) -> pa.Schema:
 
 
 def check_routing(schema: pa.Schema, topic: str | None) -> None:
-    """SchemaMismatch if there is neither a topic nor a text column that names it."""
+    """Raise SchemaMismatch if there is neither a topic nor a text column that names it."""
     if topic is not None:
         return
     if TOPIC_COLUMN not in schema.names:
@@ -78,7 +78,7 @@ def check_routing(schema: pa.Schema, topic: str | None) -> None:
 
 
 def check_fits(schema: pa.Schema, known: TopicDescription, *, by_column: bool) -> None:
-    """SchemaMismatch, naming column, expected and got, if the DataFrame does not fit the topic."""
+    """Raise SchemaMismatch (column, expected, got) if the DataFrame does not fit the topic."""
     wanted = topic_schema_of(schema, known.schema, by_column=by_column)
     if is_default(known.schema):
         with of_topic(known.name):
@@ -207,7 +207,7 @@ def routed(
 
 
 def _stored(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Text to bytes, and headers to the type that they are stored in."""
+    """Convert text to bytes, and headers to the type that they are stored in."""
     names = [name for name in batch.schema.names if name != PARTITION_COLUMN]
     arrays = []
     for name in names:

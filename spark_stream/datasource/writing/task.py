@@ -301,7 +301,7 @@ def _of_option(error: InvalidConfig | InvalidAssignment) -> InvalidOption:
 
 
 def tell_what_stays(known: TopicDescription, options: SinkOptions) -> None:
-    """Warns, once in a process, that an existing topic keeps settings which the options name."""
+    """Warn once in a process that an existing topic keeps settings which the options name."""
     asked = {
         f"{TOPIC_SETTING}{name}": (known.config[name], wanted)
         for name, wanted in options.topic_config
@@ -345,7 +345,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _first_turn() -> int:
-    """Where a task's turn begins, so that small micro-batches do not all go to partition 0."""
+    """Return where a task's turn begins: small micro-batches must not all go to partition 0."""
     context = TaskContext.get()
     if context is None:
         return 0

@@ -47,7 +47,7 @@ def withdraw_announcement(transactional_id: str, number: int, consumer: str) -> 
 
 
 def go_on(finished: Finished, consumer: str) -> Script[list[PositionOf]]:
-    """Where a named consumer goes on, decided transactions included."""
+    """Return where a named consumer goes on, decided transactions included."""
     for record in (yield from FindTransactions(By.CONSUMER, consumer)):
         if record.state is State.COMMITTING:
             yield from finish(finished, record)

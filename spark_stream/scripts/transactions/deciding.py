@@ -96,7 +96,7 @@ def apply_rule(
 
 
 def allot(found: Transaction, spare: Allotted, *, producer_id: bool = True) -> Script[Allotted]:
-    """``spare`` with a number above the record's, and a producer id if one is wanted."""
+    """Give ``spare`` a number above the record's, and a producer id if one is wanted."""
     number, producer = spare.number, spare.producer_id
     if number <= found.number:
         number = yield from TakeNumber(Numbering.TRANSACTIONS, above=found.number)
@@ -187,7 +187,7 @@ def join(
 
 
 def explain_refusal(transactional_id: str, number: int, error: IsologError) -> Script[IsologError]:
-    """Why a partition takes no more of a transaction, as its record tells; else ``error``."""
+    """Return why a partition takes no more of a transaction by its record; else ``error``."""
     found = yield from records.read(transactional_id)
     if found is None or found.number != number or found.state not in ABORTS:
         return error
@@ -289,12 +289,12 @@ def describe(finished: Finished, transactional_id: str) -> Script[Transaction]:
 
 
 def describe_all(finished: Finished) -> Script[list[Transaction]]:
-    """Every transactional id's record, by id."""
+    """Return every transactional id's record, by id."""
     return [finished.settled(record) for record in (yield from records.read_all())]
 
 
 def kill(finished: Finished, transactional_id: str, number: int | None) -> Script[Transaction]:
-    """Aborts an open transaction (``number``: that one and no later), whoever owns it.
+    """Abort an open transaction (``number``: that one and no later), whoever owns it.
 
     Raises:
         UnknownTransaction, InvalidTransaction: there is none, or it is not open.

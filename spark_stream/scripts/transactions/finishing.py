@@ -124,7 +124,7 @@ def finish(finished: Finished, decided: Transaction) -> Script[Transaction]:
 def seal_partitions(
     decided: Transaction,
 ) -> Script[tuple[list[Joined], IsologError | None]]:
-    """Seals all partitions; those that are sealed, and why another one is not usable.
+    """Seal all partitions; return the sealed ones, and why another one is unusable.
 
     Raises:
         LeaderUnavailable, NotLeader, RequestTimeout: a partition may still take a batch.

@@ -26,7 +26,7 @@ def own_name(consumer: str, instance: str) -> Script[None]:
 
 
 def check_owners(owners: Mapping[str, str]) -> Script[None]:
-    """ConsumerFenced if a name is owned by another instance than this one."""
+    """Raise ConsumerFenced if a name is owned by another instance than this one."""
     for name, instance in owners.items():
         record = yield from Get(CONSUMERS + name)
         _check_owner(name, {} if record is None else record.value, instance)
@@ -76,7 +76,7 @@ def _store_decided_for(name: str, mine: list[PositionOf], decided: Transaction) 
 
 
 def _change(name: str, judge: Callable[[Value], Script[Value | None]]) -> Script[None]:
-    """One compare-and-set of what the judge makes of the record; None: it stays."""
+    """Write what the judge makes of the record, by compare-and-set; None: it stays."""
     while True:
         record = yield from Get(CONSUMERS + name)
         value = yield from judge({"positions": []} if record is None else record.value)

@@ -55,7 +55,7 @@ def read(transactional_id: str) -> Script[Transaction | None]:
 
 
 def read_all() -> Script[list[Transaction]]:
-    """Every record, by transactional id."""
+    """Return every record, by transactional id."""
     return [decode(record.value) for record in (yield from ListRecords(PREFIX))]
 
 

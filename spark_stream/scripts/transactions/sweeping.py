@@ -53,7 +53,7 @@ class Watch:
         self._seen: dict[str, tuple[tuple[int, int, State], float]] = {}
 
     def unchanged_s(self, record: Transaction, now_s: float) -> float:
-        """For how long the record has had its number, deadline and state before our eyes."""
+        """Return for how long the record has had its number, deadline and state before our eyes."""
         key = (record.number, record.deadline_ms, record.state)
         known, since = self._seen.get(record.transactional_id, (None, now_s))
         if known != key:
@@ -62,7 +62,7 @@ class Watch:
         return now_s - since
 
     def keep_only(self, records_: Iterable[Transaction]) -> None:
-        """Forgets all others."""
+        """Forget all others."""
         names = {each.transactional_id for each in records_}
         for gone in self._seen.keys() - names:
             del self._seen[gone]
@@ -154,7 +154,7 @@ class LostMarker(Struct, frozen=True):
 
 
 def restore_markers(open_parts: Iterable[tuple[Joined, int]]) -> Script[list[LostMarker]]:
-    """Mends what damage took of the markers in partitions that this broker has begun to lead.
+    """Restore what damage took of the markers in partitions that this broker has begun to lead.
 
     A finished transaction that is open in a partition (``open_parts``: place and number) has lost
     its marker there, by a power cut or damage. Its record says what the marker was; where the

@@ -27,7 +27,7 @@ def make_directory(disk: Disk, directory: Path) -> None:
 
 
 def is_lost(disk: Disk, directory: Path) -> bool:
-    """Whether a log that has no files once had a directory, and has none any more."""
+    """Return whether a log that has no files once had a directory, and has none any more."""
     return _is_noted(disk, directory) and directory.name not in disk.names(directory.parent)
 
 

@@ -142,7 +142,7 @@ class RunFile(Struct, frozen=True):
         return run
 
     def record_run(self, run: str) -> None:
-        """Names the run that uses the directory from now on; that outlives a power cut."""
+        """Return names the run that uses the directory from now on; that outlives a power cut."""
         self._write(_RUN, run)
         self._write(_ORIGINAL, self.disk.stamp(self.path / _RUN))
         self.disk.sync_directory(self.path)

@@ -67,11 +67,11 @@ class Disk(Protocol):
     def read_stored(self, path: Path, position: int, length: int) -> pa.Buffer: ...
     def size(self, path: Path) -> int: ...
     def identity(self, path: Path) -> tuple[int, int]:
-        """Device and inode of a file: what tells it from one that takes its name later."""
+        """Return device and inode of a file: what tells it from one that takes its name later."""
         ...
 
     def stamp(self, path: Path) -> str:
-        """Inode, its generation, and time of the last write: what tells a file from its copies.
+        """Return inode, its generation and last write time, which tell a file from its copies.
 
         The device is not in it: its number may be another after a start of the machine.
         """
@@ -304,7 +304,7 @@ class OsDisk:
         return True
 
     def _make_directory(self, path: Path) -> None:
-        """From the top down: what is there already has a parent with a forced name.
+        """Make the directory and its parents from the top down, forcing each name.
 
         Its own name is forced here too, in case its maker died before that.
         """

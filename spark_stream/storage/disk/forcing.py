@@ -104,7 +104,7 @@ class Forcing:
             self._write(upto, failed=False)
 
     def lower(self, upto: Boundary) -> None:
-        """Lets the mark say no more than ``upto``, for certain: what lies behind is to be cut.
+        """Lower the mark to ``upto``, durably: what lies behind is to be cut.
 
         Raises:
             StorageFailure: it may still say more; after a force that failed, the log has failed.
@@ -123,7 +123,7 @@ class Forcing:
         return failure
 
     def give_up(self, message: str) -> IsologError:
-        """Lets the log take no more until it is opened again; what to raise from now on."""
+        """Close the log to writes until it is opened again; return what to raise."""
         if self.failed is None:
             self.failed = StorageFailure(message, hint=_HINT, path=str(self._directory))
             self.when_failed()

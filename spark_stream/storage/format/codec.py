@@ -58,7 +58,7 @@ def _intact_crc(entries: int) -> int:
 
 
 def intact_rows(table: Table) -> npt.NDArray[np.bool_]:
-    """Which entries have the checksum that they carry, shape (rows,)."""
+    """Return which entries have the checksum that they carry, shape (rows,)."""
     data = table.tobytes()
     value = google_crc32c.value
     actual = np.fromiter(
@@ -70,7 +70,7 @@ def intact_rows(table: Table) -> npt.NDArray[np.bool_]:
 
 
 def intact_entries(table: Table) -> int:
-    """How many leading entries have the checksum that they carry."""
+    """Return how many leading entries have the checksum that they carry."""
     data = pa.py_buffer(np.ascontiguousarray(table).view(np.uint8))
     for first in range(0, len(table), _BLOCK_ENTRIES):
         rows = min(_BLOCK_ENTRIES, len(table) - first)
@@ -269,7 +269,7 @@ class Codec:
         return with_facts(self.schema, facts)
 
     def encode(self, batch: pa.RecordBatch) -> EncodedBatch:
-        """One batch as an encapsulated IPC message, padded to 8 bytes.
+        """Encode one batch as an encapsulated IPC message, padded to 8 bytes.
 
         Raises:
             BrokerBusy: there is no memory for it.
@@ -293,7 +293,7 @@ class Codec:
     def decode(
         self, messages: Sequence[memoryview], entries: int, columns: Sequence[str] | None
     ) -> tuple[pa.RecordBatch, int]:
-        """One batch from ``entries`` messages, and from how many of them it is.
+        """Decode one batch from ``entries`` messages; return also how many of them it is made of.
 
         ``messages`` are their bytes, in any parts. A single uncompressed message is decoded in
         place: the batch is a view of it. Of compressed messages only the first are taken, so
@@ -313,5 +313,5 @@ class Codec:
         return as_one(pa.Table.from_batches(batches), columns), len(batches)
 
     def describes(self, header: pa.Buffer) -> bool:
-        """Whether this is a sound schema message of this topic's schema."""
+        """Return whether this is a sound schema message of this topic's schema."""
         return facts_of(header) is not None and self.schema.equals(pa.ipc.read_schema(header))

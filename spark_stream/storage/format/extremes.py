@@ -180,7 +180,7 @@ class Layout:
 
 
 def have_same_keys(one: pa.DataType, other: pa.DataType) -> bool:
-    """Whether a value that has both types has one key."""
+    """Return whether a value that has both types has one key."""
     if pt.is_decimal128(one) and pt.is_decimal128(other):
         return bool(one.scale == other.scale)
     families = (pt.is_integer, pt.is_floating)

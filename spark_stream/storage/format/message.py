@@ -37,7 +37,7 @@ class EncodedBatch(Struct):
         return pa.py_buffer(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def crc(self) -> int:
-        """CRC-32C (Castagnoli) of the bytes, unsigned."""
+        """Return the CRC-32C (Castagnoli) of the bytes, unsigned."""
         found = 0
         for part in self.parts:
             found = int(google_crc32c.extend(found, part))
@@ -76,7 +76,7 @@ class _Sink:
         return len(part)
 
     def flush(self) -> None:
-        """Nothing waits here."""
+        """Do nothing: no bytes wait here."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""

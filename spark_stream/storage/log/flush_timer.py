@@ -15,7 +15,7 @@ class FlushTimer:
         self._started: float | None = None
 
     def next_due(self, settings: LogSettings, now: float) -> float | None:
-        """When the log must be forced next; None: its topic has no interval."""
+        """Return when the log must be forced next; None: its topic has no interval."""
         if settings.flush is not Flush.INTERVAL:
             return None
         if self._started is None:
@@ -23,7 +23,7 @@ class FlushTimer:
         return self._started + settings.flush_ms / 1000
 
     def take_due(self, settings: LogSettings, now: float) -> bool:
-        """Whether the log must be forced now; if so, the next interval begins."""
+        """Return whether the log must be forced now; if so, the next interval begins."""
         due = self.next_due(settings, now)
         if due is None or due > now:
             return False

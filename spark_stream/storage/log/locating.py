@@ -39,7 +39,7 @@ def segment_with(segments: Sequence[Segment], entry: EntryIndex, directory: Path
 def located_in(
     segment: Segment, indexes: np.ndarray, epoch: int, *, doubted: bool = False
 ) -> Stored | None:
-    """Where these entries' messages lie, if all of them do so in this segment; None: they do not.
+    """Return where the messages of these entries lie if all are in this segment, else None.
 
     ``indexes``: runs of entries, (first, count), int64, shape (runs, 2), rising. ``epoch``: the
     leader epoch of the last one where it was looked up; here there may be another entry instead.

@@ -94,7 +94,7 @@ class PartitionLog:
         return self._forcing.failed
 
     def when_failed(self, tell: Callable[[], None]) -> None:
-        """:meth:`ReplicaLog.when_failed`."""
+        """See :meth:`ReplicaLog.when_failed`."""
         self._forcing.when_failed = tell
         if self.failed is not None:
             tell()
@@ -130,7 +130,7 @@ class PartitionLog:
         return [segment.table for segment in self.segments]
 
     def boundary_of(self, entry: EntryIndex) -> Boundary:
-        """:meth:`ReplicaLog.boundary_of`."""
+        """See :meth:`ReplicaLog.boundary_of`."""
         return self._segment_of(entry).boundary_of(entry)
 
     def _segment_of(self, entry: EntryIndex) -> Segment:
@@ -179,7 +179,7 @@ class PartitionLog:
         self._write(entry, None)
 
     def append_entries(self, rows: Table, data: pa.Buffer) -> list[Entry]:
-        """:meth:`ReplicaLog.append_entries`. A segment's age goes by the entries' own times."""
+        """See :meth:`ReplicaLog.append_entries`. A segment's age goes by the entries' own times."""
         self._forcing.check()
         if not len(rows):
             return []
@@ -218,11 +218,11 @@ class PartitionLog:
         return entries
 
     def take_back(self) -> list[Entry]:
-        """:meth:`ReplicaLog.take_back`."""
+        """See :meth:`ReplicaLog.take_back`."""
         return self._kept.take_back(lambda: self._segments, self.append_entries)
 
     def _fitting(self, rows: Table) -> int:
-        """How many of these rows fit into the active segment."""
+        """Return how many of these rows fit into the active segment."""
         active = self._active
         return rows_that_fit(
             rows,
@@ -240,7 +240,7 @@ class PartitionLog:
         return next((int(table[-1]["leader_epoch"]) for table in tables if len(table)), 0)
 
     def truncate(self, to: EntryIndex) -> Boundary:
-        """:meth:`ReplicaLog.truncate`; the steps are in ``truncation``."""
+        """See :meth:`ReplicaLog.truncate`; the steps are in ``truncation``."""
         self._forcing.check()
         boundary = self.boundary_of(to)
         if boundary == self.end:
@@ -255,7 +255,7 @@ class PartitionLog:
         return boundary
 
     def reset(self, start: Boundary) -> None:
-        """:meth:`ReplicaLog.reset`; the steps are in ``truncation``."""
+        """See :meth:`ReplicaLog.reset`; the steps are in ``truncation``."""
         self._forcing.check()
         if self.hole is not None:
             self._kept.keep(self._segments)
@@ -276,7 +276,7 @@ class PartitionLog:
         self._endings.on_appended(entry, self._segments)
 
     def _make_room(self, length: int, now: int, codec: Codec | None = None) -> None:
-        """``codec``: that of the batch which is to come; None: a marker goes into any segment."""
+        """Roll if the next batch needs it. ``codec``: of that batch; None: it is a marker."""
         active, settings = self._active, self.format.settings
         if codec is not None and codec.version != active.codec.version:
             self._speak(codec)
@@ -335,15 +335,15 @@ class PartitionLog:
         self._forcing.mark(self._active.end)
 
     def check_files(self) -> None:
-        """:meth:`ReplicaLog.check_files`."""
+        """See :meth:`ReplicaLog.check_files`."""
         self._active.check_files()
 
     def probe(self) -> None:
-        """:meth:`ReplicaLog.probe`."""
+        """See :meth:`ReplicaLog.probe`."""
         self._active.probe(forced=self.format.settings.flush is not Flush.NONE)
 
     def next_flush_due(self, monotonic: float) -> float | None:
-        """:meth:`ReplicaLog.next_flush_due`."""
+        """See :meth:`ReplicaLog.next_flush_due`."""
         if self.failed is not None:
             return None
         return self._flush_timer.next_due(self.format.settings, monotonic)
@@ -354,7 +354,7 @@ class PartitionLog:
             self.flush()
 
     def close(self, *, forced: bool = True) -> None:
-        """:meth:`ReplicaLog.close`."""
+        """See :meth:`ReplicaLog.close`."""
         try:
             if forced:
                 self.check_files()
@@ -415,12 +415,12 @@ class PartitionLog:
     def read_entries(
         self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None = None
     ) -> StoredEntries | None:
-        """:meth:`ReplicaLog.read_entries`."""
+        """See :meth:`ReplicaLog.read_entries`."""
         with self._damage.noted():
             return self._segment_of(first).stored(first, max_bytes, upto)
 
     def locate(self, indexes: np.ndarray, epoch: int, *, doubted: bool = False) -> Stored | None:
-        """:meth:`ReplicaLog.locate`."""
+        """See :meth:`ReplicaLog.locate`."""
         with self._damage.noted():
             segment = self._segment_of(EntryIndex(int(indexes[0, 0])))
             return located_in(segment, indexes, epoch, doubted=doubted)
@@ -431,11 +431,11 @@ class PartitionLog:
         return self._damage.first(self.start.entry) if self._damage else None
 
     def check_stored(self) -> Iterator[CheckedPiece]:
-        """:meth:`ReplicaLog.check_stored`."""
+        """See :meth:`ReplicaLog.check_stored`."""
         return pieces(self._disk, self._segments)
 
     def confirm(self, suspect: Suspect) -> bool:
-        """:meth:`ReplicaLog.confirm`."""
+        """See :meth:`ReplicaLog.confirm`."""
         if not self.start.entry <= suspect.entry < self.end.entry:
             return False
         if is_sound(self._disk, self._segment_of(suspect.entry), suspect.entry):
@@ -444,11 +444,11 @@ class PartitionLog:
         return True
 
     def has_aborted(self, start: Offset, end: Offset) -> bool:
-        """:meth:`ReplicaLog.has_aborted`."""
+        """See :meth:`ReplicaLog.has_aborted`."""
         return any(has_aborted(segment, start, end) for segment in self.segments)
 
     def offset_at(self, timestamp: int) -> Offset | None:
-        """:meth:`ReplicaLog.offset_at`."""
+        """See :meth:`ReplicaLog.offset_at`."""
         with self._damage.noted():
             return first_offset_at(self.segments, timestamp, self.format.timestamp_column)
 
@@ -485,7 +485,7 @@ class PartitionLog:
         return gone
 
     def drop_tail(self) -> Callable[[], None] | None:
-        """:meth:`ReplicaLog.drop_tail`."""
+        """See :meth:`ReplicaLog.drop_tail`."""
         for segment in self._closed:
             if segment.has_tail and self.failed is None:
                 copy = ShorterCopy(self._disk, segment)
@@ -493,7 +493,7 @@ class PartitionLog:
         return None
 
     def housekeeping_due(self) -> int | None:
-        """From when on :meth:`housekeep` has something to do if nothing else happens; None: never.
+        """Return when :meth:`housekeep` next has something to do by time alone; None: never.
 
         Microseconds, on the clock of the appends. What waits for the last stable offset stays due.
         """

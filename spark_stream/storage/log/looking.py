@@ -69,12 +69,12 @@ class SegmentFiles:
         self._names = set(names)
 
     def segments(self) -> list[SegmentName]:
-        """All that have a file, oldest first."""
+        """Return all that have a file, oldest first."""
         bases = {base_of(name) for name in self._names if is_segment_file(name)}
         return [SegmentName(self._directory, base) for base in sorted(bases)]
 
     def paths(self, name: SegmentName) -> list[Path]:
-        """Those of a segment's files that are there."""
+        """Return those of a segment's files that are there."""
         return [path for path in (name.arrow, name.entries) if path.name in self._names]
 
     def data(self, name: SegmentName) -> pa.Buffer:
@@ -118,7 +118,7 @@ class SegmentFiles:
         return FoundSegment(name, first, raw, table, good, data_size)
 
     def told_entry(self, name: SegmentName) -> int | None:
-        """Which entry a segment starts with, as its first entry or its schema message says."""
+        """Return the first entry of a segment, as its entries or its schema message say."""
         first = whole_rows(self.entries(name))[:1]
         if intact_entries(first):
             return int(first[0]["entry_index"])
@@ -129,20 +129,20 @@ class SegmentFiles:
         return None if told is None else int(told)
 
     def follows(self, found: FoundSegment, following: SegmentName) -> bool:
-        """Whether the next segment starts where this one ends."""
+        """Return whether the next segment starts where this one ends."""
         if following.base_offset != found.end.offset:
             return False
         return self.told_entry(following) in (None, found.end.entry)
 
     def starts_within(self, found: FoundSegment, following: SegmentName) -> bool:
-        """Whether the next segment starts before this one ends."""
+        """Return whether the next segment starts before this one ends."""
         told = self.told_entry(following)
         earlier = told is not None and told < found.end.entry
         before = following.base_offset - found.end.offset
         return before < 0 or (before == 0 and earlier)
 
     def is_empty(self, name: SegmentName) -> bool:
-        """Whether nothing was ever appended to a segment."""
+        """Return whether nothing was ever appended to a segment."""
         no_entry = self.entries(name).size == 0
         return no_entry and self._data_size(name) <= self._unfinished_size(name)
 
@@ -179,7 +179,7 @@ class SegmentFiles:
 
 
 def is_segment_file(name: str) -> bool:
-    """Whether a segment has a file of this name."""
+    """Return whether a segment has a file of this name."""
     base, dot, kind = name.partition(".")
     numbered = base.isascii() and base.isdigit() and len(base) == 20
     return bool(dot) and numbered and kind in ("arrow", "entries")

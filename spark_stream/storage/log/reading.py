@@ -72,7 +72,7 @@ class Visible(Struct, frozen=True):
         committed: bool,
         filtering: Filtering | None = None,
     ) -> Visible:
-        """Those of ``[start, end)``, or of a first part of it; it is not empty and can be read.
+        """Return those of ``[start, end)``, or a first part of it, which is not empty and is sound.
 
         Batches that can hold nothing of a filtering are left out like aborted ones.
 
@@ -103,7 +103,7 @@ class Visible(Struct, frozen=True):
         return cls(first + places, bases, counts.astype(np.int64), starts, lengths, timestamps, end)
 
     def runs(self, entries_max: int) -> Iterator[tuple[int, int]]:
-        """Ranges of neighbours that are read in one go."""
+        """Return ranges of neighbours that are read in one go."""
         if len(self.places) == 1:  # as where one record is read when it comes
             yield 0, 1
             return
@@ -123,7 +123,7 @@ class Visible(Struct, frozen=True):
             low = high
 
     def following(self, item: int) -> Offset:
-        """Where to read on behind the last row of an item."""
+        """Return where to read on behind the last row of an item."""
         return Offset(int(self.bases[item + 1])) if item + 1 < len(self.bases) else self.until
 
 
@@ -142,7 +142,7 @@ class ReadPlan(Struct, frozen=True):
     encoded: bool = False
 
     def takes_messages(self, segment: Segment) -> bool:
-        """Whether this wants whole messages of a segment as they are."""
+        """Return whether this wants whole messages of a segment as they are."""
         return (
             self.encoded
             and self.columns is None
@@ -209,7 +209,7 @@ def _chunks(
 
 
 def has_aborted(segment: Segment, start: Offset, end: Offset) -> bool:
-    """Whether a record of ``[start, end)`` is in the segment, and aborted. Looks at no record."""
+    """Return whether a record of ``[start, end)`` is here and aborted, without reading records."""
     table = segment.table
     mask = segment.aborted(table)
     if mask is None or start >= segment.end.offset or end <= segment.first.offset:

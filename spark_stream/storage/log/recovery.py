@@ -161,7 +161,7 @@ class Recovery(Struct, frozen=True):
             ) from None
 
     def _is_left_over(self, found: FoundSegment, behind: list[SegmentName]) -> bool:
-        """Whether the one segment behind was made, and this one went on or was not shortened.
+        """Return whether the one segment behind was made, and this one went on or was not cut.
 
         A roll that failed leaves that, and so does a crash while the log is cut back.
         """
@@ -318,7 +318,7 @@ def _tails(found: FoundSegment, data: pa.Buffer, data_end: int) -> list[_Tail]:
 
 
 def _doubtful(found: FoundSegment, once: Boundary) -> int:
-    """How many entries behind the known end are there as a whole and fail their checksum."""
+    """Return how many entries behind the known end are there as a whole and fail their checksum."""
     first = max(found.good, once.entry - found.first.entry)
     rows = found.table[first:]
     broken = np.flatnonzero(~intact_rows(rows)) if len(rows) else ()
@@ -326,7 +326,7 @@ def _doubtful(found: FoundSegment, once: Boundary) -> int:
 
 
 def _is_unfinished(entry: np.void, row: int) -> bool:
-    """Whether the entry was never written as a whole: the part of it in one sector is blank.
+    """Return whether the entry was never written as a whole: the part of it in one sector is blank.
 
     That includes a row of zeros, where the file was made longer and nothing was written.
     """

@@ -148,7 +148,7 @@ class ReplicaLog(Protocol):
     def roll(self) -> None: ...
     def flush(self) -> None: ...
     def next_flush_due(self, monotonic: float) -> float | None:
-        """When what was appended by now must be forced; None: no time is set for that.
+        """Return when what was appended by now must be forced; None: no time is set for that.
 
         ``monotonic`` is the present moment, in seconds, of the clock that the answer goes by.
         """
@@ -193,7 +193,7 @@ class ReplicaLog(Protocol):
     def read_entries(
         self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None = None
     ) -> StoredEntries | None:
-        """Entries from ``first`` to before ``upto`` (None: the log's end), as they are stored.
+        """Return the stored entries from ``first`` to before ``upto`` (None: the log's end).
 
         At least one, and no more than ``max_bytes`` of rows and data if that is more than one; all
         from one segment. None: there is none yet. Any thread; what it gives stays as it is,
@@ -205,7 +205,7 @@ class ReplicaLog(Protocol):
         """
 
     def locate(self, indexes: np.ndarray, epoch: int, *, doubted: bool = False) -> Stored | None:
-        """Where the messages of these entries lie, if they do so in one file; else None.
+        """Return where the messages of these entries lie, if they do so in one file; else None.
 
         ``indexes``: runs of entries, (first, count), int64, shape (runs, 2), rising. None also
         where the last of them is not of this leader epoch: it is another entry then. For the writer
@@ -226,13 +226,13 @@ class ReplicaLog(Protocol):
         """
 
     def confirm(self, suspect: Suspect) -> bool:
-        """Whether the suspect is in the log and damaged; the log knows it then (``hole``).
+        """Return whether the suspect is in the log and damaged; the log knows it then (``hole``).
 
         For the writer to call: no file is replaced meanwhile.
         """
 
     def has_aborted(self, start: Offset, end: Offset) -> bool:
-        """Whether a record of ``[start, end)`` is known to be aborted. Looks at no record."""
+        """Return whether a record of ``[start, end)`` is known as aborted. Read no records."""
 
     def offset_at(self, timestamp: int) -> Offset | None:
         """Return the first offset whose record's timestamp is at or after this one, or None.

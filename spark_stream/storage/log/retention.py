@@ -20,7 +20,7 @@ class SegmentFacts(Struct, frozen=True):
 def removable(
     closed: Sequence[SegmentFacts], active_size: int, settings: LogSettings, now: int, limit: int
 ) -> int:
-    """How many of the oldest closed segments go, by age and by size.
+    """Return how many of the oldest closed segments go, by age and by size.
 
     A segment goes only as a whole, only if all older ones go, and never if it holds an offset at or
     above ``limit`` (the last stable offset). By size, the log keeps at least ``retention.bytes``.
@@ -40,14 +40,14 @@ def removable(
 
 
 def is_too_old(settings: LogSettings, last: int | None, now: int) -> bool:
-    """Whether even the newest record, appended at ``last``, is older than retention keeps it."""
+    """Return whether even the newest record, appended at ``last``, is past its retention."""
     return 0 <= settings.retention_ms * 1000 < now - last if last is not None else False
 
 
 def due_by_age(
     settings: LogSettings, first: int | None, last: int | None, oldest: int | None
 ) -> int | None:
-    """From when on age alone asks for a roll or a removal; None: it never does.
+    """Return from when on age alone asks for a roll or a removal; None: it never does.
 
     ``first`` and ``last`` are the first and the last append to the active segment, None while it
     has no record; ``oldest`` is the last append to the oldest closed one. Times in microseconds.

@@ -17,7 +17,7 @@ def rows_that_fit(
     first_appended: int | None,
     has_record: bool,
 ) -> int:
-    """How many leading rows go into a segment before the next one begins.
+    """Return how many leading rows go into a segment before the next one begins.
 
     The segment has so many ``entries`` and ``data_bytes``; ``first_appended`` is when its first
     entry came. Without a record it is never full: the next segment would have the same name.

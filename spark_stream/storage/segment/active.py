@@ -276,7 +276,7 @@ class ActiveSegment(Segment):
         return np.zeros(len(self._grown), np.bool_)
 
     def make_ready(self) -> None:
-        """Sees to the files, so that they tell where the segment begins and take what comes next.
+        """Prepare the files: they must tell where the segment begins and take what comes next.
 
         Raises:
             DiskFull, StorageFailure: that can be tried again, unless the log has failed.
@@ -324,7 +324,7 @@ class ActiveSegment(Segment):
         self._grown = grown
 
     def _prepare(self) -> None:
-        """Sees to both files before the first batch.
+        """Prepare both files before the first batch.
 
         An earlier process that died while it made them may have left one of them, or both with
         names or a schema message that a power cut takes. The file with that message is kept: it

@@ -87,7 +87,7 @@ class SegmentExtremes:
         batch: pa.RecordBatch,
         names: Sequence[str],
     ) -> None:
-        """Remembers the extremes of these columns: ``batch`` has all records of these entries."""
+        """Remember the extremes of these columns: ``batch`` has all records of these entries."""
         wanted = [
             name for name in names if name in self.layout.names and name in batch.schema.names
         ]
@@ -122,7 +122,7 @@ class SegmentExtremes:
         return bool((_owners(rows, known, self._first, first, last) >= 0).all())
 
     def stop(self) -> None:
-        """Nothing is written any more: the file is about to go."""
+        """Write nothing any more: the file is about to go."""
         with self._lock:
             self._writes = False
             self._close()
@@ -220,7 +220,7 @@ def _fitting(rows: Rows, table: Table, base: int) -> Rows:
 def _owners(
     rows: Rows, chosen: npt.NDArray[np.bool_], base: int, first: int, last: int
 ) -> npt.NDArray[np.int64]:
-    """Which row speaks of each of the entries from ``first`` to ``last`` (exclusive); -1: none."""
+    """Return which row describes each entry of ``[first, last)``; -1: none."""
     owners = np.full(last - first, -1, np.int64)
     low = rows["first"] - base
     high = low + rows["entries"]

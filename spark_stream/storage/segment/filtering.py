@@ -50,7 +50,7 @@ class Filtering(Struct, frozen=True):
         return list(dict.fromkeys([*wanted, *more]))
 
     def candidates(self, segment: Segment, table: Table, first: int, last: int) -> Flags:
-        """Which of the table's entries from ``first`` to ``last`` (exclusive) may have a match."""
+        """Return which of the table's entries in ``[first, last)`` may have a match."""
 
         def known(name: str) -> Extremes:
             told = self._of_entries(table[first:last], name)
@@ -72,7 +72,7 @@ class Filtering(Struct, frozen=True):
         return segment.extremes.known(table, first, last, name)
 
     def _has_same_keys(self, segment: Segment, name: str) -> bool:
-        """Whether the segment's extremes of a column are those of the column as it is read."""
+        """Return whether the segment's extremes of a column are those of the column as read."""
         own = segment.codec.schema
         if name not in own.names or name not in self.schema.names:
             return False
@@ -93,7 +93,7 @@ class Filtering(Struct, frozen=True):
     def learn(
         self, segment: Segment, table: Table, places: npt.NDArray[np.int64], batch: pa.RecordBatch
     ) -> None:
-        """Remembers what batches hold that were read; ``batch`` has all their records."""
+        """Remember what batches hold that were read; ``batch`` has all their records."""
         names = [name for name in self.filter.names if self._has_same_keys(segment, name)]
         segment.extremes.learn(table, places, batch, names)
 
@@ -127,6 +127,6 @@ class Filtering(Struct, frozen=True):
 
 
 def _extremes(least: Keys, greatest: Keys) -> Extremes:
-    """Of columns without nulls."""
+    """Return the extremes of a column without nulls."""
     rows = len(least.high)
     return Extremes(least, greatest, np.zeros(rows, np.bool_), np.ones(rows, np.bool_))

@@ -117,7 +117,7 @@ class Segment:
         return self._table
 
     def aborted(self, table: Table) -> np.ndarray | None:
-        """Which rows of ``table``, as this segment gave it, are aborted; None: none is."""
+        """Return which rows of ``table``, as this segment gave it, are aborted; None: none is."""
         mask = self._aborted
         return None if mask is None else mask[: len(table)]
 
@@ -126,7 +126,7 @@ class Segment:
         self._aborted = mask
 
     def abort(self, transaction: int, producer_id: int, entry: int) -> None:
-        """Its batches of this producer id in the transaction are aborted from now on.
+        """Mark its batches of this producer id in the transaction as aborted.
 
         The first of them in the log is the entry with index ``entry``. Under the partition's lock.
         """
@@ -188,7 +188,7 @@ class Segment:
     def stored(
         self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None
     ) -> StoredEntries | None:
-        """Entries from ``first`` on, and their bytes; None: this segment has none yet.
+        """Return entries from ``first`` on, and their bytes; None: this segment has none yet.
 
         Raises:
             DamagedSegment: the batch of ``first`` is damaged.
@@ -317,7 +317,7 @@ class Segment:
         return gathered(data, starts - position, lengths), sound
 
     def _sound_batches(self, rows: Table, data: pa.Buffer, position: int) -> int:
-        """How many of these rows, from the first on, have sound batches.
+        """Return how many of these rows, from the first on, have sound batches.
 
         ``data`` holds the file from ``position`` on. It is checked at each read: what was sound a
         moment ago may be read from the disk anew, and differ.
@@ -393,7 +393,7 @@ class Segment:
         return shorter
 
     def flush(self) -> None:
-        """Nothing: a segment is forced before it is closed."""
+        """Do nothing: a segment is forced before it is closed."""
 
     def close(self) -> None:
         """Close the open files; a closed segment has written only the extremes readers computed."""
