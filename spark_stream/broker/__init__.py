@@ -2,7 +2,7 @@
 
 ``process``      start, serve, stop; ``background``: what it does again and again, by threads
 ``core``         the parts of a broker, wired once: for the process, the simulator and tests
-``network``      its ways to other brokers; ``listening``: its sockets
+``network``      its ways to other brokers
 ``config``       what an operator may set
 
 Rooms, each of which imports only those above it:

@@ -13,6 +13,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -25,7 +26,6 @@ from spark_stream.broker.actions.context import BrokerContext, BrokerFacts
 from spark_stream.broker.background import BackgroundTasks
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
-from spark_stream.broker.listening import listening_socket, port_of
 from spark_stream.broker.network import ConnectedNetwork
 from spark_stream.broker.node.controlling import MOVES_S, ROUND_S
 from spark_stream.broker.node.handover import LOOK_S as TROUBLE_S
@@ -44,7 +44,7 @@ from spark_stream.cluster.stores.leases import Leases
 from spark_stream.cluster.view import PAUSE_S
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemMachine
-from spark_stream.errors import DirectoryInUse, IsologError
+from spark_stream.errors import DirectoryInUse, InvalidConfig, IsologError, PortInUse
 from spark_stream.storage.disk.directory import (
     LogDirectory,
     RunFile,
@@ -58,8 +58,59 @@ from spark_stream.transport.server import Door, Server
 from spark_stream.version import VERSION
 from spark_stream.wire.addresses import UNIX, joined, location, split_address, with_port
 from spark_stream.wire.allocator import keep_free_memory
+from spark_stream.wire.limits import SOCKET_PATH_MAX
 
 logger = logging.getLogger(__name__)
+
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+
+
+def listening_socket(listen: str, setting: str = "listen") -> socket.socket:
+    """Return a socket that is bound to ``host:port`` or ``unix:PATH``.
+
+    Raises:
+        InvalidConfig: there is no such host, or the path is too long.
+        PortInUse: another process has the port.
+    """
+    if listen.startswith(UNIX):
+        return _unix_socket(Path(listen.removeprefix(UNIX)), setting)
+    host, port = split_address(listen)
+    if host not in _LOOPBACK:
+        logger.warning("listening on %s: everybody who reaches it can read and write the log", host)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise InvalidConfig(f"{setting}: {host!r}: {error.strerror}", setting=setting) from None
+    family, kind, protocol, _, place = found[0]
+    bound = socket.socket(family, kind, protocol)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(place)
+    except OSError as error:
+        bound.close()
+        raise PortInUse(
+            f"cannot listen on {host}:{port}: {error.strerror}", address=f"{host}:{port}"
+        ) from None
+    return bound
+
+
+def _unix_socket(path: Path, setting: str) -> socket.socket:
+    if len(os.fsencode(path)) > SOCKET_PATH_MAX:
+        raise InvalidConfig(
+            f"{path}: the path of a Unix socket has at most {SOCKET_PATH_MAX} bytes",
+            setting=setting,
+        )
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # the directory's lock is ours: nobody serves this socket
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    bound.bind(os.fspath(path))
+    return bound
+
+
+def port_of(bound: socket.socket) -> int:
+    """Return the port of a bound socket; 0 for a Unix socket."""
+    return 0 if bound.family == socket.AF_UNIX else int(bound.getsockname()[1])
+
 
 _GRACE_SECONDS: Final = 1.0
 _SWEEP_SECONDS: Final = 0.5  # how late an expired transaction is aborted at most

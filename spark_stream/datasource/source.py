@@ -26,11 +26,11 @@ from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.reading.pushing import PushingReader
 from spark_stream.datasource.reading.reader import IsologReader
 from spark_stream.datasource.reading.stream_reader import IsologStreamReader
+from spark_stream.datasource.spark.host import PUSHES_FILTERS, is_worker
 from spark_stream.datasource.spark.spark_errors import RefusedStream, with_spark_errors
 from spark_stream.datasource.spark.tables import kept_options, names_both_sides, table_options
 from spark_stream.datasource.spark.travel import Travels
 from spark_stream.datasource.spark.types import to_spark
-from spark_stream.datasource.spark.worker import PUSHES_FILTERS, is_worker
 from spark_stream.datasource.writing.writer import IsologStreamWriter, IsologWriter
 from spark_stream.errors import IsologError, Unsupported
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from spark_stream.storage.disk.aside import FOLDER, Aside
-from spark_stream.storage.disk.begun import note_of
+from spark_stream.storage.disk.directory import note_of
 from spark_stream.storage.disk.disk import HOST_DISK, Disk
 from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.log.log import PartitionLog

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spark_stream.cluster.stores.keys import end_of
+from spark_stream.cluster.stores.store import end_of
 
 LAST = "\U0010ffff"
 TEXTS = st.text(st.sampled_from(["\0", "a", "b", "\ud7ff", "\ue000", LAST]), max_size=4)

@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 
 from spark_stream.consistency.partition.producers import EPOCH_MAX
-from spark_stream.consistency.transactions import announcements, sinks
 from spark_stream.consistency.transactions import events as rules
+from spark_stream.consistency.transactions import sinks
 from spark_stream.consistency.transactions.sinks import Claim, Stop
 from spark_stream.consistency.transactions.transactions import (
     ABORTS,
@@ -259,15 +259,15 @@ MOVE = PositionOf("c", "t", "id", 0, 9)
 
 
 def test_an_announcement_is_withdrawn_from_an_open_transaction_only():
-    announced = ok(announcements.announce(joined(), "a", 5, [MOVE]))
+    announced = ok(rules.announce(joined(), "a", 5, [MOVE]))
     assert (announced.state, announced.positions) == (State.OPEN, (MOVE,))
-    assert ok(announcements.withdraw(announced, 5, "another")) == announced
-    assert ok(announcements.withdraw(announced, 5, "c")).positions == ()
+    assert ok(rules.withdraw(announced, 5, "another")) == announced
+    assert ok(rules.withdraw(announced, 5, "c")).positions == ()
     decided = ok(rules.commit(announced, "a", 5, [70], positions=[MOVE]))
-    assert denied(announcements.withdraw(decided, 5, "c")) is Denial.INVALID
-    assert denied(announcements.announce(decided, "a", 5, [MOVE])) is Denial.INVALID
-    assert denied(announcements.announce(joined(), "b", 5, [MOVE])) is Denial.FENCED
-    assert denied(announcements.withdraw(announced, 4, "c")) is Denial.OVER
+    assert denied(rules.withdraw(decided, 5, "c")) is Denial.INVALID
+    assert denied(rules.announce(decided, "a", 5, [MOVE])) is Denial.INVALID
+    assert denied(rules.announce(joined(), "b", 5, [MOVE])) is Denial.FENCED
+    assert denied(rules.withdraw(announced, 4, "c")) is Denial.OVER
 
 
 def test_an_operator_ends_an_open_transaction():
@@ -303,8 +303,8 @@ CALLS = {
     Event.RENEW: lambda found: rules.renew(found, "a", 5, 77),
     Event.COMMIT: lambda found: rules.commit(found, "a", 5, [70]),
     Event.ABORT: lambda found: rules.abort(found, "a", 5),
-    Event.ANNOUNCE: lambda found: announcements.announce(found, "a", 5, [MOVE]),
-    Event.WITHDRAW: lambda found: announcements.withdraw(found, 5, "c"),
+    Event.ANNOUNCE: lambda found: rules.announce(found, "a", 5, [MOVE]),
+    Event.WITHDRAW: lambda found: rules.withdraw(found, 5, "c"),
     Event.EXPIRE: lambda found: rules.expire(found, 5, found.deadline_ms),
     Event.KILL: rules.kill,
     Event.FINISH: lambda found: rules.finish(found, 5),

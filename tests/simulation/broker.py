@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 import pyarrow as pa
 from msgspec import Struct, field
 
-from spark_stream.broker.actions.leaders import leaders_of
+from spark_stream.broker.actions.topics import leaders_of
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.node.identity import BrokerIdentity, Endpoint

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import ENTRY, Table
-from spark_stream.storage.log.rolling import rows_that_fit
+from spark_stream.storage.log.retention import rows_that_fit
 from spark_stream.storage.settings import LogSettings
 
 SETTINGS = LogSettings(segment_bytes=100, segment_entries=5, segment_ms=1)

@@ -2,6 +2,6 @@
 
 ``table``         which method carries out which action
 ``context``       what actions act on
-``topics``, ``transactions``, ``consumers``, ``cluster``, ``leaders``  carry them out
+``topics``, ``transactions``, ``consumers``, ``cluster``  carry them out
 ``mapped``        where records lie, for readers on the same machine
 """

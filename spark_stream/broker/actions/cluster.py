@@ -29,7 +29,7 @@ from spark_stream.wire.cluster_messages import (
     Problem,
     ProblemKind,
 )
-from spark_stream.wire.messages import Empty
+from spark_stream.wire.messages import BrokerAddress, BrokerList, Empty
 
 _NAMES_MAX: Final = 20
 
@@ -53,6 +53,11 @@ class Watched(Struct, frozen=True):
         return any(
             record.member(each) is None for each in record.replicas if each not in record.adding
         )
+
+
+def list_brokers(context: BrokerContext, asked: Empty) -> BrokerList:
+    found = context.host.view.now.brokers.values()
+    return BrokerList(brokers=[BrokerAddress(id=each.id, address=each.address) for each in found])
 
 
 def find_problems(

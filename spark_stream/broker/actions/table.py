@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from spark_stream.broker.actions import cluster, consumers, leaders, mapped, topics
+from spark_stream.broker.actions import cluster, consumers, mapped, topics
 from spark_stream.broker.actions import transactions as acts
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.errors import InvalidRequest
@@ -24,8 +24,8 @@ HANDLERS: Final[Mapping[str, Callable[[BrokerContext, Any], Message]]] = {
     "describe-topic": topics.describe_topic,
     "list-topics": topics.list_topics,
     "list-offsets": topics.list_offsets,
-    "find-leaders": leaders.find_leaders,
-    "list-brokers": leaders.list_brokers,
+    "find-leaders": topics.find_leaders,
+    "list-brokers": cluster.list_brokers,
     "locate-entries": mapped.locate_entries,
     "describe-cluster": cluster.describe_cluster,
     "move-replicas": cluster.move_replicas,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import psutil
 from msgspec import structs
 
 from spark_stream.broker.actions.context import BrokerContext
-from spark_stream.broker.actions.leaders import leaders_of
+from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.hosted import HostedTopic
 from spark_stream.broker.node.placing import lone_replica_warning
 from spark_stream.broker.partition.partition import Partition
+from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Isolation, upper_bound
@@ -29,6 +31,9 @@ from spark_stream.wire.messages import (
     BrokerStatus,
     CreateTopic,
     Empty,
+    FindLeaders,
+    LeaderFacts,
+    Leaders,
     ListedOffsets,
     ListOffsets,
     NamedTopic,
@@ -245,3 +250,29 @@ def own_memory(process: psutil.Process) -> int:
     """Return resident bytes of a process that no file backs (RSS less mapped files)."""
     seen = process.memory_info()
     return int(seen.rss - seen.shared)
+
+
+def find_leaders(context: BrokerContext, asked: FindLeaders) -> Leaders:
+    topic = context.host.find(asked.topic, asked.topic_id)
+    return Leaders(
+        topic_id=topic.id, partitions=leaders_of(context.host, topic, range(topic.partitions))
+    )
+
+
+def leaders_of(host: Host, topic: Topic, numbers: Iterable[int]) -> list[LeaderFacts]:
+    """Return who leads these partitions of the topic, as this broker sees it."""
+    brokers = host.view.now.brokers
+    found = []
+    for number in numbers:
+        record = host.record(topic, number)
+        leader = None if record is None else record.leader
+        known = None if leader is None else brokers.get(leader)
+        found.append(
+            LeaderFacts(
+                partition=number,
+                leader=leader,
+                address="" if known is None else known.address,
+                leader_epoch=None if record is None else int(record.leader_epoch),
+            )
+        )
+    return found

@@ -3,6 +3,5 @@
 ``store``        the Protocol: records with versions, changed by compare-and-set
 ``sqlite``       the store for brokers on one host; its writers wait in a ``writer_queue``
 ``store_files``  its files
-``keys``         ranges of keys
 ``leases``       who is alive; on one host in ``lease_files``
 """

@@ -44,8 +44,14 @@ from typing import Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 
-from spark_stream.cluster.stores.keys import end_of
-from spark_stream.cluster.stores.store import Changes, Delete, Put, StoreRecord, check_distinct
+from spark_stream.cluster.stores.store import (
+    Changes,
+    Delete,
+    Put,
+    StoreRecord,
+    check_distinct,
+    end_of,
+)
 from spark_stream.cluster.stores.store_files import (
     StorePlace,
     check_header,

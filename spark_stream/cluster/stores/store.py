@@ -8,7 +8,7 @@ A record's version is the revision of its last change, so it is positive and nev
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -96,3 +96,19 @@ def check_distinct(changes: Sequence[Put] | Sequence[Delete]) -> None:
     """Raise ValueError if two changes that go together are of the same key."""
     if len({each.key for each in changes}) < len(changes):
         raise ValueError("two changes of one key in one call")
+
+
+_GREATEST: Final = 0x10FFFF
+_SURROGATES: Final = range(0xD800, 0xE000)  # code points that no text may hold
+
+
+def end_of(prefix: str) -> str | None:
+    """Return the least text above all that start with ``prefix``, or None if none is.
+
+    So ``prefix <= key < end_of(prefix)`` says that a key starts with the prefix.
+    """
+    kept = prefix.rstrip(chr(_GREATEST))
+    if not kept:
+        return None
+    following = ord(kept[-1]) + 1
+    return kept[:-1] + chr(_SURROGATES.stop if following in _SURROGATES else following)

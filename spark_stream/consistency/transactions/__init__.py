@@ -2,6 +2,5 @@
 
 ``transactions``   the table of its states and events, and its record
 ``events``         how each event changes the record
-``announcements``  the consumers' positions that a commit is about to move
 ``sinks``          the events that only sinks use
 """

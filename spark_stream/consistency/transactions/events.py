@@ -1,7 +1,7 @@
 """How each event changes a transaction's record: one function per event, as the table allows.
 
 The table and the record are in ``transactions``, with the invariants. Events that only sinks use
-are in ``sinks``, and announcements of consumers' positions before a commit in ``announcements``.
+are in ``sinks``.
 
 A denied event changes nothing. A repeated event gets the same answer.
 """
@@ -203,3 +203,21 @@ def finish(transaction: Transaction, number: int) -> Outcome:
 
 def _writers(transaction: Transaction) -> set[int]:
     return {transaction.producer_id, *transaction.branches} - {-1}
+
+
+def announce(
+    transaction: Transaction, instance: str, number: int, positions: Iterable[PositionOf]
+) -> Outcome:
+    """Record which positions the owner's commit is about to move."""
+    denied = not_owner(transaction, instance) or not_open(transaction, number, Event.ANNOUNCE)
+    return denied or entered(transaction, Event.ANNOUNCE, positions=tuple(positions))
+
+
+def withdraw(transaction: Transaction, number: int, consumer: str) -> Outcome:
+    """Withdraw a commit's announcement for a name that has a new owner: it must check again."""
+    denied = not_open(transaction, number, Event.WITHDRAW)
+    if denied is not None:
+        return denied
+    if all(each.consumer != consumer for each in transaction.positions):
+        return transaction
+    return entered(transaction, Event.WITHDRAW, positions=())

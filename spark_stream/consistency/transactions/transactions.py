@@ -20,9 +20,8 @@ Who may ask: BEGIN, BRANCH, RENEW, DROP, ANNOUNCE, COMMIT and ABORT are for the 
 ``instance`` that took the id over last); JOIN for a partition's leader, before the transaction's
 first batch there; WITHDRAW for the new owner of a consumer's name; EXPIRE for any broker that has
 watched the record for its timeout; KILL for an operator; FINISH for the broker that wrote the
-markers. What each event does is in ``transaction_events``. Events that only sinks use (BRANCH,
-DROP, and their forms of the others) are in ``sinks``; ANNOUNCE and WITHDRAW are in
-``announcements``.
+markers. What each event does is in ``events``. Events that only sinks use (BRANCH,
+DROP, and their forms of the others) are in ``sinks``.
 
 Invariants:
 

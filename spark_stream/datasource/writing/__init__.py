@@ -6,6 +6,5 @@
 ``identity``   under which transactional id a task writes
 ``driver``     which driver planned a micro-batch, so that it can give it up
 ``renewal``    the deadline of a transaction, renewed while its tasks run
-``replays``    whether a replayed batch is the one that was committed
 ``belonging``  which log a streaming sink's checkpoint is of
 """

@@ -21,6 +21,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_stream.datasource.options import SinkOptions
+from spark_stream.datasource.spark.host import COMMITS, is_worker
 from spark_stream.datasource.spark.session import (
     Session,
     check_one_log,
@@ -29,7 +30,6 @@ from spark_stream.datasource.spark.session import (
 )
 from spark_stream.datasource.spark.spark_errors import with_spark_errors
 from spark_stream.datasource.spark.travel import Travels
-from spark_stream.datasource.spark.worker import COMMITS, is_worker
 from spark_stream.datasource.writing import branches
 from spark_stream.datasource.writing.driver import Plan, plan_of
 from spark_stream.datasource.writing.identity import BranchIdentity, of_batch, of_job

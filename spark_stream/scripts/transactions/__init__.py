@@ -2,7 +2,6 @@
 
 ``records``    one compare-and-set of a transaction's record
 ``deciding``   take-over, begin, join, renewal, commit, abort, kill
-``refusals``   what the rules deny, as typed errors
 ``finishing``  the markers of a decided transaction, its consumers' positions, its end
 ``sweeping``   what nobody asks for: expiry, recovery, forgetting
 ``consumers``  named consumers: who owns a name, and where its consumer goes on

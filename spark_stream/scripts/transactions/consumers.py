@@ -22,7 +22,7 @@ nobody else afterwards.
 from __future__ import annotations
 
 from spark_stream.cluster.transactions import By
-from spark_stream.consistency.transactions.announcements import withdraw
+from spark_stream.consistency.transactions.events import withdraw
 from spark_stream.consistency.transactions.transactions import PositionOf, State
 from spark_stream.scripts.steps import FindTransactions, Script
 from spark_stream.scripts.transactions import records

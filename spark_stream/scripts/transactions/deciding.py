@@ -7,13 +7,12 @@ asked (``finishing.Finished``), ``now_ms`` that broker's time, for people to see
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct, field
 
 from spark_stream.consistency.transactions import events as rules
-from spark_stream.consistency.transactions.announcements import announce
 from spark_stream.consistency.transactions.transactions import (
     ABORTS,
     DECIDED,
@@ -28,13 +27,75 @@ from spark_stream.consistency.transactions.transactions import (
     State,
     Transaction,
 )
-from spark_stream.errors import IsologError, UnknownTransaction
+from spark_stream.errors import (
+    ForeignBranch,
+    InternalError,
+    InvalidTransaction,
+    IsologError,
+    ProducerFenced,
+    SinkInUse,
+    StaleBatch,
+    TransactionAborted,
+    UnknownTransaction,
+)
 from spark_stream.scripts.steps import Force, Numbering, Script, TakeNumber, ask_present_leaders
 from spark_stream.scripts.transactions import records
 from spark_stream.scripts.transactions.finishing import Finished, finish
 from spark_stream.scripts.transactions.positions import check_owners
 from spark_stream.scripts.transactions.records import Judge, Rule, ruled
-from spark_stream.scripts.transactions.refusals import of_transaction
+
+_ABORTS: Final = {
+    Cause.EXPIRED: "its timeout of {timeout} ms was over",
+    Cause.KILLED: "an operator aborted it",
+    Cause.FENCED: "a newer producer took its id over",
+    Cause.ASKED: "its producer aborted it",
+}
+
+
+def of_transaction(denied: Denied, number: int | None, asked: str) -> IsologError:
+    """Build the error for a denied event; ``asked`` names the event."""
+    found = denied.transaction
+    name = repr(found.transactional_id)
+    which = f"transaction {number} of {name}" if number is not None else name
+    make = _ERRORS.get(denied.why)
+    if make is None:
+        return InternalError(f"{which}: {asked}: {denied.why}")
+    return make(found, which, asked)
+
+
+def _aborted(found: Transaction, which: str, asked: str) -> IsologError:
+    reason = _ABORTS.get(found.cause, "it failed").format(timeout=found.timeout_ms)
+    return TransactionAborted(f"{which} was aborted: {reason}", cause=found.cause.value)
+
+
+_ERRORS: Final[Mapping[Denial, Callable[[Transaction, str, str], IsologError]]] = {
+    Denial.FENCED: lambda found, which, asked: ProducerFenced(
+        f"{which}: another producer has taken over the id {found.transactional_id!r}"
+    ),
+    Denial.ABORTED: _aborted,
+    Denial.OVER: lambda found, which, asked: InvalidTransaction(
+        f"{which} is over: {found.number} is the present one",
+        hint="Another producer that uses the id has begun that one, or this call came too late.",
+    ),
+    Denial.UNKNOWN: lambda found, which, asked: UnknownTransaction(f"there is no {which}"),
+    Denial.INVALID: lambda found, which, asked: InvalidTransaction(
+        f"{which} is {found.state}: {asked} is not possible"
+    ),
+    Denial.FOREIGN: lambda found, which, asked: ForeignBranch(
+        f"{which} has the producer ids"
+        f" {sorted({found.producer_id, *found.branches} - {-1})}: {asked}"
+    ),
+    Denial.IN_USE: lambda found, which, asked: SinkInUse(
+        f"the sink {found.transactional_id!r} belongs to another query ({found.query}), which has"
+        f" written batches up to {found.committed_batch}: {asked}"
+    ),
+    Denial.STALE: lambda found, which, asked: StaleBatch(
+        f"the sink {found.transactional_id!r} has written batch"
+        f" {max(found.committed_batch, found.batch)} already: {asked}",
+        committed_batch=found.committed_batch,
+    ),
+}
+
 
 _JOIN: Final = "a write"
 
@@ -238,7 +299,7 @@ def commit(finished: Finished, asked: Commit) -> Script[Transaction]:
         if found.state is not State.OPEN or isinstance(outcome, Denied):
             return outcome
         if asked.owners and found.positions != asked.positions:
-            return announce(found, asked.instance, asked.number, asked.positions)
+            return rules.announce(found, asked.instance, asked.number, asked.positions)
         yield from check_owners(asked.owners)
         yield from force_partitions((yield from records.read_places(found.number)))
         return outcome

@@ -5,7 +5,6 @@
 ``direct``         reads past the page cache
 ``early_writing``  large amounts on their way to the disk before anybody forces them
 ``forcing``        what is on the disk for certain, and that a failed force is the last
-``begun``          the note that a log has begun
 ``aside``          where what cannot be used is kept
 ``directory``      the broker's directory: whose it is, of which format, where partitions lie
 ``mapping``        how readers see batches of a file, whatever becomes of it

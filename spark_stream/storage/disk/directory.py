@@ -229,3 +229,29 @@ def _write_description(directory: LogDirectory, disk: Disk) -> LogDirectory:
     disk.write_whole(directory.path / _DESCRIPTION, [text.encode()])
     disk.sync_directory(directory.path)
     return directory
+
+
+def note_of(directory: Path) -> Path:
+    """Return the path of the file that marks the log in the directory as begun."""
+    return directory.with_name(f"{directory.name}.begun")
+
+
+def make_directory(disk: Disk, directory: Path) -> None:
+    """Make the directory of a log, then the note that it has begun; force the names of both."""
+    disk.make_directory(directory, forced=False)
+    if not _is_noted(disk, directory):
+        disk.create(note_of(directory)).close()
+    disk.sync_directory(directory.parent)
+
+
+def is_lost(disk: Disk, directory: Path) -> bool:
+    """Return whether a log that has no files once had a directory, and has none any more."""
+    return _is_noted(disk, directory) and directory.name not in disk.names(directory.parent)
+
+
+def _is_noted(disk: Disk, directory: Path) -> bool:
+    try:
+        disk.size(note_of(directory))
+    except StorageFailure:
+        return False
+    return True

@@ -23,7 +23,7 @@ from spark_stream.batches import crc32c
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import IsologError, StorageFailure
-from spark_stream.storage.disk import begun
+from spark_stream.storage.disk.directory import make_directory
 from spark_stream.storage.disk.disk import Disk, DiskFile
 
 MARK_NAME: Final = "flushed"
@@ -88,7 +88,7 @@ class Forcing:
         """
         self.check()
         try:
-            begun.make_directory(self._disk, self._directory)
+            make_directory(self._disk, self._directory)
         except IsologError as error:
             if error.details.get("unforced"):
                 raise self._failure(error) from error

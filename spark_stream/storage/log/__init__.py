@@ -5,12 +5,10 @@
 ``opening``      makes a log's directory good before it is used
 ``looking``      what the files of a segment tell; ``recovery``: what of a log is valid
 ``reading``      from a range of offsets to few, well-sized Arrow batches
-``moments``      the first record at or after a time
-``locating``     which files have the entries that another replica has named
+``locating``     which files have an entry, and the first record at or after a time
 ``truncation``   cuts a log back, or empties it; ``tails``: what that leaves in a file
 ``kept``         batches that a broken log still has
-``retention``    which segments are too old or too many; ``rolling``: when the active one is full
-``flush_timer``  when to force a log whose topic has ``flush=interval``
+``retention``    when a log begins a new segment, removes old ones, and forces itself
 ``endings``      which batches are aborted
 ``damage``       what is known to be damaged
 ``committed``    remembered high watermarks

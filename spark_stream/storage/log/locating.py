@@ -1,4 +1,4 @@
-"""Which segment has an entry, and where the messages of some entries lie in this replica's files.
+"""Where an entry, its message, or the first record at a moment lies in this replica's files.
 
 Entries are the same in all replicas, and so are their messages; the files are not. What has the
 same index and the same leader epoch in two logs is the same entry, and so is all before it.
@@ -9,13 +9,14 @@ Algorithm", 2014, section 5.3.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
-from spark_stream.consistency.entries import Kind
-from spark_stream.consistency.ids import EntryIndex
+from spark_stream.consistency.entries import Kind, first_at_or_after
+from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.errors import EntriesGone, InvalidRequest
 from spark_stream.storage.format.chunks import Stored
 from spark_stream.storage.segment.segment import Segment
@@ -67,3 +68,29 @@ def located_in(
     if doubted:
         segment.check_batches(places)
     return segment.locate(places)
+
+
+def first_offset_at(
+    segments: Iterable[Segment], timestamp: int, column: str | None
+) -> Offset | None:
+    """Return the first offset whose record's timestamp is at or after this one, or None.
+
+    ``column`` has the records' own timestamps; None: a record's is that of its entry.
+
+    Raises:
+        DamagedSegment: the batch with that record is damaged, or an entry of its segment or one
+            before.
+    """
+    for segment in segments:
+        table = segment.table
+        segment.check_rows(0, len(table))
+        row = first_at_or_after(table, timestamp)
+        if row is None:
+            continue
+        base = int(table[row]["base_offset"])
+        if column is None:
+            return Offset(base)
+        batch, _ = segment.decode(np.array([row]), [column])
+        late = batch.column(0).cast(pa.int64()).to_numpy(zero_copy_only=False) >= timestamp
+        return Offset(base + int(np.argmax(late)))
+    return None

@@ -30,14 +30,19 @@ from spark_stream.storage.format.stored import (
 )
 from spark_stream.storage.log.damage import Damage
 from spark_stream.storage.log.endings import Endings
-from spark_stream.storage.log.flush_timer import FlushTimer
 from spark_stream.storage.log.kept import KeptSegments
-from spark_stream.storage.log.locating import located_in, segment_with
-from spark_stream.storage.log.moments import first_offset_at
+from spark_stream.storage.log.locating import first_offset_at, located_in, segment_with
 from spark_stream.storage.log.opening import Opened, open_files
 from spark_stream.storage.log.reading import Budget, ReadPlan, has_aborted, read_segments
-from spark_stream.storage.log.retention import SegmentFacts, due_by_age, is_too_old, removable
-from spark_stream.storage.log.rolling import rows_of_one_schema, rows_that_fit
+from spark_stream.storage.log.retention import (
+    FlushTimer,
+    SegmentFacts,
+    due_by_age,
+    is_too_old,
+    removable,
+    rows_of_one_schema,
+    rows_that_fit,
+)
 from spark_stream.storage.log.tails import ShorterCopy
 from spark_stream.storage.log.truncation import Truncation
 from spark_stream.storage.segment.active import ActiveSegment

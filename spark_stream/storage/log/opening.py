@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from spark_stream.errors import IsologError
-from spark_stream.storage.disk import begun
+from spark_stream.storage.disk.directory import is_lost
 from spark_stream.storage.disk.disk import Disk
 from spark_stream.storage.disk.forcing import Forcing
 from spark_stream.storage.format.log_format import LogFormat
@@ -59,5 +59,5 @@ def open_files(
         # An earlier process may have died while it cut the log back: that is done for good now.
         with suppress(IsologError):  # then the log has failed, and is read
             forcing.force_names()
-    lost = not names and begun.is_lost(disk, directory)
+    lost = not names and is_lost(disk, directory)
     return Opened(found, forcing, not (lost or distrusted or any(cut.grave for cut in found.cuts)))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Self
 
-from spark_stream.broker.listening import listening_socket, port_of
 from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
+from spark_stream.broker.process import listening_socket, port_of
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leader_stream import Leading

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from spark_stream.broker.listening import listening_socket, port_of
+from spark_stream.broker.process import listening_socket, port_of
 from spark_stream.broker.replication import lines
 from spark_stream.broker.replication.follower_core import FollowerStreamCore
 from spark_stream.broker.replication.leader_core import LeaderStreamCore
