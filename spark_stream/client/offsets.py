@@ -17,7 +17,7 @@ from typing import Final
 from msgspec import Struct, structs
 
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.connecting.link import left
+from spark_stream.client.connecting.link import seconds_left
 from spark_stream.client.connecting.router import Router
 from spark_stream.errors import IsologError, LeaderUnavailable
 from spark_stream.wire.messages import (
@@ -62,7 +62,7 @@ def looked_up(
     request = ListOffsets(topics=list(asked), names=names)
     pause = _PAUSE_FIRST_S
     for rounds in count():
-        first = connection.act("list-offsets", request, ListedOffsets, left(deadline))
+        first = connection.act("list-offsets", request, ListedOffsets, seconds_left(deadline))
         lookup = _LookUp(connection, router, asked, first, deadline, rounds)
         lookup.ask_leaders()
         missing = lookup.missing()

@@ -44,10 +44,10 @@ def test_one_entry_is_given_where_the_file_would_give_no_more():
 
 def test_what_the_high_watermark_has_passed_is_let_go():
     room = MemoryRoom()
-    recent, before = Recent(room), room.left
+    recent, before = Recent(room), room.bytes_left
     for number in range(5):
         keep(recent, number, 100)
-    assert room.left == before - 500
+    assert room.bytes_left == before - 500
     recent.drop_below(3)
     assert [recent.get(number, number + 1, MANY) is not None for number in range(5)] == [
         False,
@@ -57,7 +57,7 @@ def test_what_the_high_watermark_has_passed_is_let_go():
         True,
     ]
     recent.clear()
-    assert room.left == before
+    assert room.bytes_left == before
 
 
 def test_neither_a_partition_nor_all_of_them_keep_more_than_they_may():
@@ -70,7 +70,7 @@ def test_neither_a_partition_nor_all_of_them_keep_more_than_they_may():
     keep(one, 1, PARTITION_BYTES + 1)
     assert one.get(1, 2, MANY) is None
     keep(other, 1, MANY)
-    assert room.left == 3 * MANY - MANY
+    assert room.bytes_left == 3 * MANY - MANY
     roomy = Recent(MemoryRoom())
     for number in range(20):
         keep(roomy, number, PARTITION_BYTES // 4)
@@ -121,13 +121,13 @@ def test_a_follower_gets_from_memory_what_the_file_has(led):
 def test_a_partition_at_rest_and_one_without_a_follower_keep_nothing(led):
     a, session = led
     partition, room = a.partition("t"), a.host._recent_room
-    before = room.left
+    before = room.bytes_left
     partition.append(numbers(0, 3))
-    assert room.left < before
+    assert room.bytes_left < before
     session.on_acked(session.end)
-    assert room.left == before
+    assert room.bytes_left == before
     partition.append(numbers(3, 3))
     session.close()
-    assert room.left == before
+    assert room.bytes_left == before
     partition.append(numbers(6, 3))
-    assert room.left == before
+    assert room.bytes_left == before

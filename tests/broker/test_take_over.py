@@ -142,7 +142,7 @@ def test_a_broker_that_is_back_keeps_what_a_sweep_has_not_come_to(brokers):
 def test_a_decided_transaction_is_finished_by_another_broker_once_the_lease_is_over(brokers):
     begun = brokers.begin_at_a()
     taken = [begun.producer_id]
-    commit = records.ruled(lambda found: rules.commit(found, "me", begun.number, taken))
+    commit = records.as_judge(lambda found: rules.commit(found, "me", begun.number, taken))
     brokers.a.transactions.run(records.change("x", commit))
     brokers.pass_time(3 * LEASE_S, a_lives=True)
     assert (brokers.state(), brokers.stable()) == (State.COMMITTING, 0)
@@ -157,7 +157,7 @@ def test_a_lost_marker_of_what_another_broker_had_finished_is_written_later(
 ):
     """A marks, remembers that, and puts it on record only with its next transaction."""
     begun = brokers.begin_at_a()
-    commit = records.ruled(
+    commit = records.as_judge(
         lambda found: rules.commit(found, "me", begun.number, [begun.producer_id])
     )
     decided = brokers.a.transactions.run(records.change("x", commit))

@@ -26,6 +26,7 @@ from spark_stream.scripts.steps import Get, PutMany
 from spark_stream.scripts.transactions import deciding
 from spark_stream.scripts.transactions.finishing import Finished
 from spark_stream.scripts.transactions.records import (
+    as_judge,
     change,
     forget,
     forget_joins,
@@ -33,7 +34,6 @@ from spark_stream.scripts.transactions.records import (
     read_all,
     read_joins,
     read_places,
-    ruled,
 )
 from tests.scripts.on_store import OnStore
 from tests.simulation.store import MemoryRecords, MemoryStore
@@ -46,8 +46,8 @@ def in_memory() -> OnStore:
 
 
 def begin(on: OnStore, name: str) -> None:
-    on.run(change(name, ruled(lambda found: rules.init(found, "a", 1_000, 0))))
-    on.run(change(name, ruled(lambda found: rules.begin(found, "a", -1, Allotted(1, 2), 0))))
+    on.run(change(name, as_judge(lambda found: rules.init(found, "a", 1_000, 0))))
+    on.run(change(name, as_judge(lambda found: rules.begin(found, "a", -1, Allotted(1, 2), 0))))
 
 
 def at_once(*acts: Callable[[], None]) -> None:
@@ -67,14 +67,14 @@ def at_once(*acts: Callable[[], None]) -> None:
 def test_a_record_is_what_the_rule_made_of_it():
     on = in_memory()
     assert on.run(read("loader-1")) is None
-    assert on.run(change("loader-1", ruled(lambda _: LOADER))) == LOADER
+    assert on.run(change("loader-1", as_judge(lambda _: LOADER))) == LOADER
     assert on.run(read("loader-1")) == LOADER
     assert on.run(read_all()) == [LOADER]
 
 
 def test_a_denied_event_writes_nothing():
     on = in_memory()
-    denied = on.run(change("x", ruled(lambda found: Denied(Denial.UNKNOWN, found))))
+    denied = on.run(change("x", as_judge(lambda found: Denied(Denial.UNKNOWN, found))))
     assert isinstance(denied, Denied)
     assert on.run(read_all()) == []
 
@@ -87,9 +87,9 @@ def test_a_record_that_changed_between_read_and_write_is_judged_again():
         seen.append(found.number)
         return replace(found, number=found.number + 1)
 
-    late = on.start(change("x", ruled(count)))
+    late = on.start(change("x", as_judge(count)))
     late.advance()  # it has read
-    on.run(change("x", ruled(lambda found: replace(found, number=41))))
+    on.run(change("x", as_judge(lambda found: replace(found, number=41))))
     late.end()
     assert (seen, late.result.number) == ([-1, 41], 42)
     assert on.run(read("x")) == late.result
@@ -97,7 +97,7 @@ def test_a_record_that_changed_between_read_and_write_is_judged_again():
 
 def test_a_record_is_forgotten_only_while_it_is_the_same():
     on = in_memory()
-    on.run(change("loader-1", ruled(lambda _: LOADER)))
+    on.run(change("loader-1", as_judge(lambda _: LOADER)))
     on.run(forget(replace(LOADER, number=6)))
     assert on.run(read_all()) == [LOADER]
     on.run(forget(LOADER))
@@ -113,11 +113,11 @@ def test_of_two_brokers_that_decide_at_once_one_decides(tmp_path: Path):
         outcomes: dict[str, Outcome] = {}
 
         def commit(name: str = name, into: dict[str, Outcome] = outcomes) -> None:
-            rule = ruled(lambda found: rules.commit(found, "a", 1, [2]))
+            rule = as_judge(lambda found: rules.commit(found, "a", 1, [2]))
             into["commit"] = brokers[0].run(change(name, rule))
 
         def abort(name: str = name, into: dict[str, Outcome] = outcomes) -> None:
-            rule = ruled(lambda found: rules.abort(found, "a", 1))
+            rule = as_judge(lambda found: rules.abort(found, "a", 1))
             into["abort"] = brokers[1].run(change(name, rule))
 
         at_once(commit, abort)
@@ -179,7 +179,7 @@ def test_a_join_that_comes_after_the_decision_is_refused():
     finished = Finished()
     late = on.start(deciding.join(finished, "x", 1, 2, 0, Joined("t", "id", 0)))
     late.advance()  # it has looked, and the transaction was open
-    on.run(change("x", ruled(lambda found: rules.commit(found, "a", 1, [2]))))
+    on.run(change("x", as_judge(lambda found: rules.commit(found, "a", 1, [2]))))
     with pytest.raises(InvalidTransaction):
         late.end()
     assert finished.ended == {1: "x"}  # the next sweep looks whether its record can go
@@ -201,9 +201,9 @@ def test_the_joins_of_a_transaction_go_once_it_is_finished_on_record():
         on.run(deciding.join(Finished(), "x", 1, 2, 0, Joined("t", "id", number)))
     ended = [(1, "x")]
     assert on.run(forget_joins(ended)) == []  # it is open: who finishes it comes back to it
-    on.run(change("x", ruled(lambda found: rules.commit(found, "a", 1, [2]))))
+    on.run(change("x", as_judge(lambda found: rules.commit(found, "a", 1, [2]))))
     assert on.run(forget_joins(ended)) == ended
     assert len(on.run(read_places(1))) == 3
-    on.run(change("x", ruled(lambda found: rules.finish(found, 1))))
+    on.run(change("x", as_judge(lambda found: rules.finish(found, 1))))
     assert on.run(forget_joins(ended)) == []
     assert on.run(read_joins()) == []

@@ -30,7 +30,7 @@ class DamagedReplicas:
         self._said: dict[str, tuple[EntryIndex, Verdict]] = {}
 
     @property
-    def left(self) -> list[str]:
+    def left_replicas(self) -> list[str]:
         """The replicas that were damaged when this broker left last, and are still."""
         return sorted(self._left)
 

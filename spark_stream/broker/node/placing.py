@@ -71,7 +71,7 @@ def _too_few(topic: Topic, wrong: Misassigned, members: Members) -> InvalidAssig
         return None
     dead = [each for each in others if each not in alive]
     leaving = [each for each in others if each in alive]
-    why = [_told(dead, "not alive"), _told(leaving, "leaving")]
+    why = [_in_words(dead, "not alive"), _in_words(leaving, "leaving")]
     return InvalidAssignment(
         "; ".join([f"topic {topic.name!r}: {wrong.message}", *filter(None, why)]),
         topic=topic.name,
@@ -84,7 +84,7 @@ _START: Final = "Start it again, or ask for fewer replicas and move some there w
 _KEEP: Final = "Keep it (`isolog cluster recommission`), start another, or ask for fewer replicas."
 
 
-def _told(brokers: Sequence[BrokerId], state: str) -> str:
+def _in_words(brokers: Sequence[BrokerId], state: str) -> str:
     names = ", ".join(repr(str(each)) for each in brokers)
     if not names:
         return ""

@@ -121,7 +121,7 @@ class Registration:
             self._failed = failed
         if self._damaged.need_to_leave(self.me):
             before = self.me
-            names = ", ".join(self._damaged.left)
+            names = ", ".join(self._damaged.left_replicas)
             self._begin_generation(f"batches are damaged ({names})")
             yield from self.leading_again(before)
 

@@ -32,7 +32,7 @@ class MemoryRoom:
         self._left = most_bytes
 
     @property
-    def left(self) -> int:
+    def bytes_left(self) -> int:
         """How many bytes are left."""
         return self._left
 

@@ -131,7 +131,7 @@ class Append:
         :attr:`held` is that. Appends of others take so little that a moment of patience is better
         than another try.
         """
-        left = self._left()
+        left = self._seconds_left()
         if left <= 0:  # it has waited for its turn
             self._answer(self._late())
             return True
@@ -139,7 +139,7 @@ class Append:
 
     def finish(self) -> Script[None]:
         """Do as :meth:`try_once` with all the time that it has, and settle what is pending."""
-        left = self._left()
+        left = self._seconds_left()
         late = self._taken is None and left <= 0
         if late or not (yield from self._advance(max(0.0, left), wait=True)):
             self._answer(self._late())
@@ -168,7 +168,7 @@ class Append:
                 self._stream.wake(taken.take_woken())  # they read what is not replicated
                 if not wait:
                     return False
-                yield AwaitAcknowledgement(target, taken, max(0.0, self._left()))
+                yield AwaitAcknowledgement(target, taken, max(0.0, self._seconds_left()))
         except IsologError as error:
             self._answer(self._outcome(error))
         except pa.ArrowMemoryError:
@@ -208,7 +208,7 @@ class Append:
             raise InvalidRequest("a batch in a transaction needs the stream's transactional_id")
         return (yield from take_in_transaction(self._stream.finished, batch, stamp, name))
 
-    def _left(self) -> float:
+    def _seconds_left(self) -> float:
         return self.deadline - self._stream.clock.monotonic()
 
     def _late(self) -> IsologError:

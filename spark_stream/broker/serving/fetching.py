@@ -327,7 +327,7 @@ class RangeStream:
             if holder is not None:
                 yield from self._places(chunks, holder)
                 return
-            for chunk, lineage in self._told(chunks):
+            for chunk, lineage in self._with_lineages(chunks):
                 self._position, self._lineage = chunk.next_offset, lineage
                 self._given = chunk.rows
                 facts = self._facts(chunk, lineage)
@@ -348,7 +348,7 @@ class RangeStream:
             self._visible()
             raise
 
-    def _told(self, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, Lineage]]:
+    def _with_lineages(self, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, Lineage]]:
         """Yield the chunks with their lineages.
 
         Rows read before another epoch began belong to this one.
@@ -362,7 +362,7 @@ class RangeStream:
 
     def _places(self, chunks: Iterator[Chunk], holder: Holder) -> Iterator[Answer]:
         """Return where the chunks lie, in the place of their records."""
-        for group in in_groups(self._told(chunks)):
+        for group in in_groups(self._with_lineages(chunks)):
             last, self._lineage = group[-1]
             self._position = last.next_offset
             if any(chunk.stored is not None for chunk, _ in group):

@@ -24,7 +24,7 @@ from spark_stream.client.connecting.embedded import (
     live_address,
     recorded_cluster_id,
 )
-from spark_stream.client.connecting.link import BrokerLink, LogIdentity, left
+from spark_stream.client.connecting.link import BrokerLink, LogIdentity, seconds_left
 from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,
@@ -150,7 +150,7 @@ class ClusterConnection:
             link = leader
             try:
                 if link is None:
-                    link = self.link(left(deadline))
+                    link = self.link(seconds_left(deadline))
                 return call(link, self.turn(deadline, tries, once=once))
             except IsologError as error:
                 if link is not None and isinstance(error, _LOST):
@@ -200,7 +200,7 @@ class ClusterConnection:
         found = self._present()
         if found is not None:
             return found
-        if not self._choosing.acquire(timeout=left(deadline)):
+        if not self._choosing.acquire(timeout=seconds_left(deadline)):
             raise RequestTimeout("another thread looks for a broker and has found none in time")
         try:
             return self._present() or self._choose(deadline)
@@ -213,9 +213,9 @@ class ClusterConnection:
         If that fails, the next call goes to another broker.
         """
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
-        link = self.link(left(deadline))
+        link = self.link(seconds_left(deadline))
         try:
-            link.connect(left(deadline))
+            link.connect(seconds_left(deadline))
         except _LOST:
             self._give_up(link)
             raise
@@ -226,10 +226,12 @@ class ClusterConnection:
         ``tries``: how many tries there were before. ``once``: as in :meth:`retry`.
         """
         if len(self._candidates()) < 2:
-            return left(deadline)
+            return seconds_left(deadline)
         if once:
-            return min(left(deadline), max(_LONG_TURN_LEAST_S, self.timeout_s / _LONG_TURN_PART))
-        return min(left(deadline), _TURN_FIRST_S * 2.0 ** min(tries, _TRIES_COUNTED))
+            return min(
+                seconds_left(deadline), max(_LONG_TURN_LEAST_S, self.timeout_s / _LONG_TURN_PART)
+            )
+        return min(seconds_left(deadline), _TURN_FIRST_S * 2.0 ** min(tries, _TRIES_COUNTED))
 
     def learn(self, addresses: Iterable[str]) -> None:
         """Add addresses of the cluster's brokers, to ask when the others do not answer.
@@ -269,7 +271,7 @@ class ClusterConnection:
     def _choose(self, deadline: float) -> BrokerLink:
         if self._path is not None:
             found = self.at(self._address_of(self._path))
-            found.connect(left(deadline))
+            found.connect(seconds_left(deadline))
         else:
             found = self._first_that_answers(deadline)
             self._ask_for_brokers(found, deadline)
@@ -284,7 +286,9 @@ class ClusterConnection:
             last = number == len(addresses)
             try:
                 found = self.at(address)
-                found.connect(left(deadline) if last else min(_GREETING_S, left(deadline)))
+                found.connect(
+                    seconds_left(deadline) if last else min(_GREETING_S, seconds_left(deadline))
+                )
                 return found
             except BrokerUnavailable as error:
                 failure = failure or error
@@ -303,7 +307,7 @@ class ClusterConnection:
             return
         self._asked = time.monotonic()
         try:
-            within = min(_GREETING_S, left(deadline))
+            within = min(_GREETING_S, seconds_left(deadline))
             found = link.act("list-brokers", Empty(), BrokerList, within)
         except IsologError:
             return

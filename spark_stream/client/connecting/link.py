@@ -64,7 +64,7 @@ class BrokerLink:
         deadline = time.monotonic() + timeout_s
         channel = self.connect(timeout_s).channel
         try:
-            answer = channel.call(ACT, name.encode(), body.to_bytes(), left(deadline))
+            answer = channel.call(ACT, name.encode(), body.to_bytes(), seconds_left(deadline))
         except TRANSPORT_ERRORS as error:
             raise failure_of(error, self.address) from error
         return result.from_bytes(bytes(answer.body))
@@ -80,13 +80,13 @@ class BrokerLink:
         found = self.present()
         if found is not None:
             return found
-        if not self._connecting.acquire(timeout=left(deadline)):
+        if not self._connecting.acquire(timeout=seconds_left(deadline)):
             raise RequestTimeout(
                 f"another thread connects to {self.address}, and has not done so in time",
                 address=self.address,
             )
         try:
-            found = self.present() or shared_channel(self.address, left(deadline))
+            found = self.present() or shared_channel(self.address, seconds_left(deadline))
             self._identity.check(self.address, found.greeting.cluster_id)
             self.broker_id = found.greeting.broker_id
             self._shared = found
@@ -116,6 +116,6 @@ class BrokerLink:
         self._shared = None
 
 
-def left(deadline: float) -> float:
+def seconds_left(deadline: float) -> float:
     """Return the seconds left until then, always more than 0, as a call needs it."""
     return max(0.001, deadline - time.monotonic())

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.connecting.link import BrokerLink, left
+from spark_stream.client.connecting.link import BrokerLink, seconds_left
 from spark_stream.client.connecting.routes import Route, Routes
 from spark_stream.errors import (
     BrokerStopping,
@@ -87,7 +87,7 @@ class Router:
             known = self.known(topic, topic_id, partition)  # another thread may have asked
             if known is not None:
                 return known
-            self._ask(place, topic, topic_id, left(deadline))
+            self._ask(place, topic, topic_id, seconds_left(deadline))
         known = self.known(topic, topic_id, partition)
         if known is None:
             raise self.no_leader(topic, partition)
@@ -111,7 +111,7 @@ class Router:
         """Ask who leads the topic's partitions now; raise as :meth:`route`."""
         deadline = time.monotonic() + timeout_s
         with self._asking(topic, topic_id, deadline) as place:
-            self._ask(place, topic, topic_id, left(deadline))
+            self._ask(place, topic, topic_id, seconds_left(deadline))
 
     def learn_leader(self, topic: str, topic_id: str, facts: LeaderFacts) -> bool:
         """Add the leader that a broker named in another answer; return False if it is outdated."""
@@ -159,7 +159,7 @@ class Router:
     def _asking(self, topic: str, topic_id: str, deadline: float) -> Iterator[_Topic]:
         """Be the only thread that asks about a topic; raise RequestTimeout if another one is."""
         place = self._place(topic, topic_id)
-        if not place.asking.acquire(timeout=left(deadline)):
+        if not place.asking.acquire(timeout=seconds_left(deadline)):
             raise RequestTimeout(f"another thread asks for the leaders of topic {topic!r}")
         try:
             yield place

@@ -30,7 +30,7 @@ from spark_stream.client.reading.feed import WATCH_S, Asked, Feed
 from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.losses import FAIL, GONE, fails_on, where_to_go_on
 from spark_stream.client.reading.polling import Patience, Polling
-from spark_stream.client.reading.positions import Place, resolve, seen
+from spark_stream.client.reading.positions import Place, resolve, resolve_with_lineages
 from spark_stream.client.reading.ranges import check_place
 from spark_stream.client.reading.records import records_of
 from spark_stream.client.reading.subscription import Asked as Topics
@@ -110,7 +110,7 @@ class Consumer(Closing):
         view = partial(View.of, columns=columns, metadata=metadata, headers=headers, filter=filter)
         self._subscription = Subscription(topics, asked, partitions, view)
         for topic in self._subscription.ids:
-            at, lineages = seen(topics, topic, start, self._isolation)
+            at, lineages = resolve_with_lineages(topics, topic, start, self._isolation)
             chosen = self._subscription.chosen
             self._position.update(chosen({(topic, number): each for number, each in at.items()}))
             self._lineages.update(
@@ -338,7 +338,7 @@ class Consumer(Closing):
         def round_left() -> float:
             # A started round is read up to its cut, or a transaction would be seen in part. The
             # next poll continues it.
-            return math.inf if self._atomic and not polls else patience.left()
+            return math.inf if self._atomic and not polls else patience.seconds_left()
 
         def left() -> float:
             return (
@@ -365,9 +365,9 @@ class Consumer(Closing):
                 self._check_position(view_of)
                 if until:
                     return
-                if not patience.left():
+                if not patience.seconds_left():
                     yield None
-                self._closed.wait(min(pause, patience.left()))
+                self._closed.wait(min(pause, patience.seconds_left()))
                 pause = min(_CUT_PAUSE_MAX_S, 2 * pause)
                 self._find_topics()
                 continue

@@ -36,7 +36,7 @@ class Patience:
         """Wait for the same time again, from now on."""
         self._until = time.monotonic() + self._seconds
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Return the seconds that are left, at least 0."""
         return max(0.0, self._until - time.monotonic())
 

@@ -26,7 +26,7 @@ _NAMED: Final = {"earliest": EARLIEST, "latest": LATEST}
 _TAKEN: Final = "earliest | latest, an offset, {partition: offset} or a datetime"
 
 
-def seen(
+def resolve_with_lineages(
     topics: TopicsClient, topic: str, place: Place, isolation: Isolation
 ) -> tuple[dict[int, int], dict[int, Lineage]]:
     """Return the offset of ``place`` in each partition, and their lineages.

@@ -149,17 +149,17 @@ class FailedRows:
     def __init__(self, error: IsologError, rows: int, holder: weakref.ref[Outcomes]) -> None:
         self.holder = holder
         self._error = error
-        self._told = np.zeros(rows, np.bool_)
+        self._reported = np.zeros(rows, np.bool_)
 
     @property
-    def told(self) -> bool:
+    def is_reported(self) -> bool:
         """Whether callers have taken the errors of all rows."""
-        return bool(self._told.all())
+        return bool(self._reported.all())
 
     @property
     def error(self) -> IsologError:
         """The error of the first row whose error was not taken."""
-        return self.error_of(int(np.argmin(self._told)))
+        return self.error_of(int(np.argmin(self._reported)))
 
     def error_of(self, row: int) -> IsologError:
         """Return the error of a row; if it refuses the first row alone, others were not tried."""
@@ -169,8 +169,8 @@ class FailedRows:
             )
         return self._error
 
-    def mark_told(self, row: int) -> None:
-        self._told[row] = True
+    def mark_reported(self, row: int) -> None:
+        self._reported[row] = True
 
 
 class FailedRow:
@@ -181,6 +181,6 @@ class FailedRow:
         self._row = row
         self.error = failure.error_of(row)
 
-    def mark_told(self) -> None:
+    def mark_reported(self) -> None:
         """Note that the error was taken from this row's future."""
-        self._failure.mark_told(self._row)
+        self._failure.mark_reported(self._row)

@@ -43,7 +43,7 @@ os.register_at_fork(after_in_child=_begin_anew)
 _FAILURES_KEPT: Final = 1024
 
 
-class Untold(Protocol):
+class Unreported(Protocol):
     """A failure, of one future or several, until their holders have taken the error."""
 
     @property
@@ -51,7 +51,7 @@ class Untold(Protocol):
         """The error to raise."""
 
     @property
-    def told(self) -> bool:
+    def is_reported(self) -> bool:
         """Whether all holders have taken it."""
 
     @property
@@ -62,7 +62,7 @@ class Untold(Protocol):
 class Told(Protocol):
     """The failure of one future."""
 
-    def mark_told(self) -> None:
+    def mark_reported(self) -> None:
         """Note that the error was taken from the future."""
 
 
@@ -71,10 +71,10 @@ class Failure(Struct, eq=False):
 
     error: IsologError
     holder: weakref.ref[Promise]
-    told: bool = False
+    is_reported: bool = False
 
-    def mark_told(self) -> None:
-        self.told = True
+    def mark_reported(self) -> None:
+        self.is_reported = True
 
 
 class Failures:
@@ -82,12 +82,12 @@ class Failures:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: list[Untold] = []
+        self._kept: list[Unreported] = []
         self._tidy_at = _FAILURES_KEPT
         self.first: IsologError | None = None
         """The first error since :meth:`forget`, reported or not."""
 
-    def note(self, failure: Untold) -> None:
+    def note(self, failure: Unreported) -> None:
         """Add a failure, just before its futures are settled."""
         with self._lock:
             self.first = self.first or failure.error
@@ -100,7 +100,7 @@ class Failures:
         with self._lock:
             kept, self._kept = self._kept, []
         for failure in kept:
-            if not failure.told:
+            if not failure.is_reported:
                 raise failure.error
 
     def forget(self) -> None:
@@ -112,9 +112,9 @@ class Failures:
     def _tidy(self) -> None:
         """Drop the failures of futures that are no longer held, except the first."""
         # Each holder is checked once: it may disappear at any time.
-        untold = [(each, each.holder() is None) for each in self._kept if not each.told]
-        first = next((each for each, is_dropped in untold if is_dropped), None)
-        self._kept = [each for each, is_dropped in untold if not is_dropped or each is first]
+        unreported = [(each, each.holder() is None) for each in self._kept if not each.is_reported]
+        first = next((each for each, is_dropped in unreported if is_dropped), None)
+        self._kept = [each for each, is_dropped in unreported if not is_dropped or each is first]
         self._tidy_at = max(_FAILURES_KEPT, 2 * len(self._kept))
 
 
@@ -131,7 +131,7 @@ class Promise(Future[Written]):
         """Return the error as any future does; then no flush raises it again."""
         error = super().exception(timeout)
         if self._failure is not None:
-            self._failure.mark_told()
+            self._failure.mark_reported()
         return error
 
     def result(self, timeout: float | None = None) -> Written:

@@ -42,7 +42,7 @@ def take_consumer(finished: Finished, consumer: str, instance: str) -> Script[li
 def withdraw_announcement(transactional_id: str, number: int, consumer: str) -> Script[None]:
     """Make an undecided commit check again which instance owns the name."""
     yield from records.change(
-        transactional_id, records.ruled(lambda found: withdraw(found, number, consumer))
+        transactional_id, records.as_judge(lambda found: withdraw(found, number, consumer))
     )
 
 

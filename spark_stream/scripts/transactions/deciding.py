@@ -42,7 +42,7 @@ from spark_stream.scripts.steps import Force, Numbering, Script, TakeNumber, ask
 from spark_stream.scripts.transactions import records
 from spark_stream.scripts.transactions.finishing import Finished, finish
 from spark_stream.scripts.transactions.positions import check_owners
-from spark_stream.scripts.transactions.records import Judge, Rule, ruled
+from spark_stream.scripts.transactions.records import Judge, Rule, as_judge
 
 _ABORTS: Final = {
     Cause.EXPIRED: "its timeout of {timeout} ms was over",
@@ -152,7 +152,7 @@ def apply_rule(
     finished: Finished, transactional_id: str, rule: Rule, number: int | None, asked: str
 ) -> Script[Transaction]:
     """Apply the rule to the record, and return it, finished if it is decided."""
-    outcome = yield from judge_record(finished, transactional_id, ruled(rule))
+    outcome = yield from judge_record(finished, transactional_id, as_judge(rule))
     return (yield from conclude(finished, outcome, number, asked))
 
 

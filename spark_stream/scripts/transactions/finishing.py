@@ -184,7 +184,7 @@ def record_finish(finished: Finished, decided: Transaction) -> Script[Transactio
     """Record that the transaction is finished, and return its record."""
     outcome = yield from records.change(
         decided.transactional_id,
-        records.ruled(lambda found: rules.finish(found, decided.number)),
+        records.as_judge(lambda found: rules.finish(found, decided.number)),
     )
     finished.forget(decided)
     if isinstance(outcome, Transaction):

@@ -72,7 +72,7 @@ def change(transactional_id: str, judge: Judge) -> Script[Outcome]:
             return after
 
 
-def ruled(rule: Rule) -> Judge:
+def as_judge(rule: Rule) -> Judge:
     """Make a judge of a rule; it needs no step."""
 
     def judge(found: Transaction) -> Script[Outcome]:

@@ -41,7 +41,7 @@ from spark_stream.scripts.transactions.finishing import (
     mark_dropped,
     record_finish,
 )
-from spark_stream.scripts.transactions.records import Judge, Rule, ruled
+from spark_stream.scripts.transactions.records import Judge, Rule, as_judge
 from spark_stream.scripts.transactions.stopped import record_stop, stopped_until
 
 _ASKED: Final = "batch {0.batch} of {0.query}"
@@ -110,7 +110,7 @@ def settle_batch(
     if renamed:
         yield from inherit_other_ids(finished, transactional_id, claim)
     outcome = yield from _judge_claim(
-        finished, transactional_id, claim, ruled(lambda found: rules.settle(found, claim))
+        finished, transactional_id, claim, as_judge(lambda found: rules.settle(found, claim))
     )
     if isinstance(outcome, Denied) and outcome.why is Denial.DONE:
         return outcome.transaction, True
@@ -148,7 +148,7 @@ def renew_batch(
     Raises:
         ProducerFenced: a later run of the query has taken over.
     """
-    rule = ruled(lambda found: rules.renew(found, instance, batch, now_ms))
+    rule = as_judge(lambda found: rules.renew(found, instance, batch, now_ms))
     outcome = yield from judge_record(finished, transactional_id, rule)
     allowed(outcome, None, "a sign of life")
 
@@ -162,7 +162,7 @@ def drop_branch(
         ProducerFenced, ForeignBranch: it is not the caller's branch.
         DiskFull, StorageFailure: a marker is missing; the transaction's end writes it.
     """
-    rule = ruled(lambda found: rules.drop(found, instance, number, producer_id))
+    rule = as_judge(lambda found: rules.drop(found, instance, number, producer_id))
     judged = yield from judge_record(finished, transactional_id, rule)
     outcome = allowed(judged, number, "dropping a branch")
     if outcome.state is State.OPEN and producer_id in outcome.dropped:
@@ -191,7 +191,7 @@ def inherit_other_ids(finished: Finished, transactional_id: str, claim: Claim) -
         )
         if given.committed_batch >= 0:
             inherit = partial(rules.inherit, before=given)
-            outcome = yield from judge_record(finished, transactional_id, ruled(inherit))
+            outcome = yield from judge_record(finished, transactional_id, as_judge(inherit))
             allowed(outcome, None, "a sink's call")
 
 

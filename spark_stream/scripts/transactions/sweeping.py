@@ -115,7 +115,7 @@ def _expire_if_due(finished: Finished, record: Transaction, unchanged_s: float) 
         return Swept.LEFT
     outcome = yield from records.change(
         record.transactional_id,
-        records.ruled(lambda found: rules.expire(found, record.number, record.deadline_ms)),
+        records.as_judge(lambda found: rules.expire(found, record.number, record.deadline_ms)),
     )
     if isinstance(outcome, Denied):
         return Swept.LEFT
