@@ -1,4 +1,4 @@
-"""One class per name, and no words that send a reader to a text that is not in the repository."""
+"""One class per name, and no words that send a reader to something that is not there."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ ELSEWHERE = {
     "a section of another text": r"[Ss]ection [0-9.]+ of the desig[n]|[Tt]he desig[n] (?:say|said)",
     "a path of somebody's machine": r"(?<![\w.])/wor[k]/|/tmp/i[0-9]",
 }
+
+FILES = {"broker.json", "broker.lock", "broker.log"}  # of a log's directory
 
 
 def texts() -> list[str]:
@@ -60,3 +62,20 @@ def test_a_class_has_a_name_of_its_own() -> None:
     )
     shared = [name for name, count in names.items() if count > 1]
     assert shared == [], "several classes of the package have this name: choose another"
+
+
+def test_a_module_that_a_text_names_is_there() -> None:
+    """``part.room.module``, or something in it, in docstrings and comments of the package."""
+    modules = {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")
+    }
+    parts = {name.partition(".")[0] for name in modules if "." in name}
+    named = re.compile(r"``((?:" + "|".join(sorted(parts)) + r")(?:\.[a-z_]+)+)``")
+    missing = [
+        f"{path.relative_to(PACKAGE)}: {found}"
+        for path in PACKAGE.rglob("*.py")
+        for found in named.findall(path.read_text())
+        if not {found, f"{found}.__init__", found.rpartition(".")[0]} & modules
+        and found not in FILES
+    ]
+    assert missing == []

@@ -57,7 +57,10 @@ class BrokerConfig(BaseSettings):
     ``memory_bytes``: the memory that all batches may take together. ``producer_expiry_seconds``:
     how long a producer that writes nothing is remembered. ``scrub_bytes_per_second``: how fast
     segments are read to find damage; 0: not at all. ``scrub_seconds``: the least time between the
-    starts of two such rounds. ``topic``: the defaults of topics (``segment.bytes`` …).
+    starts of two such rounds. ``housekeeping_seconds``: the pause between two looks for segments to
+    roll or to remove. ``mapped_reads``: whether readers of this host may map the log's files.
+    ``log_level``: the least level that is logged. ``topic``: the defaults of topics
+    (``segment.bytes`` …).
     """
 
     model_config = SettingsConfigDict(env_prefix="ISOLOG_", extra="forbid", frozen=True)
@@ -121,7 +124,7 @@ class BrokerConfig(BaseSettings):
             except ValueError:
                 raise ValueError(f"{value!r} is not host or host:port") from None
             if is_wildcard(host) or not port:
-                raise ValueError(f"{value!r} is no address that a client can connect to")
+                raise ValueError(f"{value!r} is not an address that a client can connect to")
         return value
 
     @model_validator(mode="after")

@@ -172,12 +172,12 @@ class Broker:
             BrokerDisk(directory, RunFile(path)),
             self._network,
             CoreSettings(
-                config.topic_defaults,
-                config.default_replication_factor,
-                int(config.producer_expiry_seconds * 1_000_000),
-                config.sink_expiry_seconds,
-                config.leader_balance_seconds,
-                min(BROKER_BYTES, config.memory_bytes // 8),
+                topic_defaults=config.topic_defaults,
+                default_replication_factor=config.default_replication_factor,
+                producer_age_us=int(config.producer_expiry_seconds * 1_000_000),
+                sink_expiry_s=config.sink_expiry_seconds,
+                leader_balance_s=config.leader_balance_seconds,
+                recent_bytes=min(BROKER_BYTES, config.memory_bytes // 8),
             ),
         )
         undo.callback(core.host.close)

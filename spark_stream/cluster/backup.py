@@ -8,8 +8,9 @@ left the ISR. A broker that leads by the backup may lack what another has acknow
 backup trusts no log, however it is put back: it names all replicas of a partition, in a generation
 that no broker has. As after a power cut, the partition waits until all its replicas have come back,
 and the one with the longest log leads, in an epoch that is later than any in the logs
-(``consistency.election``). Numbers of producers and transactions go on far above the store's, and a
-transactional id gets another producer id: the logs may have later epochs of the one that it had.
+(``consistency.control.election``). Numbers of producers and transactions go on far above the
+store's, and a transactional id gets another producer id: the logs may have later epochs of the one
+that it had.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ def _check_open(store: Path) -> None:
 
 def _check_cluster(mine: Mapping[str, Any], store: Path) -> None:
     if not mine:
-        raise InvalidRequest("the backup names no cluster: it is no backup of a metadata store")
+        raise InvalidRequest("the backup names no cluster: it is not a backup of a metadata store")
     try:
         with closing(sqlite3.connect(f"{store.absolute().as_uri()}?mode=ro", uri=True)) as there:
             row = there.execute(
@@ -181,7 +182,7 @@ def _check_store(path: Path) -> None:
             found.execute("select count(*) from record").fetchone()
     except sqlite3.Error as error:
         raise InvalidRequest(
-            f"{path} is no metadata store: {error}",
+            f"{path} is not a metadata store: {error}",
             hint="Name a file that `isolog cluster backup` wrote, or a broker's `metadata`.",
             path=str(path),
         ) from None

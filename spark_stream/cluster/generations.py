@@ -28,7 +28,7 @@ has ceased to serve, all logs are forced and closed, and then the record gets wh
 
 A broker whose force fails says so in the record at once, and before it does anything else: it may
 have been killed when it starts the next time. One that finds a log damaged while it runs puts its
-next generation there in the same way (``consistency.damage``).
+next generation there in the same way (``consistency.control.damage``).
 """
 
 from __future__ import annotations

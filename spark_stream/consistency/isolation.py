@@ -34,7 +34,8 @@ PRODUCER_LEVELS: Final = (Isolation.READ_UNCOMMITTED, Isolation.READ_COMMITTED)
 class Bounds(Positional):
     """The offsets that bound a partition's reads, as one consistent observation.
 
-    ``atomic_cut`` is the partition's own (``consistency.atomic``); None if it was not asked for.
+    ``atomic_cut`` is the partition's own (``consistency.partition.atomic``); None if it was not
+    asked for.
     """
 
     log_start_offset: Offset
@@ -57,7 +58,7 @@ class Bounds(Positional):
 
 def _atomic(bounds: Bounds) -> Offset:
     if bounds.atomic_cut is None:
-        raise ValueError("read_atomic needs a cut")
+        raise ValueError("read_atomic: the bounds have no atomic cut")
     return max(bounds.log_start_offset, bounds.atomic_cut)
 
 

@@ -478,7 +478,7 @@ class Connection:
         """
         found = self._streams.get(stream)
         if found is None or not found.sends:
-            raise StreamOver(f"stream {stream} is over")
+            raise StreamOver(f"stream {stream} takes no more frames")
         self._check_size(header, body)
         size = data_bytes(header, body)
         if found.credit <= 0 and not (end and size == PREFIX.size):

@@ -33,7 +33,7 @@ class CutRange(Struct, frozen=True):
 
 
 def find_cut(ranges: Sequence[CutRange]) -> Script[dict[str, dict[int, int]]]:
-    """Find the cut within the ranges, by topic and partition; see ``consistency.atomic``.
+    """Find the cut within the ranges, by topic and partition; see ``consistency.partition.atomic``.
 
     Raises:
         UnknownTopic, UnknownPartition: naming it.

@@ -1,7 +1,8 @@
 """Leaders are elected and moves finished: by the controller, and by a broker that starts.
 
-Every decision is a compare-and-set on a partition's record (``consistency.election``). So two that
-decide at once do no harm, and a decision by an old view changes nothing: whoever loses looks again.
+Every decision is a compare-and-set on a partition's record (``consistency.control.election``). So
+two that decide at once do no harm, and a decision by an old view changes nothing: whoever loses
+looks again.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ FIRST_EPOCH: Final = LeaderEpoch(0)
 class Step(Positional, Generic[T_co]):
     """What a script asks for, and is answered with a ``T_co``.
 
-    A kind of step is defined here, and carried out by a function of ``broker.step_table``.
+    A kind of step is defined here, and carried out by a function of
+    ``broker.scripting.step_table``.
     """
 
     def __iter__(self) -> Generator[Step[Any], Any, T_co]:

@@ -99,7 +99,7 @@ def _alike(left: Literal, right: Literal) -> tuple[Any, Any]:
             return convert(left), convert(right)
     if kinds == {LiteralKind.STRING}:
         return str(left.value).encode(), str(right.value).encode()
-    raise NotAValue(f"{left.shown} is not compared with {right.shown}")
+    raise NotAValue(f"cannot compare {left.shown} with {right.shown}")
 
 
 class _Kinds(frozenset[LiteralKind]):
@@ -115,7 +115,7 @@ def _as_bytes(literal: Literal) -> bytes:
         return literal.value
     if isinstance(literal.value, str):
         return literal.value.encode()
-    raise NotAValue(f"{literal.shown} is no binary")
+    raise NotAValue(f"{literal.shown} is not binary")
 
 
 def _as_fraction(literal: Literal) -> Fraction:
@@ -199,7 +199,7 @@ def of_bytes(order: pruning.Order, field: Field, literal: Literal) -> BoundPart:
 
 
 def _of_doubles(order: pruning.Order, field: Field, value: float) -> BoundPart:
-    """Compare floats with a double, or other numbers as doubles."""
+    """Compare a column with a double: floats as they are, other numbers as doubles."""
     scalar = pa.scalar(value, pa.float64())
     if pt.is_floating(field.type):
         key = float_key(value)
@@ -244,7 +244,7 @@ def _as_whole(literal: Literal) -> Literal:
     try:
         return literals.cast(literal, "bigint")
     except NotAValue:
-        raise NotAValue(f"{literal.shown} is no whole number") from None
+        raise NotAValue(f"{literal.shown} is not a whole number") from None
 
 
 def _per_second(kind: pa.DataType) -> Fraction:

@@ -303,7 +303,7 @@ def _bytes(digits: str) -> bytes:
     try:
         return bytes.fromhex("0" * (len(digits) % 2) + digits)
     except ValueError:
-        raise NotAValue(f"X'{digits}' is no binary") from None
+        raise NotAValue(f"X'{digits}' is not binary") from None
 
 
 def _is_text(node: exp.Expr) -> bool:

@@ -54,7 +54,7 @@ def number(text: str) -> Literal:
 def negated(literal: Literal) -> Literal:
     """Return the number with the other sign."""
     if isinstance(literal.value, bool) or not isinstance(literal.value, Fraction | float):
-        raise NotAValue(f"{literal.shown} is no number")
+        raise NotAValue(f"{literal.shown} is not a number")
     return Literal(literal.kind, -literal.value, f"-{literal.shown}")
 
 
@@ -73,13 +73,13 @@ def cast(literal: Literal, kind: str, precision: tuple[int, int] = (10, 0)) -> L
         whole = Fraction(int(found))  # truncated, as in Spark
         limit = 1 << (_WHOLE[kind] - 1)
         if not -limit <= whole < limit or (literal.kind is LiteralKind.STRING and whole != found):
-            raise NotAValue(f"{literal.shown} is no {kind}")
+            raise NotAValue(f"{literal.shown} does not fit {kind}")
         return Literal(LiteralKind.WHOLE, whole, text)
     if kind == "decimal":
         found = _exact(literal, kind) * 10 ** precision[1]
         rounded = int(abs(found) + Fraction(1, 2)) * (1 if found >= 0 else -1)
         if abs(rounded) >= 10 ** precision[0]:
-            raise NotAValue(f"{literal.shown} is no decimal({precision[0]},{precision[1]})")
+            raise NotAValue(f"{literal.shown} is not a decimal({precision[0]},{precision[1]})")
         return Literal(LiteralKind.DECIMAL, Fraction(rounded, 10 ** precision[1]), text)
     if kind in ("float", "double"):
         double = as_double(literal)
@@ -111,11 +111,11 @@ def _exact(literal: Literal, kind: str) -> Fraction:
         return Fraction(value)
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         return Fraction(Decimal(value.strip()))
-    raise NotAValue(f"{literal.shown} is no {kind}")
+    raise NotAValue(f"{literal.shown} does not fit {kind}")
 
 
 def as_whole(literal: Literal) -> Fraction:
-    """Return a string as the whole number that Spark compares."""
+    """Cast a string to a whole number, as Spark does before it compares."""
     return Fraction(cast(literal, "bigint").value)  # type: ignore[arg-type]  # checked by the cast
 
 
@@ -133,7 +133,7 @@ def as_double(literal: Literal) -> float:
             return float(value)
         except OverflowError:
             return float("inf") if value > 0 else float("-inf")
-    raise NotAValue(f"{literal.shown} is no double")
+    raise NotAValue(f"{literal.shown} is not a double")
 
 
 def as_boolean(literal: Literal) -> bool:
@@ -143,7 +143,7 @@ def as_boolean(literal: Literal) -> bool:
         return value
     if isinstance(value, str) and value.strip().lower() in (*_TRUE, *_FALSE):
         return value.strip().lower() in _TRUE
-    raise NotAValue(f"{literal.shown} is no boolean")
+    raise NotAValue(f"{literal.shown} is not a boolean")
 
 
 def as_day(literal: Literal) -> Fraction:
@@ -154,9 +154,9 @@ def as_day(literal: Literal) -> Fraction:
     if isinstance(value, str):
         found = _DAY.fullmatch(value.strip())
         if found is None:
-            raise NotAValue(f"{value!r} is no date; one is '2024-01-31'")
+            raise NotAValue(f"{value!r} is not a date; one is '2024-01-31'")
         return Fraction((_day_of(found, value).toordinal() - _EPOCH) * _DAY_S)
-    raise NotAValue(f"{literal.shown} is no date")
+    raise NotAValue(f"{literal.shown} is not a date")
 
 
 def as_moment(literal: Literal, kind: LiteralKind = LiteralKind.TIMESTAMP) -> Fraction:
@@ -168,7 +168,7 @@ def as_moment(literal: Literal, kind: LiteralKind = LiteralKind.TIMESTAMP) -> Fr
         if kind is LiteralKind.DATE:
             return as_day(literal)
         return _moment(value, zoned=kind is LiteralKind.TIMESTAMP)
-    raise NotAValue(f"{literal.shown} is no timestamp")
+    raise NotAValue(f"{literal.shown} is not a timestamp")
 
 
 def as_time(literal: Literal) -> Fraction:
@@ -178,14 +178,14 @@ def as_time(literal: Literal) -> Fraction:
         return value
     if isinstance(value, str):
         return _clock(value.strip())
-    raise NotAValue(f"{literal.shown} is no time")
+    raise NotAValue(f"{literal.shown} is not a time")
 
 
 def _moment(text: str, *, zoned: bool) -> Fraction:
     """Return a text's moment, in seconds. Without ``zoned`` its zone must exist but is ignored."""
     found = _MOMENT.fullmatch(text.strip())
     if found is None:
-        raise NotAValue(f"{text!r} is no date or timestamp; one is '2024-01-31 12:00:00'")
+        raise NotAValue(f"{text!r} is not a date or timestamp; one is '2024-01-31 12:00:00'")
     try:
         day = _day_of(found, text)
         seconds = _clock(found["clock"]) if found["clock"] else Fraction(0)
@@ -208,10 +208,10 @@ def _day_of(found: re.Match[str], text: str) -> date:
 def _clock(text: str) -> Fraction:
     found = _CLOCK.fullmatch(text)
     if found is None:
-        raise NotAValue(f"{text!r} is no time of day; one is '12:00:00'")
+        raise NotAValue(f"{text!r} is not a time of day; one is '12:00:00'")
     hour, minute, second = (int(part or 0) for part in found.groups()[:3])
     if hour > 23 or minute > 59 or second > 59:
-        raise NotAValue(f"{text!r} is no time of day")
+        raise NotAValue(f"{text!r} is not a time of day")
     parts = (found[4] or "")[:6].ljust(6, "0")  # Spark's moments are in microseconds
     return Fraction(hour * 3600 + minute * 60 + second) + Fraction(int(parts), 1_000_000)
 

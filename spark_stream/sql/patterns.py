@@ -85,4 +85,4 @@ def decoded(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise refused(f"X'{value.hex()}' is no text", None) from None
+        raise refused(f"X'{value.hex()}' is not text", None) from None

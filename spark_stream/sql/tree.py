@@ -85,7 +85,7 @@ class In(Struct, frozen=True):
 
 
 class Like(Struct, frozen=True):
-    """``%`` is any text, ``_`` any character; after ``escape`` both stand for themselves."""
+    """A LIKE: ``%`` is any text, ``_`` a character; after ``escape`` both stand for themselves."""
 
     operand: Operand
     pattern: str

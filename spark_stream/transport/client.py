@@ -123,7 +123,7 @@ class ClientChannel:
     def is_usable(self) -> bool:
         """Whether it takes new streams, as far as is known.
 
-        False in a process that was forked since it was made: the connection is its parent's.
+        False after a fork: the connection is the parent process's.
         """
         return self._lost is None and not self._is_ending and self._process == os.getpid()
 

@@ -51,7 +51,7 @@ def read_greeting(data: bytes, address: str) -> Greeting:
         return _GREETINGS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise BrokerUnavailable(
-            f"{address} is no broker of this release", address=address
+            f"{address} is not a broker of this release", address=address
         ) from None
 
 

@@ -32,7 +32,7 @@ Serve = Callable[[StreamOpened, Stream], None]
 
 
 class Door(Struct, frozen=True):
-    """A listening socket, whom it serves, and with which certificate."""
+    """A listening socket, what serves its streams, and its TLS certificate, if it has one."""
 
     sock: socket.socket
     serve: Serve

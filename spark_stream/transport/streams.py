@@ -149,7 +149,7 @@ class Stream:
         self._channel.command(lambda core: core.grant_credit(self.number, size))
 
     def fail(self, error: bytes) -> None:
-        """End the stream with an error, in the application's encoding; for brokers."""
+        """End the stream with an error as the application encodes it. For brokers."""
         self.has_ended = True
         self._leave()
         self._channel.command(lambda core: core.fail(self.number, error))
@@ -300,7 +300,7 @@ class BlockingStream:
             raise error_of(self._stream.over, self.peer) from None
 
     def fail(self, error: bytes) -> None:
-        """End the stream with an error, in the application's encoding; for brokers."""
+        """End the stream with an error as the application encodes it. For brokers."""
         self._stream.fail(error)
         self._wake()
 

@@ -139,7 +139,7 @@ def test_a_leader_leaves_and_its_follower_leads_and_it_heals_without_a_loss(pair
     scrub_of(a).look()
     with caplog.at_level(logging.ERROR):
         assert replicas.need_to_leave(member(a))
-        assert replicas.left == ["t/0"]
+        assert replicas.left_replicas == ["t/0"]
         leave(a, "a's next logs")
         assert not replicas.need_to_leave(member(a))  # it has left, and heals
     see(a.around)
@@ -155,7 +155,7 @@ def test_a_leader_leaves_and_its_follower_leads_and_it_heals_without_a_loss(pair
     assert a.replica("t").log.end == b.partition("t").log.end
     assert "they are lost" not in caplog.text
     assert not replicas.need_to_leave(member(a))
-    assert replicas.left == []
+    assert replicas.left_replicas == []
 
 
 def test_who_left_for_damage_keeps_the_new_generation_when_it_starts_again(around):

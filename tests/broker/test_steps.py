@@ -212,7 +212,7 @@ def test_answers_of_something_else_in_the_place_of_a_broker_are_refused():
 
 @pytest.mark.parametrize("result", [b"", b"{}", b"\xc1"])
 def test_what_is_no_answer_is_an_error_of_its_broker(result):
-    with pytest.raises(InternalError, match="broker b sends what is no answer"):
+    with pytest.raises(InternalError, match="broker b sends an invalid answer"):
         answers_of(result, CALLER, "b", "n", [Seal(AT, 1)])
 
 

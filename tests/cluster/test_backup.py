@@ -348,9 +348,9 @@ def test_a_backup_of_another_cluster_and_what_is_none_are_refused(path, tmp_path
         put_back(tmp_path / "other", path, force=True)
     (tmp_path / "text").write_text("certainly no database" * 100)
     for wrong in (tmp_path / "text", tmp_path / "missing"):
-        with pytest.raises(InvalidRequest, match="is no metadata store"):
+        with pytest.raises(InvalidRequest, match="is not a metadata store"):
             put_back(wrong, path, force=True)
-        with pytest.raises(InvalidRequest, match="is no metadata store"):
+        with pytest.raises(InvalidRequest, match="is not a metadata store"):
             back_up(wrong, tmp_path / "copy")
     store = SqliteStore(path)
     assert store.get(CLUSTER).value == {"id": "mine"}

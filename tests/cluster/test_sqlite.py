@@ -324,7 +324,7 @@ def test_a_store_in_another_form_is_refused_and_left_as_it_was(tmp_path: Path, f
         connection.execute(f"pragma user_version = {form}")
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(UnsupportedFormat, match=f"{path} has form {form}.* reads form {FORM}"):
+    with pytest.raises(UnsupportedFormat, match=f"{path} has format {form}.* reads {FORM}"):
         SqliteStore(path)
     assert path.read_bytes() == before
 

@@ -90,7 +90,7 @@ def test_a_filter_is_looked_at_when_the_columns_are(shared, thousands):
             f"no column 'm'; topic '{thousands}' has n bigint, _offset bigint, _topic string",
         ),
         ("_partitio = 1", r"is '_partition' meant\?.* _partition int,"),
-        ("n = 'one'", r"column 'n' \(bigint\): 'one' is no whole number"),
+        ("n = 'one'", r"column 'n' \(bigint\): 'one' is not a whole number"),
         (" ", "it is empty"),
     ):
         given = {"bootstrap": shared.address, "subscribe": thousands, "filter": text}

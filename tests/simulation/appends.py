@@ -1,7 +1,7 @@
 """Streams of appends at a simulated broker: the core that ships, with tasks for threads.
 
-``broker.appends.core`` has the rules, ``broker.appends.batch`` the scripts of a batch. This stands
-for ``broker.appends.stream``: each step of a script is an event.
+``broker.serving.append_core`` has the rules, ``broker.serving.append_batch`` the scripts of a
+batch. This stands for ``broker.serving.append_stream``: each step of a script is an event.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Drives scripts of a simulated broker: every step is an event, and so may be its answer.
 
-The steps do what they do in a broker (``broker.step_table``), but those that wait: time is the
-schedule's here. Before each step, and between the steps of a ``Together``, anything may happen;
-sometimes between a step and its answer as well.
+The steps do what they do in a broker (``broker.scripting.step_table``), but those that wait: time
+is the schedule's here. Before each step, and between the steps of a ``Together``, anything may
+happen; sometimes between a step and its answer as well.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Who runs an action: a function for each name of the one table, ``wire.actions``.
 
-An action is added there, here with its function (in ``topic_actions``, ``leader_actions``,
-``cluster_actions``, ``transaction_actions`` or ``consumer_actions``), and to the table in
-``docs/flight.md``. Tests hold them against each other.
+To add an action, add it there, here with its function (in a neighbouring module), and to the table
+in ``docs/flight.md``. Tests hold them against each other.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class FollowerLinks(Protocol):
 
 
 class NoLinks:
-    """For a broker that is alone."""
+    """Links of a broker without others: they follow nothing."""
 
     def follow(self, partition: Partition, leader: BrokerId, generation: Generation) -> None:
         pass

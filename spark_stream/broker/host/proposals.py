@@ -1,8 +1,9 @@
 """In-sync replicas that leaders propose, on their way to the partitions' records; epochs too.
 
-A leader's core proposes (``consistency.progress``); here the proposal becomes a compare-and-set,
-and its outcome goes back to the core. Where the store does not say what became of it, the record is
-looked at until that is known: meanwhile the leader counts everybody who may be in sync.
+A leader's core proposes (``consistency.partition.progress``); here the proposal becomes a
+compare-and-set, and its outcome goes back to the core. Where the store does not say what became of
+it, the record is looked at until that is known: meanwhile the leader counts everybody who may be in
+sync.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The damaged replicas of this broker, and whether it is to leave the ISRs for them.
 
-``consistency.damage`` decides. Here is what it is asked about, and what is said in the broker's
-log, once for each damage and each verdict.
+``consistency.control.damage`` decides. Here is what it is asked about, and what is said in the
+broker's log, once for each damage and each verdict.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ then the records name other leaders, one compare-and-set each. What a follower l
 off later: nothing of it was acknowledged as replicated. A partition that nobody else can lead
 stays.
 
-When a replica in trouble hands over is a rule of ``consistency.withdrawal``. When a preferred
-leader leads again is a rule of ``consistency.balance``: nothing of the log is given up for that, so
-a partition whose followers do not catch up in time stays.
+When a replica in trouble hands over is a rule of ``consistency.control.withdrawal``. When a
+preferred leader leads again is a rule of ``consistency.control.balance``: nothing of the log is
+given up for that, so a partition whose followers do not catch up in time stays.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def handing_over(host: Host, members: Members) -> Script[int]:
 def find_heirs(
     host: Host, members: Members, partitions: Iterable[Partition], me: Member
 ) -> Script[dict[PartitionId, list[BrokerId]]]:
-    """Ask live in-sync replicas of the partitions led here whether their logs take writes.
+    """Return the live in-sync replicas, by partition led here, whose logs take writes.
 
     A broker that does not answer in time is no heir.
     """

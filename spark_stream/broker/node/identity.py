@@ -5,8 +5,8 @@ and incarnation of the broker that it means to call. Another process that listen
 a dead broker gets a proof that no other broker accepts. It cannot answer either: the proof of an
 answer covers a number that the caller has just made.
 
-:meth:`Identity.check_caller` is the only place that decides whether a caller is a broker of this
-cluster.
+:meth:`BrokerIdentity.check_caller` is the only place that decides whether a caller is a broker of
+this cluster.
 """
 
 from __future__ import annotations

@@ -64,9 +64,9 @@ class DirectoryLock:
 
 
 class IdLock:
-    """Held from construction to :meth:`release`: nobody else is this broker meanwhile.
+    """The lock that makes this process the only broker of its id, until :meth:`release`.
 
-    ``folder`` is one for all brokers of a metadata store.
+    ``folder``: shared by all brokers of a metadata store.
 
     Raises:
         DirectoryInUse: another process is the broker of this id.

@@ -94,7 +94,7 @@ def _in_words(brokers: Sequence[BrokerId], state: str) -> str:
 def placed_by_hand(
     topic: Topic, assignment: Sequence[Sequence[str]], members: Members, first: int = 0
 ) -> Sequence[PartitionRecord]:
-    """Return first records of partitions whose brokers an operator chose.
+    """Return the first records of partitions whose brokers an operator chose.
 
     Raises:
         InvalidAssignment: naming the partition and the broker that cannot be.

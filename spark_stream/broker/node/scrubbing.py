@@ -3,7 +3,7 @@
 A byte that changes on a disk is noticed by a reader, who may come in a year, or never; until then
 the replica counts as a good one, and may be elected when the really good ones are gone. So all
 segments are read again and again, at a pace that leaves the disk to others, and past the
-system's memory (``storage.checking``). The first look begins when the broker has started.
+system's memory (``storage.segment.checking``). The first look begins when the broker has started.
 
 One thread looks. It holds no lock while it reads; it stops between two pieces.
 """

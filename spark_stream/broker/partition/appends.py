@@ -79,14 +79,14 @@ class Appends:
     ) -> Taken | None:
         """Judge and append a message. A batch that is there already is not appended again.
 
-        Return None if others held the partition for ``patience_s`` (negative: wait for as long as
-        that takes): nothing was done.
+        Return None, with nothing done, if the lock was not free within ``patience_s`` (negative: no
+        limit).
 
         Raises:
             DiskFull, StorageFailure: nothing was kept.
             ProducerFenced, OutOfOrderSequence, InvalidTransaction: the stamp does not fit.
             NotLeader, NotEnoughReplicas: it cannot be appended here, or not now.
-            BrokerStopping, UnknownTopic, NotLeader: the partition is closed.
+            BrokerStopping, UnknownTopic: the partition is closed.
         """
         state = self._state
         if not state.lock.acquire(timeout=patience_s):

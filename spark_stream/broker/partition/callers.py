@@ -1,7 +1,7 @@
 """Who waits for a partition: appends for their acknowledgements, reads for something to see.
 
-The partition's core (``consistency.replica``) gives each waiter a number; its effects list the
-waiters to release. Here each number has its caller. All under the partition's lock.
+The partition's core (``consistency.partition.replica``) gives each waiter a number; its effects
+list the waiters to release. Here each number has its caller. All under the partition's lock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether the log of one replica takes writes, as its last writes showed.
 
 Every write to the log is made ``with`` the replica's :class:`Fitness`, under the partition's lock.
-The rules are in ``consistency.withdrawal``; ``handover`` acts on them.
+The rules are in ``consistency.control.withdrawal``; ``handover`` acts on them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A leader's partition as its followers see it: sessions, entries, reports.
 
 A thread that serves a follower's stream serves all partitions of that stream. So what it has to
-tell a partition waits for nothing (``partition_lock``).
+tell a partition waits for nothing (``lock``).
 """
 
 from __future__ import annotations

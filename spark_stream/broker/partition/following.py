@@ -1,7 +1,7 @@
 """What a replica takes from its leader: where the two logs part, then entries, then news.
 
-The rules are in ``consistency.follower``. Before a follower takes anything it tells the leader the
-epochs of its log, as far as that is sound, and cuts off what the leader does not have.
+The rules are in ``consistency.replication.follower``. Before a follower takes anything it tells the
+leader the epochs of its log, as far as that is sound, and cuts off what the leader does not have.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def _at_most(array: pa.Array) -> int:
 
 
 def record_sizes(batch: pa.RecordBatch) -> Sizes:
-    """Return bytes of each record's values, shape (rows,): what ``max.record.bytes`` limits."""
+    """Return the bytes of each record's values, shape (rows,): what ``max.record.bytes`` limits."""
     total = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
         total += _sizes(column)

@@ -5,7 +5,8 @@ all partitions of its stream, must not stand still for that. So it leaves its wo
 itself if the lock is free, and else the holder does it as soon as it lets go.
 
 Why nothing is left lying: work is put down before its owner tries the lock, and a holder looks for
-work after it has let go. So of two who miss each other one always sees the work.
+work after it has let go. So if a release and a new piece of work cross, one of the two threads sees
+the work.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """One replica of a partition in this broker, for any thread.
 
-**Invariant.** The core (``consistency.replica``) knows exactly the entries of the log that were
-written whole, whenever the lock is free. What it publishes (``bounds_state``) is one value that
-never changes: readers take it without the lock.
+**Invariant.** The core (``consistency.partition.replica``) knows exactly the entries of the log
+that were written whole, whenever the lock is free. What it publishes (``bounds_state``) is one
+value that never changes: readers take it without the lock.
 
 **Lock.** Each replica has one lock. It guards core, log, role, waiters and sessions together. A
 batch is inspected, encoded and checksummed before the lock is taken; nobody waits, and no reader is
 woken, while it is held. Work that must not wait for it is left to its holder
-(``partition_lock``). What is called back under the lock (``moved``, ``proposed``, ``news``) only
+(``lock``). What is called back under the lock (``moved``, ``proposed``, ``news``) only
 notes something.
 
 **Order of effects.** The core judges, the log is written, the core applies the entries and
@@ -17,9 +17,9 @@ lock is released, and then appends are acknowledged and reads woken.
 Parts, over one :class:`~spark_stream.broker.partition.state.PartitionState`:
 
 =================  ==============================================================
-``role``           leading, following, in-sync replicas (``replica_role``)
-``appends``        what producers ask of the leader (``partition_appends``)
-``transactions``   joins and ends of transactions (``partition_transactions``)
+``role``           leading, following, in-sync replicas (``role``)
+``appends``        what producers ask of the leader (``appends``)
+``transactions``   joins and ends of transactions (``transactions``)
 ``followers``      what followers ask of the leader (``followers``)
 ``following``      what the replica takes from its leader (``following``)
 =================  ==============================================================
@@ -117,7 +117,7 @@ class Partition:
             alone: It leads from the start and has no followers; else it has no role yet.
             moved: Is called whenever housekeeping or a force may have become due.
             proposed: Is called with changes of the partition's record that are to be made.
-            generation_of: As ``consistency.progress`` says.
+            generation_of: As ``consistency.partition.progress`` says.
             recent_room: What may be kept in memory for followers (``recent``); None: nothing.
             on_trouble: Is called when the log refuses a write.
         """

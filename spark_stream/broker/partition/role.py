@@ -1,7 +1,7 @@
 """How a replica takes its role from the partition's record, and what it proposes for that record.
 
-Roles are explained in ``partition.state``. The rules are in ``consistency.progress`` and
-``consistency.election``.
+Roles are explained in ``partition.state``. The rules are in ``consistency.partition.progress`` and
+``consistency.control.election``.
 """
 
 from __future__ import annotations

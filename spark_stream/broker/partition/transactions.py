@@ -1,7 +1,7 @@
 """The transactions of one partition, as its leader keeps them: joins, seals, markers.
 
-Order of steps (``consistency.joins``): a join is opened, put on record, and confirmed; a decided
-transaction is sealed, and then its producers' parts get their markers.
+Order of steps (``consistency.partition.joins``): a join is opened, put on record, and confirmed; a
+decided transaction is sealed, and then its producers' parts get their markers.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class PartitionTransactions:
         """Confirm a join if the record names this partition; give it up if the record refused.
 
         A transaction that was sealed meanwhile has not joined: its batches are refused
-        (``consistency.joins``). ``waits=False``: where others hold the partition, return at once;
-        the holder does this when it lets go.
+        (``consistency.partition.joins``). ``waits=False``: where others hold the partition, return
+        at once; the holder does this when it lets go.
         """
         state = self._state
 

@@ -68,7 +68,7 @@ class FollowerSession:
         return self._partition.core.bounds_state.high_watermark.entry
 
     def read_entries(self, first: EntryIndex, max_bytes: int) -> StoredEntries | None:
-        """Return entries for the follower; raises as ``Followers.entries_for``."""
+        """Return entries for the follower; raise as ``Followers.entries_for``."""
         return self._partition.followers.entries_for(self._number, first, max_bytes)
 
     def on_acked(self, entry: EntryIndex) -> None:

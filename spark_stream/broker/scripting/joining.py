@@ -1,9 +1,8 @@
 """A batch of a transaction on its way into a partition, as scripts.
 
-Order of steps (``consistency.joins`` says why): the partition opens a join, the join is put on
-record, the partition confirms it, and then it takes the batch. Where the
-join is confirmed already, only the last is left. Many partitions can join before their batches
-come, with one write.
+Order of steps (``consistency.partition.joins`` says why): the partition opens a join, the join is
+put on record, the partition confirms it, and then it takes the batch. Where the join is confirmed
+already, only the last is left. Many partitions can join before their batches come, with one write.
 """
 
 from __future__ import annotations

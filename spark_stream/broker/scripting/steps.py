@@ -126,7 +126,7 @@ def answers_of(
             for step, each in zip(steps, found.answers, strict=True)
         ]
     except ValueError as error:
-        raise InternalError(f"broker {broker} sends what is no answer: {error}") from None
+        raise InternalError(f"broker {broker} sends an invalid answer: {error}") from None
 
 
 def _to_plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A stream of batches to one topic, each acknowledged by itself (``core`` has the rules).
+"""A stream of batches to one topic, each acknowledged by itself (``append_core`` has the rules).
 
 It has no thread. Its frames come on the loop's thread. A pool for appends takes one after the
 other: it decodes a frame, appends its batch if nothing has to be waited for, and sends the

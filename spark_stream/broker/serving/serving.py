@@ -12,10 +12,10 @@ method           OPEN (header; body)         then
 ``replicate``    ; request                   what the leader says, and what the follower says
 ===============  ==========================  ======================================================
 
-All of it runs on pools of threads: one for appends, one for fetches that were woken by records,
-and one for the rest. Streams of appends, fetches and followers use a thread while they have
-something to do (``appends``, ``fetch_task``, ``replication``). A stream ends by an answer or a
-typed error; an unforeseen error is logged with its trace.
+All of it runs on pools of threads: one for appends, one for fetches that were woken by records, and
+one for the rest. Streams of appends, fetches and followers use a thread while they have something
+to do (``append_stream``, ``fetch_task``, ``broker.replication.leader_stream``). A stream ends by an
+answer or a typed error; an unforeseen error is logged with its trace.
 """
 
 from __future__ import annotations

@@ -332,7 +332,8 @@ def _brokers(text: str) -> list[str]:
     brokers = [part.strip() for part in text.split(",")]
     if not all(brokers):
         raise InvalidOption(
-            f"{text!r} is no list of broker ids", hint="Such as 1,2,3: ids with commas in between."
+            f"{text!r} is not a list of broker ids",
+            hint="Such as 1,2,3: ids with commas in between.",
         )
     return brokers
 

@@ -130,8 +130,8 @@ def blocks(source: Bytes, cut: Cut, idle: Idle) -> Iterator[bytes]:
             enough = BLOCK_BYTES
         elif len(held) > BATCH_BYTES_MAX:
             raise RecordTooLarge(
-                f"no record ends within {BATCH_BYTES_MAX} bytes, the most that can be written",
-                hint="Check --format; a value must be split that is really as large.",
+                f"a record is larger than {BATCH_BYTES_MAX} bytes, the most that can be written",
+                hint="Check --format; if it is right, split the value.",
             )
         elif len(held) >= enough:
             enough = 2 * len(held)  # else the same bytes would be searched again and again

@@ -103,7 +103,7 @@ class Template:
                 self.columns.append(name)
             self._parts.append(self.columns.index(name))
         if not self.columns:
-            raise _bad_template("it names no column")
+            raise _bad_template("name at least one column")
 
     def writer(self, sink: BinaryIO, *, utf8: bool) -> Writer:
         """Return a writer of batches that have exactly :attr:`columns`."""

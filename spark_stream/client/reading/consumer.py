@@ -197,7 +197,7 @@ class Consumer(Closing):
         while not found and (taken := polling.take(int(max_records))) is not None:
             key, found, self._position[key], fetched = taken
             self._keep_lineage(key, fetched)
-            if not polling.patience.left():
+            if not polling.patience.seconds_left():
                 break  # nothing of what came matches the filter, or is visible
         self._polling = polling  # after an error the next poll starts again
         return found

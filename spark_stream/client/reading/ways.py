@@ -35,7 +35,7 @@ class Reader(Protocol):
     """The reader that asks."""
 
     def open(self, group: list[Sending], shared: SharedChannel) -> None:
-        """Send these asks in one call."""
+        """Send these requests in one call."""
 
     def refuse(self, asks: Sequence[AskRange[int]], error: IsologError) -> None:
         """Record that these asks do not reach their leaders."""

@@ -128,7 +128,7 @@ class AppendStream:
             where = self._shared.channel.address
             assert self._stream is not None
             self._stream.cancel()
-            self._over(InternalError(f"{where} answers with what is no answer: {error.message}"))
+            self._over(InternalError(f"{where} sends an invalid answer: {error.message}"))
         else:
             if not self._is_over:
                 self._answered(ack)

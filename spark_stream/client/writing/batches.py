@@ -70,7 +70,7 @@ def as_headers(headers: AnyHeaders | None) -> list[tuple[str, bytes | None]] | N
             raise _bad_headers(f"a header is {each!r}")
         name, value = each
         if not isinstance(name, str):
-            raise _bad_headers(f"a header's name is {name!r}, which is no str")
+            raise _bad_headers(f"a header's name is {name!r}, which is not a str")
         try:
             listed.append((name, as_bytes("", value)))
         except TypeError:

@@ -68,7 +68,7 @@ class DoubtRoute(msgspec.Struct, frozen=True):
 
 
 class NoteTopic(msgspec.Struct, frozen=True):
-    """Note that the topic has another number of partitions now; None: it is gone."""
+    """Note the topic's changed number of partitions; None: the topic is gone."""
 
     topic: TopicDescription
     partitions: int | None

@@ -364,9 +364,9 @@ class Lane:
 
 
 class PlacedLane(Struct, eq=False):
-    """The lane of a partition, with its stream and route, if it is on one.
+    """The lane of a partition, with its stream and route while it is on one.
 
-    ``reason``: why it was taken off its last stream; from ``retry_at`` on it looks for another.
+    ``reason``: why it left its last stream; it looks for another from ``retry_at`` on.
     """
 
     partition: int

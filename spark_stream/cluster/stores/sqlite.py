@@ -455,7 +455,7 @@ class SqliteStore:
             )
         if tables and form != FORM:
             raise UnsupportedFormat(
-                f"metadata store {self._path} has form {form}; this release reads form {FORM}",
+                f"metadata store {self._path} has format {form}; this release reads {FORM}",
                 path=str(self._path),
             )
         # These come before the tables, and before there is a log: a process may end in between.

@@ -64,7 +64,7 @@ class MetadataStore(Protocol):
     def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
         """Write if the record's version is ``expected`` (0: it must not exist).
 
-        The new version; None if the version was another: nothing changed then.
+        Return the new version; None if the version was another: nothing changed then.
         """
 
     def delete(self, key: str, expected: int) -> bool:

@@ -8,7 +8,7 @@ log at the damage loses records if there is no other copy.
 sync nowhere, and leads nothing. It does so if another in-sync replica of the damaged partition is
 alive, which has all that is committed. Order: first the generation is on record; then the broker
 follows the leader. Its log is cut at the damage only when that leader has answered, and the removed
-part is copied from the leader (``consistency.follower``).
+part is copied from the leader (``consistency.replication.follower``).
 
 It stays if no other replica could lead: nothing is cut, the entries around the damage are served,
 and a read of damaged ones gets an error. It decides again whenever the other replicas change, so it

@@ -161,7 +161,7 @@ def _steps_max(blocks: Sequence[tuple[int, Block]]) -> int:
 
 
 def _columns(spans: Sequence[SpansSnapshot], floors: Offsets) -> list[tuple[Offsets, ...]]:
-    """Return first and last offsets by partition transaction, without those below the floors."""
+    """Return first and last offsets of each partition transaction that ends above the floors."""
     found: list[tuple[Offsets, ...]] = []
     for each, floor in zip(spans, floors.tolist(), strict=True):
         blocks = [block.since(floor) for block in each.blocks] or [block_of({})]

@@ -99,7 +99,7 @@ class Block:
             step *= 8
 
     def extents(self, transactions: Offsets) -> tuple[Offsets, Offsets]:
-        """Return first and last offsets of those of the transactions that are here."""
+        """Return the first and last offsets of the transactions that are here."""
         numbers, firsts, lasts = self._by_transaction
         place = np.minimum(np.searchsorted(numbers, transactions), len(numbers) - 1)
         place = place[numbers[place] == transactions]

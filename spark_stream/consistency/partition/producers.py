@@ -7,8 +7,9 @@ Invariants of a producer's state:
 
 * its epoch never falls, and a batch of a lower epoch is fenced;
 * the recent batches have consecutive sequences (but for those the leader refused), at most five;
-* it has at most one open transaction, which ends with a marker; a marker ends its epoch too: the
-  next transaction has a higher one, so a delayed batch of the earlier can do nothing to the later;
+* it has at most one open transaction, which ends with a marker. The marker ends the epoch too: the
+  next transaction has a higher epoch, so a delayed batch of the earlier transaction cannot get into
+  the later one;
 * a state with an open transaction never expires.
 
 Everything but the sequences of refused batches is derived from the entries table when a log opens.
@@ -188,7 +189,7 @@ def folded(state: ProducerState | None, entry: Entry) -> ProducerState:
 
 
 def expires(state: ProducerState, age: int) -> int | None:
-    """Return from when on a state that is not used for longer than ``age`` (µs) may be forgotten.
+    """Return when a state that is not used for longer than ``age`` (µs) may be forgotten.
 
     After a transaction has ended, only requests of it that were delayed can still come, and the
     transaction's record refuses those too. So a state that has ended is remembered only for as long

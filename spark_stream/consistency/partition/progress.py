@@ -22,15 +22,15 @@ not have been cut to what both share: it could be elected with entries that nobo
 follower that is close behind is *admitted* first: from then on the high watermark waits for it, so
 that it can be reached while appends go on.
 
-**Who may have more.** The same holds for a member of the ISR until its first report in the leader's
-epoch: its log may go on with entries of an earlier leader. If it is elected next, they are there
-again. So a transaction is not over before all members have reported (:attr:`Progress.all_cut`): it
-would be open once more in a partition where it has its markers, or needs none.
+**Who may have more.** A member of the ISR too may have entries of an earlier leader until its first
+report in the leader's epoch. If it is elected next, they are there again. So a transaction is not
+over before all members have reported (:attr:`Progress.all_cut`): it would be open once more in a
+partition where it has its markers, or needs none.
 
 **Order.** One proposal at a time is under way. Its outcome is the record after the compare-and-set,
-or as it was found instead. While the outcome is not known, whoever was proposed counts. News of a
-later version ends a proposal too, for it cannot be taken any more; its own outcome may come when
-another one is under way, and says nothing of that.
+or as it was found instead. While the outcome is not known, whoever was proposed counts. A later
+version of the record ends a proposal too, since the store cannot take it any more. The outcome of
+such a proposal may come while the next one is under way, and says nothing of the next one.
 
 Source: Kafka's Partition (maximal ISR, caught-up time, leader epoch start) and KIP-903.
 """
@@ -191,7 +191,7 @@ class Progress:
         }
 
     def replicated(self, log_end: EntryIndex) -> EntryIndex:
-        """Return all entries below this index are on the maximal ISR; 0 where that is too small."""
+        """Return the index below which the maximal ISR has all; 0 where that ISR is too small."""
         if not self.enough:
             return EntryIndex(0)
         return min((each.acked for each in self._awaited), default=log_end)

@@ -19,8 +19,8 @@ batch that is there already is answered under the same rule as the first.
 
 **Roles.** A replica that was just opened has none. ``lead_replicas`` makes it the
 leader of an epoch, ``follow`` a follower in one; epochs never fall. A leader keeps its followers'
-progress (``consistency.progress``), a follower takes what its leader sends
-(``consistency.follower``) and believes its high watermark as far as its own log goes.
+progress (``consistency.partition.progress``), a follower takes what its leader sends
+(``consistency.replication.follower``) and believes its high watermark as far as its own log goes.
 
 **What a new leader knows.** Its high watermark is a lower bound until all that it had when it was
 elected is replicated: earlier leaders may have shown readers more. Until then ``hw_known`` is
@@ -146,7 +146,8 @@ class Replica:
     def judge(self, stamp: Stamp, records: int) -> Accepted | Duplicate | RefusedBatch:
         """Judge, at the leader, a stamped batch of which ``records`` are valid.
 
-        In a transaction nothing is taken but under a confirmed join (``consistency.joins``).
+        In a transaction nothing is taken but under a confirmed join
+        (``consistency.partition.joins``).
         """
         key = (stamp.transaction, stamp.producer_id)
         if stamp.transaction != NO_TRANSACTION and key not in self.joins:

@@ -85,7 +85,7 @@ class Undecided:
             del self._producers[transaction]
 
     def on_replicated(self, upto: EntryIndex) -> None:
-        """Return entries below ``upto`` are below the high watermark."""
+        """Note that entries below ``upto`` are below the high watermark."""
         while self._marked and self._marked[0][1] < upto:
             heapq.heappop(self._marked)
 

@@ -23,12 +23,12 @@ class Waiters:
         return len(self._offsets)
 
     def add(self, waiter: int, offset: int) -> None:
-        """Add a waiter until the bound is above the offset; each number is used once."""
+        """Add a waiter until the bound is above the offset. Never use a number twice."""
         self._offsets[waiter] = offset
         heapq.heappush(self._heap, (offset, waiter))
 
     def cancel(self, waiter: int) -> bool:
-        """Remove the waiter; False if it was not waiting."""
+        """Remove the waiter; return False if it was not waiting."""
         if self._offsets.pop(waiter, None) is None:
             return False
         if len(self._heap) > max(_STALE_MIN, 2 * len(self._offsets)):

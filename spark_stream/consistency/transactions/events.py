@@ -170,7 +170,7 @@ def abort(transaction: Transaction, instance: str, number: int) -> Outcome:
 
 
 def expire(transaction: Transaction, number: int, deadline_ms: int) -> Outcome:
-    """Abort the transaction if its timeout passed with this number and deadline in its record.
+    """Abort the transaction if its record still has this number and deadline: it timed out.
 
     From then on its owner's writes and its commit are refused.
     """

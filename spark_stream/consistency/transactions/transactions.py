@@ -34,8 +34,8 @@ Invariants:
   answer; the opposite one is denied;
 * the next transaction begins after the one before is finished everywhere;
 * a commit that moves positions of named consumers announces them in the record, then checks who
-  owns the names, and decides only while its announcement is on record (``scripts.consumers``
-  explains why).
+  owns the names, and decides only while its announcement is on record
+  (``scripts.transactions.consumers`` explains why).
 
 Order of steps: the decision, then the markers, then the consumers' positions, then FINISH (which
 may come later than the answer). A crash between any two leaves a decided record, which is finished
@@ -199,7 +199,7 @@ class Transaction(Struct, frozen=True):
     """The record of a transactional id: who owns it, and its present or last transaction.
 
     Times are in milliseconds since the epoch, by the clock of the broker that was asked. They are
-    for people: expiry does not use them (``scripts.sweeping``).
+    for people: expiry does not use them (``scripts.transactions.sweeping``).
     """
 
     transactional_id: str

@@ -114,7 +114,7 @@ def topic_settings(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, 
 
 
 def counted_in_table(use: Use) -> set[str]:
-    """Return the names of a table's options that count for this use."""
+    """Return the options of a SQL table that take effect for this use."""
     return {each.name for each in OPTIONS if each.uses_in_table & use and not each.later}
 
 

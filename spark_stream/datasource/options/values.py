@@ -134,7 +134,7 @@ def consumer_name(name: str, text: str) -> str:
 
 
 def topic_names(name: str, text: str) -> tuple[str, ...]:
-    """Return names with commas between, each once."""
+    """Parse names with commas between, each once."""
     found = tuple(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
     if not found:
         raise InvalidOption(
@@ -150,11 +150,11 @@ def pattern(name: str, text: str) -> str:
     except re.error as error:
         at = "" if error.pos is None else f" at position {error.pos}: {text[error.pos :]!r}"
         raise InvalidOption(
-            f"{name}: {text!r} is no regular expression: {error.msg}{at}", option=name
+            f"{name}: {text!r} is not a regular expression: {error.msg}{at}", option=name
         ) from None
     except (OverflowError, RecursionError) as error:
         raise InvalidOption(
-            f"{name}: {text!r} is no regular expression: {error}", option=name
+            f"{name}: {text!r} is not a regular expression: {error}", option=name
         ) from None
     if not text:
         raise InvalidOption(f"{name} is empty, and matches no topic", option=name)
@@ -171,7 +171,7 @@ def assigned(name: str, text: str) -> dict[str, tuple[int, ...]]:
         well = False
     if not well or any(not numbers for _, numbers in pairs):
         raise InvalidOption(
-            f'{name} takes {{"topic": [0, 2]}}, partitions of one topic or several, not {text!r}',
+            f'{name} takes partitions by topic, such as {{"topic": [0, 2]}}, not {text!r}',
             option=name,
         )
     topics = [topic for topic, _ in pairs]

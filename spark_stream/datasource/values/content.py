@@ -59,7 +59,7 @@ class Measure(Struct, frozen=True):
 
 
 class Replays(StrEnum):
-    """What happens to a replayed batch with other rows than were committed."""
+    """What to do when a replayed batch differs from the committed one."""
 
     FAIL = "fail"
     IGNORE_FLOATS = "ignoreFloats"

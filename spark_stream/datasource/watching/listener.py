@@ -7,7 +7,7 @@
 It looks at what Spark tells of every micro-batch, and asks no broker. Under which name a query
 shows where it is in ``isolog consumers list`` says the query's option ``consumer``.
 
-What Prometheus may know of running queries. It needs prometheus-client (``isolog[metrics]``).
+The metrics need prometheus-client (``isolog[metrics]``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.streaming.listener import (
@@ -32,7 +32,6 @@ from spark_stream.datasource.watching.lag import PartitionLag, lags
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
-from collections.abc import Sequence
 
 from spark_stream.errors import InvalidOption
 

@@ -49,10 +49,10 @@ def topic_schema(schema: pa.Schema, *, by_column: bool) -> pa.Schema:
         return DEFAULT_SCHEMA
     if "value" in schema.names and set(_READ) <= set(schema.names):
         raise SchemaMismatch(
-            f"columns {', '.join(map(repr, _READ))} are those of records that were read, and a new"
-            " topic is to be made of them",
+            f"columns {', '.join(map(repr, _READ))} belong to records that were read; a new topic"
+            " cannot have them",
             column=_READ[0],
-            hint="Select what the topic is to have: 'key' and 'value' for one like Kafka's.",
+            hint="Select the new topic's columns, such as 'key' and 'value'.",
         )
     return pa.schema([field for field in schema if not (by_column and field.name == TOPIC_COLUMN)])
 

@@ -120,9 +120,9 @@ def settle_batch(
 def _judge_claim(
     finished: Finished, transactional_id: str, claim: Claim, judge: Judge
 ) -> Script[Outcome]:
-    """Apply the judge to the record, completed by what the query committed under expired ids.
+    """Apply the judge to the record, after adding what the query committed under expired ids.
 
-    These are read after the record: an id expires by a copy that is put before the record goes.
+    Read the copies after the record: expiry writes a copy before it deletes the record.
     """
     expired: list[tuple[StoreRecord, Transaction]] = []
 

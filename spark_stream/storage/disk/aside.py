@@ -56,7 +56,7 @@ class LostTail(Struct, frozen=True):
 
 
 class Aside:
-    """A folder for what one open takes out of the log; it is made when the first thing comes."""
+    """A folder for what one opening takes out of the log; it is made when first needed."""
 
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._disk = disk

@@ -142,7 +142,7 @@ class RunFile(Struct, frozen=True):
         return run
 
     def record_run(self, run: str) -> None:
-        """Return names the run that uses the directory from now on; that outlives a power cut."""
+        """Record durably which run uses the directory from now on."""
         self._write(_RUN, run)
         self._write(_ORIGINAL, self.disk.stamp(self.path / _RUN))
         self.disk.sync_directory(self.path)

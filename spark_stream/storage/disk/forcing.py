@@ -79,7 +79,7 @@ class Forcing:
         self._do(lambda: self._disk.sync_directory(self._directory))
 
     def make_directory(self) -> None:
-        """Make the log's directory, and record beside it durably that the log has begun.
+        """Make the log's directory, and a durable note beside it that the log has begun.
 
         Raises as :meth:`force`.
 

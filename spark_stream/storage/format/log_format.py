@@ -43,7 +43,7 @@ class Prepared(Struct, frozen=True):
     schema: int = 0
 
     def entry_at(self, place: Boundary, leader_epoch: LeaderEpoch, now: int, stamp: Stamp) -> Entry:
-        """Build the batch's entry at this place; ``now`` in microseconds since the epoch."""
+        """Build the batch's entry at this place; ``now`` in microseconds since 1970."""
         return Entry(
             entry_index=place.entry,
             base_offset=place.offset,

@@ -3,8 +3,8 @@
 A *mark* of a partition is its high watermark and the epoch of the entry before that. It stays true
 whatever becomes of this broker's logs: a log that has this entry of this epoch has all that is
 committed before it, for two logs that share an entry are the same up to there
-(``consistency.epochs``). So a mark is believed only by a log that has the entry, the file may lag
-behind, and nothing has to be written before a log is cut back.
+(``consistency.replication.epochs``). So a mark is believed only by a log that has the entry, the
+file may lag behind, and nothing has to be written before a log is cut back.
 
 The file ``committed.json`` is one line of JSON behind a line with its CRC-32C, and is replaced as a
 whole. One that is not readable counts as empty.

@@ -10,7 +10,7 @@ never removed.
 **Which entry fits.** An entry of one index and one epoch is the same in all logs, and so is all
 that lies before it. A kept entry may follow the log's last one if the kept entry before it has the
 epoch of that one, or if itself has it. What the present leader does not have of that is cut off by
-the next agreement with it (``consistency.follower``), as it is of any follower's log.
+the next agreement with it (``consistency.replication.follower``), as it is of any follower's log.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def located_in(
     before = np.cumsum(counts) - counts
     places = np.repeat(firsts - before, counts) + np.arange(int(counts.sum()))
     if (table[places]["kind"] != Kind.DATA).any():
-        raise InvalidRequest("an entry that is no batch has no place in a file")
+        raise InvalidRequest("an entry that is not a batch has no place in a file")
     if doubted:
         segment.check_batches(places)
     return segment.locate(places)

@@ -89,7 +89,7 @@ def is_too_old(settings: LogSettings, last: int | None, now: int) -> bool:
 def due_by_age(
     settings: LogSettings, first: int | None, last: int | None, oldest: int | None
 ) -> int | None:
-    """Return from when on age alone asks for a roll or a removal; None: it never does.
+    """Return when age alone first asks for a roll or a removal; None: it never does.
 
     ``first`` and ``last`` are the first and the last append to the active segment, None while it
     has no record; ``oldest`` is the last append to the oldest closed one. Times in microseconds.

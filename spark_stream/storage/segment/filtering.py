@@ -79,7 +79,7 @@ class Filtering(Struct, frozen=True):
         return have_same_keys(own.field(name).type, self.schema.field(name).type)
 
     def _of_entries(self, rows: Table, name: str) -> Extremes | None:
-        """Return a column's extremes from the entries alone."""
+        """Return the extremes of offset or timestamp from the entries; None for other columns."""
         if name == OFFSET:
             base = rows["base_offset"]
             last = base + rows["count"].astype(np.int64) - 1

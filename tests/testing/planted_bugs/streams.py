@@ -44,7 +44,7 @@ def a_failed_append_is_acknowledged(patch: Patch) -> None:
 
     def failed(self: Any, job: Job, error: Any, now: float) -> None:
         if isinstance(job.what, Frame):
-            self.done(job, EntryIndex(job.what.end), now)
+            self.on_done(job, EntryIndex(job.what.end), now)
         else:
             original(self, job, error, now)
 
