@@ -45,7 +45,7 @@ def test_partitions_by_number() -> None:
         ({"subscribePattern": ""}, "subscribePattern is empty"),
         (
             {"subscribePattern": "ab(c"},
-            "no regular expression: missing ), unterminated subpattern at position 2: '(c'",
+            "not a regular expression: missing ), unterminated subpattern at position 2: '(c'",
         ),
         ({"subscribePattern": "*"}, "nothing to repeat at position 0"),
         ({"assign": "a"}, "assign takes"),

@@ -49,8 +49,8 @@ def test_an_address_that_no_client_can_connect_to_is_refused_before_a_directory_
 @pytest.mark.parametrize(
     ("advertise", "problem"),
     [
-        ("0.0.0.0:1", "no address that a client can connect to"),
-        ("log:0", "no address that a client can connect to"),
+        ("0.0.0.0:1", "not an address that a client can connect to"),
+        ("log:0", "not an address that a client can connect to"),
         ("a:b", "is not host or host:port"),
         ("fe80::1", "is not host or host:port"),
         ("a b", "is not host or host:port"),
