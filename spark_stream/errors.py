@@ -145,7 +145,7 @@ class RecordNotAttempted(IsologError):
 
 class OffsetOutOfRange(IsologError):
     code = "OFFSET_OUT_OF_RANGE"
-    hint = "Start at or below the log end offset; the log may have been truncated or made anew."
+    hint = "Start at or below the log end offset; the log may have been truncated or created again."
 
 
 class OffsetEvicted(IsologError):

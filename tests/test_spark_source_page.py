@@ -36,7 +36,7 @@ def test_a_line_has_tests_and_they_are_there(row: list[str]) -> None:
 
 SUBJECTS = (
     *("`earliest`", "`latest`", "by time", "`failOnDataLoss`", "partitions added while stopped"),
-    *("`Trigger.AvailableNow`", "`minPartitions`", "limits", "made anew", "Unicode", "10 MiB"),
+    *("`Trigger.AvailableNow`", "`minPartitions`", "limits", "created again", "Unicode", "10 MiB"),
     *("self-join", "watermark", "a stop", "late-bound", "used twice"),
     "bad option",
 )

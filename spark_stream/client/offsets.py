@@ -162,7 +162,7 @@ class _LookUp:
         for name in wanted:
             topic, found = self._topics[name], answer.topics.get(name)
             if found is None or found.topic_id != topic.topic_id:
-                self._failure = LeaderUnavailable(f"topic {name!r} was made anew", topic=name)
+                self._failure = LeaderUnavailable(f"topic {name!r} was created again", topic=name)
             else:
                 topic.take(found)
 

@@ -173,7 +173,7 @@ def _against(order: pruning.Order, field: Field, literal: Literal, node: Any) ->
     except NotAValue as error:
         raise refused(f"{_named(field, node)}: {error}", _column_of(node)) from None
     raise refused(
-        f"{_named(field, node)} is not compared with {literal.shown}, a {literal.kind}",
+        f"{_named(field, node)} cannot be compared with {literal.shown}, a {literal.kind}",
         _column_of(node),
     )
 
@@ -234,7 +234,7 @@ def _of_numbers(order: pruning.Order, field: Field, literal: Literal) -> BoundPa
             return _of_doubles(order, field, value)
         return _of_wholes(order, field, Fraction(value))  # every such number is a double
     if literal.kind not in _NUMBERS or not isinstance(literal.value, Fraction):
-        raise NotAValue(f"it is not compared with {literal.shown}, a {literal.kind}")
+        raise NotAValue(f"it cannot be compared with {literal.shown}, a {literal.kind}")
     scale = 10**kind.scale if pt.is_decimal(kind) else 1
     return _of_wholes(order, field, literal.value * scale)
 
@@ -392,6 +392,6 @@ def _common(left: Field, right: Field, node: Any) -> pa.DataType:
         return a
     raise refused(
         f"columns {node.left.shown!r} ({type_name(a)}) and {node.right.shown!r}"
-        f" ({type_name(b)}) are not compared",
+        f" ({type_name(b)}) cannot be compared",
         node.left,
     )

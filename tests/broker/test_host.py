@@ -144,7 +144,7 @@ def test_a_topic_made_anew_under_a_name_is_another(pair):
     a.topics.delete("t")
     make(a, "t", "b")
     assert b.partition("t").bounds().log_end_offset == 0
-    with pytest.raises(UnknownTopic, match="made anew"):
+    with pytest.raises(UnknownTopic, match="created again"):
         b.host.topic("t", old)
     with pytest.raises(UnknownTopic, match="no topic with the id"):
         b.host.led(old, 0)

@@ -75,7 +75,7 @@ def test_a_consumer_does_not_read_on_in_a_topic_of_the_same_name(log, topic):
         with pytest.raises(UnknownTopic, match=topic):
             seen.extend(iter(records))
         assert [record.value for record in seen] in ([], [b"old 1"])
-        with pytest.raises(UnknownTopic, match="made anew"):
+        with pytest.raises(UnknownTopic, match="created again"):
             list(consumer.records(until="latest"))
 
 

@@ -108,7 +108,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS))
     def delete_an_earlier_one(self, key):
-        """The version that a record had before it was deleted and made anew."""
+        """The version that a record had before it was deleted and created again."""
         if self.highest.get(key, 0) != self.version(key):
             assert self.store.delete(key, self.highest[key]) is False
             assert self.store.put(key, {"lost": True}, self.highest[key]) is None

@@ -123,7 +123,7 @@ def test_a_bound_below_what_was_read_takes_nothing_back() -> None:
 
 def test_another_topic_of_the_name_is_read_from_its_own_beginning() -> None:
     at, now = standing(80, ((0, 80),)), found(end=5, topic_id="other")
-    with pytest.raises(DataLoss, match="made anew"):
+    with pytest.raises(DataLoss, match="created again"):
         Losses(fail=True).ends(at, now)
     ends = Losses(fail=False).ends(at, now)
     assert ends["t"] == TopicOffsets("other", {0: 5}, {0: ((0, 5),)})

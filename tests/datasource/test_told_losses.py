@@ -111,7 +111,7 @@ def test_a_topic_that_was_made_anew(log, topic, query, caplog, fail):
     log.delete_topic(topic)
     now = log.create_topic(topic, schema=NUMBERS).id
     assert told(query, query.planned, caplog, fail) == (
-        f"topic {topic!r} was deleted and made anew: its id was {before}, now it is {now}; what it"
+        f"topic {topic!r} was deleted and created again: its id was {before}, now it is {now}; what it"
         f" had from offset 10 of {topic}/0, offset 10 of {topic}/1 on is gone"
     )
 
@@ -137,7 +137,7 @@ def test_a_topic_that_goes_with_a_range_that_was_to_be_read(
             list(query.reader.read(each))
 
     wanted = f"{topic}/0: offsets 10 to 14 went with their topic, which was deleted"
-    wanted += f" and made anew: its id was {before}, now it is {now}" if anew else ""
+    wanted += f" and created again: its id was {before}, now it is {now}" if anew else ""
     assert told(query, step, caplog, fail) == wanted
 
 

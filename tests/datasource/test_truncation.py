@@ -173,7 +173,7 @@ def test_a_progress_of_a_topic_that_was_made_anew(log, shared, topic, fail):
     _fill(log, topic, 100, 20)
     given = {"startingOffsets": json.dumps(query.at), "failOnDataLoss": fail}
     if fail:
-        with pytest.raises(DataLoss, match="was deleted and made anew"):
+        with pytest.raises(DataLoss, match="was deleted and created again"):
             Query(shared.address, topic, **given)
     else:
         assert Query(shared.address, topic, **given).batch() == list(range(100, 120))

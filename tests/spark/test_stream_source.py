@@ -270,7 +270,7 @@ def test_a_topic_that_was_deleted_and_made_anew_is_known_by_its_id(
     log.create_topic(topic, schema=NUMBERS)
     add(log, topic, range(100, 120))
     if fail:
-        with pytest.raises(StreamingQueryException, match="deleted and made anew"):
+        with pytest.raises(StreamingQueryException, match="deleted and created again"):
             queries.copy(stream, *out)
     else:
         queries.copy(stream, *out)

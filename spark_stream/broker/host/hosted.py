@@ -112,7 +112,8 @@ def check_id(topic: Topic, topic_id: str | None) -> None:
     """Raise UnknownTopic if the id that is meant is that of an earlier topic of the name."""
     if topic_id is not None and topic_id != topic.id:
         raise UnknownTopic(
-            f"topic {topic.name!r} was deleted and made anew: its id is {topic.id}, not {topic_id}",
+            f"topic {topic.name!r} was deleted and created again:"
+            f" its id is {topic.id}, not {topic_id}",
             topic=topic.name,
             topic_id=topic.id,
         )

@@ -123,7 +123,7 @@ class _Waiting(Struct, Generic[_A]):
 
 
 class SqliteStore:
-    """Versions come from one counter: a record that is deleted and made anew repeats none."""
+    """Versions come from one counter: a record that is deleted and created again repeats none."""
 
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
         self._path = path

@@ -151,7 +151,7 @@ class Losses:
         ``now``: its id.
         """
         self.report(
-            f"topic {name!r} was deleted and made anew: its id was {before.id}, now it is {now}"
+            f"topic {name!r} was deleted and created again: its id was {before.id}, now it is {now}"
             f"{_rest_is_gone(name, before)}",
             topic=name,
         )
@@ -205,7 +205,7 @@ def _rest_is_gone(name: str, before: TopicOffsets | None) -> str:
 
 def gone_with_topic(asked: Range, first: int, now_id: str | None) -> str:
     """Return the message about a range, from ``first`` on, of a topic deleted or made again."""
-    anew = f" and made anew: its id was {asked.topic_id}, now it is {now_id}" if now_id else ""
+    anew = f" and created again: its id was {asked.topic_id}, now it is {now_id}" if now_id else ""
     return (
         f"{asked.topic}/{asked.partition}: offsets {first} to {asked.end - 1} went with their"
         f" topic, which was deleted{anew}"

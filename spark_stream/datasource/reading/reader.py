@@ -122,7 +122,7 @@ class RangeReader(Struct, frozen=True):
         if topic.id != asked.topic_id:  # this process remembers an earlier topic of the name
             topic = log_session.topics.describe(asked.topic)
         if topic.id != asked.topic_id:
-            raise UnknownTopic(f"topic {asked.topic!r} was made anew", topic=asked.topic)
+            raise UnknownTopic(f"topic {asked.topic!r} was created again", topic=asked.topic)
         version = topic.id, topic.schema_version
         if version not in views:
             views[version] = self._view(topic, schema)

@@ -1,7 +1,7 @@
 """Streaming offsets: what Spark logs in its checkpoint, and the ranges between two of them.
 
-As JSON: ``{"<topic>": {"id": "<topic id>", "cluster": "<cluster id>", "partitions":
-{"0": {"offset": 42, "epoch": 3}}}}``. The topic's id tells a topic that was deleted and made anew
+As JSON: ``{"<topic>": {"id": "<topic id>", "cluster": "<cluster id>", "partitions": {"0":
+{"offset": 42, "epoch": 3}}}}``. The topic's id tells a topic that was deleted and created again
 from the one that was read before; the cluster's id tells another log from that one's. A checkpoint
 always has it; an option with offsets that were written by hand may leave it out.
 

@@ -242,7 +242,7 @@ def test_every_producer_has_an_id_of_its_own_and_asks_for_it_once(log, topic):
 
 
 def test_two_topics_of_one_name_are_two(log, topic):
-    """A topic that was deleted and made anew starts every sequence from 0 again."""
+    """A topic that was deleted and created again starts every sequence from 0 again."""
     producer = log.producer()
     for turn in range(2):
         log.create_topic(topic)
