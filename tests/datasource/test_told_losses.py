@@ -111,8 +111,8 @@ def test_a_topic_that_was_made_anew(log, topic, query, caplog, fail):
     log.delete_topic(topic)
     now = log.create_topic(topic, schema=NUMBERS).id
     assert told(query, query.planned, caplog, fail) == (
-        f"topic {topic!r} was deleted and created again: its id was {before}, now it is {now}; what it"
-        f" had from offset 10 of {topic}/0, offset 10 of {topic}/1 on is gone"
+        f"topic {topic!r} was deleted and created again: its id was {before}, now it is {now};"
+        f" what it had from offset 10 of {topic}/0, offset 10 of {topic}/1 on is gone"
     )
 
 
