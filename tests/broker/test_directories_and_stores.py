@@ -176,7 +176,7 @@ def test_a_broker_of_a_cluster_is_no_log_of_its_own_though_it_has_no_records(tmp
     with BrokerProcess(tmp_path / "log", conf=on_store(tmp_path / "shared.sqlite")) as broker:
         broker.terminate()
     with (
-        pytest.raises(WrongCluster, match=r"there is not a metadata store .*/log/metadata\.sqlite"),
+        pytest.raises(WrongCluster, match=r"there is no metadata store .*/log/metadata\.sqlite"),
         BrokerProcess(tmp_path / "log"),
     ):
         pass
