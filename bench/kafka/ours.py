@@ -19,7 +19,7 @@ _READY: Final = "isolog broker ready "
 
 class IsologBroker:
     """``isolog broker start`` with its defaults, or without reads next to the data: then readers
-    get all records by Arrow Flight, as those on other hosts do."""
+    get all records over the connection, as those on other hosts do."""
 
     def __init__(self, place: Path, *, mapped_reads: bool = True) -> None:
         place.mkdir()

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from bench.kafka.chart import digest, draw
 from bench.kafka.tuning import TUNED_WAIT
-from bench.kafka.turns import CEILING, FLIGHT, ISOLOG, KAFKA, TUNED, Figures, contenders, gain
+from bench.kafka.turns import CEILING, CONNECTION, ISOLOG, KAFKA, TUNED, Figures, contenders, gain
 from bench.results import LESS_IS_BETTER, shown
 
 DOCS: Final = Path(__file__).parent.parent.parent / "docs"
@@ -65,7 +65,7 @@ def rendered(facts: Mapping[str, Any]) -> str:
         kafka=KAFKA,
         tuned=TUNED,
         isolog=ISOLOG,
-        flight=FLIGHT,
+        flight=CONNECTION,
         heap=f"`{settings['heap of the kafka broker']}`",
         source=_options(settings["tuned source"]),
         sink=_options(settings["tuned sink"]),

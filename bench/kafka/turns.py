@@ -21,10 +21,10 @@ CEILING: Final = "ceiling"
 KAFKA: Final = "Kafka, defaults"
 TUNED: Final = "Kafka, tuned"
 ISOLOG: Final = "isolog"
-FLIGHT: Final = "isolog, by Flight"
+CONNECTION: Final = "isolog, by connection"
 AT_LEAST_ONCE: Final = "isolog, at least once"
 BATCHES: Final = "isolog, Arrow batches"
-CONTENDERS: Final = (CEILING, KAFKA, TUNED, ISOLOG, FLIGHT, AT_LEAST_ONCE, BATCHES)
+CONTENDERS: Final = (CEILING, KAFKA, TUNED, ISOLOG, CONNECTION, AT_LEAST_ONCE, BATCHES)
 """Everyone there is, in the order of the table's columns."""
 
 Figures = dict[str, Any]

@@ -19,7 +19,7 @@ from pyspark.sql.streaming import DataStreamReader, StreamingQuery
 
 from bench.kafka.broker import KafkaBroker
 from bench.kafka.ours import IsologBroker
-from bench.kafka.turns import FLIGHT, ISOLOG
+from bench.kafka.turns import CONNECTION, ISOLOG
 from bench.records import TYPED, batch_of
 
 PARTITIONS: Final = 2
@@ -44,7 +44,7 @@ class World:
     @property
     def ways(self) -> dict[str, IsologBroker]:
         """The ways in which isolog's records reach Spark, and the broker that goes that way."""
-        return {ISOLOG: self.ours, FLIGHT: self.by_flight}
+        return {ISOLOG: self.ours, CONNECTION: self.by_flight}
 
     def topic(self, partitions: int = PARTITIONS, schema: pa.Schema | None = None) -> str:
         """Makes a topic of one name in all logs."""
