@@ -28,7 +28,6 @@ from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.protocol import Bytes
 from spark_stream.schema.schemas import OFFSET, empty_batch
-from spark_stream.transport.failures import TRANSPORT_ERRORS
 from spark_stream.wire.fetch_messages import (
     ChunkFacts,
     EndFacts,
@@ -38,8 +37,6 @@ from spark_stream.wire.fetch_messages import (
 
 CREDIT: Final = 8 << 20
 """How many bytes a broker may send on a fetch before they are read."""
-FETCH_ERRORS: Final = (*TRANSPORT_ERRORS, pa.ArrowException, OSError)
-"""What ends a fetch; :func:`failure_of` turns it into an IsologError."""
 
 
 class Fetched(Struct, frozen=True):
