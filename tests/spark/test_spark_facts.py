@@ -32,6 +32,8 @@ from spark_stream.datasource.writing.identity import BATCH, QUERY, RUN
 from tests.spark.conftest import Queries
 from tests.support import eventually
 
+pytestmark = pytest.mark.full  # they change with Spark's release, not with ours
+
 KEYS = (BATCH, QUERY, RUN)
 
 
