@@ -12,9 +12,11 @@ two of these rounds a reader has seen all of a transaction, or nothing of it.
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from numbers import Integral
@@ -125,6 +127,7 @@ class Consumer(Closing):
             self._start_added(stored)
         self._checked = time.monotonic()
         self._feed: Feed | None = None
+        _consumers.add(self)
         self._polling: Polling | None = None
         self._seeks = 0
         self._closed = threading.Event()
@@ -502,3 +505,20 @@ class Consumer(Closing):
         feed, self._feed = self._feed, None
         if feed is not None:
             feed.stop()
+
+    def _leave_parent(self) -> None:
+        """Fetch anew in a forked child: what is under way is the parent's."""
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            feed.leave_parent()
+
+
+_consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+
+
+def _leave_parent() -> None:
+    for each in list(_consumers):
+        each._leave_parent()
+
+
+os.register_at_fork(after_in_child=_leave_parent)

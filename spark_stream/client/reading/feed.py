@@ -244,6 +244,11 @@ class Feed:
         waiting, self._queue = self._queue, queue.SimpleQueue()
         waiting.put(None)
 
+    def leave_parent(self) -> None:
+        """Stop in a forked child, without a word to the brokers: the calls are the parent's."""
+        self._stopped = True
+        self._calls.clear()
+
     def _is_current(self, item: _Arrived | RangeMoved[int] | RangeOver[int]) -> bool:
         if isinstance(item, RangeOver):
             with self._lock:

@@ -75,6 +75,36 @@ def test_a_forked_process_connects_anew_and_leaves_its_parent_alone(broker):
         producer.close()
 
 
+def test_consumers_that_read_before_a_fork_read_on_in_parent_and_child(broker):
+    """With records on their way, and none."""
+    with broker.connect() as log, log.producer() as producer:
+        log.create_topic("t")
+        producer.append("t", values("1", "2", "3")).result(20)
+        polling, iterating = log.consumer("t"), log.consumer("t")
+        assert [each.value for each in polling.poll(20, max_records=1)] == [b"1"]
+        records = iterating.records()
+        assert next(records).value == b"1"
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                with broker.connect() as own, own.producer() as writer:
+                    writer.append("t", values("4")).result(20)
+                assert reads_on(polling, records)
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert reads_on(polling, records)
+
+
+def reads_on(polling, records) -> bool:
+    polled = []
+    while len(polled) < 3 and (found := polling.poll(20)):
+        polled += [each.value for each in found]
+    return polled == [b"2", b"3", b"4"] == [next(records).value for _ in range(3)]
+
+
 def test_a_forked_process_uses_a_log_whatever_its_parents_threads_held(broker):
     """A lock that another thread holds during a fork would never be released in the child."""
     held, over = threading.Event(), threading.Event()
