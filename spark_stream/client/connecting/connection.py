@@ -65,6 +65,7 @@ _ONCE: Final = frozenset(
     }
 )
 _ASK_AGAIN_S: Final = 30.0
+_TIMEOUT_MAX_S: Final = 86_400 * 365  # the system's clocks take no end of seconds
 # After these errors another broker may succeed.
 _LOST: Final = (BrokerUnavailable, RequestTimeout, BrokerStopping)
 
@@ -89,8 +90,10 @@ class ClusterConnection:
     ) -> None:
         if (bootstrap is None) == (path is None):
             raise InvalidOption("give either bootstrap (host:port) or path (a directory)")
-        if not (isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf):
-            raise InvalidOption(f"timeout takes a number of seconds above 0, not {timeout_s!r}")
+        if not (isinstance(timeout_s, int | float) and 0 < timeout_s <= _TIMEOUT_MAX_S):
+            raise InvalidOption(
+                f"timeout takes seconds, above 0 and up to {_TIMEOUT_MAX_S:,}, not {timeout_s!r}"
+            )
         self._named = _addresses(bootstrap) if bootstrap is not None else []
         self._path = path
         self._idle_seconds = idle_seconds

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 import time
 import uuid
@@ -197,7 +198,7 @@ class Consumer(Closing):
             polling = Polling(self._fetches(views, None, patience, polls=True), patience)
         polling.patience.renew(timeout)
         found: list[Record] = []
-        while not found and (taken := polling.take(int(max_records))) is not None:
+        while not found and (taken := polling.take(min(int(max_records), sys.maxsize))) is not None:
             key, found, self._position[key], fetched = taken
             self._keep_lineage(key, fetched)
             if not polling.patience.seconds_left():

@@ -47,7 +47,10 @@ def as_bytes(name: str, value: bytes | str | None) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):
-        return value.encode()
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRecord(f"{name} is not text that UTF-8 can encode: {error}") from None
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     raise TypeError(f"{name} is bytes, str or None, not {type(value).__name__}")

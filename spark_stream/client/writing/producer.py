@@ -80,7 +80,7 @@ class Producer:
     """A producer, for any thread. Use it as a context manager, or call :meth:`close`.
 
     One that is dropped without either still sends what it has taken; a failure is then logged as a
-    warning.
+    warning. A process that ends takes with it what was not sent yet: flush first.
 
     ``isolation``: with ``read_uncommitted`` records are acknowledged when the leader has appended
     them, with ``read_committed`` when they are below the high watermark. ``linger_ms``: how long a

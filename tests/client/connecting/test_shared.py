@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import spark_stream as isolog
+from spark_stream.errors import InvalidOption
 from spark_stream.transport import forks
 from tests.support import BrokerProcess, eventually, values
 
@@ -137,3 +138,9 @@ def test_a_forked_process_uses_a_log_whatever_its_parents_threads_held(broker):
         holder.join()
         assert status == 0
         assert log.read("t")["value"].to_pylist() == [b"child"]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), 1e12, "5"])
+def test_a_timeout_that_no_clock_takes_is_refused(seconds):
+    with pytest.raises(InvalidOption, match="timeout takes seconds, above 0 and up to"):
+        isolog.connect("127.0.0.1:9", timeout=seconds)
