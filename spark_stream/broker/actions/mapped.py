@@ -51,7 +51,7 @@ class Holder(Struct, frozen=True):
 def holder_for(
     request: FetchRange, boot_id: str | None, log: ReplicaLog, found: VisibleRange, host: Host
 ) -> Holder | None:
-    """Return whose files the reader is to map for the records of this range; None: it is sent them.
+    """Return the replica whose files the reader should map, or None to send it the records.
 
     ``boot_id``: that of the leader's machine, if readers there may map its files.
     """

@@ -176,7 +176,7 @@ class Host:
         return found
 
     def log_end(self, at: Joined) -> LogEnd | None:
-        """Return where this broker's replica ends, as far as it is sound; None: none is open."""
+        """Return where the sound part of this broker's replica ends, or None if none is open."""
         generation, found = self.generation, self.replica(at)
         if found is None or generation is None:
             return None
@@ -499,5 +499,5 @@ class Host:
         return dict(each for hosted in self._hosted.values() for each in hosted.ends())
 
     def open_replicas(self) -> list[Partition]:
-        """Return all replicas that are open, whoever leads them."""
+        """Return all open replicas, whichever broker leads them."""
         return [each for hosted in self._hosted.values() for each in hosted.open_partitions()]

@@ -55,7 +55,7 @@ class Agenda(Generic[K]):
             self._earliest = at
 
     def next_moment(self) -> float | None:
-        """Return the moment before which nobody is due, unless moved; None: nobody is put down."""
+        """Return the time before which no member is due, or None if no member is listed."""
         return self._earliest
 
 

@@ -44,5 +44,5 @@ class LeaseKeeper:
         self._lease = fresh
 
     def end(self) -> None:
-        """End the lease, so that whoever looks finds it over."""
+        """Release the lease, so that others see that it is over."""
         self._lease.release()

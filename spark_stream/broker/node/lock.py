@@ -91,5 +91,5 @@ class IdLock:
             ) from None
 
     def release(self) -> None:
-        """Let others be the broker of this id from now on."""
+        """Release the id, so that another process can take it."""
         os.close(self._descriptor)

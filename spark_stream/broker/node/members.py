@@ -27,7 +27,7 @@ class Members:
         return before != self._alive
 
     def generation_of(self, broker: BrokerId) -> Generation | None:
-        """Return in which generation the broker was alive at the last look; None: it was not.
+        """Return the broker's generation, or None if it was not alive at the last look.
 
         One that has started since then counts as alive: it may be in sync with a new topic.
         """

@@ -17,11 +17,11 @@ lock is released, and then appends are acknowledged and reads woken.
 Parts, over one :class:`~spark_stream.broker.partition.state.PartitionState`:
 
 =================  ==============================================================
-``role``           leading, following, in-sync replicas (``role``)
-``appends``        what producers ask of the leader (``appends``)
-``transactions``   joins and ends of transactions (``transactions``)
-``followers``      what followers ask of the leader (``followers``)
-``following``      what the replica takes from its leader (``following``)
+``role``           leading, following, in-sync replicas
+``appends``        what producers ask of the leader
+``transactions``   joins and ends of transactions
+``followers``      what followers ask of the leader
+``following``      what the replica takes from its leader
 =================  ==============================================================
 """
 

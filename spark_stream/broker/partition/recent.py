@@ -75,7 +75,7 @@ class Recent:
             self._drop_first()
 
     def clear(self) -> None:
-        """Drop them all: nobody asks for them any more."""
+        """Drop all batches: no follower needs them any more."""
         while self._kept:
             self._drop_first()
 

@@ -65,7 +65,7 @@ _ONCE: Final = frozenset(
     }
 )
 _ASK_AGAIN_S: Final = 30.0
-_TIMEOUT_MAX_S: Final = 86_400 * 365  # the system's clocks take no end of seconds
+_TIMEOUT_MAX_S: Final = 86_400 * 365  # far more overflows the system's timers
 # After these errors another broker may succeed.
 _LOST: Final = (BrokerUnavailable, RequestTimeout, BrokerStopping)
 

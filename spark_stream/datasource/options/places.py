@@ -84,7 +84,7 @@ def offsets(name: str, text: str) -> Named:
 
 
 def moment(name: str, text: str) -> Moment:
-    """Return milliseconds since the epoch, or ISO 8601; without a zone it is UTC."""
+    """Parse milliseconds since the epoch, or ISO 8601; without a zone it is UTC."""
     found = _moment(text)
     if found is None:
         raise InvalidOption(
@@ -96,7 +96,7 @@ def moment(name: str, text: str) -> Moment:
 
 
 def moments(name: str, text: str) -> ByTopic:
-    """Return moments by topic and partition."""
+    """Parse moments by topic and partition."""
     try:
         found = {
             str(topic): {int(number): _moment(at) for number, at in places.items()}

@@ -162,7 +162,7 @@ def pattern(name: str, text: str) -> str:
 
 
 def assigned(name: str, text: str) -> dict[str, tuple[int, ...]]:
-    """Return partitions by topic."""
+    """Parse partitions by topic."""
     try:
         parsed = json.loads(text, object_pairs_hook=list)  # to see a name that comes twice
         pairs = [(str(topic), list(numbers)) for topic, numbers in parsed]
@@ -190,5 +190,5 @@ def reading_level(name: str, text: str) -> Isolation:
 
 
 def writing_level(name: str, text: str) -> Isolation:
-    """Return when a leader acknowledges."""
+    """Parse when a leader acknowledges."""
     return level(text, PRODUCER_LEVELS)

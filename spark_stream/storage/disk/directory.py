@@ -232,7 +232,12 @@ def _write_description(directory: LogDirectory, disk: Disk) -> LogDirectory:
 
 
 def note_of(directory: Path) -> Path:
-    """Return the path of the file that marks the log in the directory as begun."""
+    """Return the path of the empty file that marks the log in the directory as begun.
+
+    A log has no directory before its first entry. So nothing would tell a directory that somebody
+    has removed from a log that never had an entry, and a broker would vouch for it. The file is
+    there before the first entry is; it goes before the directory when the replica is removed.
+    """
     return directory.with_name(f"{directory.name}.begun")
 
 
