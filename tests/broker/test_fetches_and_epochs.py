@@ -48,19 +48,26 @@ class OneOfTwo:
         record = PartitionRecord((ME, OTHER), leader, LeaderEpoch(epoch), isr)
         assert self.store.put(*put_of(AT, record, version))
 
-    def elect(self, leader: BrokerId, epoch: int) -> None:
+    def record(self, leader: BrokerId, epoch: int) -> None:
+        """Elect a leader, of which this broker has not heard yet."""
         found = self.store.get(key_of(AT))
         assert found is not None
         self._put(leader, epoch, found.version)
+
+    def elect(self, leader: BrokerId, epoch: int) -> None:
+        self.record(leader, epoch)
         self.host.refresh()
 
     def append(self, start: int) -> None:
         self.host.topic("t").partition(0).append(numbers(start, 3))
 
     def fetch(
-        self, isolation: Isolation = Isolation.READ_UNCOMMITTED, end: int | None = None
+        self,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        start: int = 0,
+        end: int | None = None,
     ) -> RangeStream:
-        asked = FetchRange(topic="t", partition=0, start=0, isolation=isolation, end=end)
+        asked = FetchRange(topic="t", partition=0, start=start, isolation=isolation, end=end)
         return RangeStream(self.host, asked, lambda: False, self.clock)
 
 
@@ -120,6 +127,17 @@ def test_a_new_leader_does_not_cut_a_range_short_at_a_bound_that_it_does_not_kno
         list(broker.fetch(level, end=3).answers())
     [(_, facts)] = broker.fetch(level).answers()
     assert json.loads(facts)["next"] == 0, "nobody told this reader of more"
+
+
+@pytest.mark.parametrize("level", list(Isolation))
+def test_a_replaced_leader_that_has_not_heard_of_it_does_not_cut_a_range_short(
+    broker: OneOfTwo, level: Isolation
+):
+    """The range's end is the bound that the next leader told: its reader would miss records."""
+    broker.append(0)
+    broker.record(OTHER, 2)
+    with pytest.raises(NotLeader):
+        list(broker.fetch(level, start=3, end=6).answers())
 
 
 def test_a_fetch_that_retention_overtakes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

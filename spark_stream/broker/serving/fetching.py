@@ -281,16 +281,23 @@ class RangeStream:
             yield self._last()
 
     def _check_not_short(self) -> None:
-        """Raise LeaderUnavailable if a range shows nothing only because the bound is unknown yet.
+        """Raise a retriable error if a range may show nothing only because of who is asked.
 
-        An earlier leader may have told the range's end as its bound. If the range seemed to be over
-        below that, its reader would miss records that were committed.
+        Another leader may have told the range's end as its bound: an earlier one, of which this one
+        does not know the bound yet, or a later one, of which this one has not heard. If the range
+        seemed to be over below that, its reader would miss records.
+
+        Raises:
+            LeaderUnavailable: the bound is not known yet.
+            NotLeader, LeaderEpochFenced: another leader is on record.
         """
         request = self._request
-        if request.end is None or self._at_end() or self._bound_known:
+        if request.end is None or self._at_end():
             return
-        if request.isolation is not Isolation.READ_UNCOMMITTED:
+        if request.isolation is not Isolation.READ_UNCOMMITTED and not self._bound_known:
             raise self._partition.hw_not_known()
+        self._host.refresh()
+        self._visible()
 
     def _awaited(self) -> Generator[AwaitRecords, bool, tuple[VisibleRange, bool]]:
         """Return what can be read, after a wait if need be; and whether to go on."""
