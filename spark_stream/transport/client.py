@@ -27,7 +27,7 @@ from spark_stream.protocol import (
 )
 from spark_stream.transport.buffers import BufferPool
 from spark_stream.transport.channel import SocketChannel
-from spark_stream.transport.forks import new_lock
+from spark_stream.transport.forks import in_child, new_lock
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.streams import BlockingStream, ConnectionLost, Handle, Stream, Streams
 from spark_stream.wire.addresses import UNIX, split_address
@@ -49,15 +49,13 @@ def client_loop() -> Loop:
         return found
 
 
+@in_child
 def _leave_parent() -> None:
     """Leave the parent's loop and connections to it; in a child that was forked a moment ago."""
     BUFFERS.leave_parent()
     for each in _loops.values():
         each.abandon()
     _loops.clear()
-
-
-os.register_at_fork(after_in_child=_leave_parent)
 
 
 class ClientChannel:

@@ -9,11 +9,12 @@ A forked process starts without threads.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Final
+
+from spark_stream.transport.forks import in_child
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +67,11 @@ class CallPool:
 _pool = CallPool()
 
 
+@in_child
 def _begin_anew() -> None:
     """Start without the parent's threads and calls, in a child that was just forked."""
     global _pool
     _pool = CallPool()
-
-
-os.register_at_fork(after_in_child=_begin_anew)
 
 
 def call_elsewhere(key: Hashable, call: Call) -> None:

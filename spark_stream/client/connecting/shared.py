@@ -6,7 +6,6 @@ starts without any.
 
 from __future__ import annotations
 
-import os
 import weakref
 from typing import Final
 
@@ -15,7 +14,7 @@ from msgspec.structs import replace
 from spark_stream.errors import BrokerUnavailable
 from spark_stream.transport.client import CLIENT_LIMITS, ClientChannel
 from spark_stream.transport.failures import Greeting, failure_of, read_greeting
-from spark_stream.transport.forks import new_lock
+from spark_stream.transport.forks import in_child, new_lock
 from spark_stream.transport.streams import ConnectionLost
 
 # A broker that stops answering is given up after this time, however long its calls may take.
@@ -35,13 +34,11 @@ _lock = new_lock()
 _channels: weakref.WeakValueDictionary[str, SharedChannel] = weakref.WeakValueDictionary()
 
 
+@in_child
 def _begin_anew() -> None:
     """Forget the parent's connections, in a child that was just forked."""
     global _channels
     _channels = weakref.WeakValueDictionary()
-
-
-os.register_at_fork(after_in_child=_begin_anew)
 
 
 def shared_channel(address: str, timeout_s: float) -> SharedChannel:

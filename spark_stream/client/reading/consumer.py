@@ -12,12 +12,10 @@ two of these rounds a reader has seen all of a transaction, or nothing of it.
 from __future__ import annotations
 
 import math
-import os
 import sys
 import threading
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from numbers import Integral
@@ -46,6 +44,7 @@ from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
 from spark_stream.structs import INT64_MAX
+from spark_stream.transport.forks import in_child_while_used
 from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.transaction_messages import NamedConsumer
 
@@ -128,7 +127,7 @@ class Consumer(Closing):
             self._start_added(stored)
         self._checked = time.monotonic()
         self._feed: Feed | None = None
-        _consumers.add(self)
+        in_child_while_used(self._leave_parent)
         self._polling: Polling | None = None
         self._seeks = 0
         self._closed = threading.Event()
@@ -512,14 +511,3 @@ class Consumer(Closing):
         feed, self._feed = self._feed, None
         if feed is not None:
             feed.leave_parent()
-
-
-_consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
-
-
-def _leave_parent() -> None:
-    for each in list(_consumers):
-        each._leave_parent()
-
-
-os.register_at_fork(after_in_child=_leave_parent)

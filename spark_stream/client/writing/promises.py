@@ -12,7 +12,6 @@ else by the producer's next flush. A callback that does not read its future's er
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -25,19 +24,18 @@ from msgspec.structs import replace
 from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import Settlement, Unacknowledged
 from spark_stream.errors import IsologError, UnknownOutcome
+from spark_stream.transport.forks import in_child
 
 logger = logging.getLogger(__name__)
 
 _callbacks = ThreadPoolExecutor(1, "isolog-callbacks")  # starts its thread when first used
 
 
+@in_child
 def _begin_anew() -> None:
     """Make another executor: a forked child does not have its parent's thread."""
     global _callbacks
     _callbacks = ThreadPoolExecutor(1, "isolog-callbacks")
-
-
-os.register_at_fork(after_in_child=_begin_anew)
 
 
 _FAILURES_KEPT: Final = 1024

@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import random
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import time_ns
@@ -39,6 +37,7 @@ from spark_stream.client.writing.pending import Pending
 from spark_stream.client.writing.promises import Failures, Gathering, Promise
 from spark_stream.client.writing.shell import ProducerShell, Settings
 from spark_stream.errors import InternalError, IsologError
+from spark_stream.transport.forks import in_child_while_used
 from spark_stream.wire.messages import TopicDescription
 
 logger = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ class Sender:
         self._keyless = itertools.count(random.randrange(1 << 16))
         self._has_author = False
         self._begin()
-        _senders.add(self)
+        in_child_while_used(self._leave_parent)
 
     def _begin(self) -> None:
         settings = self._settings
@@ -97,7 +96,7 @@ class Sender:
         self._open: dict[str, Pending] = {}  # the pending ones that records may join
         self._dropped = False
 
-    def leave_parent(self) -> None:
+    def _leave_parent(self) -> None:
         """Start again in a forked child; what was taken before is the parent's to send.
 
         Its failures are the parent's too, and so is an identity that was given.
@@ -374,14 +373,3 @@ class Sender:
             outcomes.settle(number, rows, settlement)
         finally:
             self.buffer.release(share)
-
-
-_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
-
-
-def _leave_parent() -> None:
-    for each in list(_senders):
-        each.leave_parent()
-
-
-os.register_at_fork(after_in_child=_leave_parent)
