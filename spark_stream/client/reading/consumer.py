@@ -215,7 +215,9 @@ class Consumer(Closing):
         Raises:
             InvalidOption: the consumer has no name.
             ConsumerFenced: another consumer has taken over the name.
+            InvalidRequest: the consumer is closed.
         """
+        self._check_open()
         places = self.places(self._connection)
         self._transactions.commit_position(places, self.owner())
 
@@ -263,7 +265,12 @@ class Consumer(Closing):
         """Go on from ``"earliest"`` or ``"latest"``, or from the offset of each named partition.
 
         Partitions that are not named stay where they are.
+
+        Raises:
+            InvalidOption: the position has a form, a partition or an offset that is not taken.
+            InvalidRequest: the consumer is closed.
         """
+        self._check_open()
         if position in ("earliest", "latest"):
             at = EARLIEST if position == "earliest" else LATEST
             found = self._cut({}) if at == LATEST and self._atomic else self._bounds(at)

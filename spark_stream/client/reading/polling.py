@@ -27,7 +27,8 @@ class Patience:
         Raises:
             InvalidOption: it is no number of seconds.
         """
-        if seconds is not None and not (isinstance(seconds, Real) and seconds >= 0):
+        is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+        if seconds is not None and not (is_number and seconds >= 0):
             raise InvalidOption(f"timeout takes seconds, not {seconds!r}", option="timeout")
         self._seconds = math.inf if seconds is None else seconds
         self.restart()

@@ -19,7 +19,7 @@ Place = str | int | Mapping[int, int] | datetime
 """``"earliest"``, ``"latest"``, an offset for all partitions, ``{partition: offset}``, a moment.
 
 A moment is a datetime, which is in UTC if it has no zone; a number is always an offset.
-In a mapping -2 means earliest and -1 latest; partitions that it leaves out get the default.
+The number -2 means earliest and -1 latest. Partitions that a mapping leaves out get the default.
 """
 
 _NAMED: Final = {"earliest": EARLIEST, "latest": LATEST}

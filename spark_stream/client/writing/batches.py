@@ -53,7 +53,9 @@ def as_bytes(name: str, value: bytes | str | None) -> bytes | None:
             raise InvalidRecord(f"{name} is not text that UTF-8 can encode: {error}") from None
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
-    raise TypeError(f"{name} is bytes, str or None, not {type(value).__name__}")
+    raise TypeError(
+        f"{name} is bytes, str or None, not {type(value).__name__}; append() takes batches of rows"
+    )
 
 
 def as_headers(headers: AnyHeaders | None) -> list[tuple[str, bytes | None]] | None:

@@ -200,9 +200,8 @@ class TransactionalProducer(Producer):
                     refusal = self._refusal(failure)
                     self._give_up(branch)
                     raise (self._fenced or refusal).again() from failure
-                self._committing = (
-                    True  # from here on only the broker knows whether it is committed
-                )
+                # From here on only the broker knows whether it is committed.
+                self._committing = True
             try:
                 self._call(lambda: self._committed(branch))
             except ConsumerFenced:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -89,6 +90,7 @@ def test_a_poll_under_a_filter_that_nothing_matches_moves_on(log, topic):
     [
         ({"timeout": -1}, InvalidOption, "timeout takes"),
         ({"timeout": "5"}, InvalidOption, "timeout takes"),
+        ({"timeout": True}, InvalidOption, "timeout takes"),
         ({"timeout": float("nan")}, InvalidOption, "timeout takes"),
         ({"max_records": 0}, InvalidOption, "max_records is at least 1"),
         ({"max_records": "5"}, InvalidOption, "max_records is at least 1"),
@@ -111,6 +113,9 @@ def test_typed_topics_and_closed_consumers_are_refused(log, topic):
     for read in (consumer.records, consumer.batches):
         with pytest.raises(InvalidRequest, match="closed"):
             next(read())
+    for act in (consumer.commit, partial(consumer.seek, "earliest")):
+        with pytest.raises(InvalidRequest, match="closed"):
+            act()
 
 
 def test_asyncio_is_refused_with_what_to_do_instead(log, topic):
