@@ -68,7 +68,7 @@ def decode_each(
 
 
 def as_one(table: pa.Table, columns: Sequence[str] | None) -> pa.RecordBatch:
-    """Return the table's rows as one batch with these columns, in this order (None: all)."""
+    """Return the table's rows as one batch with these columns, in this order (None for all)."""
     (batch,) = table.combine_chunks().to_batches()
     return batch if columns is None else batch.select(list(columns))
 

@@ -71,9 +71,9 @@ class BrokerDisk(Struct, frozen=True):
     directory: LogDirectory
     runs: Runs
     logs: Logs | None = None
-    """None: the files of this host."""
+    """By default the files of this host."""
     marks: CommittedMarks | None = None
-    """Where high watermarks are remembered; None: in the directory."""
+    """Where high watermarks are remembered; by default in the directory."""
 
 
 class BrokerNetwork(Protocol):

@@ -102,7 +102,7 @@ def run() -> NoReturn:
 
 
 def execute(arguments: list[str] | None = None) -> int:
-    """Run a command (None: that of this process), and return its exit code.
+    """Run a command, by default that of this process, and return its exit code.
 
     The context's ``obj`` tells commands whether they are the whole of this process.
     """

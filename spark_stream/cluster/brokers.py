@@ -35,7 +35,7 @@ class RegisteredBroker(Struct, frozen=True):
 
     ``id`` is its directory's and stays; ``incarnation`` is made anew with every start.
     ``generation`` is that of its logs (``generations``).
-    ``rack``: where it stands; None: nobody said so.
+    ``rack``: where it stands, or None if nobody said so.
     ``boot_id``: that of its machine, if readers there may map its files.
     ``flight``: the address at which it serves Flight; empty if it does not.
     """

@@ -54,8 +54,8 @@ Ends = Mapping[str, int]
 class LeftBehind(Positional, frozen=True):
     """What the record says of a broker's last run.
 
-    ``ends``: where all logs ended when the run had ended in order; None: it has not.
-    ``boot`` is the start of the machine that the run belonged to; None: that is not known.
+    ``ends``: where all logs ended when the run had ended in order, or None if it has not.
+    ``boot`` is the start of the machine that the run belonged to, or None if that is not known.
     """
 
     generation: Generation
@@ -68,8 +68,8 @@ class LeftBehind(Positional, frozen=True):
 class FoundLogs(Struct, frozen=True):
     """What a broker finds when it starts and has opened its logs.
 
-    ``run``: the run that the directory names; None: none. ``intact``: no log is missing or damaged,
-    and none was cut below what had been forced. ``boot``: the machine's start; None: not known.
+    ``run``: the run that the directory names, if any. ``intact``: no log is missing or damaged,
+    and none was cut below what had been forced. ``boot``: the machine's start, if it is known.
     """
 
     run: str | None
@@ -90,7 +90,7 @@ class Doubt(StrEnum):
 
 
 def doubt(left: LeftBehind | None, found: FoundLogs) -> Doubt | None:
-    """Return why the broker cannot vouch for its logs; None: it can."""
+    """Return why the broker cannot vouch for its logs, or None if it can."""
     if left is None:
         return Doubt.NEW
     if left.run != found.run:

@@ -7,9 +7,9 @@
 Such a record is there from before the first record of a topic in the making until the topic is
 there, and from before a topic is deleted until nothing is left of it; also while a topic gets more
 partitions, because it may be deleted then. As long as the topic is there, the record does nothing.
-``maker`` is the broker that makes the topic; None: it was made. ``brokers`` are those that may have
-files of it: each takes itself off once it has removed its own, and the last one removes the record.
-None does while the maker may only stand still.
+``maker`` is the broker that makes the topic, or None if it was made. ``brokers`` are those that may
+have files of it: each takes itself off once it has removed its own, and the last one removes the
+record. None does while the maker may only stand still.
 """
 
 from __future__ import annotations

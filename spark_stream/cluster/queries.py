@@ -22,7 +22,7 @@ class Query(Positional):
     """What is known of a query. ``instance`` is its latest run, which alone tells of progress.
 
     ``selection`` says which topics it reads, ``starting`` how its start was asked for, ``start``
-    (None: nobody has pinned it) where that was. Times are in ms since the epoch.
+    (None if nobody has pinned it) where that was. Times are in ms since the epoch.
     """
 
     instance: str

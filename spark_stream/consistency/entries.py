@@ -163,9 +163,9 @@ def lone_entry(packed: bytes, index: int, offset: int, epoch: int) -> tuple[Entr
 def valid_prefix(table: Table, first_index: int | None, first_offset: int, position: int) -> int:
     """Count the leading entries that obey the table's invariant.
 
-    ``first_index`` is what the first entry's index must be (None: any), ``first_offset`` its base
-    offset, and ``position`` where the first batch must start in the ``.arrow`` file. CRCs are not
-    checked here: that needs the bytes.
+    ``first_index`` is what the first entry's index must be (None for any), ``first_offset`` its
+    base offset, and ``position`` where the first batch must start in the ``.arrow`` file. CRCs are
+    not checked here: that needs the bytes.
     """
     rows = len(table)
     if rows == 0:

@@ -71,7 +71,7 @@ def evolves(older: pa.Schema, newer: pa.Schema) -> bool:
 
 
 def misfit(present: pa.Schema, asked: pa.Schema) -> SchemaMismatch | None:
-    """Return why the present schema may not become the other; None: it may, or is the same."""
+    """Return why the present schema may not become the other, or None if it may or is the same."""
     added = [name for name in asked.names if name not in present.names]
     for field in present:
         if field.name not in asked.names:
@@ -117,7 +117,7 @@ def _dropped(field: pa.Field, added: list[pa.Field]) -> SchemaMismatch:
 
 
 def _change(have: pa.Field, want: pa.Field) -> str | None:
-    """Return why a field may not become the other; None: it may."""
+    """Return why a field may not become the other, or None if it may."""
     reason = _widening(have.type, want.type)
     if reason is None and have.nullable and not want.nullable:
         return "a column that may have nulls cannot become NOT NULL"

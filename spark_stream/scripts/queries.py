@@ -29,8 +29,8 @@ class Named(Struct, frozen=True):
 def pin_start(name: str, query: Query, now_ms: int) -> Script[Query | None]:
     """Return the query's record; pin its start if it brings one and none is pinned yet.
 
-    The query's run takes the name over. A record of another selection stays as it is. None: there
-    is no record, and the query brings no start.
+    The query's run takes the name over. A record of another selection stays as it is. Return None
+    if there is no record, and the query brings no start.
     """
     while True:
         record, before = yield from _read(name)

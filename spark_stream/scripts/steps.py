@@ -231,7 +231,7 @@ class MakeFolder(BrokerStep[None]):
 
 
 class ReadLogEnd(BrokerStep[LogEnd | None]):
-    """Where the broker's replica of the partition ends; None: it has none that is open."""
+    """Where the broker's replica of the partition ends, or None if it has none that is open."""
 
     at: Joined
 

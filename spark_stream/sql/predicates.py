@@ -72,7 +72,7 @@ class Field(Struct, frozen=True):
 
 
 class Constant(BoundPart, frozen=True):
-    """The same for every row; None: null."""
+    """The same for every row; None is null."""
 
     value: bool | None
 

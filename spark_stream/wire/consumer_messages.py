@@ -23,7 +23,7 @@ class PinStart(Message):
     """A run of a query takes its name, and asks where the query first started.
 
     ``start``: where it would start, in the words of its source; that is pinned if nothing is yet.
-    None: it only asks.
+    None if it only asks.
     """
 
     consumer: Name

@@ -158,7 +158,7 @@ class ChunkFacts(Message, tag_field="kind", tag="rows"):
 class PlacesFacts(Message, tag_field="kind", tag="places"):
     """Where the rows from ``base`` to before ``next`` lie; the batch itself has none.
 
-    ``replica``: they lie in files of this broker, a follower; None: in the leader's. The others are
+    ``replica``: the follower in whose files they lie, or None for the leader's. The others are
     as in :class:`ChunkFacts`.
     """
 
@@ -197,7 +197,7 @@ class LocateEntries(Message):
 
 
 class LocatedEntries(Message):
-    """One place for each of the runs asked for; None: they are not all here, in one file."""
+    """One place for each of the runs asked for, or None if they are not all here, in one file."""
 
     places: list[FilePlace | None]
 

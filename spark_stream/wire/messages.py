@@ -250,10 +250,10 @@ class Empty(Message):
 class CreateTopic(Message):
     """``schema`` travels as base64 of the Arrow IPC schema message; None means the default schema.
 
-    ``replication_factor``: None means the cluster's default.
-    ``assignment``: the ids of the brokers of each partition, the preferred leader first; None: they
-    are spread over the brokers that are alive. It says how many partitions and replicas there are.
-    ``token``: a text that no other request has; the request succeeds if it made the topic before.
+    ``replication_factor``: None means the cluster's default. ``assignment``: the ids of the brokers
+    of each partition, the preferred leader first; with None they are spread over the brokers that
+    are alive. It says how many partitions and replicas there are. ``token``: a text that no other
+    request has; the request succeeds if it made the topic before.
     """
 
     topic: Name
@@ -266,10 +266,10 @@ class CreateTopic(Message):
 
 
 class AlterTopic(Message):
-    """``partitions``: how many there will be (None: as now). ``config``: the settings to change.
+    """``partitions``: how many there will be (None for as now). ``config``: the settings to change.
 
-    ``schema``: the next schema, as a whole (None: as now). ``assignment``: the ids of the
-    brokers of each partition that is added; None: they are spread.
+    ``schema``: the next schema, as a whole (None for as now). ``assignment``: the ids of the
+    brokers of each partition that is added; with None they are spread.
     """
 
     topic: Name

@@ -30,7 +30,7 @@ class OpenBranch(Message):
 
 
 class SettledBatch(Message):
-    """Whether a sink's batch is committed, and what it wrote (None: it is not known)."""
+    """Whether a sink's batch is committed, and what it wrote (None if it is not known)."""
 
     committed: bool
     content: list[Content] | None = None

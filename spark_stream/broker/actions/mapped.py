@@ -43,7 +43,7 @@ _PLACES_AT_ONCE: Final = 16
 
 
 class Holder(Struct, frozen=True):
-    """Whose files the reader maps: those of ``replica``, a follower; None: the leader's."""
+    """Whose files the reader maps: those of ``replica``, a follower, or by default the leader's."""
 
     replica: BrokerAddress | None = None
 

@@ -78,7 +78,7 @@ class Host:
     ) -> None:
         """``producer_age_us``: how long a producer that writes nothing is remembered.
 
-        ``logs``: how logs are opened; None: as files of this host. ``losing``: as
+        ``logs``: how logs are opened, by default as files of this host. ``losing``: as
         :class:`~spark_stream.storage.logs.FileLogs` says, ``proposed`` and ``generation_of``: as
         :class:`~spark_stream.broker.partition.partition.Partition`. ``recent_bytes``: what may be
         kept in memory for followers. ``marks``: where high watermarks are remembered.

@@ -55,7 +55,7 @@ class Scrub:
         self._stopped = stopped
         self._owed_s = 0.0
         self.last: Looked | None = None
-        """The last whole look; None: there was none yet."""
+        """The last whole look, or None if there was none yet."""
 
     def look(self) -> float:
         """Look at everything once; return in how many seconds to look again."""

@@ -36,8 +36,8 @@ def open_store(
 
     Return both, and the cluster's secret.
 
-    ``metadata`` is the file of a shared store; None: the store lies in the directory.
-    ``broker_id``: whose directory it is to be; None: whosever it is.
+    ``metadata`` is the file of a shared store, or None if the store lies in the directory.
+    ``broker_id``: whose directory it must be; None means anybody's.
 
     Raises:
         WrongCluster: they do not; or a broker has run in the directory, and the store is empty or

@@ -118,7 +118,7 @@ class Partition:
             moved: Is called whenever housekeeping or a force may have become due.
             proposed: Is called with changes of the partition's record that are to be made.
             generation_of: As ``consistency.partition.progress`` says.
-            recent_room: What may be kept in memory for followers (``recent``); None: nothing.
+            recent_room: What may be kept in memory for followers (``recent``); None for nothing.
             on_trouble: Is called when the log refuses a write.
         """
         self.topic = topic
@@ -248,7 +248,7 @@ class Partition:
         self._state.check_leads()
 
     def check_leader_epoch(self, known: int | None) -> None:
-        """Refuse a client that knows the leader in another epoch; None: it knows none.
+        """Refuse a client that knows the leader in another epoch; None means that it knows none.
 
         Raises:
             LeaderEpochFenced: the client's epoch is over.
@@ -445,7 +445,7 @@ class Partition:
         return self.core.configure(known, self._clock.steady_us())
 
     def flush_if_due(self, moment: float) -> float | None:
-        """Force what was appended if ``flush.ms`` says so; else return when it will; None: never.
+        """Force what was appended if ``flush.ms`` says so, else return when it will (None: never).
 
         Both moments are on the monotonic clock.
         """
@@ -457,7 +457,7 @@ class Partition:
             return due
 
     def housekeep(self) -> int | None:
-        """Roll and remove what is due; return when more is due if nothing moves; None: never.
+        """Roll and remove what is due; return when more is due by time alone, or None for never.
 
         By the steady clock, in microseconds.
         """

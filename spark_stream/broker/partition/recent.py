@@ -82,7 +82,7 @@ class Recent:
     def get(self, entry: int, end: int, max_bytes: int) -> StoredEntries | None:
         """Return the entry alone, if it is the last before ``end`` or no second one fits.
 
-        None: it is not kept, or the file gives more at once: ``max_bytes`` of rows and data.
+        None if it is not kept, or the file gives more at once: ``max_bytes`` of rows and data.
         """
         found = self._kept.get(entry)
         if found is None or entry + 1 == end:

@@ -101,7 +101,7 @@ class ReplicaRole:
         self._change(self._state.core.tick)
 
     def tick_due(self) -> int | None:
-        """Return when :meth:`tick` may change something, by the steady clock; None: never."""
+        """Return when :meth:`tick` may change something, by the steady clock, or None for never."""
         with self._state.lock:
             return None if self._state.closed is not None else self._state.core.tick_due()
 

@@ -60,7 +60,7 @@ class LeaderSession(Protocol):
     def read_entries(self, first: EntryIndex, max_bytes: int) -> StoredEntries | None:
         """Return entries from ``first`` on: at least one, and about ``max_bytes``.
 
-        None: there are none yet.
+        None if there are none yet.
 
         Raises:
             IsologError: the broker leads the partition no longer, the entries are gone, or they

@@ -23,7 +23,7 @@ from spark_stream.scripts.transactions.finishing import Finished
 
 
 class TakeBatch(Step[Taken | None]):
-    """The partition takes the batch; None: others held it for ``patience_s``."""
+    """Return that the partition takes the batch; None if others held it for ``patience_s``."""
 
     partition: Partition
     candidate: Candidate
@@ -53,7 +53,7 @@ def take_in_transaction(
 ) -> Script[Taken | None]:
     """Take a batch of a transaction, after the partition has joined it.
 
-    None: others held the partition for as long as the batch has patience, and it was not taken.
+    None if others held the partition for as long as the batch has patience, and it was not taken.
 
     Raises: as ``Partition.take``, and as ``deciding.join``.
     """

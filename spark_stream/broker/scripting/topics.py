@@ -53,7 +53,7 @@ class TopicAdmin:
         ids: Ids,
         default_replication_factor: int | None = None,
     ) -> None:
-        """``default_replication_factor`` is for topics that name none; None: ``default_factor``."""
+        """``default_replication_factor`` is for topics that name none."""
         self._default_replication_factor = default_replication_factor
         self._driver = driver
         self._host = host
@@ -95,7 +95,7 @@ class TopicAdmin:
         """Check a new topic. Return it, and the first records of its partitions.
 
         ``replication_factor``: None for the cluster's default. ``assignment``: the brokers of each
-        partition, the preferred leader first; None: they are spread over the brokers that are
+        partition, the preferred leader first; with None they are spread over the brokers that are
         alive.
 
         Raises:

@@ -189,7 +189,7 @@ def _columns(
 
 
 def _first(batches: Iterator[pa.RecordBatch], count: int | None) -> Iterator[pa.RecordBatch]:
-    """Yield the first ``count`` records (None: all); stop as soon as they are there."""
+    """Yield the first ``count`` records (None for all); stop as soon as they are there."""
     if count is None:
         yield from batches
         return

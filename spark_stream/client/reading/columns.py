@@ -106,7 +106,7 @@ class View:
         headers: bool = False,
         filter: str | None = None,
     ) -> View:
-        """Return the view of these columns (None: all shown), of the records that a filter keeps.
+        """Return a view of these columns, by default all, of the records that a filter keeps.
 
         ``metadata`` and ``headers``: add those columns at the end, unless they are among the
         chosen.

@@ -65,7 +65,7 @@ _TICK_S: Final = 0.25
 
 
 class Asked(NamedTuple):
-    """A range to read; ``lineage``: that of ``start``; ``end`` is None: without end.
+    """A range to read; ``lineage``: that of ``start``; ``end`` is None if it has no end.
 
     ``checks``: ask whether the log has, or had, such an offset, even if the range is empty.
     """
@@ -115,9 +115,9 @@ class Feed:
 
     ``watch`` is called every two seconds meanwhile; a final error of it ends the iteration. Records
     that are gone are an error too, unless ``fail_on_loss`` is false. ``wait_ms``: how long a leader
-    waits for records if there are none; None: only in ranges without an end. ``together``: ask a
-    leader for all ranges in one call. ``patience_s``: how long to retry; None: as long as a call
-    may take.
+    waits for records if there are none, by default only in ranges without an end. ``together``: ask
+    a leader for all ranges in one call. ``patience_s``: how long to retry, by default as long as a
+    call may take.
 
     ``_lock`` guards the core; nothing blocks while it is held.
     :meth:`stop` takes no lock: a generator that is garbage may call it, on any thread.

@@ -132,7 +132,7 @@ class FetchCore(Generic[K]):
         return asks
 
     def wake_at(self) -> float | None:
-        """Return when ``next`` or ``overdue`` is due, if nothing happens before; None: never."""
+        """Return when ``next`` or ``overdue`` is due if nothing happens before, or None."""
         moments = list(self._pausing.values())[:1]
         for call in self._calls.values():
             moments.append(call.heard + self._silence_s)

@@ -135,7 +135,7 @@ class MappingLeaders:
         self._left_alone: dict[str, float] = {}
 
     def machine(self, address: str) -> str | None:
-        """Return this machine's id, for the leader; None: ask it for the records."""
+        """Return this machine's id, for the leader, or None to ask it for the records."""
         with self._lock:
             until = self._left_alone.get(address)
             if until is not None and self._monotonic() < until:

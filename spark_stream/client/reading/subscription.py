@@ -39,7 +39,7 @@ T = TypeVar("T")
 class Subscription:
     """The topics that a consumer reads, by name: their ids and their views.
 
-    ``partitions``: only these of each topic; None: all, also those that are added later.
+    ``partitions``: only these of each topic, by default all, also those that are added later.
 
     Raises:
         InvalidOption: there is no topic or no partition, or an argument is of the wrong type.

@@ -276,7 +276,7 @@ class ProducerCore:
         self._find(target, now)
 
     def leaders_found(self, topic_id: str, routes: Mapping[int, Route | None], now: float) -> None:
-        """Place lanes on streams to the leaders that were asked for; None: there is none now."""
+        """Place lanes on streams to the leaders that were asked for; None stands for no leader."""
         target = self._targets[topic_id]
         asked, target.asked = target.asked or (), None
         for placed in asked:

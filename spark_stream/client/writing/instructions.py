@@ -68,7 +68,7 @@ class DoubtRoute(msgspec.Struct, frozen=True):
 
 
 class NoteTopic(msgspec.Struct, frozen=True):
-    """Note the topic's changed number of partitions; None: the topic is gone."""
+    """Note the topic's changed number of partitions; None means that the topic is gone."""
 
     topic: TopicDescription
     partitions: int | None

@@ -276,7 +276,7 @@ class SqliteStore:
 
     @property
     def lost(self) -> MetadataLost | None:
-        """Why changes are refused: the file at the path is not the open one; None: it is."""
+        """Why changes are refused: the file at the path is not the open one. None if it is."""
         return self._lost
 
     def write_back(self) -> None:

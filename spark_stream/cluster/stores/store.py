@@ -39,7 +39,7 @@ class Delete(NamedTuple):
 class Changes(Struct, frozen=True):
     """What became of a store's records since an earlier revision.
 
-    ``changed`` has the last state of each key that changed; None: the record was deleted.
+    ``changed`` has the last state of each key that changed, or None if the record was deleted.
     ``complete``: the store does not remember what was deleted since then, so ``changed`` has every
     record that there is, and a key that it lacks has none.
     """

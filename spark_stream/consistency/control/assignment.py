@@ -30,7 +30,7 @@ Assignment = tuple[tuple[BrokerId, ...], ...]
 """The replicas of each partition from 0 on, the preferred leader first."""
 
 Racks = Mapping[BrokerId, str | None]
-"""The brokers that may get replicas, each with its rack. None: the broker is its own rack."""
+"""The brokers that may get replicas, with their racks; one without (None) is its own rack."""
 
 
 class Misfit(StrEnum):

@@ -223,7 +223,7 @@ def resign(
         record: The partition's record.
         me: The leader.
         alive: The brokers that are alive.
-        heirs: Who may lead; None: every live member of the ISR.
+        heirs: Who may lead, by default every live member of the ISR.
     """
     if not leads(record, me):
         return Unchanged(Obstacle.NOT_THE_LEADER, record)

@@ -48,7 +48,7 @@ from spark_stream.consistency.control.partition_record import Member, PartitionR
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation
 
 GenerationOf = Callable[[BrokerId], Generation | None]
-"""The generation in which a broker is registered and alive; None: it is not alive."""
+"""The generation in which a broker is registered and alive, or None if it is not alive."""
 
 _NEAR: Final = 16  # a follower is close behind that lacks nothing older than this part of the lag
 _MARKS: Final = 64  # how many times are remembered within the greatest lag
@@ -169,7 +169,7 @@ class Progress:
         return len(self._awaited) or (0 if self.enough else 1)
 
     def acked(self, member: Member) -> EntryIndex | None:
-        """Return how far the member is, as far as the leader knows; None: it has never reported."""
+        """Return how far the member is by its last report, or None if there was none."""
         found = self._followers.get(member)
         return None if found is None else found.acked
 
@@ -326,7 +326,7 @@ class Progress:
         return self.proposed
 
     def due(self, log_end: EntryIndex) -> int | None:
-        """Return when :meth:`propose` may have more to say without a report; None: never."""
+        """Return when :meth:`propose` may have more to say without a report, or None for never."""
         if self.proposed is not None or self._over:
             return None
         return min(
@@ -361,7 +361,7 @@ class Progress:
         return behind_since is None or now - behind_since <= self._patience(follower)
 
     def _behind_since(self, follower: _Follower, log_end: EntryIndex) -> int | None:
-        """Return since when a follower lacks an entry or has not reported; None: it lacks none."""
+        """Return since when a follower lacks an entry or has not reported, or None."""
         if follower.acked < log_end:
             return self._ages.time_of(follower.acked)
         return None if follower.was_cut else self._began

@@ -284,7 +284,7 @@ class Replica:
         return self._settle(now)
 
     def tick_due(self) -> int | None:
-        """Return when ``tick`` may have something to say without a report; None: never."""
+        """Return when ``tick`` may have something to say without a report, or None for never."""
         progress = self.progress
         return None if progress is None else progress.due(self.bounds_state.log_end.entry)
 
@@ -462,7 +462,7 @@ class Replica:
     def forget_producers(self, now: int) -> int | None:
         """Forget the producers that have written nothing for too long.
 
-        From when on that holds for the next one, if none writes meanwhile; None: for none.
+        From when on that holds for the next one if none writes meanwhile, or None if there is none.
         """
         times = {
             producer_id: expires

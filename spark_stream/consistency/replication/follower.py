@@ -59,7 +59,7 @@ class GoOn(Struct, frozen=True):
 class CutBack(Struct, frozen=True):
     """Cut the log back so that it ends at ``entry``.
 
-    ``lost_from``: committed entries from here on are lost; None: none are.
+    ``lost_from``: where committed entries are lost from, or None if none are.
     """
 
     entry: EntryIndex

@@ -102,7 +102,7 @@ def replicated(state: LeaderState, upto: Boundary) -> LeaderState:
 
 
 def undecided_from(state: LeaderState, offset: Offset | None) -> LeaderState:
-    """Set the start of the earliest undecided transaction (None: there is none)."""
+    """Set the start of the earliest undecided transaction (None if there is none)."""
     return state if state.first_undecided == offset else replace(state, first_undecided=offset)
 
 

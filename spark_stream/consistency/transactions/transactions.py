@@ -256,7 +256,7 @@ class Transaction(Struct, frozen=True):
     committed_batch: int = -1
     """The last batch that was committed; -1: none."""
     content: tuple[Content, ...] | None = None
-    """What that batch wrote; None: it is not known."""
+    """What that batch wrote, or None if it is not known."""
 
 
 class Denied(Struct, frozen=True):

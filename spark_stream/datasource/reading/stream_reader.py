@@ -139,7 +139,7 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
         return self._planner.logged(ends)
 
     def _ends(self, begin: Offsets, now: Found, limit: ReadLimit) -> Offsets | None:
-        """Return how far the next micro-batch goes in the log as it is ``now``; None: not yet."""
+        """Return how far the next micro-batch goes in the log as it is ``now``, or None to wait."""
         ends: Offsets = self._planner.losses.ends(begin, now)
         if self._target is not None:
             ends = _capped(begin, ends, self._target)

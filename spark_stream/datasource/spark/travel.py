@@ -30,7 +30,7 @@ NEEDED: Final = (
 class Travels:
     """Arrives in a worker that has what it needs, and else fails there with our own message.
 
-    ``travels_with``: the attributes that its copies have; None: all of them.
+    ``travels_with``: the attributes that its copies have, by default all.
     """
 
     travels_with: tuple[str, ...] | None = None

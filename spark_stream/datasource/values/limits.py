@@ -19,7 +19,7 @@ MAX_DELAY_DEFAULT_S: Final = 900.0
 
 
 class Limits(Struct, frozen=True):
-    """What a streaming query was asked to take of its backlog in a micro-batch; None: no limit."""
+    """What a streaming query was asked to take of its backlog in a micro-batch, or None."""
 
     max_offsets: int | None = None
     max_bytes: int | None = None

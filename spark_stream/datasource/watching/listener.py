@@ -46,7 +46,7 @@ class QueryMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """``registry``: where they are; None: one of their own, to be served."""
+        """``registry``: where they are, by default one of their own, which is served."""
         client = _client()
         where = registry if registry is not None else client.CollectorRegistry()
         self._registry = where

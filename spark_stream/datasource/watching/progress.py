@@ -39,7 +39,7 @@ _LOOK_S: Final = 0.25
 def progress_bar(spark: SparkSession, console: Console | None = None) -> Iterator[None]:
     """Return bars for what runs within the block, gone at its end.
 
-    ``console``: where they are drawn; None: on standard error, if somebody sees it.
+    ``console``: where they are drawn, by default on standard error if it is a terminal.
     """
     screen = console or Console(stderr=True)
     if not (screen.is_terminal or screen.is_jupyter):

@@ -100,7 +100,7 @@ class TaskBranch(Branch, kw_only=True):
 
 
 class WrittenRows(Struct, frozen=True):
-    """What a task made of its rows: for whom, how much, and under which branch (None: no row)."""
+    """What a task wrote: for whom, how much, and under which branch (None if it had no row)."""
 
     identity: BranchIdentity
     content: Mapping[str, Measure] = field(default_factory=dict)

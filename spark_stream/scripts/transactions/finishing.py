@@ -146,7 +146,8 @@ def seal_partitions(
 def write_markers(decided: Transaction, places: list[Joined]) -> Script[IsologError | None]:
     """Write the markers in sealed partitions, and wait until they are replicated.
 
-    Why one is missing, not on the disk, or not below the high watermark in time; None: all is well.
+    Why one is missing, not on the disk, or not below the high watermark in time. None if all is
+    well.
     """
     taken = decided.taken if decided.state in COMMITS else ()
     answers = yield from ask_present_leaders(

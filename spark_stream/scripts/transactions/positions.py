@@ -76,7 +76,7 @@ def _store_decided_for(name: str, mine: list[PositionOf], decided: Transaction) 
 
 
 def _change(name: str, judge: Callable[[Value], Script[Value | None]]) -> Script[None]:
-    """Write what the judge makes of the record, by compare-and-set; None: it stays."""
+    """Write what the judge makes of the record, by compare-and-set; None changes nothing."""
     while True:
         record = yield from Get(CONSUMERS + name)
         value = yield from judge({"positions": []} if record is None else record.value)

@@ -66,7 +66,7 @@ class Aside:
 
     @property
     def kept_in(self) -> str | None:
-        """The folder; None: nothing was taken out."""
+        """The folder, or None if nothing was taken out."""
         return None if self._folder is None else str(self._folder)
 
     def move(self, path: Path) -> None:

@@ -169,8 +169,8 @@ def open_directory(
 ) -> LogDirectory:
     """Open a log directory; initialize a missing or empty one. The caller holds the broker's lock.
 
-    ``cluster_id``: what a new directory belongs to; None: a new cluster. ``new_id`` makes ids that
-    nobody else has. ``broker_id``: whose directory it is; a new one becomes that broker's.
+    ``cluster_id``: what a new directory belongs to, by default a new cluster. ``new_id`` makes ids
+    that nobody else has. ``broker_id``: whose directory it is; a new one becomes that broker's.
 
     Raises:
         NotALogDirectory, UnsupportedFormat: as :func:`check_directory`.

@@ -31,7 +31,7 @@ _ROW_PART_MIN: Final = 16  # times a row of extremes: what is written beside a b
 class Prepared(Struct, frozen=True):
     """A batch ready to be appended: encoding and checksum are done outside the partition's lock.
 
-    ``extremes``: what is known of its values; None: nothing that would be worth its place.
+    ``extremes``: what is known of its values, or None if nothing is worth its place.
     ``schema``: which of the topic's schemas it has.
     """
 

@@ -57,7 +57,7 @@ def digest(tables: Iterable[Table]) -> str:
 def checked_lone_entry(rows: Table, data: pa.Buffer, end: Boundary, epoch: int) -> Entry | None:
     """Return the only entry if :func:`check_entries` would accept it, else None.
 
-    None: there are several, or that one knows what is wrong.
+    None if there are several, or that one knows what is wrong.
     """
     if len(rows) != 1:
         return None

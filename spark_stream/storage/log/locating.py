@@ -75,7 +75,7 @@ def first_offset_at(
 ) -> Offset | None:
     """Return the first offset whose record's timestamp is at or after this one, or None.
 
-    ``column`` has the records' own timestamps; None: a record's is that of its entry.
+    ``column`` has the records' own timestamps; None if a record has that of its entry.
 
     Raises:
         DamagedSegment: the batch with that record is damaged, or an entry of its segment or one

@@ -281,7 +281,7 @@ class PartitionLog:
         self._endings.on_appended(entry, self._segments)
 
     def _make_room(self, length: int, now: int, codec: Codec | None = None) -> None:
-        """Roll if the next batch needs it. ``codec``: of that batch; None: it is a marker."""
+        """Roll if the next batch needs it. ``codec``: of that batch, or None if it is a marker."""
         active, settings = self._active, self.format.settings
         if codec is not None and codec.version != active.codec.version:
             self._speak(codec)
@@ -310,7 +310,7 @@ class PartitionLog:
     def roll(self, codec: Codec | None = None) -> None:
         """Close the active segment and start the next; do nothing if it has no records.
 
-        ``codec``: that of the next one's batches; None: of the topic's present schema.
+        ``codec``: that of the next one's batches, by default of the topic's present schema.
 
         What is in it is forced to the disk before the next one exists: a log never goes on behind
         what a power cut can take. Making the next segment comes last of what can fail: an error
@@ -401,7 +401,8 @@ class PartitionLog:
         ``encoded``: chunks may have the messages of their rows as they are stored instead of rows;
         few are cut in two. The bytes stay what they are: no file that is mapped is changed.
 
-        ``schema``: the topic's as the reader has it, which all records get; None: the present one.
+        ``schema``: the topic's as the reader has it, which all records get, by default the present
+        one.
 
         Raises:
             DamagedSegment: the next record of the range is damaged.
@@ -498,7 +499,7 @@ class PartitionLog:
         return None
 
     def housekeeping_due(self) -> int | None:
-        """Return when :meth:`housekeep` next has something to do by time alone; None: never.
+        """Return when :meth:`housekeep` next has something to do by time alone, or None.
 
         Microseconds, on the clock of the appends. What waits for the last stable offset stays due.
         """

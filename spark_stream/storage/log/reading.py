@@ -128,7 +128,7 @@ class Visible(Struct, frozen=True):
 
 
 class ReadPlan(Struct, frozen=True):
-    """What a read is after: these columns (None: all) of a schema, of which records.
+    """What a read is after: these columns (None for all) of a schema, of which records.
 
     ``locating``: where the records lie, in their place; there is no filtering then.
     ``encoded``: their messages in their place, where all of these are wanted as they are.

@@ -50,7 +50,7 @@ class ReplicaLog(Protocol):
 
     @property
     def hole(self) -> EntryIndex | None:
-        """The first entry whose batch is known to be damaged; None: none is."""
+        """The first entry whose batch is known to be damaged, or None if none is."""
 
     @property
     def start(self) -> Boundary: ...
@@ -148,7 +148,7 @@ class ReplicaLog(Protocol):
     def roll(self) -> None: ...
     def flush(self) -> None: ...
     def next_flush_due(self, monotonic: float) -> float | None:
-        """Return when what was appended by now must be forced; None: no time is set for that.
+        """Return when what was appended by now must be forced, or None if no time is set.
 
         ``monotonic`` is the present moment, in seconds, of the clock that the answer goes by.
         """
@@ -193,10 +193,10 @@ class ReplicaLog(Protocol):
     def read_entries(
         self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None = None
     ) -> StoredEntries | None:
-        """Return the stored entries from ``first`` to before ``upto`` (None: the log's end).
+        """Return the stored entries from ``first`` to before ``upto``, by default the log's end.
 
         At least one, and no more than ``max_bytes`` of rows and data if that is more than one; all
-        from one segment. None: there is none yet. Any thread; what it gives stays as it is,
+        from one segment. None if there is none yet. Any thread; what it gives stays as it is,
         whatever becomes of the log.
 
         Raises:

@@ -89,7 +89,7 @@ def is_too_old(settings: LogSettings, last: int | None, now: int) -> bool:
 def due_by_age(
     settings: LogSettings, first: int | None, last: int | None, oldest: int | None
 ) -> int | None:
-    """Return when age alone first asks for a roll or a removal; None: it never does.
+    """Return when age alone first asks for a roll or a removal, or None if it never does.
 
     ``first`` and ``last`` are the first and the last append to the active segment, None while it
     has no record; ``oldest`` is the last append to the oldest closed one. Times in microseconds.
@@ -111,7 +111,7 @@ class FlushTimer:
         self._started: float | None = None
 
     def next_due(self, settings: LogSettings, now: float) -> float | None:
-        """Return when the log must be forced next; None: its topic has no interval."""
+        """Return when the log must be forced next, or None if its topic has no interval."""
         if settings.flush is not Flush.INTERVAL:
             return None
         if self._started is None:

@@ -45,8 +45,8 @@ class ActiveSegment(Segment):
     """The last segment of a log. One writer at a time (the partition's lock).
 
     ``first_appended``: the leader's clock at the first append, microseconds; None without one.
-    ``data_end`` is where the next batch goes in the ``.arrow`` file; None: there are no files yet,
-    the first append or :meth:`make` makes them. ``facts`` go into the schema message.
+    ``data_end`` is where the next batch goes in the ``.arrow`` file, or None if there are no files
+    yet, the first append or :meth:`make` makes them. ``facts`` go into the schema message.
     """
 
     def __init__(

@@ -117,7 +117,7 @@ class Segment:
         return self._table
 
     def aborted(self, table: Table) -> np.ndarray | None:
-        """Return which rows of ``table``, as this segment gave it, are aborted; None: none is."""
+        """Return which rows of ``table``, which this segment gave, are aborted; None if none is."""
         mask = self._aborted
         return None if mask is None else mask[: len(table)]
 
@@ -188,7 +188,7 @@ class Segment:
     def stored(
         self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None
     ) -> StoredEntries | None:
-        """Return entries from ``first`` on, and their bytes; None: this segment has none yet.
+        """Return entries from ``first`` on, and their bytes, or None if this segment has none yet.
 
         Raises:
             DamagedSegment: the batch of ``first`` is damaged.
@@ -236,7 +236,7 @@ class Segment:
     ) -> tuple[pa.RecordBatch, int]:
         """Decode the batches at these ascending rows into one; return it and their number.
 
-        ``schema``: the topic's as the reader has it; None: the segment's own.
+        ``schema``: the topic's as the reader has it, by default the segment's own.
 
         It is fewer where a later one fails its checksum, or where the batch would be too large in
         memory. What lies between is not looked at.
