@@ -178,7 +178,7 @@ class _Renaming(Struct, frozen=True):
 class SimulatedDisk(Disk):
     """Directories and files in memory.
 
-    ``room``: so many bytes can still be written. ``forces``: how often something was to be forced.
+    ``room``: by so many bytes files can grow. ``forces``: how often something was to be forced.
     ``refusal``: why nothing can be written at present.
     ``before_change`` is called before each change, and may end the process there.
     """
@@ -383,10 +383,11 @@ class SimulatedFile(DiskFile):
     def write(self, position: int, *parts: Part) -> None:
         content = self._content()
         whole = b"".join(parts)
-        room = 0 if self._disk.refusal else self._disk.room
+        here = max(0, content.size - position)  # what is overwritten has its room already
+        room = 0 if self._disk.refusal else here + self._disk.room
         if len(whole) > room:  # a real disk takes what it has room for, and then says no
             self._put(content, position, whole[:room])
-        self._disk.take_room(self._path, len(whole))
+        self._disk.take_room(self._path, max(0, len(whole) - here))
         self._put(content, position, whole)
 
     def cut(self, size: int) -> None:

@@ -6,7 +6,7 @@ fails has written a part, as real ones may.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +18,17 @@ from spark_stream.storage.format.message import Part
 
 class Died(BaseException):
     """The process is gone: no handler for errors may see this."""
+
+
+def dying_in(changes: int) -> Callable[[], None]:
+    """The process dies before one of its next changes: call it before each."""
+    left = iter(range(changes))
+
+    def change() -> None:
+        if next(left, None) is None:
+            raise Died
+
+    return change
 
 
 class FaultyFile:

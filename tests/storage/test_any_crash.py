@@ -6,7 +6,6 @@ The real log on the simulated disk: power goes between any two steps, forces fai
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +26,7 @@ from spark_stream.storage.settings import Flush
 from tests.examples import examples
 from tests.simulation.disk import SimulatedDisk
 from tests.storage import logs
-from tests.storage.disks import Died
+from tests.storage.disks import Died, dying_in
 from tests.storage.logs import EPOCH, NOW, everything, format_of, records
 from tests.storage.replicas import new_log
 
@@ -221,17 +220,6 @@ def leader_of(log: PartitionLog, number: int) -> StoredEntries:
     found = leader.read_entries(log.end.entry, 1 << 20)
     assert found is not None
     return found
-
-
-def dying_in(changes: int) -> Callable[[], None]:
-    """The process dies before one of its next changes."""
-    left = iter(range(changes))
-
-    def change() -> None:
-        if next(left, None) is None:
-            raise Died
-
-    return change
 
 
 STEPS = st.lists(

@@ -13,7 +13,7 @@ from spark_stream.errors import DiskFull, StorageFailure
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Flush
 from tests.simulation.disk import SimulatedDisk
-from tests.storage.disks import FailingDisk
+from tests.storage.disks import Died, FailingDisk, dying_in
 from tests.storage.logs import EPOCH, NOW, append_next, format_of, ids, read
 
 HERE = Path("/topics/t/0")
@@ -97,14 +97,17 @@ def test_the_second_force_of_a_directory_is_not_believed_either():
     assert log.failed is not None
 
 
-@pytest.mark.parametrize("ends", ["orderly", "killed"])
+@pytest.mark.parametrize("ends", ["orderly", "killed", "killed before it could note the failure"])
 @pytest.mark.parametrize("flush", Flush)
 def test_what_a_failed_force_left_in_memory_alone_is_written_again_by_the_next_open(flush, ends):
     """Linux takes the pages of a force that failed for clean: a later force would skip them."""
     disk, log = log_of(Flush.NONE)
     disk.fail_next_force()
-    with pytest.raises(StorageFailure):
+    if ends not in ("orderly", "killed"):
+        disk.before_change = dying_in(2)  # the note that the force is under way, then the force
+    with pytest.raises((StorageFailure, Died)):
         log.flush()
+    disk.before_change = lambda: None
     if ends == "orderly":
         with pytest.raises(StorageFailure):
             log.close()
@@ -119,6 +122,19 @@ def test_what_a_failed_force_left_in_memory_alone_is_written_again_by_the_next_o
         log = PartitionLog.open(HERE, log.format, disk)
         assert log.cuts == ()
         assert ids(read(log, 0)) == list(range(20)), "forced, and there after every power cut"
+
+
+def test_nothing_is_forced_of_which_it_cannot_be_noted_that_a_force_is_under_way():
+    """If it fails, a disk that takes no writes takes no note of that either."""
+    disk, log = log_of(Flush.NONE)
+    tried, disk.refusal = disk.forces, DiskFull
+    with pytest.raises(DiskFull):
+        log.flush()
+    assert (disk.forces, log.failed) == (tried, None)
+    disk.refusal = None
+    log.flush()
+    disk.crash(random.Random(0))
+    assert PartitionLog.open(HERE, log.format, disk).end.offset == 10
 
 
 def test_that_a_force_had_failed_is_told_though_the_log_does_not_open():

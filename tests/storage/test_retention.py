@@ -18,6 +18,7 @@ from spark_stream.storage.log.retention import SegmentFacts, removable
 from spark_stream.storage.settings import LogSettings
 from tests.simulation.disk import SimulatedDisk
 from tests.storage import logs
+from tests.storage.disks import Died, dying_in
 from tests.storage.logs import NOW, append_next, format_of, ids, read
 
 SECOND = 1_000_000  # microseconds
@@ -225,25 +226,13 @@ def test_a_read_that_retention_is_faster_than_gives_nothing_of_what_is_left(
         next(reader)
 
 
-class Died(BaseException):
-    """The process is gone."""
-
-
 def died_in_a_roll(disk: SimulatedDisk, changes: int) -> bool:
     """A log of two segments whose process ends after so many changes of the second roll."""
     log = PartitionLog.open(HERE, FORGETTING, disk)
     append_next(log)
     log.roll()
     append_next(log)
-    left = changes
-
-    def count() -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise Died
-
-    disk.before_change = count
+    disk.before_change = dying_in(changes)
     try:
         log.roll()
     except Died:
@@ -279,7 +268,7 @@ def test_a_log_knows_where_it_begins_once_all_is_removed_that_was_before_a_roll(
 
 def test_on_a_full_disk_the_segment_stays_that_tells_where_the_log_begins():
     disk = SimulatedDisk()
-    died_in_a_roll(disk, 5)
+    died_in_a_roll(disk, 7)
     log = PartitionLog.open(HERE, FORGETTING, disk)
     assert bases(log) == [0, 10, 20]
     room, disk.room = disk.room, 0

@@ -25,7 +25,7 @@ from spark_stream.storage.segment.segment import Segment
 from spark_stream.storage.settings import Compression, LogSettings
 from tests.examples import examples
 from tests.simulation.disk import SimulatedDisk
-from tests.storage.disks import Died
+from tests.storage.disks import Died, dying_in
 from tests.storage.logs import FACTS, NOW
 from tests.storage.replicas import HERE, fetch
 
@@ -217,17 +217,6 @@ def test_a_death_while_an_empty_segment_gets_another_schema_loses_nothing(
         ]
         step += 1
     assert step > 2
-
-
-def dying_in(steps: int):
-    left = [steps]
-
-    def before() -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise Died
-
-    return before
 
 
 def test_each_segment_says_its_own_schema_and_is_a_stream_for_any_reader(tmp_path: Path) -> None:

@@ -159,6 +159,7 @@ class Upkeep:
                 due = partition.flush_if_due(now)
             except IsologError as error:
                 logger.error("%s/%d: flushing: %s", partition.topic, partition.number, error)
+                due = now + self._flush_pause_s
             if due is not None:
                 self._forces.put_down(partition, due)
         due = self._forces.next_moment()

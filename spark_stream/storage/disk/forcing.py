@@ -4,11 +4,13 @@ The first force that fails is the last one that is tried: the system may have dr
 not write, and a second force would say yes to nothing. The log has failed then: it takes no more
 until it is opened again. Reads of what was published go on.
 
-How far a log was forced stands in its file ``flushed``: 24 bytes, written in place after each
-force, and forced itself only when the log closes. So it never says too much, and may say too
-little. It tells an open that an entry which is gone was there once. Where a force failed it says
-so, for the system may still show what the disk never got: the next open then writes again what is
-not known to be there (:meth:`Forcing.distrusted`). Order of writes: the force, then the mark.
+How far a log was forced stands in its file ``flushed``: 24 bytes, written in place, and forced
+itself only when the log closes. So it never says too much, and may say too little. It tells an open
+that an entry which is gone was there once. It also says whether a force is under way, or has
+failed: the system may then show what the disk never got, so the next open writes again what is not
+known to be there. Order of writes: a force is under way, the force, how far it went. What cannot be
+noted in advance is not forced: a full disk might take no note afterwards, and a process may end
+before it writes one.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
@@ -27,10 +30,18 @@ from spark_stream.storage.disk.directory import make_directory
 from spark_stream.storage.disk.disk import Disk, DiskFile
 
 MARK_NAME: Final = "flushed"
-_MARK: Final = struct.Struct("<qqI")  # entry index, offset, whether a force failed; then a CRC
+_MARK: Final = struct.Struct("<qqI")  # entry index, offset, the state of forces; then a CRC
 MARK_SIZE: Final = _MARK.size + 4
 _HINT: Final = "See to the disk, then restart the broker; reads go on meanwhile."
 START: Final = Boundary(EntryIndex(0), Offset(0))
+
+
+class Forces(IntEnum):
+    """What is known of a log's forces, as its file ``flushed`` has it."""
+
+    DONE = 0
+    FAILED = 1
+    UNDER_WAY = 2
 
 
 class Forcing:
@@ -45,7 +56,7 @@ class Forcing:
         self._path = directory / MARK_NAME
         self._file: DiskFile | None = None
         self._upto = START
-        self._distrusted = False
+        self._state = Forces.DONE
         self._written = False
         if MARK_NAME in names:
             self._read()
@@ -56,9 +67,12 @@ class Forcing:
         return self._upto
 
     @property
-    def distrusted(self) -> bool:
-        """Whether a force of an earlier process failed: behind ``upto`` the disk may differ."""
-        return self._distrusted
+    def state(self) -> Forces:
+        """How the forces of an earlier process ended; unless DONE, the disk may lack something.
+
+        What it may lack lies behind ``upto``.
+        """
+        return self._state
 
     def check(self) -> None:
         """Raise the failure if there was one."""
@@ -69,10 +83,17 @@ class Forcing:
         """Force the files, in this order.
 
         Raises:
-            StorageFailure: that failed, now or before; nothing is forced any more.
+            DiskFull, StorageFailure: it was not tried, and can be later; or that failed, now or
+                before, and nothing is forced any more.
         """
+        self.check()
+        if self._state is Forces.DONE:
+            self._write(self._upto, Forces.UNDER_WAY)
         for file in files:
             self._do(file.flush)
+        if self._state is Forces.DONE:
+            with suppress(IsologError):  # what is said to be under way is only written again
+                self._write(self._upto, Forces.DONE)
 
     def force_names(self) -> None:
         """Force the names in the log's directory; raises as :meth:`force`."""
@@ -96,12 +117,12 @@ class Forcing:
 
     def mark(self, upto: Boundary) -> None:
         """Record that everything before ``upto`` is on the disk."""
-        if upto == self._upto and not self._distrusted:
+        if upto == self._upto and self._state is Forces.DONE:
             return
-        self._upto, self._distrusted = upto, False
+        self._upto, self._state = upto, Forces.DONE
         # It is a hint that may lag behind: a disk without room for it takes nothing from a log.
         with suppress(IsologError):
-            self._write(upto, failed=False)
+            self._write(upto, Forces.DONE)
 
     def lower(self, upto: Boundary) -> None:
         """Lower the mark to ``upto``, durably: what lies behind is to be cut.
@@ -112,14 +133,14 @@ class Forcing:
         self.check()
         if self._upto.entry <= upto.entry:
             return
-        self.force(self._write(upto, failed=False))
+        self._do(self._write(upto, self._state).flush)
         self._upto = upto
 
     def fail(self, message: str) -> IsologError:
         """Make the log fail, also for the next process that opens it; return what to raise."""
         failure = self.give_up(message)
         with suppress(IsologError):
-            self._write(self._upto, failed=True)
+            self._write(self._upto, Forces.FAILED)
         return failure
 
     def give_up(self, message: str) -> IsologError:
@@ -152,10 +173,10 @@ class Forcing:
             f" ({error.message}); the partition takes no more until it is opened again"
         )
 
-    def _write(self, upto: Boundary, *, failed: bool) -> DiskFile:
+    def _write(self, upto: Boundary, state: Forces) -> DiskFile:
         if self._file is None:
             self._file = self._disk.create(self._path)
-        packed = _MARK.pack(upto.entry, upto.offset, failed)
+        packed = _MARK.pack(upto.entry, upto.offset, state)
         self._written = True
         self._file.write(0, packed + crc32c(packed).to_bytes(4, "little"))
         return self._file
@@ -165,6 +186,6 @@ class Forcing:
         raw = bytes(self._disk.map(self._path))
         if len(raw) != MARK_SIZE or int.from_bytes(raw[-4:], "little") != crc32c(raw[:-4]):
             return
-        entry, offset, failed = _MARK.unpack(raw[:-4])
+        entry, offset, state = _MARK.unpack(raw[:-4])
         self._upto = Boundary(EntryIndex(entry), Offset(offset))
-        self._distrusted = bool(failed)
+        self._state = Forces(state)

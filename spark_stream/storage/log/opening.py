@@ -15,7 +15,7 @@ from msgspec import Struct
 from spark_stream.errors import IsologError
 from spark_stream.storage.disk.directory import is_lost
 from spark_stream.storage.disk.disk import Disk
-from spark_stream.storage.disk.forcing import Forcing
+from spark_stream.storage.disk.forcing import Forces, Forcing
 from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.log.looking import SegmentFiles, finish_replacements
 from spark_stream.storage.log.recovery import Recovered, Recovery
@@ -40,19 +40,20 @@ def open_files(
     """
     names = disk.names(directory)
     forcing = Forcing(disk, directory, names)
-    if forcing.distrusted:
+    failed = forcing.state is Forces.FAILED
+    if failed:
         losing()  # before all that may keep the log from opening
     names = finish_replacements(disk, directory, names)
     files = SegmentFiles(disk, directory, log_format, names)
     found = Recovery(disk, directory, log_format, forcing, files, losing).recovered()
-    distrusted = forcing.distrusted
-    if distrusted:
+    doubtful = forcing.state is not Forces.DONE
+    if doubtful:
         found.active.write_again(int(forcing.upto.entry))
     # A process may have ended between a write and its force; who sends that batch again is told
     # that it is there.
     promised = log_format.settings.flush is Flush.BATCH
     unforced = found.active.end.entry > forcing.upto.entry
-    if distrusted or (promised and unforced):
+    if doubtful or (promised and unforced):
         found.active.flush()
         forcing.mark(found.active.end)
     if names and not len(found.active.table):
@@ -60,4 +61,4 @@ def open_files(
         with suppress(IsologError):  # then the log has failed, and is read
             forcing.force_names()
     lost = not names and is_lost(disk, directory)
-    return Opened(found, forcing, not (lost or distrusted or any(cut.grave for cut in found.cuts)))
+    return Opened(found, forcing, not (lost or failed or any(cut.grave for cut in found.cuts)))

@@ -33,6 +33,7 @@ from spark_stream.storage.segment.segment import Segment, SegmentName
 _COPY_BYTES_MAX: Final = 1 << 20
 _ROWS_MIN: Final = 64
 _PROBE: Final = bytes(64 << 10)
+_REWRITTEN_BYTES: Final = 8 << 20
 
 
 def header_of(codec: Codec, facts: dict[str, str], first: Boundary) -> bytes:
@@ -214,8 +215,10 @@ class ActiveSegment(Segment):
         if not len(rows):
             return
         position = int(rows[0]["position"])
-        data = self._disk.map(self.name.arrow).slice(position, self._data_end - position)
-        self._arrow.write(position, data.to_pybytes())
+        data = self._disk.map(self.name.arrow)
+        for part in range(position, self._data_end, _REWRITTEN_BYTES):
+            size = min(_REWRITTEN_BYTES, self._data_end - part)
+            self._arrow.write(part, data.slice(part, size).to_pybytes())
         self._entries.write((len(self._table) - len(rows)) * ENTRY_SIZE, rows.tobytes())
 
     def finish(self) -> None:
