@@ -70,6 +70,7 @@ class BrokerProcess:
         self.directory = directory
         self.listen = listen
         self.address = ""
+        self.peer_address = ""
         self.lines: list[str] = []
         self._errors = directory.with_name(directory.name + ".stderr")
         self._options = ["--dir", str(directory)]
@@ -112,6 +113,7 @@ class BrokerProcess:
             except (ValueError, KeyError):
                 raise AssertionError(f"the broker said {line!r}: {self.said()}") from None
         self.address = line.removeprefix(READY)
+        self.peer_address = json.loads((self.directory / "broker.json").read_text())["peer_address"]
         return self
 
     @staticmethod

@@ -21,6 +21,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m spark_stream.broker")
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--listen")
+    parser.add_argument("--peer-listen")
     parser.add_argument("--flight-listen")
     parser.add_argument("--advertise")
     parser.add_argument("--metadata", type=Path)
@@ -37,6 +38,7 @@ def main() -> int:
             rack=given.rack,
             metadata=given.metadata,
             listen=given.listen,
+            peer_listen=given.peer_listen,
             flight_listen=given.flight_listen,
             advertise=given.advertise,
             idle_seconds=given.idle_seconds,

@@ -22,7 +22,7 @@ from spark_stream.errors import InvalidConfig
 from spark_stream.schema.keys import PARTITION_BY
 from spark_stream.scripts.transactions.sweeping import SINK_EXPIRY_S
 from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
-from spark_stream.wire.addresses import UNIX, is_wildcard, split_address, with_port
+from spark_stream.wire.addresses import UNIX, is_wildcard, joined, split_address, with_port
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN
 from spark_stream.wire.refused_values import problem_of
 
@@ -32,11 +32,12 @@ _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 class BrokerConfig(BaseSettings):
     """A broker's configuration.
 
-    ``listen`` is ``host:port`` (port 0: any free one) or ``unix:PATH``. ``advertise`` is the
-    address that clients and other brokers are given, if it differs: ``host`` or ``host:port``. It
-    is required if ``listen`` names all addresses of the machine (0.0.0.0). ``peer_addresses`` maps
-    ids of brokers to the addresses at which this broker reaches them, where these differ from the
-    registered ones.
+    ``listen`` is where clients connect: ``host:port`` (port 0: any free one) or ``unix:PATH``.
+    ``peer_listen`` is where the other brokers of the cluster connect; by default a free port of the
+    same host, and nowhere if ``listen`` is a Unix socket. ``advertise`` is the address that clients
+    and other brokers are given, if it differs: ``host`` or ``host:port``. It is required if
+    ``listen`` names all addresses of the machine (0.0.0.0). ``peer_addresses`` maps ids of brokers
+    to the addresses at which this broker reaches them, where these differ from the registered ones.
 
     ``id`` names the broker in a new directory (1 to 200 of a-z A-Z 0-9 _ -); by default one is
     made. ``rack`` says where the broker is: replicas of a partition are put into different racks.
@@ -70,6 +71,7 @@ class BrokerConfig(BaseSettings):
     rack: str | None = None
     metadata: Path | None = None
     listen: str = "127.0.0.1:9092"
+    peer_listen: str = ""
     flight_listen: str = ""
     advertise: str | None = None
     idle_seconds: float = Field(default=0.0, ge=0.0)
@@ -102,10 +104,10 @@ class BrokerConfig(BaseSettings):
             raise ValueError(f"takes 1 to 200 of a-z A-Z 0-9 _ -, not {value!r}")
         return value
 
-    @field_validator("listen", "flight_listen")
+    @field_validator("listen", "peer_listen", "flight_listen")
     @classmethod
     def _listen(cls, value: str, info: ValidationInfo) -> str:
-        if not value and info.field_name == "flight_listen":
+        if not value and info.field_name != "listen":
             return value
         if value.startswith(UNIX) and value != UNIX:
             return value
@@ -148,6 +150,13 @@ class BrokerConfig(BaseSettings):
         if value.upper() not in levels:
             raise ValueError(f"takes {' | '.join(levels)}, not {value!r}")
         return value.upper()
+
+    @property
+    def peer_place(self) -> str:
+        """Where to listen for other brokers; empty for nowhere."""
+        if self.peer_listen or self.listen.startswith(UNIX):
+            return self.peer_listen
+        return joined(split_address(self.listen)[0], 0)
 
     @property
     def replication(self) -> ReplicationSettings:

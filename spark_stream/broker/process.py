@@ -75,7 +75,7 @@ def listening_socket(listen: str, setting: str = "listen") -> socket.socket:
     if listen.startswith(UNIX):
         return _unix_socket(Path(listen.removeprefix(UNIX)), setting)
     host, port = split_address(listen)
-    if host not in _LOOPBACK:
+    if host not in _LOOPBACK and setting != "peer_listen":
         logger.warning("listening on %s: everybody who reaches it can read and write the log", host)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -138,7 +138,8 @@ class Broker:
             me, boot_id = self._open(ids, undo)
             self._serve(me, boot_id, undo)
             self._begin(me, boot_id, undo)
-            self._lock.publish({"address": self.address, "pid": os.getpid()})
+            places = {"address": self.address, "peer_address": self.peer_address}
+            self._lock.publish({**places, "pid": os.getpid()})
             undo.pop_all()
 
     def _open(self, ids: Ids, undo: contextlib.ExitStack) -> tuple[BrokerIdentity, str | None]:
@@ -200,6 +201,12 @@ class Broker:
         bound = listening_socket(config.listen)
         undo.callback(bound.close)
         self.address = self._named(port_of(bound))
+        self.peer_address = ""
+        peers: socket.socket | None = None
+        if place := config.peer_place:
+            peers = listening_socket(place, "peer_listen")
+            undo.callback(peers.close)
+            self.peer_address = self._named(port_of(peers), place)
         flight_listen, self._flight_address = self._flight_place()
         here = BrokerContext(
             core.host,
@@ -228,7 +235,9 @@ class Broker:
         self._server = Server(self._loop)
         undo.callback(self._server.stop, "the broker did not start", 0.0)
         greeting = greeting_bytes(me.cluster_id, me.broker_id)
-        self._server.open(Door(bound, self._serving.serve, lambda: greeting))
+        self._server.open(Door(bound, self._serving.serve_client, lambda: greeting))
+        if peers is not None:
+            self._server.open(Door(peers, self._serving.serve_peer, lambda: greeting))
         self._flight: FlightFacade | None = None
         if flight_listen:
             self._flight = FlightFacade(
@@ -252,6 +261,7 @@ class Broker:
                 VERSION,
                 rack=self._config.rack,
                 boot_id=boot_id,
+                peer_address=self.peer_address,
                 flight=self._flight_address,
             )
         )
@@ -317,8 +327,9 @@ class Broker:
                 core.registration.end()
         core.lease_keeper.end()
         self._store.close()
-        if self.address.startswith(UNIX):
-            Path(self.address.removeprefix(UNIX)).unlink(missing_ok=True)
+        for address in (self.address, self.peer_address):
+            if address.startswith(UNIX):
+                Path(address.removeprefix(UNIX)).unlink(missing_ok=True)
         self._id_lock.release()
         self._lock.release()
         logger.info("broker stopped")

@@ -37,6 +37,7 @@ class RegisteredBroker(Struct, frozen=True):
     ``generation`` is that of its logs (``generations``).
     ``rack``: where it stands, or None if nobody said so.
     ``boot_id``: that of its machine, if readers there may map its files.
+    ``peer_address``: where it serves other brokers; empty if it has no such door.
     ``flight``: the address at which it serves Flight; empty if it does not.
     """
 
@@ -48,6 +49,7 @@ class RegisteredBroker(Struct, frozen=True):
     rack: str | None = None
     state: BrokerState = BrokerState.ACTIVE
     boot_id: str | None = None
+    peer_address: str = ""
     flight: str = ""
 
 

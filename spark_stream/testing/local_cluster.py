@@ -43,6 +43,8 @@ class LocalBroker:
         self.number = number
         self.directory = folder / f"broker-{number}"
         self.address = ""
+        self.peer_address = ""
+        """Where the other brokers reach it."""
         self._conf = conf
         self._file = folder / f"broker-{number}.toml"
         self._errors = folder / f"broker-{number}.stderr"
@@ -76,7 +78,9 @@ class LocalBroker:
         """Start its process, without waiting for it."""
         self._file.write_text("".join(f"{name} = {_toml(v)}\n" for name, v in self._conf.items()))
         options = ["--dir", str(self.directory), "--conf", str(self._file)]
-        listen = self.address or "127.0.0.1:0"  # a broker that comes back keeps its address
+        # A broker that comes back keeps its addresses.
+        listen = self.address or "127.0.0.1:0"
+        options += ["--peer-listen", self.peer_address or "127.0.0.1:0"]
         with self._errors.open("a") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "spark_stream.broker", "--listen", listen, *options],
@@ -103,6 +107,8 @@ class LocalBroker:
         process.stdout.close()
         if line.startswith(READY):
             self.address = line.removeprefix(READY)
+            facts = json.loads((self.directory / "broker.json").read_text())
+            self.peer_address = facts["peer_address"]
             return
         self.end(signal.SIGKILL)
         try:
@@ -303,7 +309,9 @@ class LocalCluster:
             for other in self._brokers:
                 self._relays[number, other] = self._links.open()
                 self._relays[other, number] = self._links.open()
-                self._relays[number, other].lead_to(self._brokers[other].address or "127.0.0.1:1")
+                self._relays[number, other].lead_to(
+                    self._brokers[other].peer_address or "127.0.0.1:1"
+                )
             conf["peer_addresses"] = _Addresses(self, number)
         broker = self._brokers[number] = LocalBroker(number, self.folder, conf)
         return broker
@@ -317,7 +325,7 @@ class LocalCluster:
     def _lead_links_to(self, broker: LocalBroker) -> None:
         for (_, target), link in self._relays.items():
             if target == broker.number:
-                link.lead_to(broker.address)
+                link.lead_to(broker.peer_address)
 
     def _between(self, one: BrokerRef, other: BrokerRef) -> list[Link]:
         first, second = self.broker(one).number, self.broker(other).number

@@ -1,4 +1,4 @@
-"""What only brokers ask of one another is refused to any other client of the public port."""
+"""What only brokers ask of one another is refused to clients: at their door, and to strangers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from spark_stream.broker.scripting.step_table import REMOTE_STEPS
 from spark_stream.broker.scripting.steps import RunSteps, pack_steps
 from spark_stream.consistency.transactions.transactions import Joined
-from spark_stream.errors import Unauthenticated
+from spark_stream.errors import InvalidRequest, IsologError, Unauthenticated
 from spark_stream.scripts.steps import RemoteStep
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import failure_of
 from spark_stream.transport.streams import CallFailed
-from spark_stream.wire.methods import REPLICATE, RUN_STEPS
+from spark_stream.wire.methods import CLIENT_METHODS, PEER_METHODS, REPLICATE, RUN_STEPS
 from spark_stream.wire.replication_messages import OpenReplication
 from tests.broker.stamped import Owner, seen
 from tests.support import CALL, NUMBERS, BrokerProcess, act
@@ -23,13 +23,13 @@ ESCAPE = "../../../escaped"
 FORGED = "0" * 64
 
 
-def refused(broker: BrokerProcess, method: str, body: bytes) -> None:
-    """Fail unless the broker refuses a stream because of who opens it."""
-    channel = ClientChannel(broker.address, timeout_s=20)
+def refused(address: str, method: str, body: bytes = b"") -> IsologError:
+    """Return with what error a stream is refused."""
+    channel = ClientChannel(address, timeout_s=20)
     with pytest.raises(CallFailed) as caught:
         channel.open(method, b"", body).receive(20)
-    assert isinstance(failure_of(caught.value, broker.address), Unauthenticated)
     channel.close()
+    return failure_of(caught.value, address)
 
 
 @pytest.mark.rule(
@@ -66,7 +66,8 @@ def test_no_client_runs_a_step(
     step = kind(**{name: values[name] for name in kind.__struct_fields__})
     asked = RunSteps(caller=me, proof=proof, nonce="n", steps=pack_steps([step]))
     body = msgspec.msgpack.encode(asked)
-    refused(shared, RUN_STEPS, body)
+    assert isinstance(refused(shared.peer_address, RUN_STEPS, body), Unauthenticated)
+    assert "peer_listen" in str(refused(shared.address, RUN_STEPS, body).hint)
     assert sorted(shared.directory.rglob("*")) == before
     assert seen(flight, topic, "read_committed") == []
     owner.commit()
@@ -76,7 +77,22 @@ def test_no_client_runs_a_step(
 @pytest.mark.parametrize("proof", ["", FORGED])
 def test_no_client_opens_a_stream_of_replication(shared: BrokerProcess, proof: str) -> None:
     opened = OpenReplication(stream="s", follower="2", proof=proof, window_bytes=1 << 20)
-    refused(shared, REPLICATE, opened.to_bytes())
+    refusal = refused(shared.peer_address, REPLICATE, opened.to_bytes())
+    assert isinstance(refusal, Unauthenticated)
+
+
+@pytest.mark.rule("at which door of a broker a method is served", "wire/methods.py")
+@pytest.mark.parametrize("method", sorted(CLIENT_METHODS | PEER_METHODS))
+def test_each_method_is_refused_at_the_other_door(shared: BrokerProcess, method: str) -> None:
+    wrong = shared.peer_address if method in CLIENT_METHODS else shared.address
+    refusal = refused(wrong, method)
+    assert isinstance(refusal, InvalidRequest)
+    assert "listen" in str(refusal.hint)
+
+
+def test_a_method_that_is_none_is_refused_at_both_doors(shared: BrokerProcess) -> None:
+    for address in (shared.address, shared.peer_address):
+        assert "there is no method 'run'" in refused(address, "run").message
 
 
 def test_what_brokers_ask_of_one_another_is_not_served_by_flight(flight: fl.FlightClient) -> None:

@@ -30,7 +30,7 @@ def test_a_broker_that_another_replaced_is_refused_in_the_same_words(
     """Each sweep asks again: other words each time would fill the log file."""
     store, clock = SqliteStore(tmp_path / "store"), FakeClock()
     brokers = Brokers(store)
-    brokers.register(RegisteredBroker("gone", shared.address, "i", "1"))
+    brokers.register(RegisteredBroker("gone", "", "i", "1", peer_address=shared.peer_address))
     me = BrokerIdentity("cluster", BrokerId("me"), "start", ClusterSecret(b"no cluster's"))
     refreshed = []
     peers = ConnectedPeers(me, brokers, clock, lambda: refreshed.append(clock.monotonic()))
@@ -51,13 +51,13 @@ def test_a_refusal_names_the_address_at_which_the_broker_was_asked_last(
 ):
     store = SqliteStore(tmp_path / "store")
     brokers = Brokers(store)
-    brokers.register(RegisteredBroker("gone", shared.address, "i", "1"))
-    there = shared.address.replace("127.0.0.1", "localhost")
+    brokers.register(RegisteredBroker("gone", "", "i", "1", peer_address=shared.peer_address))
+    there = shared.peer_address.replace("127.0.0.1", "localhost")
     me = BrokerIdentity("cluster", BrokerId("me"), "start", ClusterSecret(b"no cluster's"))
     locked = []
 
     def refresh() -> None:
-        brokers.register(RegisteredBroker("gone", there, "j", "1"))
+        brokers.register(RegisteredBroker("gone", "", "j", "1", peer_address=there))
         locked.append(peers._peers["gone"].lock.locked())
 
     peers = ConnectedPeers(me, brokers, FakeClock(), refresh)
@@ -74,7 +74,7 @@ def test_a_broker_that_does_not_answer_a_probe_is_not_waited_for_long(tmp_path: 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         brokers = Brokers(store)
-        brokers.register(RegisteredBroker("silent", address, "i", "1"))
+        brokers.register(RegisteredBroker("silent", "", "i", "1", peer_address=address))
         me = BrokerIdentity("cluster", BrokerId("me"), "start", ClusterSecret(b"the cluster's"))
         peers = ConnectedPeers(me, brokers, FakeClock(), lambda: None)
         began = time.monotonic()

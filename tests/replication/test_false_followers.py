@@ -58,7 +58,7 @@ class FalseFollower:
         self._history = Follow(
             0, topic_id, 0, 0, known[str(follower)].generation, EpochHistory(0, 0, [])
         )
-        self._channel = ClientChannel(cluster.broker(leader).address, timeout_s=30)
+        self._channel = ClientChannel(cluster.broker(leader).peer_address, timeout_s=30)
         self._wire = self._channel.open(REPLICATE, b"", opened.to_bytes())
         self.error: IsologError | None = None
         self._thread = threading.Thread(target=self._forge, daemon=True)

@@ -73,11 +73,12 @@ class ConnectedPeers:
         self._peers: dict[str, _Peer] = {}
 
     def endpoint_of(self, broker_id: str) -> Endpoint | None:
-        """Return where the broker is reached, or None if it is not registered."""
+        """Return where the broker is reached, or None if it has not registered such an address."""
         known = self._members.get(broker_id)
-        if known is None:
+        address = None if known is None else self._addresses.get(broker_id, known.peer_address)
+        if known is None or not address:
             return None
-        return Endpoint(self._addresses.get(broker_id, known.address), known.incarnation)
+        return Endpoint(address, known.incarnation)
 
     def run_steps(self, broker_id: str, steps: Sequence[RemoteStep]) -> list[Answer]:
         """Have the broker run the steps; return its answers.
@@ -98,7 +99,10 @@ class ConnectedPeers:
     ) -> list[Answer]:
         endpoint = self.endpoint_of(broker_id)
         if endpoint is None:
-            raise LeaderUnavailable(f"broker {broker_id} is not registered", leader=broker_id)
+            raise LeaderUnavailable(
+                f"broker {broker_id} is not registered, or does not listen for brokers",
+                leader=broker_id,
+            )
         while True:
             try:
                 with self._hold(peer, broker_id, endpoint):

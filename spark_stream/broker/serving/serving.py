@@ -1,16 +1,16 @@
-"""What a broker serves through its door: actions, appends, fetches, and the streams of its peers.
+"""What a broker serves: clients at one door, and the other brokers of its cluster at another.
 
 The methods of the protocol's streams, and what their frames hold:
 
-===============  ==========================  ======================================================
-method           OPEN (header; body)         then
-===============  ==========================  ======================================================
-``act``          action; request             one answer
-``run-steps``    ; request                   one answer
-``append``       stream's facts; schema      batches (envelope; batch) and acknowledgements
-``fetch``        ; request                   schema, then batches (facts; batch)
-``replicate``    ; request                   what the leader says, and what the follower says
-===============  ==========================  ======================================================
+=======  ===============  ========================  ===============================================
+door     method           OPEN (header; body)       then
+=======  ===============  ========================  ===============================================
+clients  ``act``          action; request           one answer
+clients  ``append``       stream's facts; schema    batches (envelope; batch), acknowledgements
+clients  ``fetch``        ; request                 schema, then batches (facts; batch)
+brokers  ``run-steps``    ; request                 one answer
+brokers  ``replicate``    ; request                 what the leader and the follower say
+=======  ===============  ========================  ===============================================
 
 All of it runs on pools of threads: one for appends, one for fetches that were woken by records, and
 one for the rest. Streams of appends, fetches and followers use a thread while they have something
@@ -48,7 +48,15 @@ from spark_stream.transport.loop import Loop
 from spark_stream.transport.streams import BlockingStream, Stream, StreamEvent
 from spark_stream.wire.fetch_messages import Fetch
 from spark_stream.wire.messages import AppendTo
-from spark_stream.wire.methods import ACT, APPEND, FETCH, REPLICATE, RUN_STEPS
+from spark_stream.wire.methods import (
+    ACT,
+    APPEND,
+    CLIENT_METHODS,
+    FETCH,
+    PEER_METHODS,
+    REPLICATE,
+    RUN_STEPS,
+)
 from spark_stream.wire.replication_messages import OpenReplication
 
 logger = logging.getLogger(__name__)
@@ -95,9 +103,18 @@ class Serving:
             FETCH: self._fetch,
         }
 
-    def serve(self, opened: StreamOpened, stream: Stream) -> None:
-        """Serve a new stream; on the loop's thread, for a server's door."""
-        if opened.method == REPLICATE:
+    def serve_client(self, opened: StreamOpened, stream: Stream) -> None:
+        """Serve a new stream of the clients' door; on the loop's thread."""
+        self._serve(opened, stream, CLIENT_METHODS)
+
+    def serve_peer(self, opened: StreamOpened, stream: Stream) -> None:
+        """Serve a new stream of the brokers' door; on the loop's thread."""
+        self._serve(opened, stream, PEER_METHODS)
+
+    def _serve(self, opened: StreamOpened, stream: Stream, methods: frozenset[str]) -> None:
+        if opened.method not in methods:
+            stream.fail(error_bytes(_not_served(opened.method)))
+        elif opened.method == REPLICATE:
             self._replicate(opened, stream)
         elif opened.method == APPEND:
             self._append(opened, stream)
@@ -122,9 +139,7 @@ class Serving:
 
     def _run(self, opened: StreamOpened, stream: Any) -> None:
         try:
-            method = self._methods.get(opened.method)
-            if method is None:
-                raise InvalidRequest(f"there is no method {opened.method!r}")
+            method = self._methods[opened.method]
             if method == self._fetch:
                 method(opened, stream)  # it goes on when this returns
                 return
@@ -210,6 +225,20 @@ class _Appender:
 
     def fail(self, error: IsologError) -> None:
         self._stream.fail(error_bytes(error))
+
+
+def _not_served(method: str) -> InvalidRequest:
+    if method in PEER_METHODS:
+        return InvalidRequest(
+            f"{method} is what brokers ask of one another",
+            hint="Brokers connect to the address of peer_listen, and clients to that of listen.",
+        )
+    if method in CLIENT_METHODS:
+        return InvalidRequest(
+            f"{method} is what clients ask, and this address is for other brokers",
+            hint="Connect to the address of listen, not to that of peer_listen.",
+        )
+    return InvalidRequest(f"there is no method {method!r}")
 
 
 def _asked(opened: StreamOpened) -> tuple[AppendTo, pa.Schema]:

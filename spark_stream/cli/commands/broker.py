@@ -61,6 +61,15 @@ def start(
             show_default=False,
         ),
     ] = None,
+    peer_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where to listen for the other brokers of the cluster."
+            " Default: a free port of the same host.",
+            show_default=False,
+        ),
+    ] = None,
     flight_listen: Annotated[
         str | None,
         typer.Option(
@@ -136,6 +145,7 @@ def start(
             rack=rack,
             metadata=metadata,
             listen=listen,
+            peer_listen=peer_listen,
             flight_listen=flight_listen,
             advertise=advertise,
             idle_seconds=idle_seconds,
@@ -158,6 +168,7 @@ def start(
         return
     flags = ["--listen", config.listen]
     flags += ["--advertise", config.advertise] if config.advertise else []
+    flags += ["--peer-listen", config.peer_listen] if config.peer_listen else []
     flags += ["--flight-listen", config.flight_listen] if config.flight_listen else []
     flags += ["--conf", str(conf.absolute())] if conf is not None else []
     flags += ["--idle-seconds", str(config.idle_seconds)]
