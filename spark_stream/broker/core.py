@@ -35,10 +35,10 @@ from spark_stream.broker.node.members import Members
 from spark_stream.broker.node.registration import Registration, Runs
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.partition.recent import BROKER_BYTES
+from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.broker.scripting.driver import Driver, Peers
 from spark_stream.broker.scripting.step_table import StepTable
 from spark_stream.broker.scripting.topics import TopicAdmin
-from spark_stream.broker.scripting.transactions import TransactionCoordinator
 from spark_stream.cluster.controller import ControllerSeat
 from spark_stream.cluster.stores.leases import Leases
 from spark_stream.cluster.stores.store import MetadataStore

@@ -18,9 +18,9 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.consumer import Consumer
-from spark_stream.client.reading.cuts import Key, cut_of
+from spark_stream.client.reading.cuts import cut_of
 from spark_stream.client.reading.fetching import Source
-from spark_stream.client.reading.positions import Place, resolve
+from spark_stream.client.reading.positions import Key, Place, resolve
 from spark_stream.client.reading.ranges import check_place, read_range
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient

@@ -1,7 +1,9 @@
-"""Named consumers as records of the metadata store: their key, and what a record holds.
+"""Named consumers, and the queries that have a name, as records of the metadata store.
 
-A record has the positions where the consumer goes on, and the instance that owns its name.
-``scripts/positions`` changes them.
+A consumer's record has the positions where it goes on, and the instance that owns its name;
+``scripts.transactions.positions`` changes them. A query's record has where the query first started,
+and how far its present run has come; ``scripts.queries`` changes them. The start is what the
+query's source said, and means something to the source only.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from typing import Any, Final
 
 import msgspec
 
-from spark_stream.consistency.transactions.transactions import PositionOf
-from spark_stream.structs import learn_types
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.transactions.transactions import PositionOf, ReadPosition
+from spark_stream.structs import Positional, learn_types
 
 CONSUMERS: Final = "consumers/"
+QUERIES: Final = "queries/"
 
 
 def encode_positions(positions: Iterable[PositionOf]) -> list[dict[str, Any]]:
@@ -27,4 +31,33 @@ def decode_positions(values: Iterable[Mapping[str, Any]]) -> list[PositionOf]:
     return msgspec.convert(list(values), list[PositionOf])
 
 
+class Query(Positional):
+    """What is known of a query. ``instance`` is its latest run, which alone tells of progress.
+
+    ``selection`` says which topics it reads, ``starting`` how its start was asked for, ``start``
+    (None if nobody has pinned it) where that was. Times are in ms since the epoch.
+    """
+
+    instance: str
+    selection: str
+    isolation: Isolation
+    starting: str = ""
+    start: str | None = None
+    started_ms: int | None = None
+    recorded_ms: int | None = None
+    positions: tuple[ReadPosition, ...] = ()
+
+
+def encode_query(query: Query) -> dict[str, Any]:
+    """Encode the record's value."""
+    value: dict[str, Any] = msgspec.to_builtins(query)
+    return value
+
+
+def decode_query(value: Mapping[str, Any]) -> Query:
+    """Decode the query in a record's value."""
+    return msgspec.convert(value, Query)
+
+
 learn_types(list[PositionOf])
+learn_types(Query)

@@ -11,8 +11,14 @@ from __future__ import annotations
 
 from msgspec import Struct, structs
 
-from spark_stream.cluster.consumers import CONSUMERS, decode_positions
-from spark_stream.cluster.queries import QUERIES, Query, decode_query, encode_query
+from spark_stream.cluster.consumers import (
+    CONSUMERS,
+    QUERIES,
+    Query,
+    decode_positions,
+    decode_query,
+    encode_query,
+)
 from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import ConsumerFenced, UnknownConsumer

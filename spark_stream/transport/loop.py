@@ -79,7 +79,7 @@ class Loop:
         return threading.current_thread() is self._thread
 
     def close(self) -> None:
-        """End the loop after what was asked for, and close the sockets that it watches.
+        """End the loop after the callbacks already requested, and close the sockets it watches.
 
         Waits for its thread, unless this is a callback of it.
         """

@@ -6,8 +6,8 @@ import msgspec
 import pyarrow.flight as fl
 import pytest
 
+from spark_stream.broker.scripting.step_messages import RunSteps, pack_steps
 from spark_stream.broker.scripting.step_table import REMOTE_STEPS
-from spark_stream.broker.scripting.steps import RunSteps, pack_steps
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import InvalidRequest, IsologError, Unauthenticated
 from spark_stream.scripts.steps import RemoteStep

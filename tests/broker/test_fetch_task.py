@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.serving.fetch_task import Answers, AwaitRecords, FetchTask, FetchTasks
+from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks
+from spark_stream.broker.serving.fetching import Answers, AwaitRecords
 from spark_stream.broker.serving.pool import Pool
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Isolation

@@ -11,7 +11,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from spark_stream.broker.actions.topics import own_memory
+from spark_stream.broker.actions.cluster import own_memory
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.wire.messages import AppendTo, Envelope

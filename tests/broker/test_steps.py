@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from spark_stream.broker.node.identity import BrokerIdentity
-from spark_stream.broker.scripting.step_table import REMOTE_STEPS
-from spark_stream.broker.scripting.steps import (
+from spark_stream.broker.scripting.step_messages import (
     RunSteps,
     answers_of,
     asked_of,
@@ -16,6 +15,7 @@ from spark_stream.broker.scripting.steps import (
     run_steps,
     unpack_steps,
 )
+from spark_stream.broker.scripting.step_table import REMOTE_STEPS
 from spark_stream.cluster.identity import ClusterSecret
 from spark_stream.consistency.control.election import LogEnd
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch, Offset

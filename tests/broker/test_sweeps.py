@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_stream.broker.scripting.transactions import TransactionCoordinator
+from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.cluster.topics import TOPICS, Topic, encode
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
@@ -92,9 +92,7 @@ class Desk:
         return self.transactions.run(deciding.describe(self.transactions.finished, name)).state
 
 
-@pytest.mark.rule(
-    "how often a broker looks at all transactions", "broker/scripting/transactions.py"
-)
+@pytest.mark.rule("how often a broker looks at all transactions", "broker/scripting/coordinator.py")
 def test_a_broker_that_is_silent_lets_no_other_transaction_wait(tmp_path: Path):
     """Its ten seconds without an answer keep no other from being looked at."""
     found = Desk(tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.broker.scripting.transactions import TransactionCoordinator
+from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.transactions import events as rules
 from spark_stream.consistency.transactions.transactions import Joined, State, Transaction
@@ -91,7 +91,7 @@ def brokers(tmp_path: Path) -> Iterator[TwoBrokers]:
 
 @pytest.mark.rule(
     "which broker looks after a transaction, and when another takes over",
-    "broker/scripting/transactions.py",
+    "broker/scripting/coordinator.py",
     "cluster/stores/leases.py",
 )
 def test_an_open_transaction_is_expired_by_its_own_broker_while_that_lives(brokers):
@@ -102,7 +102,7 @@ def test_an_open_transaction_is_expired_by_its_own_broker_while_that_lives(broke
 
 @pytest.mark.rule(
     "which broker looks after a transaction, and when another takes over",
-    "broker/scripting/transactions.py",
+    "broker/scripting/coordinator.py",
     "cluster/stores/leases.py",
 )
 def test_an_open_transaction_of_a_dead_broker_is_expired_by_another(brokers):

@@ -50,7 +50,7 @@ def test_an_open_transaction_outlives_its_broker(broker: BrokerProcess):
 @pytest.mark.rule(
     "who finishes a transaction whose broker died",
     "scripts/transactions/sweeping.py",
-    "broker/scripting/transactions.py",
+    "broker/scripting/coordinator.py",
 )
 @pytest.mark.parametrize(
     ("decision", "point"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from spark_stream.cluster.queries import Query, decode_query, encode_query
+from spark_stream.cluster.consumers import Query, decode_query, encode_query
 from spark_stream.consistency.transactions.transactions import ReadPosition
 from spark_stream.errors import ConsumerFenced, UnknownConsumer
 from spark_stream.scripts.queries import forget_name, pin_start, read_named, record_progress

@@ -26,14 +26,14 @@ from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leader_stream import Leading
 from spark_stream.broker.replication.links import LedPartitions, StreamLinks
 from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.broker.scripting.driver import Peers
 from spark_stream.broker.scripting.joining import join_together
+from spark_stream.broker.scripting.step_messages import pack_steps, unpack_steps
 from spark_stream.broker.scripting.step_table import Answer
-from spark_stream.broker.scripting.steps import pack_steps, unpack_steps
-from spark_stream.broker.scripting.transactions import TransactionCoordinator
 from spark_stream.broker.serving.append_batch import Append, StreamFacts
-from spark_stream.broker.serving.fetch_task import Answers, FetchTask, FetchTasks
-from spark_stream.broker.serving.fetching import FetchStream
+from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks
+from spark_stream.broker.serving.fetching import Answers, FetchStream
 from spark_stream.broker.serving.pool import Pool
 from spark_stream.cluster.brokers import BrokerState, RegisteredBroker
 from spark_stream.cluster.identity import ClusterSecret

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from spark_stream.broker.serving.fetch_task import Answers, AwaitRecords
+from spark_stream.broker.serving.fetching import Answers, AwaitRecords
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.reading.fetch_core import AskRange, FetchCore, RangeMoved, RangeOver
 from spark_stream.client.reading.fetching import decoded_rows

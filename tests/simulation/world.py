@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.serving.fetch_task import Answers
+from spark_stream.broker.serving.fetching import Answers
 from spark_stream.cluster.brokers import BROKERS, RegisteredBroker
 from spark_stream.cluster.brokers import encode as encode_broker
 from spark_stream.cluster.generations import GENERATIONS, LeftBehind

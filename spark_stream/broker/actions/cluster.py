@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence, Set
 from typing import Final
 
+import psutil
 from msgspec import Struct
 
 from spark_stream.broker.actions.context import BrokerContext
@@ -19,6 +21,7 @@ from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import InvalidAssignment, InvalidRequest
 from spark_stream.scripts import moving
+from spark_stream.version import VERSION
 from spark_stream.wire.cluster_messages import (
     BrokerDescription,
     ClusterDescription,
@@ -29,7 +32,7 @@ from spark_stream.wire.cluster_messages import (
     Problem,
     ProblemKind,
 )
-from spark_stream.wire.messages import BrokerAddress, BrokerList, Empty
+from spark_stream.wire.messages import BrokerAddress, BrokerList, BrokerStatus, Empty
 
 _NAMES_MAX: Final = 20
 
@@ -262,3 +265,32 @@ def recommission(context: BrokerContext, asked: NamedBroker) -> Empty:
 def restore_metadata(context: BrokerContext, asked: Empty) -> Empty:
     context.store.write_back()
     return Empty()
+
+
+def status(context: BrokerContext, asked: Empty) -> BrokerStatus:
+    hosted, checked = context.host.topics(), context.scrub.last
+    return BrokerStatus(
+        version=VERSION,
+        pid=os.getpid(),
+        address=context.facts.address,
+        directory=context.facts.directory,
+        cluster_id=context.facts.cluster_id,
+        topics=len(hosted),
+        partitions=sum(len(each.replicas) for each in hosted),
+        uptime_s=context.clock.monotonic() - context.facts.started,
+        memory=own_memory(psutil.Process()),
+        broker_id=context.host.broker_id,
+        flight=context.facts.flight,
+        checked_ms=None if checked is None else checked.ended_us // 1000,
+        damaged={
+            each.name: int(each.log.boundary_of(hole).offset)
+            for each in context.host.open_replicas()
+            if (hole := each.log.hole) is not None
+        },
+    )
+
+
+def own_memory(process: psutil.Process) -> int:
+    """Return resident bytes of a process that no file backs (RSS less mapped files)."""
+    seen = process.memory_info()
+    return int(seen.rss - seen.shared)

@@ -1,14 +1,15 @@
-"""DoActions on consumers' names: what is known of queries that have one, and of all of them."""
+"""Actions on named consumers: their positions and owners, and the queries that have a name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from spark_stream.broker.actions.context import BrokerContext
-from spark_stream.cluster.queries import Query
+from spark_stream.cluster.consumers import Query
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf, ReadPosition
 from spark_stream.scripts import queries
+from spark_stream.scripts.transactions import consumers, positions
 from spark_stream.wire.consumer_messages import (
     ConsumedPartition,
     ConsumerDescription,
@@ -18,7 +19,7 @@ from spark_stream.wire.consumer_messages import (
     RecordProgress,
 )
 from spark_stream.wire.messages import Empty
-from spark_stream.wire.transaction_messages import NamedConsumer
+from spark_stream.wire.transaction_messages import NamedConsumer, OwnedConsumer, Positions
 
 
 def pin_start(context: BrokerContext, asked: PinStart) -> PinnedStart:
@@ -89,4 +90,24 @@ def _partitions(
 
 def delete_consumer(context: BrokerContext, asked: NamedConsumer) -> Empty:
     context.transactions.run(queries.forget_name(asked.consumer))
+    return Empty()
+
+
+def take_consumer(context: BrokerContext, asked: OwnedConsumer) -> Positions:
+    script = consumers.take_consumer(context.transactions.finished, asked.consumer, asked.instance)
+    return Positions(positions=context.transactions.run(script))
+
+
+def check_consumer(context: BrokerContext, asked: OwnedConsumer) -> Empty:
+    context.transactions.run(positions.check_owners({asked.consumer: asked.instance}))
+    return Empty()
+
+
+def consumer_position(context: BrokerContext, asked: NamedConsumer) -> Positions:
+    script = consumers.go_on(context.transactions.finished, asked.consumer)
+    return Positions(positions=context.transactions.run(script))
+
+
+def commit_position(context: BrokerContext, asked: Positions) -> Empty:
+    context.transactions.run(positions.store_positions(asked.positions, asked.owners))
     return Empty()

@@ -9,8 +9,8 @@ from msgspec import Struct
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.node.members import Members
 from spark_stream.broker.node.scrubbing import Scrub
+from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.broker.scripting.topics import TopicAdmin
-from spark_stream.broker.scripting.transactions import TransactionCoordinator
 from spark_stream.environment import Clock
 from spark_stream.errors import MetadataLost
 

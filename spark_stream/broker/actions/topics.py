@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
-import psutil
 from msgspec import structs
 
 from spark_stream.broker.actions.context import BrokerContext
@@ -23,12 +21,10 @@ from spark_stream.errors import IsologError, LeaderEpochFenced, NotLeader, Unkno
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.scripts.steps import Describe, Described, together
 from spark_stream.storage.settings import shown_settings
-from spark_stream.version import VERSION
 from spark_stream.wire.messages import (
     EARLIEST,
     AlterTopic,
     AskedTopic,
-    BrokerStatus,
     CreateTopic,
     Empty,
     FindLeaders,
@@ -108,29 +104,6 @@ def _offsets(context: BrokerContext, asked: AskedTopic) -> PartitionOffsets:
         topic_id=hosted.topic.id,
         partitions=found,
         elsewhere=leaders_of(context.host, hosted.topic, elsewhere),
-    )
-
-
-def status(context: BrokerContext, asked: Empty) -> BrokerStatus:
-    hosted, checked = context.host.topics(), context.scrub.last
-    return BrokerStatus(
-        version=VERSION,
-        pid=os.getpid(),
-        address=context.facts.address,
-        directory=context.facts.directory,
-        cluster_id=context.facts.cluster_id,
-        topics=len(hosted),
-        partitions=sum(len(each.replicas) for each in hosted),
-        uptime_s=context.clock.monotonic() - context.facts.started,
-        memory=own_memory(psutil.Process()),
-        broker_id=context.host.broker_id,
-        flight=context.facts.flight,
-        checked_ms=None if checked is None else checked.ended_us // 1000,
-        damaged={
-            each.name: int(each.log.boundary_of(hole).offset)
-            for each in context.host.open_replicas()
-            if (hole := each.log.hole) is not None
-        },
     )
 
 
@@ -244,12 +217,6 @@ def _size(partition: Partition, asked: tuple[int, int] | None) -> tuple[int, int
 
 def _reached(partition: Partition, asked: tuple[int, int, int] | None) -> int | None:
     return None if asked is None else int(reached(partition.log.tables(), *asked))
-
-
-def own_memory(process: psutil.Process) -> int:
-    """Return resident bytes of a process that no file backs (RSS less mapped files)."""
-    seen = process.memory_info()
-    return int(seen.rss - seen.shared)
 
 
 def find_leaders(context: BrokerContext, asked: FindLeaders) -> Leaders:

@@ -12,7 +12,7 @@ from spark_stream.errors import InvalidRequest, IsologError
 from spark_stream.scripts import cutting
 from spark_stream.scripts.cutting import CutRange
 from spark_stream.scripts.steps import Numbering, TakeNumber
-from spark_stream.scripts.transactions import consumers, deciding, positions, records, sinks
+from spark_stream.scripts.transactions import deciding, records, sinks
 from spark_stream.scripts.transactions.deciding import Commit
 from spark_stream.wire.messages import AtomicCut, Cut, Empty
 from spark_stream.wire.sink_messages import (
@@ -31,10 +31,7 @@ from spark_stream.wire.transaction_messages import (
     EndTransaction,
     InitTransactions,
     KillTransaction,
-    NamedConsumer,
     NamedTransaction,
-    OwnedConsumer,
-    Positions,
     ProducerFacts,
     TransactionDescription,
     TransactionList,
@@ -294,26 +291,6 @@ def _first_offset(context: BrokerContext, joined: Joined, number: int) -> int | 
 
 
 # -- consumers ------------------------------------------------------------------------------------
-
-
-def take_consumer(context: BrokerContext, asked: OwnedConsumer) -> Positions:
-    script = consumers.take_consumer(context.transactions.finished, asked.consumer, asked.instance)
-    return Positions(positions=context.transactions.run(script))
-
-
-def check_consumer(context: BrokerContext, asked: OwnedConsumer) -> Empty:
-    context.transactions.run(positions.check_owners({asked.consumer: asked.instance}))
-    return Empty()
-
-
-def consumer_position(context: BrokerContext, asked: NamedConsumer) -> Positions:
-    script = consumers.go_on(context.transactions.finished, asked.consumer)
-    return Positions(positions=context.transactions.run(script))
-
-
-def commit_position(context: BrokerContext, asked: Positions) -> Empty:
-    context.transactions.run(positions.store_positions(asked.positions, asked.owners))
-    return Empty()
 
 
 def atomic_cut(context: BrokerContext, asked: AtomicCut) -> Cut:

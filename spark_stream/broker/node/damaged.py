@@ -35,9 +35,9 @@ class DamagedReplicas:
         return sorted(self._left)
 
     def need_to_leave(self, me: Member) -> bool:
-        """Return whether to begin a new generation, which leaves what is damaged now.
+        """Return whether to begin a new generation, so that damaged replicas leave their ISRs.
 
-        To be asked often: it costs nothing while no log has had damage.
+        Ask it often: it costs nothing while no log has had damage.
         """
         if not WAS_NOTED.is_set():
             return False

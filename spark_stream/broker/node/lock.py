@@ -77,7 +77,9 @@ class IdLock:
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StorageFailure(f"{path}: {error.strerror}", path=str(path)) from error
+            raise StorageFailure(
+                f"cannot open the lock file {path}: {error.strerror}", path=str(path)
+            ) from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -29,7 +29,7 @@ class ReplicaRole:
         version: int,
         serves: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Lead, as the record says; or take over a change of the leader's own record.
+        """Lead as the record says; a leader of this epoch takes over the record's changes.
 
         ``serves``: whether the broker's lease lasts.
         """

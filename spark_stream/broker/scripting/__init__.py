@@ -2,8 +2,8 @@
 
 ``driver``        drives scripts
 ``step_table``    what each step does on this broker
-``steps``         steps as they travel; ``peers`` takes them to other brokers
+``step_messages`` steps as they travel; ``peers`` takes them to other brokers
 ``joining``       how a batch of a transaction gets into a partition
 ``topics``        topics made, altered and deleted
-``transactions``  transactions that the broker looks after by itself
+``coordinator``   transactions that the broker looks after by itself
 """

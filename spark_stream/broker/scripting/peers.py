@@ -18,8 +18,8 @@ from msgspec import Struct, field
 
 from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
 from spark_stream.broker.node.members import Members
+from spark_stream.broker.scripting.step_messages import answers_of, asked_of, pack_in_parts
 from spark_stream.broker.scripting.step_table import Answer
-from spark_stream.broker.scripting.steps import answers_of, asked_of, pack_in_parts
 from spark_stream.environment import Clock
 from spark_stream.errors import InvalidRequest, IsologError, LeaderUnavailable, Unauthenticated
 from spark_stream.scripts.steps import ProbeReplica, RemoteStep

@@ -112,7 +112,11 @@ class StepTable:
         """
         if isinstance(step, BrokerStep):
             if step.broker != self._host.broker_id:
-                raise NotLeader(f"this is broker {self._host.broker_id}", leader=step.broker)
+                raise NotLeader(
+                    f"the step is for broker {step.broker}, and this is broker"
+                    f" {self._host.broker_id}",
+                    leader=step.broker,
+                )
             return _OF_BROKER[type(step)](self._host, step)
         return _HERE[type(step)](self._led(step), step)
 

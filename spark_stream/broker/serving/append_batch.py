@@ -127,9 +127,8 @@ class Append:
     def try_once(self) -> Script[bool]:
         """Append and acknowledge it, or acknowledge why not; never raise.
 
-        Return False if it is in the log and :attr:`pending`, or if others hold the partition: then
-        :attr:`held` is that. Appends of others take so little that a moment of patience is better
-        than another try.
+        Return False if it is in the log and :attr:`pending`, or if others hold the partition
+        (:attr:`held` is then true). Others' appends are short, so it waits for them briefly.
         """
         left = self._seconds_left()
         if left <= 0:  # it has waited for its turn

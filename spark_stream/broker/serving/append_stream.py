@@ -20,8 +20,8 @@ from msgspec import Struct
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.hosted import HostedTopic
 from spark_stream.broker.partition.outcomes import WakeUp
+from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.broker.scripting.joining import join_together
-from spark_stream.broker.scripting.transactions import TransactionCoordinator
 from spark_stream.broker.serving.append_batch import Append, StreamFacts, joins_of
 from spark_stream.broker.serving.append_core import AppendStreamCore, BatchPlace
 from spark_stream.broker.serving.memory import memory_errors

@@ -17,19 +17,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final
 
 import pyarrow as pa
-from msgspec import Struct
 
-from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.serving.fetching import Answer, Answers, AwaitRecords
 from spark_stream.broker.serving.memory import memory_errors
 from spark_stream.broker.serving.pool import Pool
-from spark_stream.consistency.ids import Offset
-from spark_stream.consistency.isolation import Isolation, upper_bound
+from spark_stream.consistency.isolation import upper_bound
 from spark_stream.environment import Clock
 from spark_stream.errors import InternalError, IsologError
 from spark_stream.protocol import Body, Credited, Received, StreamOver, nbytes_of
@@ -49,29 +47,11 @@ _TURN_BYTES: Final = 8 << 20
 _HELD_BYTES_MAX: Final = 64 << 10
 """Small frames wait for each other up to this size: each write costs more than they do."""
 
-Answer = tuple[pa.RecordBatch | tuple[memoryview, ...], bytes]
-"""Records, or the IPC messages that they are stored as, in parts; and their facts."""
-
-
-class AwaitRecords(Struct, frozen=True):
-    """An instruction of a fetch: wait until the isolation's bound is above ``offset``.
-
-    It is answered with whether that is so; False: ``deadline`` came first, or too many wait.
-    """
-
-    partition: Partition
-    offset: Offset
-    isolation: Isolation
-    deadline: float
-
 
 def _body(records: pa.RecordBatch | tuple[memoryview, ...]) -> Body:
     if isinstance(records, tuple):
         return records
     return uncompressed(records, _APART_BYTES_MIN).parts if records.num_rows else b""
-
-
-Answers = Generator[Answer | AwaitRecords, bool, None]
 
 
 def answers_in_time(answers: Answers, clock: Clock) -> Iterator[Answer]:

@@ -2,7 +2,7 @@
 
 Decides and reads the log, and neither sends nor waits: it yields answers and instructions to wait,
 which :mod:`spark_stream.broker.serving.fetch_task` carries out. A range of a few records costs its
-reader a call, whatever is in it, so one call may ask for many.
+reader a call, whatever is in it, so one call may ask for many ranges.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from spark_stream.broker.actions.mapped import Holder, holder_for, in_groups, pl
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.hosted import HostedTopic
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.serving.fetch_task import Answer, Answers, AwaitRecords
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import (
     DROPS_ABORTED,
@@ -59,6 +58,25 @@ from spark_stream.wire.messages import EARLIEST, LATEST
 
 FOLLOW_S: Final = 60.0
 """For how long a fetch that follows waits for the next record before it ends."""
+
+
+Answer = tuple[pa.RecordBatch | tuple[memoryview, ...], bytes]
+"""Records, or the IPC messages that they are stored as, in parts; and their facts."""
+
+
+class AwaitRecords(Struct, frozen=True):
+    """An instruction of a fetch: wait until the isolation's bound is above ``offset``.
+
+    It is answered with whether that is so; False: ``deadline`` came first, or too many wait.
+    """
+
+    partition: Partition
+    offset: Offset
+    isolation: Isolation
+    deadline: float
+
+
+Answers = Generator[Answer | AwaitRecords, bool, None]
 
 
 class Projection(Struct, frozen=True):
@@ -111,7 +129,7 @@ def row_filter_of(hosted: HostedTopic, request: FetchRange) -> RecordFilter | No
     """Bind the request's filter to the topic's schema.
 
     Raises:
-        InvalidFilter: it is none, or does not fit the topic's columns.
+        InvalidFilter: the text is not a filter, or does not fit the topic's columns.
     """
     if request.filter is None:
         return None
@@ -127,7 +145,7 @@ def bound(
     Raises:
         UnknownTopic: there is none, or it is another one by now.
         SchemaMismatch, InvalidRequest, InvalidFilter: as :func:`projection_of` and
-            :func:`row_filter_of`, also once this broker has seen what is on record.
+            :func:`row_filter_of`, still after this broker's view was refreshed.
     """
     hosted = host.topic(request.topic, request.topic_id)
     try:
@@ -195,7 +213,7 @@ class RangeStream:
         return upper_bound(bounds, isolation)
 
     def _check_lineages(self) -> None:
-        """Raise DataLoss if the start or the end asked for is one of records that were cut off.
+        """Raise DataLoss if the records before the start, or the end, were cut off since.
 
         Its ``left`` is where to go on.
         """
@@ -256,8 +274,8 @@ class RangeStream:
     def answers(self) -> Answers:
         """Return batches with their facts; the last one is empty and says where to read on.
 
-        Between them are instructions to wait. One of several ranges that was answered to its end
-        has no last one.
+        Between them are instructions to wait. If several ranges are asked for, one that reached its
+        end has no last answer.
         """
         request = self._request
         left = request.max_records or UNLIMITED
@@ -283,9 +301,9 @@ class RangeStream:
     def _check_not_short(self) -> None:
         """Raise a retriable error if a range may show nothing only because of who is asked.
 
-        Another leader may have told the range's end as its bound: an earlier one, of which this one
-        does not know the bound yet, or a later one, of which this one has not heard. If the range
-        seemed to be over below that, its reader would miss records.
+        The range's end may be another leader's bound: an earlier leader's, whose bound this one
+        does not know yet, or a later leader's, of which this one has not heard. If the range seemed
+        to be over below its end, its reader would miss records.
 
         Raises:
             LeaderUnavailable: the bound is not known yet.
@@ -358,9 +376,8 @@ class RangeStream:
     def _with_lineages(self, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, Lineage]]:
         """Yield the chunks with their lineages.
 
-        Rows read before another epoch began belong to this one.
-
-        Where they lie holds for as long as this epoch does: only a replica that follows cuts files.
+        The epoch is checked after each read: rows that were read before it changed are this
+        epoch's. Their place is valid while it lasts, since only a follower cuts files.
         """
         for chunk in chunks:
             lineage = self._partition.lineage(chunk.next_offset)
@@ -403,10 +420,10 @@ class RangeStream:
 
 
 class FetchStream:
-    """The ranges of one call. What is wrong with one of several ends that one alone.
+    """The ranges of one call. An error in one of several ranges ends only that range.
 
     ``boot_id``: that of this machine, if readers on it may map the files. ``encoded``: answers may
-    have the stored messages of records in their place, and columns in the order of the topic.
+    carry stored messages instead of records, and columns in the order of the topic.
     """
 
     def __init__(

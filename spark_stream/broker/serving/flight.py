@@ -20,8 +20,8 @@ from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.table import run_action
 from spark_stream.broker.serving.activity import Activity
 from spark_stream.broker.serving.append_stream import AppendFrame, AppendStreams, ServedAppends
-from spark_stream.broker.serving.fetch_task import Answer, answers_in_time
-from spark_stream.broker.serving.fetching import FetchStream, bound
+from spark_stream.broker.serving.fetch_task import answers_in_time
+from spark_stream.broker.serving.fetching import Answer, FetchStream, bound
 from spark_stream.broker.serving.memory import memory_error, memory_errors
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Bounds

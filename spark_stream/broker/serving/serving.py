@@ -33,8 +33,8 @@ from spark_stream.broker.actions.table import run_action
 from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.partition.outcomes import WakeUp, wake_all
 from spark_stream.broker.replication.leader_stream import Leading
+from spark_stream.broker.scripting.step_messages import run_steps
 from spark_stream.broker.scripting.step_table import StepTable
-from spark_stream.broker.scripting.steps import run_steps
 from spark_stream.broker.serving.activity import Activity
 from spark_stream.broker.serving.append_stream import AppendFrame, AppendStreams, ServedAppends
 from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks

@@ -26,12 +26,12 @@ import pyarrow as pa
 from spark_stream.client.closing import Closing
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.reading.columns import View
-from spark_stream.client.reading.cuts import Key, cut_of
+from spark_stream.client.reading.cuts import cut_of
 from spark_stream.client.reading.feed import WATCH_S, Asked, Feed
 from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.losses import FAIL, GONE, fails_on, where_to_go_on
 from spark_stream.client.reading.polling import Patience, Polling
-from spark_stream.client.reading.positions import Place, resolve, resolve_with_lineages
+from spark_stream.client.reading.positions import Key, Place, resolve, resolve_with_lineages
 from spark_stream.client.reading.ranges import check_place
 from spark_stream.client.reading.records import records_of
 from spark_stream.client.reading.subscription import Asked as Topics

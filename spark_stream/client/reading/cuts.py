@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from spark_stream.client.reading.positions import Key
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.wire.messages import CutTopic
-
-Key = tuple[str, int]
-"""Topic and partition."""
 
 
 def cut_of(

@@ -23,7 +23,6 @@ from msgspec import Struct, structs
 from spark_stream.client.connecting.calls import call_elsewhere
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.connecting.shared import SharedChannel
-from spark_stream.client.reading.cuts import Key
 from spark_stream.client.reading.fetch_core import AskRange, FetchCore, RangeMoved, RangeOver
 from spark_stream.client.reading.fetching import (
     CREDIT,
@@ -36,6 +35,7 @@ from spark_stream.client.reading.fetching import (
     shown,
 )
 from spark_stream.client.reading.mapping import LEADERS, CannotMap
+from spark_stream.client.reading.positions import Key
 from spark_stream.client.reading.range_core import RangeCore
 from spark_stream.client.reading.ways import Sending, Ways, weakly
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from itertools import islice
 from numbers import Real
 
-from spark_stream.client.reading.cuts import Key
 from spark_stream.client.reading.fetching import Fetched
+from spark_stream.client.reading.positions import Key
 from spark_stream.client.reading.records import records_of
 from spark_stream.client.values import Record
 from spark_stream.errors import InvalidOption

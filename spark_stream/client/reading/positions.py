@@ -84,3 +84,7 @@ def named_resolved(
     if any(offset < 0 for offset in found.values()):
         raise InvalidOption(f"an offset is at least 0 (or -2 earliest, -1 latest): {dict(asked)}")
     return found
+
+
+Key = tuple[str, int]
+"""Topic and partition."""

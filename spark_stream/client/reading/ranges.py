@@ -73,8 +73,8 @@ def read_together(wanted: Sequence[WantedRange]) -> Iterator[tuple[int, Fetched]
     """Read many small ranges in one call to each leader; yield which range, and records of it.
 
     It only saves calls: a range that fails (its leader has changed, its records are gone, a broker
-    is away) just ends; its rest is read, or its error raised, when it is read by itself. All
-    sources have one router.
+    is away) just ends; its rest is read, or its error raised, when the caller reads it alone. All
+    sources must share one router.
     """
     feed = Feed(
         [Asked((each.source.view.topic, each.source.partition), *each) for each in wanted],

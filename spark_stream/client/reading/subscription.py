@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import pyarrow as pa
 
 from spark_stream.client.reading.columns import View
-from spark_stream.client.reading.cuts import Key
+from spark_stream.client.reading.positions import Key
 from spark_stream.client.topics import TopicsClient, matches
 from spark_stream.errors import (
     InvalidOption,
@@ -122,7 +122,8 @@ class Subscription:
         """Return a function that gives the view of a topic's records.
 
         Raises:
-            SchemaMismatch: a topic is typed; for one that is added later, the function raises it.
+            SchemaMismatch: a topic is typed. The returned function raises it for a topic that is
+                added later.
         """
 
         @cache

@@ -68,7 +68,7 @@ def as_headers(headers: AnyHeaders | None) -> list[tuple[str, bytes | None]] | N
         return None
     given = headers.items() if isinstance(headers, Mapping) else headers
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise _bad_headers(f"headers are {headers!r}")
+        raise _bad_headers(f"headers must be a mapping or a list of pairs, not {headers!r}")
     listed = []
     for each in given:
         if not isinstance(each, tuple | list) or len(each) != 2:

@@ -52,12 +52,12 @@ _new: Final = object.__new__
 
 
 Part = tuple[int, pa.RecordBatch, int]
-"""A partition, its rows, and the row of the whole that the first of them was."""
+"""A partition, its rows, and the index of its first row in the whole batch."""
 _Waiting = tuple[TopicDescription, Pending]
 
 
 class Sender:
-    """Sends for one producer. ``identified`` gets an identity if none is given."""
+    """Sends for one producer. ``identified`` is called for an identity if none is given."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Sender:
     def _leave_parent(self) -> None:
         """Start again in a forked child; what was taken before is the parent's to send.
 
-        Its failures are the parent's too, and so is an identity that was given.
+        Failures stay with the parent, and so does an identity given by :meth:`write_as`.
         """
         self._begin()
         if self._has_author:

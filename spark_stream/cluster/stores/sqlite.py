@@ -515,7 +515,8 @@ def _forget_deleted(connection: sqlite3.Connection, revision: int) -> None:
 def _within(prefixes: Sequence[str]) -> tuple[str, list[str]]:
     """Return the condition that a key has one of the prefixes, and its arguments.
 
-    The plus keeps SQLite from going through the keys: the index of versions is far shorter.
+    The ``+`` before ``key`` stops SQLite from using the index of keys: the index of versions
+    leaves far fewer rows.
     """
     conditions, bounds = ["false"], list[str]()
     for prefix in prefixes:

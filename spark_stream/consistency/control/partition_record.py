@@ -35,8 +35,8 @@ class PartitionRecord(Struct, frozen=True):
 
     ``replicas``: the brokers that should have a copy, the preferred leader first. ``adding``: those
     of ``replicas`` that a move adds; ``removing``: those that leave once the others are in sync.
-    Brokers that were added by a move that another move has replaced are in both. ``leader``: None
-    while no replica can lead.
+    A broker in both was being added by a move that a later move replaced. ``leader``: None while
+    no replica can lead.
     """
 
     replicas: tuple[BrokerId, ...]

@@ -225,7 +225,7 @@ class Replica:
     ) -> tuple[LeaderAnswer | Refusal, Effects]:
         """Start a session of a follower of this epoch, given its log's epochs.
 
-        It takes frames then.
+        From then on the follower is sent frames.
         """
         progress = self.progress
         wrong = misfit_of(self.leader_epoch, epoch)
@@ -238,8 +238,8 @@ class Replica:
         state, session = self.bounds_state, next(self._session_numbers)
         shared, start = agreement(history, self.history()), state.log_start.entry
         if shared is None and member in progress.maximal:
-            # It has all that is committed, and only that is evicted: up to the later of the two
-            # starts both logs are the same. It must not begin anew: a crash on the way would leave
+            # It has every committed entry, and only committed entries are evicted. So from the
+            # later start on both logs agree. It must not begin anew: a crash on the way would leave
             # it in sync with a part of its log. Any other follower begins anew: committed entries
             # may have been lost, and others written in their place, since it evicted them.
             later = max(int(start), int(history.start))
@@ -343,7 +343,7 @@ class Replica:
     def _boundary(self, entry: EntryIndex, end: Boundary) -> Boundary:
         """Return the position before an entry of the log that ends at ``end``.
 
-        Often the end itself.
+        This is often the log's end.
         """
         for known in (end, self._end_before):
             if entry == known.entry:
@@ -462,7 +462,7 @@ class Replica:
     def forget_producers(self, now: int) -> int | None:
         """Forget the producers that have written nothing for too long.
 
-        From when on that holds for the next one if none writes meanwhile, or None if there is none.
+        Return when the next producer may be forgotten if it writes nothing meanwhile, or None.
         """
         times = {
             producer_id: expires
@@ -480,7 +480,7 @@ class Replica:
         """Take over that the log was truncated to ``log_end``; ``tables`` are the rest.
 
         What the entries that are gone had done to producers, transactions and epochs is undone.
-        ``lost``: committed entries are among them, which a follower was told to give up.
+        ``lost``: the cut entries include committed ones that the leader no longer has.
         """
         self._derive(tables, leader.truncated(self.bounds_state, log_end, lost=lost), now)
         disowned = self._tickets.beyond(log_end.offset)

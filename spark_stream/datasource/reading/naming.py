@@ -45,7 +45,7 @@ class NamedQuery:
         self._last: Offsets | None = None
 
     def pinned_start(self, first: Callable[[], Offsets]) -> dict[str, TopicOffsets]:
-        """Return where the query first started; ``first`` says where, if it starts only now.
+        """Return where the query first started; ``first`` is called if no start is recorded.
 
         Raises:
             InvalidOption: the name is that of a query that reads other topics.

@@ -5,12 +5,12 @@ What Spark does, and what follows (facts in ``docs/spark.md``):
 * ``initialOffset`` is asked for again on a restart if batch 0 was not committed. A start that moves
   ("latest") would then be another. So the first batch of a query with a moving start is empty, and
   ends where it starts: Spark writes that into its checkpoint, and there the start is pinned before
-  the first record is read. A start above the logged end is then an empty range, with nothing lost.
+  the first record is read. If the start is now above that end, the range is empty; nothing is lost.
   With the option ``consumer`` the store has the start instead (``naming``).
 * limits count records (aborted ones as well, where their level hides them), and are shared out by
   backlog; ``ReadAllAvailable`` means no limit. Under read_atomic a batch ends at a cut: it may be
-  smaller than the limit, and is larger where one transaction is. Spark's limits say too little
-  (``limits``), so Spark hears of one only to give it back.
+  smaller than the limit, and is larger where one transaction is. Spark's limit objects cannot
+  express isolog's (``limits``), so Spark gets one only so that it passes it back.
 * with Trigger.AvailableNow the end is fixed once, at the start, and nothing more is waited for.
 * a trigger looks at the log once: what ``latestOffset`` has found is what ``partitions`` and
   ``reportLatestOffset`` of that trigger need. The tasks find out by themselves what is gone since.
@@ -65,8 +65,7 @@ class _Planned(Struct, frozen=True):
     def covers(self, begin: Offsets, until: Offsets) -> bool:
         """Return whether it is this very batch, and nothing is left to ask about it.
 
-        Uncommitted records are told of where they are in the batch: that is asked once it is known
-        where the batch ends.
+        The warning about uncommitted records needs the batch's end, so it is asked for later.
         """
         if begin != self.begin or until != self.ends:
             return False
@@ -178,7 +177,7 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
         return self._ranges.read(partition.value)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Tell how far the query is: retention does not wait, and Spark's checkpoint has it."""
+        """Record the query's progress for display only: retention ignores it."""
         if self._named is not None:
             self._named.tell(self._planner.read_back(end))
 

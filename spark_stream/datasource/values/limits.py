@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from spark_stream.datasource.values.offsets import Offsets, Range, TopicOffsets, ranges
-from spark_stream.datasource.values.pacing import shared_bytes, shared_out
+from spark_stream.datasource.values.sharing import shared_bytes, shared_out
 
 MAX_DELAY_DEFAULT_S: Final = 900.0
 

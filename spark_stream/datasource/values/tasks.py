@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spark_stream.datasource.values.offsets import Range
-from spark_stream.datasource.values.pacing import shared_out
+from spark_stream.datasource.values.sharing import shared_out
 
 SHARED_RECORDS: Final = 50_000
 """Ranges share a task up to so many records: what a worker reads in about the time it takes to

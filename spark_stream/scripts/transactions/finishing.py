@@ -146,8 +146,8 @@ def seal_partitions(
 def write_markers(decided: Transaction, places: list[Joined]) -> Script[IsologError | None]:
     """Write the markers in sealed partitions, and wait until they are replicated.
 
-    Why one is missing, not on the disk, or not below the high watermark in time. None if all is
-    well.
+    Return the error if a marker is missing, not on the disk, or not below the high watermark in
+    time; else None.
     """
     taken = decided.taken if decided.state in COMMITS else ()
     answers = yield from ask_present_leaders(

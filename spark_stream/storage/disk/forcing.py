@@ -5,12 +5,12 @@ not write, and a second force would say yes to nothing. The log has failed then:
 until it is opened again. Reads of what was published go on.
 
 How far a log was forced stands in its file ``flushed``: 24 bytes, written in place, and forced
-itself only when the log closes. So it never says too much, and may say too little. It tells an open
-that an entry which is gone was there once. It also says whether a force is under way, or has
-failed: the system may then show what the disk never got, so the next open writes again what is not
-known to be there. Order of writes: a force is under way, the force, how far it went. What cannot be
-noted in advance is not forced: a full disk might take no note afterwards, and a process may end
-before it writes one.
+itself only when the log closes. So it never says too much, and may say too little. At the next open
+it shows that a missing entry was once on the disk. It also says whether a force is under way, or
+has failed: the system may then show what the disk never got, so the next open writes again what is
+not known to be there. Order of writes: a force is under way, the force, how far it went. What
+cannot be noted in advance is not forced: a full disk might take no note afterwards, and a process
+may end before it writes one.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Forcing:
         """Force the files, in this order.
 
         Raises:
-            DiskFull, StorageFailure: it was not tried, and can be later; or that failed, now or
-                before, and nothing is forced any more.
+            DiskFull, StorageFailure: the note could not be written: try later. Or a force failed,
+                now or earlier: then no force is tried again.
         """
         self.check()
         if self._state is Forces.DONE:
@@ -92,7 +92,7 @@ class Forcing:
         for file in files:
             self._do(file.flush)
         if self._state is Forces.DONE:
-            with suppress(IsologError):  # what is said to be under way is only written again
+            with suppress(IsologError):  # without it the next open writes again what is there
                 self._write(self._upto, Forces.DONE)
 
     def force_names(self) -> None:
@@ -128,7 +128,9 @@ class Forcing:
         """Lower the mark to ``upto``, durably: what lies behind is to be cut.
 
         Raises:
-            StorageFailure: it may still say more; after a force that failed, the log has failed.
+            StorageFailure: the lowered mark may not be on the disk; if its force failed, the log
+            has
+                failed.
         """
         self.check()
         if self._upto.entry <= upto.entry:
@@ -151,7 +153,7 @@ class Forcing:
         return self.failed.again()
 
     def close(self, *, forced: bool) -> None:
-        """End it. ``forced``: the mark too, so that a power cut after an orderly end leaves it."""
+        """End it. ``forced``: force the mark too, so that it survives a later power cut."""
         if self._file is None:
             return
         with suppress(IsologError):

@@ -157,7 +157,8 @@ class Recovery(Struct, frozen=True):
             raise DamagedSegment(
                 f"{found.name.arrow}: {error.message}",
                 path=str(found.name.arrow),
-                hint="The metadata store has an older record of the topic than its files need.",
+                hint="The metadata store's record of the topic is older than its files: restore a"
+                " store at least as new as they are.",
             ) from None
 
     def _is_left_over(self, found: FoundSegment, behind: list[SegmentName]) -> bool:
