@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.conftest import ROOT, stop_broker
 from tests.demo.conftest import Shell
 from tests.support import free_port
 
-PORTS = re.compile(r"\b909[2-5]\b")
+PORTS = re.compile(r"\b9[0-2]9[2-5]\b")
 
 
 @contextmanager
@@ -23,7 +24,7 @@ def three_brokers(
 
     ``configured``: the folder has the checkout's configurations; otherwise it is empty.
     """
-    ports = {str(9092 + place): str(free_port()) for place in range(4)}
+    ports: dict[str, str] = defaultdict(lambda: str(free_port()))
 
     def on_free_ports(text: str) -> str:
         return PORTS.sub(lambda found: ports[found[0]], text)
