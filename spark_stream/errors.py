@@ -333,6 +333,11 @@ class Unauthenticated(IsologError):
     hint = "Only the cluster's own brokers may call this. A restarted broker is known in a moment."
 
 
+class TlsFailed(IsologError):
+    code = "TLS_FAILED"
+    hint = "Check the tls options, and the broker's certificate."
+
+
 class UnknownLog(IsologError):
     code = "UNKNOWN_LOG"
     hint = "Check the path; connect(path=...) without create=False makes a log there."

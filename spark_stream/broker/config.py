@@ -11,9 +11,17 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from spark_stream.broker.replication.settings import ReplicationSettings
@@ -22,11 +30,35 @@ from spark_stream.errors import InvalidConfig
 from spark_stream.schema.keys import PARTITION_BY
 from spark_stream.scripts.transactions.sweeping import SINK_EXPIRY_S
 from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
+from spark_stream.transport.tls import TlsFiles
 from spark_stream.wire.addresses import UNIX, is_wildcard, joined, split_address, with_port
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN
 from spark_stream.wire.refused_values import problem_of
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
+
+
+class TlsSettings(BaseModel):
+    """The TLS of a door; without ``cert`` it has none. Paths are those of PEM files.
+
+    ``ca``: the authorities whose certificates the other side may show, and must if
+    ``require_client_cert``. ``min_version``: the oldest version of TLS that is accepted.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cert: Path | None = None
+    key: Path | None = None
+    ca: Path | None = None
+    require_client_cert: bool = False
+    min_version: Literal["1.2", "1.3"] = "1.2"
+
+    def files(self, setting: str) -> TlsFiles:
+        """Return the files, under the setting's name."""
+        cert, key, ca = (
+            None if each is None else str(each) for each in (self.cert, self.key, self.ca)
+        )
+        return TlsFiles(cert, key, ca, setting)
 
 
 class BrokerConfig(BaseSettings):
@@ -38,6 +70,10 @@ class BrokerConfig(BaseSettings):
     and other brokers are given, if it differs: ``host`` or ``host:port``. It is required if
     ``listen`` names all addresses of the machine (0.0.0.0). ``peer_addresses`` maps ids of brokers
     to the addresses at which this broker reaches them, where these differ from the registered ones.
+
+    ``tls``: the certificate for clients, here and of Flight. ``peer_tls``: that for the other
+    brokers, which have to show one as well: of the authorities in ``ca``, with the broker's id as
+    one of its names.
 
     ``id`` names the broker in a new directory (1 to 200 of a-z A-Z 0-9 _ -); by default one is
     made. ``rack`` says where the broker is: replicas of a partition are put into different racks.
@@ -73,6 +109,8 @@ class BrokerConfig(BaseSettings):
     listen: str = "127.0.0.1:9092"
     peer_listen: str = ""
     flight_listen: str = ""
+    tls: TlsSettings = TlsSettings()
+    peer_tls: TlsSettings = TlsSettings()
     advertise: str | None = None
     idle_seconds: float = Field(default=0.0, ge=0.0)
     memory_bytes: int = Field(default=MEMORY_BYTES_DEFAULT, ge=MEMORY_BYTES_MIN, le=1 << 40)
@@ -141,6 +179,16 @@ class BrokerConfig(BaseSettings):
                     " clients resolve (in a file: advertise; as a variable: ISOLOG_ADVERTISE).",
                     setting="advertise",
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _peers_know_each_other(self) -> Self:
+        given = self.peer_tls
+        if given.cert is not None and given.ca is None:
+            raise InvalidConfig(
+                "peer_tls.ca: name the authority that issues the brokers' certificates",
+                setting="peer_tls.ca",
+            )
         return self
 
     @field_validator("log_level")

@@ -6,7 +6,8 @@ Order of an end: :meth:`ConnectedNetwork.stop_following`, the logs are closed, t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ssl
+from collections.abc import Callable, Mapping
 
 from spark_stream.broker.core import BrokerCore
 from spark_stream.broker.node.identity import BrokerIdentity
@@ -31,8 +32,13 @@ class ConnectedNetwork:
         clock: Clock,
         settings: ReplicationSettings,
         addresses: Mapping[str, str],
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:
-        """``addresses``: where some brokers are reached, by id, instead of where they register."""
+        """``addresses``: where some brokers are reached, by id, instead of where they register.
+
+        ``tls`` returns what to connect to them with; None: without TLS.
+        """
+        self._tls = tls
         self._me = me
         self._clock = clock
         self._settings = settings
@@ -46,9 +52,11 @@ class ConnectedNetwork:
 
     def peers(self, core: BrokerCore) -> ConnectedPeers:
         me, clock, settings = self._me, self._clock, self._settings
-        peers = ConnectedPeers(me, core.members, clock, core.host.refresh, self._addresses)
+        peers = ConnectedPeers(
+            me, core.members, clock, core.host.refresh, self._addresses, self._tls
+        )
         self.leading = Leading(me, LedPartitions(core.host), settings, clock, self._background)
-        lines = Lines(settings, self._background)
+        lines = Lines(settings, self._background, self._tls)
         self._fetchers = Fetchers(
             me, peers.endpoint_of, settings, clock, self._background, lines.call
         )

@@ -17,6 +17,8 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -27,6 +29,7 @@ from spark_stream.broker.background import BackgroundTasks
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
 from spark_stream.broker.network import ConnectedNetwork
+from spark_stream.broker.node.certificates import Certificates
 from spark_stream.broker.node.controlling import MOVES_S, ROUND_S
 from spark_stream.broker.node.handover import LOOK_S as TROUBLE_S
 from spark_stream.broker.node.identity import BrokerIdentity
@@ -38,13 +41,14 @@ from spark_stream.broker.serving.activity import Activity
 from spark_stream.broker.serving.flight import FlightFacade
 from spark_stream.broker.serving.memory import LOOK_S, SpareMemory
 from spark_stream.broker.serving.serving import Serving
+from spark_stream.broker.sockets import listening_socket, port_of
 from spark_stream.cluster.brokers import RegisteredBroker
 from spark_stream.cluster.stores.lease_files import LeaseFiles
 from spark_stream.cluster.stores.leases import Leases
 from spark_stream.cluster.view import PAUSE_S
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemMachine
-from spark_stream.errors import DirectoryInUse, InvalidConfig, IsologError, PortInUse
+from spark_stream.errors import DirectoryInUse, IsologError
 from spark_stream.storage.disk.directory import (
     LogDirectory,
     RunFile,
@@ -54,63 +58,13 @@ from spark_stream.storage.disk.directory import (
 )
 from spark_stream.transport.failures import greeting_bytes
 from spark_stream.transport.loop import Loop
-from spark_stream.transport.server import Door, Server
+from spark_stream.transport.server import Arrival, Door, Serve, Server
+from spark_stream.transport.tls import RotatingContext
 from spark_stream.version import VERSION
-from spark_stream.wire.addresses import UNIX, joined, location, split_address, with_port
+from spark_stream.wire.addresses import UNIX, joined, split_address, with_port
 from spark_stream.wire.allocator import keep_free_memory
-from spark_stream.wire.limits import SOCKET_PATH_MAX
 
 logger = logging.getLogger(__name__)
-
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-
-
-def listening_socket(listen: str, setting: str = "listen") -> socket.socket:
-    """Return a socket that is bound to ``host:port`` or ``unix:PATH``.
-
-    Raises:
-        InvalidConfig: there is no such host, or the path is too long.
-        PortInUse: another process has the port.
-    """
-    if listen.startswith(UNIX):
-        return _unix_socket(Path(listen.removeprefix(UNIX)), setting)
-    host, port = split_address(listen)
-    if host not in _LOOPBACK and setting != "peer_listen":
-        logger.warning("listening on %s: everybody who reaches it can read and write the log", host)
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise InvalidConfig(f"{setting}: {host!r}: {error.strerror}", setting=setting) from None
-    family, kind, protocol, _, place = found[0]
-    bound = socket.socket(family, kind, protocol)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind(place)
-    except OSError as error:
-        bound.close()
-        raise PortInUse(
-            f"cannot listen on {host}:{port}: {error.strerror}", address=f"{host}:{port}"
-        ) from None
-    return bound
-
-
-def _unix_socket(path: Path, setting: str) -> socket.socket:
-    if len(os.fsencode(path)) > SOCKET_PATH_MAX:
-        raise InvalidConfig(
-            f"{path}: the path of a Unix socket has at most {SOCKET_PATH_MAX} bytes",
-            setting=setting,
-        )
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # the directory's lock is ours: nobody serves this socket
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    bound.bind(os.fspath(path))
-    return bound
-
-
-def port_of(bound: socket.socket) -> int:
-    """Return the port of a bound socket; 0 for a Unix socket."""
-    return 0 if bound.family == socket.AF_UNIX else int(bound.getsockname()[1])
-
 
 _GRACE_SECONDS: Final = 1.0
 _SWEEP_SECONDS: Final = 0.5  # how late an expired transaction is aborted at most
@@ -118,6 +72,7 @@ _SWITCH_S: Final = 0.0005
 """How long a thread may keep the interpreter while others want it. An append needs it some ten
 times: with Python's default of 5 ms, and hundreds of fetches at work, it would wait long each
 time."""
+_CERTIFICATES_S: Final = 1.0
 _FLUSH_SECONDS: Final = 0.1  # the first time; then the task says
 
 
@@ -132,6 +87,7 @@ class Broker:
         self._clock = clock
         self.activity = Activity(clock)
         self._stop_asked = threading.Event()
+        self._certificates = Certificates(config)
         os.umask(0o077)  # a broker's files, and its socket, belong to their owner alone
         _allow_many_files()
         with contextlib.ExitStack() as undo:
@@ -162,7 +118,9 @@ class Broker:
         me = BrokerIdentity(
             directory.cluster_id, BrokerId(directory.broker_id), ids.new_id(), secret
         )
-        self._network = ConnectedNetwork(me, clock, config.replication, config.peer_addresses)
+        self._network = ConnectedNetwork(
+            me, clock, config.replication, config.peer_addresses, self._certificates.to_peers
+        )
         undo.callback(self._network.stop)
         self.core = core = BrokerCore(
             self._store,
@@ -235,19 +193,47 @@ class Broker:
         self._server = Server(self._loop)
         undo.callback(self._server.stop, "the broker did not start", 0.0)
         greeting = greeting_bytes(me.cluster_id, me.broker_id)
-        self._server.open(Door(bound, self._serving.serve_client, lambda: greeting))
+        certificates = self._certificates
+        self._open_door(bound, self._serving.welcome_client, greeting, certificates.for_clients)
         if peers is not None:
-            self._server.open(Door(peers, self._serving.serve_peer, lambda: greeting))
+            self._open_door(peers, self._serving.welcome_peer, greeting, certificates.for_peers)
         self._flight: FlightFacade | None = None
         if flight_listen:
-            self._flight = FlightFacade(
-                location(flight_listen),
+            self._make_flight = partial(
+                FlightFacade,
+                flight_listen,
                 here,
                 self.activity,
                 self._serving.appends,
                 config.memory_bytes,
+                certificates.client_files if certificates.for_clients else None,
+                requires_client=config.tls.require_client_cert,
             )
-            undo.callback(self._flight.shutdown)
+            self._flight = self._make_flight()
+            undo.callback(self._end_flight)
+
+    def _open_door(
+        self,
+        bound: socket.socket,
+        welcome: Callable[[Arrival], Serve],
+        greeting: bytes,
+        tls: RotatingContext | None,
+    ) -> None:
+        """Accept connections. A Unix socket is protected by its file's permissions, not by TLS."""
+        speaks_tls = tls is not None and bound.family != socket.AF_UNIX
+        context = tls.current if tls is not None and speaks_tls else None
+        self._server.open(Door(bound, welcome, lambda: greeting, context))
+
+    def _end_flight(self) -> None:
+        if self._flight is not None:
+            self._flight.shutdown()
+
+    def _look_at_certificates(self) -> None:
+        """Use new certificates. Flight cannot: it ends, once its calls have, and begins again."""
+        if self._certificates.refresh() and self._flight is not None:
+            self._flight.shutdown()
+            self._flight = self._make_flight()
+            logger.info("Flight serves with the new certificate")
 
     def _begin(self, me: BrokerIdentity, boot_id: str | None, undo: contextlib.ExitStack) -> None:
         """Join the cluster: lead, follow, and do what a broker does by itself."""
@@ -283,6 +269,7 @@ class Broker:
         self._tasks.start("housekeeper", housekeeping_s, core.host.upkeep.housekeep)
         self._tasks.start("flusher", _FLUSH_SECONDS, core.host.upkeep.flush_due)
         self._tasks.start("transactions", _SWEEP_SECONDS, core.transactions.sweeping)
+        self._tasks.start("certificates", _CERTIFICATES_S, self._look_at_certificates)
         self._tasks.start("memory", LOOK_S, SpareMemory().give_back)
         self._tasks.start("scrub", BEGIN_S, self._scrub.look)
 
@@ -318,7 +305,7 @@ class Broker:
         self._serving.stop()
         self._loop.close()
         if self._flight is not None:
-            ended = threading.Thread(target=self._flight.shutdown, name="shutdown", daemon=True)
+            ended = threading.Thread(target=self._end_flight, name="shutdown", daemon=True)
             ended.start()
             ended.join(_GRACE_SECONDS)
         self._tasks.join(_GRACE_SECONDS)

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from spark_stream.cli.commands import (
     broker,
+    certs,
     cluster,
     consume,
     consumers,
@@ -24,6 +25,7 @@ from spark_stream.cli.commands import (
     topic,
     transactions,
 )
+from spark_stream.cli.options import Tls, TlsCa, TlsCert, TlsKey, set_access
 from spark_stream.cli.streams import discard_output, occupy, problem_of
 from spark_stream.errors import InvalidOption, IsologError, Unsupported
 from spark_stream.version import VERSION
@@ -65,6 +67,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(broker.app, name="broker")
+app.add_typer(certs.app, name="certs")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(consumers.app, name="consumers")
 app.add_typer(sinks.app, name="sinks")
@@ -85,6 +88,10 @@ def _isolog(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the release.")
     ] = False,
+    tls: Tls = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Use a replicated, Arrow-native log: its brokers, its topics, its records.
 
@@ -93,6 +100,7 @@ def _isolog(
     echo hello | isolog produce greetings --path data/
     isolog consume greetings --path data/
     """
+    set_access({"tls": tls, "tls.ca": tls_ca, "tls.cert": tls_cert, "tls.key": tls_key})
 
 
 def run() -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
+from spark_stream.client.connecting.access import Access, access_of
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.log import Log
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
@@ -51,6 +52,43 @@ LogPath = Annotated[
         parser=named_directory,
         help=f"Its directory; a broker is started when none runs. Variable: {PATH_VARIABLE}.",
         rich_help_panel=_PANEL,
+        show_default=False,
+    ),
+]
+_PROTECTED: Final = "How the connection is protected"
+Tls = Annotated[
+    bool | None,
+    typer.Option(
+        "--tls/--no-tls",
+        help="Connect with TLS; without --tls-ca the system's authorities are trusted.",
+        rich_help_panel=_PROTECTED,
+        show_default=False,
+    ),
+]
+TlsCa = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="The authority that issued the brokers' certificates. Variable: ISOLOG_TLS_CA.",
+        rich_help_panel=_PROTECTED,
+        show_default=False,
+    ),
+]
+TlsCert = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="A client certificate. Variable: ISOLOG_TLS_CERT.",
+        rich_help_panel=_PROTECTED,
+        show_default=False,
+    ),
+]
+TlsKey = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Its key. Variable: ISOLOG_TLS_KEY.",
+        rich_help_panel=_PROTECTED,
         show_default=False,
     ),
 ]
@@ -135,6 +173,20 @@ def where(bootstrap: str | None, path: Path | None) -> tuple[str | None, Path | 
     return bootstrap, path
 
 
+_ACCESS: Final[dict[str, str | bool | None]] = {}
+
+
+def set_access(given: Mapping[str, str | bool | None]) -> None:
+    """Take the options that stand before the command."""
+    _ACCESS.clear()
+    _ACCESS.update(given)
+
+
+def access() -> Access:
+    """Return how to connect: as the options before the command say, or else the environment."""
+    return access_of(_ACCESS)
+
+
 @contextmanager
 def connection(
     bootstrap: str | None, path: Path | None, *, makes: bool = False
@@ -147,7 +199,9 @@ def connection(
         BrokerUnavailable: nobody listens there. Raised at once; the client alone would retry.
     """
     bootstrap, path = where(bootstrap, path)
-    opened = ClusterConnection(bootstrap, None if path is None else path.absolute(), create=makes)
+    opened = ClusterConnection(
+        bootstrap, None if path is None else path.absolute(), create=makes, access=access()
+    )
     try:
         if path is not None:
             _check_log(opened, path)

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from spark_stream.client.closing import Closing
 from spark_stream.client.cluster import ClusterClient
+from spark_stream.client.connecting.access import access_of
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.reading.columns import View
@@ -47,6 +48,10 @@ def connect(
     timeout: float = REQUEST_TIMEOUT_S,
     idle_seconds: float | None = None,
     create: bool = True,
+    tls: bool | None = None,
+    tls_ca: str | os.PathLike[str] | None = None,
+    tls_cert: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
     **unknown: Never,
 ) -> Log:
     """Connect to a log: by any broker's ``host:port``, or by the ``path`` of a directory.
@@ -56,8 +61,13 @@ def connect(
     ``timeout`` (seconds) bounds every call with its retries. A missing directory becomes a new log,
     unless ``create`` is false.
 
+    ``tls_ca``: the PEM file of the authority that issued the brokers' certificates; ``tls=True``
+    trusts those of the system. ``tls_cert`` and ``tls_key``: a client certificate and its key.
+    What is left out comes from ISOLOG_TLS, ISOLOG_TLS_CA, ISOLOG_TLS_CERT and ISOLOG_TLS_KEY.
+
     Raises:
         InvalidOption: neither or both were given, an address is not valid, or an option is unknown.
+        TlsFailed: the broker and the client do not agree on TLS; the message says why.
         UnknownLog: with ``create=False`` there is no log at ``path``.
         BrokerUnavailable: no broker answers. With ``path`` also what kept it from starting.
     """
@@ -67,7 +77,12 @@ def connect(
             "path is empty", option="path", hint='Name a directory: the working directory is ".".'
         )
     folder = None if path is None else Path(path).absolute()
-    log = Log(ClusterConnection(bootstrap, folder, timeout, idle_seconds, create=create))
+    files = {"tls.ca": tls_ca, "tls.cert": tls_cert, "tls.key": tls_key}
+    paths = {name: None if each is None else os.fspath(each) for name, each in files.items()}
+    access = access_of({"tls": tls, **paths})
+    log = Log(
+        ClusterConnection(bootstrap, folder, timeout, idle_seconds, create=create, access=access)
+    )
     try:
         log.status()
     except BaseException:

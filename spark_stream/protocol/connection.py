@@ -251,6 +251,10 @@ class Connection:
         """Note that the socket is at its end, or broken."""
         return [] if self.lost else [self._lose("CLOSED", message)]
 
+    def refuse(self, code: str, message: str) -> list[Event]:
+        """Give the connection up, and tell the peer why."""
+        return [] if self.lost else [self._end(code, message)]
+
     def on_heard(self, now: float) -> None:
         """Note that the peer takes what was sent, while this side receives nothing on purpose.
 

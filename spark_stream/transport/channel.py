@@ -74,6 +74,8 @@ class SocketChannel:
         self._unsent_bytes = 0
         self._wants_write = False
         self._over = False
+        self.failure: OSError | None = None
+        """The error of the socket that ended the connection, if one did."""
         self._tls = isinstance(sock, ssl.SSLSocket)
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
@@ -113,6 +115,17 @@ class SocketChannel:
     def end(self, message: str) -> None:
         """Close the connection; its streams are lost. What the socket does not take is dropped."""
         self._loop.call_soon(lambda: self._lose(message))
+
+    def refuse(self, code: str, message: str) -> None:
+        """Close the connection, and tell the peer why."""
+
+        def act() -> None:
+            with self._lock:
+                events = self._connection.refuse(code, message)
+                self._flush()
+            self._hand_on(events)
+
+        self._loop.call_soon(act)
 
     # -- on the loop's thread -------------------------------------------------------------------
 
@@ -165,6 +178,7 @@ class SocketChannel:
             except (BlockingIOError, InterruptedError, *_SSL_WAITS):
                 return
             except OSError as error:
+                self.failure = error
                 self._lose(_reason(error))
                 return
             if count == 0:
@@ -264,6 +278,7 @@ class SocketChannel:
             except (BlockingIOError, InterruptedError, *_SSL_WAITS):
                 break
             except OSError as error:
+                self.failure = self.failure or error
                 self._unsent.clear()
                 self._unsent_bytes = 0
                 self._loop.call_soon(partial(self._lose, _reason(error)))

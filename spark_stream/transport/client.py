@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from spark_stream.errors import TlsFailed
 from spark_stream.protocol import (
     Bytes,
     Connection,
@@ -30,6 +31,7 @@ from spark_stream.transport.channel import SocketChannel
 from spark_stream.transport.forks import in_child, new_lock
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.streams import BlockingStream, ConnectionLost, Handle, Stream, Streams
+from spark_stream.transport.tls import reason_of
 from spark_stream.wire.addresses import UNIX, split_address
 
 CLIENT_LIMITS: Final = ConnectionLimits()
@@ -79,6 +81,7 @@ class ClientChannel:
 
         Raises:
             ConnectionLost: no connection within ``timeout_s``, or the peer is no such broker.
+            TlsFailed: the two sides do not agree on TLS, or one refuses the other's certificate.
         """
         deadline = time.monotonic() + timeout_s
         self.address = address
@@ -94,6 +97,8 @@ class ClientChannel:
             sock = connected(address, deadline, tls)
         except TimeoutError:
             raise ConnectionLost("UNREACHABLE", f"no connection to {address} in time") from None
+        except ssl.SSLError as error:
+            raise _tls_failed(address, error) from None
         except OSError as error:
             raise ConnectionLost("UNREACHABLE", f"{address}: {error}") from None
         connection = Connection(
@@ -110,6 +115,15 @@ class ClientChannel:
             self.close()
             raise ConnectionLost("TIMEOUT", f"{address} does not answer")
         if self._lost is not None:
+            lost, refusal = self._lost, self._channel.failure
+            if isinstance(refusal, ssl.SSLError):
+                raise _tls_failed(address, refusal)
+            if lost.code == "TLS_REQUIRED":
+                raise TlsFailed(
+                    f"{address} speaks TLS, and the client does not",
+                    hint="Give tls.ca: the file of the authority that issued its certificate.",
+                    address=address,
+                )
             raise self._over()
 
     @property
@@ -236,6 +250,11 @@ class ClientChannel:
                 self._streams.dispatch(event)
 
 
+def _tls_failed(address: str, error: ssl.SSLError) -> TlsFailed:
+    problem, hint = reason_of(error)
+    return TlsFailed(f"{address}: {problem}", hint=hint, address=address)
+
+
 def connected(address: str, deadline: float, tls: ssl.SSLContext | None) -> socket.socket:
     """Return a socket that is connected to ``host:port`` or ``unix:PATH``.
 
@@ -255,7 +274,7 @@ def connected(address: str, deadline: float, tls: ssl.SSLContext | None) -> sock
     else:
         host, port = split_address(address)
         sock = socket.create_connection((host, port), timeout=left_s)
-    if tls is None:
+    if tls is None or host is None:  # a Unix socket is protected by the file's permissions
         return sock
     try:
         sock.settimeout(max(0.001, deadline - time.monotonic()))

@@ -18,6 +18,7 @@ from spark_stream.transport.buffers import BufferPool
 from spark_stream.transport.channel import SocketChannel
 from spark_stream.transport.loop import READ, WRITE, Loop
 from spark_stream.transport.streams import Stream, Streams
+from spark_stream.transport.tls import certificate_names
 
 logger = logging.getLogger(__name__)
 
@@ -26,18 +27,31 @@ _BACKLOG: Final = 1024
 _ACCEPTED_AT_ONCE: Final = 64
 _ACCEPTS_AGAIN_S: Final = 0.1  # after it could not
 _LOOKS_EVERY_S: Final = 0.05
+_TLS_HANDSHAKE: Final = b"\x16"
+TLS_REQUIRED: Final = "TLS_REQUIRED"
+"""The code with which a door that speaks TLS refuses a client that does not."""
 
 Serve = Callable[[StreamOpened, Stream], None]
 """Takes a new stream, on the loop's thread; must not block, and sets the stream's ``handle``."""
 
 
+class Arrival(Struct, frozen=True):
+    """Who connects: from where, and the names in the certificate that was shown, if any."""
+
+    address: str
+    names: tuple[str, ...] = ()
+
+
 class Door(Struct, frozen=True):
-    """A listening socket, what serves its streams, and its TLS certificate, if it has one."""
+    """A listening socket. ``welcome`` returns what serves the streams of a connection.
+
+    ``tls`` returns the context for a new connection; None: the door speaks no TLS.
+    """
 
     sock: socket.socket
-    serve: Serve
+    welcome: Callable[[Arrival], Serve]
     greeting: Callable[[], bytes] = bytes
-    tls: ssl.SSLContext | None = None
+    tls: Callable[[], ssl.SSLContext] | None = None
 
 
 class Server:
@@ -121,43 +135,61 @@ class Server:
                 continue
             name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix"
             if door.tls is None:
-                self._begin(door, sock, name)
+                self._begin(door, sock, Arrival(name))
             else:
-                self._shake_hands(door, sock, name)
+                self._shake_hands(door, door.tls(), sock, name)
 
-    def _shake_hands(self, door: Door, sock: socket.socket, name: str) -> None:
-        assert door.tls is not None
+    def _shake_hands(self, door: Door, tls: ssl.SSLContext, sock: socket.socket, name: str) -> None:
         sock.setblocking(False)
-        secured = door.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         timer = self._loop.call_later(self._limits.handshake_s, lambda: give_up())
         self._shaking += 1
+        shaken = sock
 
         def over() -> None:
             timer.cancel()
-            self._loop.forget(secured)
+            self._loop.forget(shaken)
             self._shaking -= 1
 
         def give_up() -> None:
             over()
-            secured.close()
+            shaken.close()
+
+        def look(_: int) -> None:
+            """Tell a client that speaks no TLS so, in its own words."""
+            nonlocal shaken
+            try:
+                begins_tls = sock.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                give_up()
+                return
+            if begins_tls:
+                self._loop.forget(sock)
+                shaken = tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+                go_on(READ)
+            else:
+                over()
+                self._begin(door, sock, Arrival(name)).refuse(TLS_REQUIRED, "it speaks TLS only")
 
         def go_on(_: int) -> None:
+            assert isinstance(shaken, ssl.SSLSocket)
             try:
-                secured.do_handshake()
+                shaken.do_handshake()
             except ssl.SSLWantReadError:
-                self._loop.watch(secured, READ, go_on)
+                self._loop.watch(shaken, READ, go_on)
             except ssl.SSLWantWriteError:
-                self._loop.watch(secured, WRITE, go_on)
+                self._loop.watch(shaken, WRITE, go_on)
             except OSError as error:
                 logger.info("%s: no TLS connection: %s", name, error)
                 give_up()
             else:
                 over()
-                self._begin(door, secured, name)
+                self._begin(door, shaken, Arrival(name, certificate_names(shaken)))
 
-        go_on(READ)
+        self._loop.watch(sock, READ, look)
 
-    def _begin(self, door: Door, sock: socket.socket, name: str) -> None:
+    def _begin(self, door: Door, sock: socket.socket, arrival: Arrival) -> _Session:
         connection = Connection(
             is_client=False,
             greeting=door.greeting(),
@@ -165,9 +197,11 @@ class Server:
             limits=self._limits,
             allocate=self._buffers.allocate,
         )
-        session = _Session(self, door.serve, name, self._loop, sock, connection)
+        serve = door.welcome(arrival)
+        session = _Session(self, serve, arrival.address, self._loop, sock, connection)
         with self._changed:
             self._sessions.add(session)
+        return session
 
     def forget(self, session: _Session) -> None:
         """Note that a connection is over."""
@@ -206,6 +240,10 @@ class _Session:
 
     def close(self, message: str) -> None:
         self._channel.end(message)
+
+    def refuse(self, code: str, message: str) -> None:
+        """Tell the peer why there is no connection, and end it."""
+        self._channel.refuse(code, message)
 
     def _handle(self, event: Event) -> None:
         match event:

@@ -14,7 +14,7 @@ UNIX: Final = "unix:"
 _HOST: Final = re.compile(r"\[[^]\s/]+\]|[^][\s/:]+")
 
 
-def location(address: str) -> str:
+def location(address: str, *, tls: bool = False) -> str:
     """Return the Flight location of an address.
 
     A path may hold any character, and a location may not. It is decoded twice on its way to the
@@ -22,7 +22,7 @@ def location(address: str) -> str:
     """
     if address.startswith(UNIX):
         return f"grpc+unix://{quote(quote(os.fsencode(address.removeprefix(UNIX))))}"
-    return f"grpc://{address}"
+    return f"grpc+tls://{address}" if tls else f"grpc://{address}"
 
 
 def split_address(address: str) -> tuple[str, int]:

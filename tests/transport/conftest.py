@@ -93,6 +93,6 @@ def place(request: pytest.FixtureRequest, loop: Loop, tmp_path: Path) -> Iterato
             place.held.put(stream)
         echo(opened, stream)
 
-    server.open(Door(sock, serve, lambda: b"hello", tls))
+    server.open(Door(sock, lambda _: serve, lambda: b"hello", None if tls is None else lambda: tls))
     yield place
     server.stop("the test is over", 0.1)

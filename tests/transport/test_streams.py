@@ -168,7 +168,7 @@ def test_another_protocol_is_told_apart(loop: Loop) -> None:
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]
     server = Server(loop)
-    server.open(Door(sock, echo))
+    server.open(Door(sock, lambda _: echo))
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\nHost: isolog\r\n\r\n")
         stranger.settimeout(10)
@@ -181,7 +181,7 @@ def test_connections_that_say_nothing_are_ended_and_cost_no_thread(loop: Loop) -
     sock = socket.create_server(("127.0.0.1", 0), backlog=500)
     address = f"127.0.0.1:{sock.getsockname()[1]}"
     server = Server(loop, replace(SERVER_LIMITS, handshake_s=1.0))
-    server.open(Door(sock, echo))
+    server.open(Door(sock, lambda _: echo))
     threads = threading.active_count()
     silent = [connected(address, time.monotonic() + 20, None) for _ in range(200)]
     eventually(lambda: server.connections == 200 or server.connections < 200)
@@ -227,7 +227,7 @@ def test_a_server_that_stops_lets_open_streams_end(loop: Loop) -> None:
     sock = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{sock.getsockname()[1]}"
     server = Server(loop)
-    server.open(Door(sock, echo))
+    server.open(Door(sock, lambda _: echo))
     channel = ClientChannel(address, timeout_s=20)
     stream = channel.open("echo", b"")
     stream.send(b"once")  # so that the server knows the stream before it stops
@@ -347,7 +347,7 @@ def test_news_for_all_streams_reach_those_behind_one_that_fails(is_lost: bool) -
 def _served(loop: Loop) -> Iterator[str]:
     sock = socket.create_server(("127.0.0.1", 0))
     server = Server(loop)
-    server.open(Door(sock, echo))
+    server.open(Door(sock, lambda _: echo))
     yield f"127.0.0.1:{sock.getsockname()[1]}"
     server.stop("done", 0.1)
 
@@ -366,7 +366,7 @@ def test_a_bug_in_one_stream_ends_no_other(place: Place) -> None:
 def test_a_server_that_stops_sends_its_last_answers(loop: Loop) -> None:
     sock = socket.create_server(("127.0.0.1", 0))
     server = Server(loop)
-    server.open(Door(sock, echo))
+    server.open(Door(sock, lambda _: echo))
     channel = ClientChannel(f"127.0.0.1:{sock.getsockname()[1]}", timeout_s=20)
     body = os.urandom(32 << 20)
     stream = channel.open("echo", b"", body, end=True)
@@ -390,7 +390,7 @@ def test_a_server_without_descriptors_waits_for_some(
 ) -> None:
     sock = socket.create_server(("127.0.0.1", 0))
     server = Server(loop)
-    server.open(Door(sock, echo))
+    server.open(Door(sock, lambda _: echo))
     client = socket.socket()
     client.settimeout(10)
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -11,6 +11,7 @@ this cluster.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -42,13 +43,21 @@ class BrokerIdentity(Struct, frozen=True):
         """Return the proof that a call from this broker to another one carries."""
         return self.secret.prove(_CALL, self.broker_id, broker_id, incarnation)
 
-    def check_caller(self, caller: str, proof: str) -> None:
+    def check_caller(self, caller: str, proof: str, names: Sequence[str] = ()) -> None:
         """Check that the caller is the broker with this id, and that it means to call this one.
+
+        ``names``: those in the caller's certificate, if it has shown one.
 
         Raises:
             Unauthenticated: the proof is not that broker's, or it was made for another broker or
-                for an earlier start of this one.
+                for an earlier start of this one; or the certificate is another broker's.
         """
+        if names and caller not in names:
+            raise Unauthenticated(
+                f"the caller says that it is broker {caller}, and its certificate names"
+                f" {', '.join(names)}",
+                hint="Issue each broker a certificate that has its id among the names.",
+            )
         if not self.secret.has_proven(proof, _CALL, caller, self.broker_id, self.incarnation):
             raise Unauthenticated(
                 f"the caller has not proved that it is a broker of cluster {self.cluster_id} and"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from spark_stream.broker.node.identity import BrokerIdentity
@@ -305,14 +305,20 @@ class Leading:
         self._stopped = False
 
     def serve(
-        self, opened: OpenReplication, stream: Stream, over: Callable[[], None] = lambda: None
+        self,
+        opened: OpenReplication,
+        stream: Stream,
+        over: Callable[[], None] = lambda: None,
+        names: Sequence[str] = (),
     ) -> None:
         """Serve a follower from now on; ``over`` is called at the end. On the loop's thread.
+
+        ``names``: those in the follower's certificate, if it has shown one.
 
         Raises:
             Unauthenticated, Unsupported, InvalidRequest, BrokerStopping: nothing has begun.
         """
-        self._check(opened)
+        self._check(opened, names)
         welcome = Welcome(REPLICATION_VERSION, self._me.answer_proof(opened.stream))
         served = LeaderStream(
             opened,
@@ -352,8 +358,8 @@ class Leading:
             self._changed.notify_all()
         over()
 
-    def _check(self, opened: OpenReplication) -> None:
-        self._me.check_caller(opened.follower, opened.proof)
+    def _check(self, opened: OpenReplication, names: Sequence[str]) -> None:
+        self._me.check_caller(opened.follower, opened.proof, names)
         if opened.follower == self._me.broker_id:
             raise InvalidRequest(f"broker {opened.follower} cannot follow itself")
         if opened.version != REPLICATION_VERSION:

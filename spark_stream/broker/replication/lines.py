@@ -6,13 +6,14 @@ It is lost when the leader is silent for too long.
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.settings import ReplicationSettings
-from spark_stream.errors import InternalError, IsologError
+from spark_stream.errors import InternalError, IsologError, TlsFailed
 from spark_stream.protocol import Bytes, ConnectionLimits
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
@@ -109,8 +110,14 @@ def limits(settings: ReplicationSettings) -> ConnectionLimits:
 class Lines:
     """Opens lines over sockets."""
 
-    def __init__(self, settings: ReplicationSettings, background: Background) -> None:
+    def __init__(
+        self,
+        settings: ReplicationSettings,
+        background: Background,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+    ) -> None:
         self._settings = settings
+        self._tls = tls
         self._background = background
 
     def call(self, address: str, opening: bytes, happened: Happened) -> ReplicationLine:
@@ -123,7 +130,13 @@ class Lines:
         """Connect; on a thread that may wait."""
         settings = self._settings
         try:
-            line.open(ClientChannel(address, timeout_s=settings.death_s, limits=limits(settings)))
+            line.open(
+                ClientChannel(
+                    address, timeout_s=settings.death_s, limits=limits(settings), tls=self._tls()
+                )
+            )
+        except TlsFailed as error:
+            line.fail(error)
         except TRANSPORT_ERRORS as error:
             line.fail(failure_of(error, address))
         except Exception as error:

@@ -7,6 +7,7 @@ for it once for each.
 
 from __future__ import annotations
 
+import ssl
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,13 @@ from spark_stream.broker.node.members import Members
 from spark_stream.broker.scripting.step_messages import answers_of, asked_of, pack_in_parts
 from spark_stream.broker.scripting.step_table import Answer
 from spark_stream.environment import Clock
-from spark_stream.errors import InvalidRequest, IsologError, LeaderUnavailable, Unauthenticated
+from spark_stream.errors import (
+    InvalidRequest,
+    IsologError,
+    LeaderUnavailable,
+    TlsFailed,
+    Unauthenticated,
+)
 from spark_stream.scripts.steps import ProbeReplica, RemoteStep
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
@@ -63,7 +70,9 @@ class ConnectedPeers:
         clock: Clock,
         refresh: Callable[[], None],
         addresses: Mapping[str, str] | None = None,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:
+        self._tls = tls
         self._me = me
         self._members = members
         self._clock = clock
@@ -144,6 +153,8 @@ class ConnectedPeers:
         asked = asked_of(self._me, broker_id, endpoint.incarnation, nonce, packed)
         try:
             result = self._answer(peer, endpoint.address, asked, _patience_s(steps))
+        except TlsFailed as error:
+            raise self._silence(peer, broker_id, endpoint, error) from error
         except TRANSPORT_ERRORS as error:
             mine = failure_of(error, endpoint.address)
             if isinstance(mine, Unauthenticated):
@@ -153,10 +164,9 @@ class ConnectedPeers:
             raise self._silence(peer, broker_id, endpoint, mine) from error
         return answers_of(result, self._me, broker_id, nonce, steps)
 
-    @staticmethod
-    def _answer(peer: _Peer, address: str, asked: bytes, patience_s: float) -> bytes:
+    def _answer(self, peer: _Peer, address: str, asked: bytes, patience_s: float) -> bytes:
         if peer.channel is None or not peer.channel.is_usable:
-            peer.channel = ClientChannel(address, timeout_s=patience_s)
+            peer.channel = ClientChannel(address, timeout_s=patience_s, tls=self._tls())
         return bytes(peer.channel.call(RUN_STEPS, b"", asked, patience_s).body)
 
     def _silence(

@@ -88,15 +88,19 @@ def unpack_steps(packed: msgspec.Raw) -> list[RemoteStep]:
     return found
 
 
-def run_steps(table: StepTable, me: BrokerIdentity, asked: bytes) -> bytes:
+def run_steps(
+    table: StepTable, me: BrokerIdentity, asked: bytes, names: Sequence[str] = ()
+) -> bytes:
     """Carry out steps that another broker sent; each is answered by itself.
+
+    ``names``: those in the caller's certificate, if it has shown one.
 
     Raises:
         Unauthenticated: the caller is no broker of this cluster, or means another broker.
         InvalidRequest: the message is none.
     """
     call: RunSteps = decoded(asked, _CALLS, "RunSteps")
-    me.check_caller(call.caller, call.proof)
+    me.check_caller(call.caller, call.proof, names)
     answers = [_answer(table, step) for step in unpack_steps(call.steps)]
     return _ENCODER.encode(StepAnswers(proof=me.answer_proof(call.nonce), answers=answers))
 

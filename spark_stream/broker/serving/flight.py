@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Final
@@ -35,6 +36,7 @@ from spark_stream.errors import (
 )
 from spark_stream.protocol import Bytes
 from spark_stream.scripts.steps import read_bounds
+from spark_stream.transport.tls import TlsFiles
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.addresses import location
 from spark_stream.wire.fetch_messages import Fetch, ReadTopic
@@ -65,17 +67,34 @@ class FlightFacade(fl.FlightServerBase):
 
     def __init__(
         self,
-        bind: str,
+        address: str,
         here: BrokerContext,
         activity: Activity,
         appends: AppendStreams,
         memory_bytes: int,
+        tls: TlsFiles | None = None,
+        *,
+        requires_client: bool = False,
     ) -> None:
+        """Listen at ``address``. ``tls``: with this certificate, and the clients' authorities."""
         self._here = here
+        self._speaks_tls = tls is not None
         self._activity = activity
         self._appends = appends
         self._memory_bytes = memory_bytes
-        super().__init__(bind)
+        where = location(address, tls=self._speaks_tls)
+        if tls is None:
+            super().__init__(where)
+            return
+        assert tls.cert is not None
+        pair = Path(tls.cert).read_bytes(), Path(tls.key or tls.cert).read_bytes()
+        authorities = None if tls.ca is None else Path(tls.ca).read_bytes()
+        super().__init__(
+            where,
+            tls_certificates=[pair],
+            root_certificates=authorities,
+            verify_client=requires_client,
+        )
 
     def do_put(
         self,
@@ -206,7 +225,11 @@ class FlightFacade(fl.FlightServerBase):
         record = host.record(topic, number)
         leader = None if record is None else record.leader
         known = None if leader is None else host.view.now.brokers.get(leader)
-        return [location(known.flight)] if known is not None and known.flight else []
+        return (
+            [location(known.flight, tls=self._speaks_tls)]
+            if known is not None and known.flight
+            else []
+        )
 
 
 class _Put:

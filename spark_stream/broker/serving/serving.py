@@ -21,10 +21,10 @@ answer or a typed error; an unforeseen error is logged with its trace.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -45,17 +45,16 @@ from spark_stream.errors import BrokerStopping, InternalError, InvalidRequest, I
 from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver
 from spark_stream.transport.failures import TRANSPORT_ERRORS, error_bytes
 from spark_stream.transport.loop import Loop
+from spark_stream.transport.server import Arrival, Serve
 from spark_stream.transport.streams import BlockingStream, Stream, StreamEvent
 from spark_stream.wire.fetch_messages import Fetch
 from spark_stream.wire.messages import AppendTo
 from spark_stream.wire.methods import (
-    ACT,
     APPEND,
     CLIENT_METHODS,
     FETCH,
     PEER_METHODS,
     REPLICATE,
-    RUN_STEPS,
 )
 from spark_stream.wire.replication_messages import OpenReplication
 
@@ -97,28 +96,39 @@ class Serving:
         )
         self._woken_pool = Pool(loop, _WOKEN_THREADS, prior=self._append_pool)
         self._fetches = FetchTasks(self._pool, self._woken_pool, loop, clock, memory_bytes)
-        self._methods: dict[str, Callable[[StreamOpened, Any], None]] = {
-            ACT: self._act,
-            RUN_STEPS: self._run_steps,
-            FETCH: self._fetch,
-        }
 
-    def serve_client(self, opened: StreamOpened, stream: Stream) -> None:
-        """Serve a new stream of the clients' door; on the loop's thread."""
-        self._serve(opened, stream, CLIENT_METHODS)
+    def welcome_client(self, arrival: Arrival) -> Serve:
+        """Return what serves a connection at the clients' door, on the loop's thread."""
 
-    def serve_peer(self, opened: StreamOpened, stream: Stream) -> None:
-        """Serve a new stream of the brokers' door; on the loop's thread."""
-        self._serve(opened, stream, PEER_METHODS)
+        def serve(opened: StreamOpened, stream: Stream) -> None:
+            if opened.method not in CLIENT_METHODS:
+                stream.fail(error_bytes(_not_served(opened.method)))
+            elif opened.method == APPEND:
+                self._append(opened, stream)
+            elif opened.method == FETCH:
+                self._submit(self._fetch, opened, stream)
+            else:
+                self._submit(self._act, opened, stream)
 
-    def _serve(self, opened: StreamOpened, stream: Stream, methods: frozenset[str]) -> None:
-        if opened.method not in methods:
-            stream.fail(error_bytes(_not_served(opened.method)))
-        elif opened.method == REPLICATE:
-            self._replicate(opened, stream)
-        elif opened.method == APPEND:
-            self._append(opened, stream)
-        elif not self._pool.submit(partial(self._run, opened, stream)):
+        return serve
+
+    def welcome_peer(self, arrival: Arrival) -> Serve:
+        """Return what serves a connection at the brokers' door, on the loop's thread."""
+
+        def serve(opened: StreamOpened, stream: Stream) -> None:
+            if opened.method not in PEER_METHODS:
+                stream.fail(error_bytes(_not_served(opened.method)))
+            elif opened.method == REPLICATE:
+                self._replicate(opened, stream, arrival.names)
+            else:
+                self._submit(partial(self._run_steps, names=arrival.names), opened, stream)
+
+        return serve
+
+    def _submit(
+        self, act: Callable[[StreamOpened, Stream], None], opened: StreamOpened, stream: Stream
+    ) -> None:
+        if not self._pool.submit(partial(self._run, act, opened, stream)):
             stream.fail(error_bytes(BrokerStopping("the broker is about to stop")))
 
     @property
@@ -137,14 +147,11 @@ class Serving:
         if len(woken) <= _FEW or not self._woken_pool.submit(partial(wake_all, woken)):
             wake_all(woken)
 
-    def _run(self, opened: StreamOpened, stream: Any) -> None:
+    def _run(
+        self, act: Callable[[StreamOpened, Stream], None], opened: StreamOpened, stream: Stream
+    ) -> None:
         try:
-            method = self._methods[opened.method]
-            if method == self._fetch:
-                method(opened, stream)  # it goes on when this returns
-                return
-            with self._activity.call():
-                method(opened, BlockingStream(stream))
+            act(opened, stream)
         except IsologError as error:
             stream.fail(error_bytes(error))
         except (*TRANSPORT_ERRORS, StreamOver):
@@ -154,13 +161,16 @@ class Serving:
             text = f"{opened.method}: {type(error).__name__}: {error}"
             stream.fail(error_bytes(InternalError(text)))
 
-    def _act(self, opened: StreamOpened, stream: BlockingStream) -> None:
-        name = bytes(opened.header).decode("utf-8", "replace")
-        answer = run_action(self._here, name, bytes(opened.body)).to_bytes()
-        stream.send(b"", answer, end=True)
+    def _act(self, opened: StreamOpened, stream: Stream) -> None:
+        with self._activity.call():
+            name = bytes(opened.header).decode("utf-8", "replace")
+            answer = run_action(self._here, name, bytes(opened.body)).to_bytes()
+            BlockingStream(stream).send(b"", answer, end=True)
 
-    def _run_steps(self, opened: StreamOpened, stream: BlockingStream) -> None:
-        stream.send(b"", run_steps(self._table, self._me, bytes(opened.body)), end=True)
+    def _run_steps(self, opened: StreamOpened, stream: Stream, names: Sequence[str]) -> None:
+        with self._activity.call():
+            answer = run_steps(self._table, self._me, bytes(opened.body), names)
+            BlockingStream(stream).send(b"", answer, end=True)
 
     def _append(self, opened: StreamOpened, stream: Stream) -> None:
         """Serve a stream of appends; on the loop's thread."""
@@ -190,6 +200,7 @@ class Serving:
             use.close()
 
     def _fetch(self, opened: StreamOpened, stream: Stream) -> None:
+        """Begin a fetch, which goes on when this returns."""
         asked = FetchStream(
             self._here.host,
             Fetch.from_bytes(bytes(opened.body)),
@@ -201,7 +212,7 @@ class Serving:
         call = self._activity.call()
         FetchTask(self._fetches, stream, asked.schema, asked.answers(), call).begin()
 
-    def _replicate(self, opened: StreamOpened, stream: Stream) -> None:
+    def _replicate(self, opened: StreamOpened, stream: Stream, names: Sequence[str]) -> None:
         """Serve a follower; its stream has no thread."""
         use = ExitStack()
         use.enter_context(self._activity.call())
@@ -209,7 +220,7 @@ class Serving:
             if self._leading is None:
                 raise InvalidRequest("this broker has no followers")
             asked = OpenReplication.from_bytes(bytes(opened.body))
-            self._leading.serve(asked, stream, use.close)
+            self._leading.serve(asked, stream, use.close, names)
         except IsologError as error:
             stream.fail(error_bytes(error))
             use.close()

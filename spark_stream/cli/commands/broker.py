@@ -14,6 +14,7 @@ from spark_stream.cli.options import (
     Bootstrap,
     Listing,
     Output,
+    access,
     named_directory,
     note,
     where,
@@ -214,7 +215,7 @@ def status(
     if directory is None and not os.environ.get(DIRECTORY_VARIABLE):
         bootstrap, directory = where(bootstrap, None)
     address = bootstrap or _address(directory)
-    connection = ClusterConnection(address, timeout_s=timeout)
+    connection = ClusterConnection(address, timeout_s=timeout, access=access())
     connection.connect()
     with Log(connection) as log:
         show_status(log.status(), output)

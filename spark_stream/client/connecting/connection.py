@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
+from spark_stream.client.connecting.access import OPEN, Access
 from spark_stream.client.connecting.embedded import (
     ensure_broker,
     live_address,
@@ -75,7 +76,7 @@ class ClusterConnection:
 
     ``timeout_s`` bounds a call and its retries together. With ``create=False`` nothing is made at
     ``path``: without a log there, the first call raises UnknownLog. ``cluster_id``: the expected
-    log; without it, the log of the first broker that answers.
+    log; without it, the log of the first broker that answers. ``access``: how to connect.
     """
 
     def __init__(
@@ -87,7 +88,9 @@ class ClusterConnection:
         *,
         create: bool = True,
         cluster_id: str | None = None,
+        access: Access = OPEN,
     ) -> None:
+        self._access = access
         if (bootstrap is None) == (path is None):
             raise InvalidOption("give either bootstrap (host:port) or path (a directory)")
         if not (isinstance(timeout_s, int | float) and 0 < timeout_s <= _TIMEOUT_MAX_S):
@@ -177,7 +180,7 @@ class ClusterConnection:
                 raise InvalidRequest("the connection is closed", hint="Connect again.")
             found = self._links.get(address)
             if found is None:
-                found = BrokerLink(address, self._identity)
+                found = BrokerLink(address, self._identity, self._access)
                 self._links[address] = found
             return found
 

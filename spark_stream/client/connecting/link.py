@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TypeVar
 
+from spark_stream.client.connecting.access import OPEN, Access
 from spark_stream.client.connecting.shared import SharedChannel, shared_channel
 from spark_stream.errors import InvalidRequest, RequestTimeout, WrongCluster
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
@@ -45,8 +46,9 @@ class LogIdentity:
 class BrokerLink:
     """A link to the broker at ``address``; its cluster's id is checked before any call."""
 
-    def __init__(self, address: str, identity: LogIdentity) -> None:
+    def __init__(self, address: str, identity: LogIdentity, access: Access = OPEN) -> None:
         self.address = address
+        self._access = access
         self.broker_id = ""
         """The id of the broker that last answered there; empty before."""
         self._identity = identity
@@ -86,7 +88,9 @@ class BrokerLink:
                 address=self.address,
             )
         try:
-            found = self.present() or shared_channel(self.address, seconds_left(deadline))
+            found = self.present() or shared_channel(
+                self.address, self._access, seconds_left(deadline)
+            )
             self._identity.check(self.address, found.greeting.cluster_id)
             self.broker_id = found.greeting.broker_id
             self._shared = found

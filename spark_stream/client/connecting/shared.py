@@ -1,4 +1,6 @@
-"""The connections of this process to brokers: one for each address, shared by all users.
+"""The connections of this process to brokers: one for each address and access.
+
+All users of an access share its connections; those of another access have their own.
 
 A connection is closed once nothing refers to its :class:`SharedChannel` any more. A forked process
 starts without any.
@@ -11,6 +13,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from spark_stream.client.connecting.access import Access
 from spark_stream.errors import BrokerUnavailable
 from spark_stream.transport.client import CLIENT_LIMITS, ClientChannel
 from spark_stream.transport.failures import Greeting, failure_of, read_greeting
@@ -31,7 +34,9 @@ class SharedChannel:
 
 
 _lock = new_lock()
-_channels: weakref.WeakValueDictionary[str, SharedChannel] = weakref.WeakValueDictionary()
+_channels: weakref.WeakValueDictionary[tuple[str, Access], SharedChannel] = (
+    weakref.WeakValueDictionary()
+)
 
 
 @in_child
@@ -41,18 +46,20 @@ def _begin_anew() -> None:
     _channels = weakref.WeakValueDictionary()
 
 
-def shared_channel(address: str, timeout_s: float) -> SharedChannel:
+def shared_channel(address: str, access: Access, timeout_s: float) -> SharedChannel:
     """Return this process's connection to the broker at an address; connect if there is none.
 
     Raises:
         BrokerUnavailable: no broker is there, or no isolog broker.
         RequestTimeout: something is there but does not answer in ``timeout_s``.
+        TlsFailed: the two sides do not agree on TLS.
+        InvalidOption: a file of the access cannot be used.
     """
-    found = _usable(address)
+    found = _usable(address, access)
     if found is not None:
         return found
     try:
-        channel = ClientChannel(address, timeout_s=timeout_s, limits=_LIMITS)
+        channel = ClientChannel(address, timeout_s=timeout_s, limits=_LIMITS, tls=access.context())
     except ConnectionLost as error:
         if error.code == "TIMEOUT":
             raise failure_of(TimeoutError(), address) from error
@@ -63,13 +70,13 @@ def shared_channel(address: str, timeout_s: float) -> SharedChannel:
         channel.close()
         raise
     with _lock:
-        found = _usable(address)  # another thread may have connected meanwhile
+        found = _usable(address, access)  # another thread may have connected meanwhile
         if found is not None:
             return found
-        _channels[address] = made
+        _channels[address, access] = made
     return made
 
 
-def _usable(address: str) -> SharedChannel | None:
-    found = _channels.get(address)
+def _usable(address: str, access: Access) -> SharedChannel | None:
+    found = _channels.get((address, access))
     return found if found is not None and found.channel.is_usable else None

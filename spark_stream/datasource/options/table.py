@@ -331,9 +331,21 @@ OPTIONS: Final = (
     Option("user", Use.ALL, "who is asking", later=True),
     Option("password", Use.ALL, "who is asking", later=True),
     Option("token", Use.ALL, "who is asking", later=True),
-    Option("tls.ca", Use.ALL, "how the connection is protected", later=True),
-    Option("tls.cert", Use.ALL, "how the connection is protected", later=True),
-    Option("tls.key", Use.ALL, "how the connection is protected", later=True),
+    Option(
+        "tls",
+        Use.ALL,
+        "`true`: with TLS, and the system's authorities are trusted if there is no `tls.ca`",
+        values.boolean,
+        shown="`true` with any `tls.*`, else `false`",
+    ),
+    Option(
+        "tls.ca",
+        Use.ALL,
+        "the PEM file of the authority that issued the brokers' certificates; a path that the"
+        " driver and the executors have",
+    ),
+    Option("tls.cert", Use.ALL, "the PEM file of a client certificate, likewise"),
+    Option("tls.key", Use.ALL, "the PEM file of its key, if that is not in the same file"),
 )
 
 

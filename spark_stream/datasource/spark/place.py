@@ -19,7 +19,9 @@ from typing import Final
 
 import psutil
 from msgspec import Struct
+from msgspec.structs import replace
 
+from spark_stream.client.connecting.access import OPEN, Access, access_of
 from spark_stream.datasource.spark.host import driver_jvm, this_host
 from spark_stream.errors import InvalidOption
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
@@ -50,7 +52,8 @@ class Place(Struct, frozen=True):
 
     ``host`` is the host that a directory is on, ``cluster_id`` the log that the query was planned
     with. Both travel to the tasks, which refuse another host, and another log (``session``).
-    ``timeout_s`` is how long a call, with its retries, waits for a broker there.
+    ``timeout_s`` is how long a call, with its retries, waits for a broker there; ``access`` how it
+    is connected to.
     """
 
     bootstrap: str | None = None
@@ -58,6 +61,7 @@ class Place(Struct, frozen=True):
     host: str | None = None
     cluster_id: str | None = None
     timeout_s: float = REQUEST_TIMEOUT_S
+    access: Access = OPEN
 
     @property
     def name(self) -> str:
@@ -66,6 +70,12 @@ class Place(Struct, frozen=True):
 
 
 def place_of(options: Mapping[str, str], *, names_topic: bool) -> tuple[Place, str | None]:
+    """Return where the log is, and the topic if ``load``, ``save`` or ``start`` was given one."""
+    place, topic = _place_and_topic(options, names_topic=names_topic)
+    return replace(place, access=access_of(options)), topic
+
+
+def _place_and_topic(options: Mapping[str, str], *, names_topic: bool) -> tuple[Place, str | None]:
     """Return where the log is, and the topic if ``load``, ``save`` or ``start`` was given one.
 
     Spark hands the argument of ``load`` on as the option ``path``, and lets nobody give both. So a

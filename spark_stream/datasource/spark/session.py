@@ -118,7 +118,12 @@ def _connected(place: Place, create: bool) -> Session:
     _check_host(place)
     path = None if place.path is None else Path(place.path)
     connection = ClusterConnection(
-        place.bootstrap, path, place.timeout_s, create=create, cluster_id=place.cluster_id
+        place.bootstrap,
+        path,
+        place.timeout_s,
+        create=create,
+        cluster_id=place.cluster_id,
+        access=place.access,
     )
     try:
         connection.retry(lambda link, within_s: link.connect(within_s))

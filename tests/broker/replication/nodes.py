@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Self
 
 from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
-from spark_stream.broker.process import listening_socket, port_of
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leader_stream import Leading
@@ -13,6 +12,7 @@ from spark_stream.broker.replication.lines import Lines
 from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.serving.pool import Pool
+from spark_stream.broker.sockets import listening_socket, port_of
 from spark_stream.cluster.identity import ClusterSecret
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import SystemClock
@@ -63,7 +63,7 @@ class Node:
         bound = listening_socket(listen)
         self.address = listen.replace(":0", f":{port_of(bound)}")
         self._server = Server(self._loop)
-        self._server.open(Door(bound, _served(self.leading)))
+        self._server.open(Door(bound, lambda _: _served(self.leading)))
 
     def _endpoint_of(self, name: BrokerId) -> Endpoint | None:
         address = self.addresses.get(name)

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from spark_stream.broker.process import listening_socket, port_of
 from spark_stream.broker.replication import lines
 from spark_stream.broker.replication.follower_core import FollowerStreamCore
 from spark_stream.broker.replication.leader_core import LeaderStreamCore
 from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.broker.sockets import listening_socket, port_of
 from spark_stream.errors import (
     InvalidRequest,
     IsologError,
@@ -351,7 +351,7 @@ class FalseLeader:
         self.port = port_of(bound)
         self._loop = Loop("false-leader")
         self._server = Server(self._loop)
-        self._server.open(Door(bound, self._serve))
+        self._server.open(Door(bound, lambda _: self._serve))
 
     def _serve(self, opened, stream):
         proof = OpenReplication.from_bytes(bytes(opened.body)).proof  # the only one that it knows

@@ -1,0 +1,57 @@
+"""The certificates of a broker: one for clients, and one for the other brokers of its cluster."""
+
+from __future__ import annotations
+
+import ssl
+from functools import partial
+
+from spark_stream.broker.config import BrokerConfig
+from spark_stream.errors import InvalidConfig, InvalidOption
+from spark_stream.transport.tls import RotatingContext, TlsFiles, client_context, server_context
+
+
+class Certificates:
+    """What a broker speaks TLS with; None where it does not. Its files are read again on change."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        """Read the files.
+
+        Raises:
+            InvalidConfig: one cannot be used.
+        """
+        self.client_files = clients = config.tls.files("tls")
+        peers = config.peer_tls.files("peer_tls")
+        try:
+            self.for_clients = _rotating(
+                clients,
+                config.tls.min_version,
+                requires_client=config.tls.require_client_cert,
+            )
+            self.for_peers = _rotating(peers, config.peer_tls.min_version, requires_client=True)
+            self._to_peers = (
+                None
+                if peers.cert is None
+                else RotatingContext(peers.paths, partial(client_context, peers))
+            )
+        except InvalidOption as error:
+            raise InvalidConfig(error.message, setting=error.details.get("option")) from None
+
+    def to_peers(self) -> ssl.SSLContext | None:
+        """Return what to connect to other brokers with."""
+        return None if self._to_peers is None else self._to_peers.current()
+
+    def refresh(self) -> bool:
+        """Read changed files again; return whether the certificate for clients is another now."""
+        for each in (self.for_peers, self._to_peers):
+            if each is not None:
+                each.refresh()
+        return self.for_clients is not None and self.for_clients.refresh()
+
+
+def _rotating(
+    files: TlsFiles, least_version: str, *, requires_client: bool
+) -> RotatingContext | None:
+    if not files.paths:
+        return None
+    make = partial(server_context, files, least_version, requires_client=requires_client)
+    return RotatingContext(files.paths, make)

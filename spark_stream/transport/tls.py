@@ -1,0 +1,209 @@
+"""TLS contexts from PEM files, for clients and for brokers.
+
+A broker reads its files again when they change, so certificates rotate without a restart. Both
+sides say which file is wrong, and never what is in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from msgspec import Struct
+
+from spark_stream.errors import InvalidOption, IsologError
+
+logger = logging.getLogger(__name__)
+
+_PEM: Final = "-----BEGIN"
+VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+
+
+class TlsFiles(Struct, frozen=True):
+    """Paths of PEM files: a certificate (with its chain), its key, and the authorities to trust.
+
+    The key may be in the file of the certificate. ``setting``: what errors call the group.
+    """
+
+    cert: str | None = None
+    key: str | None = None
+    ca: str | None = None
+    setting: str = "tls"
+
+    @property
+    def paths(self) -> list[str]:
+        """The files that are named."""
+        return [each for each in (self.cert, self.key, self.ca) if each is not None]
+
+    def wrong(self, name: str, problem: str) -> InvalidOption:
+        """Return the error about one of the files."""
+        return InvalidOption(f"{self.setting}.{name}: {problem}", option=f"{self.setting}.{name}")
+
+
+def client_context(files: TlsFiles) -> ssl.SSLContext:
+    """Return what a client connects with; without ``ca`` it trusts the system's authorities.
+
+    Raises:
+        InvalidOption: a file cannot be read or used; ``option`` says which.
+    """
+    _check_paths(files)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if files.ca is None:
+        context.load_default_certs()
+    _load(context, files)
+    return context
+
+
+def server_context(
+    files: TlsFiles, least_version: str = "1.2", *, requires_client: bool = False
+) -> ssl.SSLContext:
+    """Return what a broker accepts connections with.
+
+    With ``ca`` clients may show a certificate of these authorities, and must if
+    ``requires_client``.
+
+    Raises: as :func:`client_context`.
+    """
+    _check_paths(files)
+    if files.cert is None:
+        raise files.wrong("cert", "a broker's TLS needs a certificate")
+    if requires_client and files.ca is None:
+        raise files.wrong("ca", "name the authorities that issue the clients' certificates")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = VERSIONS[least_version]
+    _load(context, files)
+    if files.ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED if requires_client else ssl.CERT_OPTIONAL
+    return context
+
+
+def _check_paths(files: TlsFiles) -> None:
+    for name in ("cert", "key", "ca"):
+        path = getattr(files, name)
+        if path is None:
+            continue
+        if _PEM in path:
+            raise files.wrong(name, "give the path of a file, not its text")
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise files.wrong(name, f"{path}: {error.strerror}") from None
+    if files.key is not None and files.cert is None:
+        raise files.wrong("cert", "a key is given without its certificate")
+
+
+def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
+    if files.ca is not None:
+        try:
+            context.load_verify_locations(files.ca)
+        except ssl.SSLError:
+            raise files.wrong("ca", f"{files.ca} has no certificate in PEM format") from None
+    if files.cert is None:
+        return
+
+    def ask_nobody() -> str:
+        raise files.wrong("key", "the key is encrypted: give one without a passphrase")
+
+    try:
+        context.load_cert_chain(files.cert, files.key, ask_nobody)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            problem = f"{files.key or files.cert} is not the key of the certificate"
+        elif files.key is None:
+            problem = f"{files.cert} has no certificate with its key in PEM format"
+        else:
+            problem = f"{files.cert} has no certificate, or {files.key} no key, in PEM format"
+        raise files.wrong("cert", problem) from None
+
+
+class RotatingContext:
+    """A context that is made again when its files change. ``make`` reads them."""
+
+    def __init__(self, files: Sequence[str], make: Callable[[], ssl.SSLContext]) -> None:
+        """Make the first; raise what ``make`` raises."""
+        self._files = tuple(files)
+        self._make = make
+        self._stamps = self._look()
+        self._context = make()
+
+    def current(self) -> ssl.SSLContext:
+        """Return the context for new connections."""
+        return self._context
+
+    def refresh(self) -> bool:
+        """Read the files again if they changed; return whether there is a new context.
+
+        Files that cannot be used are logged, and the context stays as it is.
+        """
+        stamps = self._look()
+        if stamps == self._stamps:
+            return False
+        self._stamps = stamps
+        try:
+            self._context = self._make()
+        except IsologError as error:
+            logger.error("TLS goes on with the files as they were: %s", error.message)
+            return False
+        logger.info("TLS: new files are in use: %s", ", ".join(self._files))
+        return True
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        return [_stamp(each) for each in self._files]
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    with suppress(OSError):
+        found = os.stat(path)
+        return found.st_ino, found.st_mtime_ns, found.st_size
+    return None
+
+
+def certificate_names(connected: ssl.SSLSocket) -> tuple[str, ...]:
+    """Return the names in the certificate that the other side has shown, the first one first.
+
+    They are its alternative names, or else its common name. Empty: it has shown none.
+    """
+    found: dict[str, Any] = connected.getpeercert() or {}
+    alternative = found.get("subjectAltName", ())
+    common = [each for part in found.get("subject", ()) for each in part if each[0] == "commonName"]
+    return tuple(str(name) for _, name in alternative or common)
+
+
+def reason_of(error: OSError) -> tuple[str, str]:
+    """Return what is wrong with a TLS connection, and what to do, for a client."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        problem = error.verify_message or "it cannot be verified"
+        return f"the broker's certificate is refused: {problem}", _advice(problem)
+    reason = getattr(error, "reason", None) or ""
+    if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+        return (
+            "what listens there does not speak TLS",
+            "Leave the tls options out, or connect to the broker's TLS address.",
+        )
+    if "CERTIFICATE_REQUIRED" in reason or "HANDSHAKE_FAILURE" in reason:
+        return (
+            "the broker asks for a client certificate",
+            "Give tls.cert and tls.key, issued by an authority that the broker trusts.",
+        )
+    if "ALERT" in reason:
+        what = reason.partition("ALERT_")[2].replace("_", " ").lower()
+        return (
+            f"the broker refused the TLS connection: {what}",
+            "Check that tls.cert is valid and issued by an authority that the broker trusts.",
+        )
+    return f"no TLS connection: {error}", "Look into the broker's log file."
+
+
+def _advice(problem: str) -> str:
+    if "expired" in problem:
+        return "Renew the broker's certificate; it reads new files without a restart."
+    if "self" in problem or "issuer" in problem:
+        return "Give tls.ca: the file of the authority that issued the broker's certificate."
+    if "ostname" in problem or "IP address" in problem:
+        return "Connect by a name that is in the certificate, or issue one that has this name."
+    return "Check tls.ca and the broker's certificate."

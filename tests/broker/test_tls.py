@@ -1,0 +1,257 @@
+"""TLS at both doors and on the Flight facade: who gets in, what the others are told, rotation."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow.flight as fl
+import pytest
+import trustme
+
+import spark_stream as isolog
+from spark_stream.errors import BrokerUnavailable, InvalidOption, IsologError, TlsFailed
+from spark_stream.testing import LocalCluster
+from spark_stream.transport.client import ClientChannel, connected
+from spark_stream.transport.streams import CallFailed
+from spark_stream.transport.tls import TlsFiles, client_context
+from spark_stream.wire.methods import REPLICATE, RUN_STEPS
+from spark_stream.wire.replication_messages import OpenReplication
+from tests.support import BrokerProcess, eventually, values
+
+HERE = ("127.0.0.1", "localhost")
+SOON_S = 5.0
+
+
+class Files:
+    """Files of certificates in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = trustme.CA()
+        self.ca = str(folder / "ca.pem")
+        self.authority.cert_pem.write_to_path(self.ca)
+
+    def issue(self, name: str, *names: str, by: trustme.CA | None = None, **how) -> TlsFiles:
+        """Write NAME.pem and its key; an earlier pair is replaced."""
+        made = (by or self.authority).issue_cert(*names, **how)
+        cert, key = self.folder / f"{name}.pem", self.folder / f"{name}-key.pem"
+        made.private_key_pem.write_to_path(str(key))
+        cert.write_bytes(b"".join(each.bytes() for each in made.cert_chain_pems))
+        return TlsFiles(str(cert), str(key), self.ca)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("certs"))
+
+
+def conf_of(files: TlsFiles, door: str = "tls", **more: str) -> str:
+    given = {"cert": files.cert, "key": files.key, **more}
+    return f"[{door}]\n" + "".join(f'{name} = "{value}"\n' for name, value in given.items())
+
+
+@pytest.fixture(scope="module")
+def secure(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker that speaks TLS to clients."""
+    pair = files.issue("broker", *HERE)
+    folder = tmp_path_factory.mktemp("secure")
+    with BrokerProcess(folder / "log", conf=conf_of(pair)) as broker:
+        yield broker
+
+
+def told(connect: Callable[[], object]) -> IsologError:
+    """Return the error of a connection that is refused, within five seconds."""
+    begun = time.monotonic()
+    with pytest.raises((TlsFailed, BrokerUnavailable)) as caught:
+        connect()
+    assert time.monotonic() - begun < SOON_S
+    return caught.value
+
+
+def test_a_client_that_trusts_the_authority_writes_and_reads(secure: BrokerProcess, files: Files):
+    with isolog.connect(secure.address, tls_ca=files.ca) as log:
+        log.create_topic("t")
+        with log.producer() as producer:
+            producer.append("t", values("a", "b"))
+        assert log.read("t")["value"].to_pylist() == [b"a", b"b"]
+        with log.consumer("t") as consumer:
+            assert [record.value for record in consumer.poll(20)] == [b"a", b"b"]
+
+
+def test_the_environment_says_how_to_connect(
+    secure: BrokerProcess, files: Files, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("ISOLOG_TLS_CA", files.ca)
+    with isolog.connect(secure.address) as log:
+        assert log.status().address == secure.address
+
+
+def test_a_plain_client_is_told_that_the_broker_speaks_tls(secure: BrokerProcess):
+    error = told(lambda: isolog.connect(secure.address, timeout=20))
+    assert isinstance(error, TlsFailed)
+    assert "speaks TLS" in error.message
+    assert "tls.ca" in error.hint
+
+
+def test_a_tls_client_is_told_that_the_broker_does_not_speak_it(
+    shared: BrokerProcess, files: Files
+):
+    error = told(lambda: isolog.connect(shared.address, tls_ca=files.ca, timeout=20))
+    assert isinstance(error, TlsFailed)
+    assert "does not speak TLS" in error.message
+
+
+def test_a_certificate_of_another_authority_is_refused(secure: BrokerProcess, tmp_path: Path):
+    other = Files(tmp_path)
+    error = told(lambda: isolog.connect(secure.address, tls_ca=other.ca, timeout=20))
+    assert "certificate is refused" in error.message
+    assert "tls.ca" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("names", "how", "problem", "hint"),
+    [
+        (
+            ("elsewhere.example",),
+            {},
+            "not valid for '127.0.0.1'",
+            "name that is in",
+        ),
+        (
+            HERE,
+            {"not_after": datetime.datetime(2020, 1, 2, tzinfo=datetime.UTC)},
+            "expired",
+            "Renew",
+        ),
+    ],
+    ids=["another host's", "expired"],
+)
+def test_a_certificate_that_does_not_fit_is_refused(
+    files: Files, tmp_path: Path, names, how, problem: str, hint: str
+):
+    pair = Files(tmp_path).issue("broker", *names, by=files.authority, **how)
+    with BrokerProcess(tmp_path / "log", conf=conf_of(pair)) as broker:
+        error = told(lambda: isolog.connect(broker.address, tls_ca=files.ca, timeout=20))
+    assert problem in error.message
+    assert hint in error.hint
+
+
+def test_a_broker_may_ask_clients_for_a_certificate(files: Files, tmp_path: Path):
+    pair, mine = files.issue("asking", *HERE), files.issue("client", "etl-job")
+    conf = conf_of(pair, ca=files.ca) + "require_client_cert = true\n"
+    with BrokerProcess(tmp_path / "log", conf=conf) as broker:
+        error = told(lambda: isolog.connect(broker.address, tls_ca=files.ca, timeout=20))
+        assert "asks for a client certificate" in error.message
+        stranger = Files(tmp_path).issue("client", "etl-job")
+        given = {"tls_ca": files.ca, "tls_cert": stranger.cert, "tls_key": stranger.key}
+        error = told(lambda: isolog.connect(broker.address, timeout=20, **given))
+        assert "unknown ca" in error.message
+        given = {"tls_ca": files.ca, "tls_cert": mine.cert, "tls_key": mine.key}
+        with isolog.connect(broker.address, **given) as log:
+            log.create_topic("t")
+
+
+def serial_of(address: str, ca: str) -> str:
+    """Return the serial number of the certificate that a new connection is shown."""
+    sock = connected(address, time.monotonic() + 20, client_context(TlsFiles(ca=ca)))
+    assert isinstance(sock, ssl.SSLSocket)
+    with sock:
+        return str((sock.getpeercert() or {})["serialNumber"])
+
+
+def test_certificates_rotate_while_connections_go_on(files: Files, tmp_path: Path):
+    pair = files.issue("rotating", *HERE)
+    with (
+        BrokerProcess(tmp_path / "log", conf=conf_of(pair)) as broker,
+        isolog.connect(broker.address, tls_ca=files.ca) as log,
+    ):
+        log.create_topic("t")
+        before = serial_of(broker.address, files.ca)
+        shutil.copy(str(files.issue("other", *HERE).key), str(pair.key))  # of no such pair
+        eventually(lambda: "TLS goes on with the files as they were" in broker.said())
+        assert serial_of(broker.address, files.ca) == before
+        files.issue("rotating", *HERE)
+        eventually(lambda: serial_of(broker.address, files.ca) != before)
+        with log.producer() as producer:
+            producer.append("t", values("after")).result(20)
+
+
+def test_brokers_replicate_with_certificates_of_their_own(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+):
+    pair = files.issue("peers", *HERE, "1", "2")
+    given = {"cert": pair.cert, "key": pair.key}
+    monkeypatch.setenv("ISOLOG_TLS_CA", files.ca)
+    conf = {"tls": given, "peer_tls": given | {"ca": files.ca}}
+    with LocalCluster(2, conf=conf) as cluster, cluster.connect() as log:
+        log.create_topic("t", replication_factor=2, config={"min.insync.replicas": 2})
+        with log.producer(isolation="read_committed") as producer:
+            producer.append("t", values("a")).result(60)
+        cluster.kill(cluster.leader("t"))
+        eventually(lambda: log.read("t")["value"].to_pylist() == [b"a"])
+
+
+@pytest.mark.parametrize("method", [RUN_STEPS, REPLICATE])
+def test_a_certificate_of_another_broker_or_of_a_client_opens_no_peer_door(
+    files: Files, tmp_path: Path, method: str
+):
+    pair = files.issue("door", *HERE, "b1")
+    conf = 'id = "b1"\n' + conf_of(pair, "peer_tls", ca=files.ca)
+    client = files.issue("client", "etl-job")
+    with BrokerProcess(tmp_path / "log", conf=conf) as broker:
+        nobody = TlsFiles(ca=files.ca)
+        with pytest.raises(TlsFailed, match="asks for a client certificate"):
+            ClientChannel(broker.peer_address, timeout_s=20, tls=client_context(nobody))
+        channel = ClientChannel(broker.peer_address, timeout_s=20, tls=client_context(client))
+        opened = OpenReplication(stream="s", follower="b2", proof="0" * 64, window_bytes=1 << 20)
+        body = opened.to_bytes()
+        if method == RUN_STEPS:
+            body = msgspec.msgpack.encode(
+                {"caller": "b2", "proof": "0" * 64, "nonce": "n", "steps": []}
+            )
+        with pytest.raises(CallFailed) as caught:
+            channel.open(method, b"", body).receive(20)
+        assert b"its certificate names etl-job" in caught.value.error
+        channel.close()
+
+
+def test_flight_speaks_tls_and_takes_new_certificates(files: Files, tmp_path: Path):
+    pair = files.issue("flight", *HERE)
+    with BrokerProcess(tmp_path / "log", conf=conf_of(pair)) as broker:
+        with isolog.connect(broker.address, tls_ca=files.ca) as log:
+            log.create_topic("t")
+            where = log.status().flight
+        trusted = Path(files.ca).read_bytes()
+
+        def listed() -> list[str]:
+            with fl.connect(f"grpc+tls://{where}", tls_root_certs=trusted) as client:
+                return [each.descriptor.path[0].decode() for each in client.list_flights()]
+
+        assert listed() == ["t"]
+        before = serial_of(where, files.ca)
+        files.issue("flight", *HERE)
+        eventually(lambda: "Flight serves with the new" in broker.said())
+        assert serial_of(where, files.ca) != before
+        assert listed() == ["t"]
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"tls_ca": "/nowhere/ca.pem"}, "No such file"),
+        ({"tls_ca": "-----BEGIN CERTIFICATE-----"}, "not its text"),
+        ({"tls_key": "key.pem"}, "No such file"),
+        ({"tls_ca": ""}, "takes the path of a file"),
+        ({"tls": False, "tls_ca": "ca.pem"}, "tls is false"),
+        ({"tls": "maybe"}, "true or false"),
+    ],
+)
+def test_what_the_options_do_not_take_is_refused(secure: BrokerProcess, given, problem: str):
+    with pytest.raises(InvalidOption, match=problem):
+        isolog.connect(secure.address, **given)
