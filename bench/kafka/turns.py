@@ -1,6 +1,8 @@
 """Contenders take turns: in each turn everyone once, and the next begins with another one.
 
-So what slows the machine for longer than a turn slows all of them. Beside the wall's time stands
+So what slows the machine for longer than a turn slows all of them. Nobody is measured before the
+others are quiet: a broker that deletes a topic, or writes to its disk, would slow who comes next.
+Beside the wall's time stands
 the processors' time of everybody who takes part: Spark's JVM, its Python workers and the brokers.
 """
 
@@ -26,6 +28,11 @@ AT_LEAST_ONCE: Final = "isolog, at least once"
 BATCHES: Final = "isolog, Arrow batches"
 CONTENDERS: Final = (CEILING, KAFKA, TUNED, ISOLOG, CONNECTION, AT_LEAST_ONCE, BATCHES)
 """Everyone there is, in the order of the table's columns."""
+
+_QUIET_WITHIN_S: Final = 10.0
+_LOOK_S: Final = 0.3
+_QUIET_PART: Final = 0.1
+"""Of one processor; what brokers and Spark take while they wait."""
 
 Figures = dict[str, Any]
 """What one measurement gave, as it is in the JSON."""
@@ -56,6 +63,7 @@ class Turns:
         spent: dict[str, list[float]] = {each: [] for each in contenders}
         for turn in range(self.turns):
             for each in rotated(list(contenders), turn):
+                _await_quiet()
                 before = _processor_seconds()
                 found[each].append(contenders[each]())
                 spent[each].append(_processor_seconds() - before)
@@ -92,6 +100,16 @@ class Turns:
         )
         said = ", ".join(f"{each} {shown(figure, unit)}" for each, figure in medians.items())
         print(f"{time.strftime('%H:%M:%S')} {name} ({unit}): {said}", file=sys.stderr, flush=True)
+
+
+def _await_quiet() -> None:
+    """Wait until all who take part leave the processors alone, some seconds at most."""
+    deadline = time.monotonic() + _QUIET_WITHIN_S
+    while time.monotonic() < deadline:
+        before = _processor_seconds()
+        time.sleep(_LOOK_S)
+        if _processor_seconds() - before < _QUIET_PART * _LOOK_S:
+            return
 
 
 def gain(figures: Figures, contender: str, over: str) -> float | None:
