@@ -75,12 +75,20 @@ def test_everyone_is_measured_in_each_turn_and_first_in_his() -> None:
     names = ("a", "b", "c")
     turns = Turns(3)
     turns.take("read", "x", "rows/s", {each: lambda each=each: run(each) for each in names}, rows=9)
-    assert "".join(order) == "abc" + "abc" + "bca" + "cab"  # the first turn warms up
+    assert "".join(order) == "abc" + "abc" + "bac" + "cab"  # the first turn warms up
     (measured,) = turns.measured
-    assert measured["turns"] == {"a": [4, 9, 11], "b": [5, 7, 12], "c": [6, 8, 10]}
-    assert measured["median"] == {"a": 9, "b": 7, "c": 8}
+    assert measured["turns"] == {"a": [4, 8, 11], "b": [5, 7, 12], "c": [6, 9, 10]}
+    assert measured["median"] == {"a": 8, "b": 7, "c": 9}
     assert set(measured["processor_seconds_per_million_rows"]) == set(names)
-    assert rotated(names, 4) == ["b", "c", "a"]
+
+
+def test_everyone_comes_first_once_and_nobody_always_after_the_same() -> None:
+    names = "abcde"
+    orders = [rotated(names, turn) for turn in range(5)]
+    assert {order[0] for order in orders} == set(names)
+    for name in names:
+        before = {order[order.index(name) - 1] for order in orders if order[0] != name}
+        assert len(before) >= 2
 
 
 @pytest.mark.parametrize(("unit", "expected"), [("rows/s", 2.0), ("ms", 0.5)])
