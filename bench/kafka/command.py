@@ -10,13 +10,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
-from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 from bench.kafka import clients, costs, jars, page, reads, small, typed, writes
