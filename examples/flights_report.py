@@ -317,11 +317,11 @@ def show_files(output: Path, bootstrap: str | None, brokers: int, seconds: float
         if brokers == 1:
             _say("           Its broker was stopped; the next job with this path starts one again.")
         else:
-            _say(
-                f"           The {brokers} brokers were stopped; to start the first of them again:"
-            )
-            conf = output / "log" / "broker-1.toml"
-            _say(f"           isolog broker start --dir {output / of_one} --conf {conf}")
+            _say(f"           The {brokers} brokers were stopped; to start all of them again:")
+            for number in range(1, brokers + 1):
+                log = output / "log" / f"broker-{number}"
+                where = f"--dir {log} --conf {log}.toml --listen 127.0.0.1:{39090 + number}"
+                _say(f"           isolog broker start {where} --daemon")
     _say(f"time       {seconds:.0f} s")
 
 

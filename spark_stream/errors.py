@@ -134,7 +134,7 @@ class BatchTooLarge(IsologError):
 
 class InvalidRecord(IsologError):
     code = "INVALID_RECORD"
-    hint = "Mend or drop the record; those before it in its message are kept."
+    hint = "Mend or drop the record."
 
 
 class RecordNotAttempted(IsologError):
@@ -331,6 +331,11 @@ class EntriesGone(IsologError):
 class Unauthenticated(IsologError):
     code = "UNAUTHENTICATED"
     hint = "Only the cluster's own brokers may call this. A restarted broker is known in a moment."
+
+
+class PermissionDenied(IsologError):
+    code = "PERMISSION_DENIED"
+    hint = "An administrator of the cluster can allow it: isolog acl allow."
 
 
 class TlsFailed(IsologError):

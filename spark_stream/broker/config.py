@@ -28,6 +28,7 @@ from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.cluster.stores.leases import DURATION_S
 from spark_stream.errors import InvalidConfig
 from spark_stream.schema.keys import PARTITION_BY
+from spark_stream.schema.nearest import meant
 from spark_stream.scripts.transactions.sweeping import SINK_EXPIRY_S
 from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
 from spark_stream.transport.tls import TlsFiles
@@ -71,9 +72,11 @@ class BrokerConfig(BaseSettings):
     ``listen`` names all addresses of the machine (0.0.0.0). ``peer_addresses`` maps ids of brokers
     to the addresses at which this broker reaches them, where these differ from the registered ones.
 
-    ``tls``: the certificate for clients, here and of Flight. ``peer_tls``: that for the other
-    brokers, which have to show one as well: of the authorities in ``ca``, with the broker's id as
-    one of its names.
+    ``authentication``: whether callers have to say who they are, and rules decide what they may do.
+    ``super_users``: principals that may do everything. Both are the same for all brokers of a
+    cluster. ``tls``: the certificate for clients, here and of Flight. ``peer_tls``: that for the
+    other brokers, which have to show one as well: of the authorities in ``ca``, with the broker's
+    id as one of its names.
 
     ``id`` names the broker in a new directory (1 to 200 of a-z A-Z 0-9 _ -); by default one is
     made. ``rack`` says where the broker is: replicas of a partition are put into different racks.
@@ -109,6 +112,8 @@ class BrokerConfig(BaseSettings):
     listen: str = "127.0.0.1:9092"
     peer_listen: str = ""
     flight_listen: str = ""
+    authentication: bool = False
+    super_users: tuple[str, ...] = ()
     tls: TlsSettings = TlsSettings()
     peer_tls: TlsSettings = TlsSettings()
     advertise: str | None = None
@@ -233,6 +238,8 @@ class BrokerConfig(BaseSettings):
             name = ".".join(str(part) for part in first["loc"])
             unknown = first["type"] == "extra_forbidden"
             message = "there is no such setting" if unknown else problem_of(first)
+            if unknown and len(first["loc"]) == 1:
+                message += meant(name, cls.model_fields)
             if unknown and name in {setting.partition(".")[0] for setting in SETTINGS}:
                 message = "the defaults of topics belong under [topic]"
             raise InvalidConfig(f"{name}: {message}", setting=name) from None

@@ -24,12 +24,13 @@ from typing import Final, NoReturn
 
 from msgspec.structs import replace
 
+from spark_stream.broker.access.gate import AccessSettings, Gate
 from spark_stream.broker.actions.context import BrokerContext, BrokerFacts
 from spark_stream.broker.background import BackgroundTasks
+from spark_stream.broker.certificates import Certificates
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
 from spark_stream.broker.network import ConnectedNetwork
-from spark_stream.broker.node.certificates import Certificates
 from spark_stream.broker.node.controlling import MOVES_S, ROUND_S
 from spark_stream.broker.node.handover import LOOK_S as TROUBLE_S
 from spark_stream.broker.node.identity import BrokerIdentity
@@ -73,6 +74,7 @@ _SWITCH_S: Final = 0.0005
 times: with Python's default of 5 ms, and hundreds of fetches at work, it would wait long each
 time."""
 _CERTIFICATES_S: Final = 1.0
+_ACCESS_S: Final = 1.0
 _FLUSH_SECONDS: Final = 0.1  # the first time; then the task says
 
 
@@ -141,6 +143,8 @@ class Broker:
         )
         undo.callback(core.host.close)
         undo.callback(self._network.stop_following)
+        settings = AccessSettings(config.authentication, frozenset(config.super_users))
+        self._gate = Gate(core.host.view, secret.key_for("sessions"), clock, settings)
         core.registration.decide_generation()
         core.table.pass_over_used_numbers()
         self._facts = BrokerFacts("", str(path), directory.cluster_id, clock.monotonic())
@@ -175,6 +179,7 @@ class Broker:
             clock,
             self._scrub,
             self._store,
+            self._gate,
         )
         self._loop = Loop("isolog-io")
         undo.callback(self._loop.close)
@@ -194,7 +199,13 @@ class Broker:
         undo.callback(self._server.stop, "the broker did not start", 0.0)
         greeting = greeting_bytes(me.cluster_id, me.broker_id)
         certificates = self._certificates
-        self._open_door(bound, self._serving.welcome_client, greeting, certificates.for_clients)
+        self._open_door(
+            bound,
+            self._serving.welcome_client,
+            greeting,
+            certificates.for_clients,
+            knows=not self._gate.asks,
+        )
         if peers is not None:
             self._open_door(peers, self._serving.welcome_peer, greeting, certificates.for_peers)
         self._flight: FlightFacade | None = None
@@ -218,11 +229,13 @@ class Broker:
         welcome: Callable[[Arrival], Serve],
         greeting: bytes,
         tls: RotatingContext | None,
+        *,
+        knows: bool = True,
     ) -> None:
         """Accept connections. A Unix socket is protected by its file's permissions, not by TLS."""
         speaks_tls = tls is not None and bound.family != socket.AF_UNIX
         context = tls.current if tls is not None and speaks_tls else None
-        self._server.open(Door(bound, welcome, lambda: greeting, context))
+        self._server.open(Door(bound, welcome, lambda: greeting, context, knows))
 
     def _end_flight(self) -> None:
         if self._flight is not None:
@@ -270,6 +283,7 @@ class Broker:
         self._tasks.start("flusher", _FLUSH_SECONDS, core.host.upkeep.flush_due)
         self._tasks.start("transactions", _SWEEP_SECONDS, core.transactions.sweeping)
         self._tasks.start("certificates", _CERTIFICATES_S, self._look_at_certificates)
+        self._tasks.start("access", _ACCESS_S, self._gate.look_again)
         self._tasks.start("memory", LOOK_S, SpareMemory().give_back)
         self._tasks.start("scrub", BEGIN_S, self._scrub.look)
 

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from spark_stream.cli.commands import (
+    access,
     broker,
     certs,
     cluster,
@@ -25,7 +26,7 @@ from spark_stream.cli.commands import (
     topic,
     transactions,
 )
-from spark_stream.cli.options import Tls, TlsCa, TlsCert, TlsKey, set_access
+from spark_stream.cli.options import Tls, TlsCa, TlsCert, TlsKey, TokenFile, User, set_access
 from spark_stream.cli.streams import discard_output, occupy, problem_of
 from spark_stream.errors import InvalidOption, IsologError, Unsupported
 from spark_stream.version import VERSION
@@ -68,6 +69,9 @@ app = typer.Typer(
 )
 app.add_typer(broker.app, name="broker")
 app.add_typer(certs.app, name="certs")
+app.add_typer(access.users, name="user")
+app.add_typer(access.tokens, name="token")
+app.add_typer(access.acl, name="acl")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(consumers.app, name="consumers")
 app.add_typer(sinks.app, name="sinks")
@@ -88,6 +92,8 @@ def _isolog(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the release.")
     ] = False,
+    user: User = None,
+    token_file: TokenFile = None,
     tls: Tls = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
@@ -100,7 +106,16 @@ def _isolog(
     echo hello | isolog produce greetings --path data/
     isolog consume greetings --path data/
     """
-    set_access({"tls": tls, "tls.ca": tls_ca, "tls.cert": tls_cert, "tls.key": tls_key})
+    set_access(
+        {
+            "user": user,
+            "tokenFile": token_file,
+            "tls": tls,
+            "tls.ca": tls_ca,
+            "tls.cert": tls_cert,
+            "tls.key": tls_key,
+        }
+    )
 
 
 def run() -> NoReturn:

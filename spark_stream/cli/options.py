@@ -83,6 +83,24 @@ TlsCert = Annotated[
         show_default=False,
     ),
 ]
+User = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Who calls; the password is in ISOLOG_PASSWORD, or asked for. Variable: ISOLOG_USER.",
+        rich_help_panel=_PROTECTED,
+        show_default=False,
+    ),
+]
+TokenFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="A file with a token. Variables: ISOLOG_TOKEN_FILE, ISOLOG_TOKEN.",
+        rich_help_panel=_PROTECTED,
+        show_default=False,
+    ),
+]
 TlsKey = Annotated[
     str | None,
     typer.Option(
@@ -184,7 +202,14 @@ def set_access(given: Mapping[str, str | bool | None]) -> None:
 
 def access() -> Access:
     """Return how to connect: as the options before the command say, or else the environment."""
-    return access_of(_ACCESS)
+    given = dict(_ACCESS)
+    if given.get("user") is not None:
+        password = os.environ.get("ISOLOG_PASSWORD")
+        if not password and sys.stdin.isatty():
+            password = typer.prompt(f"Password of {given['user']}", hide_input=True, err=True)
+            _ACCESS["password"] = password
+        given.setdefault("password", password or None)
+    return access_of(given)
 
 
 @contextmanager

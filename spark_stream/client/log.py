@@ -52,6 +52,10 @@ def connect(
     tls_ca: str | os.PathLike[str] | None = None,
     tls_cert: str | os.PathLike[str] | None = None,
     tls_key: str | os.PathLike[str] | None = None,
+    user: str | None = None,
+    password: str | None = None,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
     **unknown: Never,
 ) -> Log:
     """Connect to a log: by any broker's ``host:port``, or by the ``path`` of a directory.
@@ -63,10 +67,13 @@ def connect(
 
     ``tls_ca``: the PEM file of the authority that issued the brokers' certificates; ``tls=True``
     trusts those of the system. ``tls_cert`` and ``tls_key``: a client certificate and its key.
-    What is left out comes from ISOLOG_TLS, ISOLOG_TLS_CA, ISOLOG_TLS_CERT and ISOLOG_TLS_KEY.
+    ``user`` and ``password``, or a ``token``, or a ``token_file``, which is read again for each
+    connection, say who calls. What is left out comes from ISOLOG_TLS, ISOLOG_TLS_CA,
+    ISOLOG_TOKEN_FILE and so on.
 
     Raises:
         InvalidOption: neither or both were given, an address is not valid, or an option is unknown.
+        Unauthenticated: the broker does not take the credential, or asks for one.
         TlsFailed: the broker and the client do not agree on TLS; the message says why.
         UnknownLog: with ``create=False`` there is no log at ``path``.
         BrokerUnavailable: no broker answers. With ``path`` also what kept it from starting.
@@ -77,9 +84,14 @@ def connect(
             "path is empty", option="path", hint='Name a directory: the working directory is ".".'
         )
     folder = None if path is None else Path(path).absolute()
-    files = {"tls.ca": tls_ca, "tls.cert": tls_cert, "tls.key": tls_key}
+    files = {
+        "tls.ca": tls_ca,
+        "tls.cert": tls_cert,
+        "tls.key": tls_key,
+        "tokenFile": token_file,
+    }
     paths = {name: None if each is None else os.fspath(each) for name, each in files.items()}
-    access = access_of({"tls": tls, **paths})
+    access = access_of({"tls": tls, "user": user, "password": password, "token": token, **paths})
     log = Log(
         ClusterConnection(bootstrap, folder, timeout, idle_seconds, create=create, access=access)
     )

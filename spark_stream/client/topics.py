@@ -35,6 +35,7 @@ from spark_stream.wire.messages import (
     AskedTopic,
     CreateTopic,
     Empty,
+    ListTopics,
     NamedTopic,
     PartitionOffsets,
     TopicDescription,
@@ -75,8 +76,9 @@ class TopicsClient:
             if found is not None and found.id == known.id and len(found.partitions) != partitions:
                 del self._known[known.name]
 
-    def names(self) -> list[str]:
-        return self._connection.act("list-topics", Empty(), TopicNames).topics
+    def names(self, *, readable: bool = False) -> list[str]:
+        """Return the names of the topics that the caller may describe, or may read."""
+        return self._connection.act("list-topics", ListTopics(readable=readable), TopicNames).topics
 
     def describe(self, topic: str) -> TopicDescription:
         return self._remember(

@@ -32,6 +32,10 @@ class ClusterSecret:
         text = json.dumps(facts).encode()  # unambiguous, whatever characters the facts have
         return hmac.new(self._key, text, hashlib.sha256).hexdigest()
 
+    def key_for(self, purpose: str) -> bytes:
+        """Return a key for this purpose alone."""
+        return hmac.new(self._key, f"key for {purpose}".encode(), hashlib.sha256).digest()
+
     def has_proven(self, proof: str, *facts: str) -> bool:
         """Return whether :meth:`prove` made the proof, with this key, of these facts."""
         return hmac.compare_digest(proof.encode(), self.prove(*facts).encode())

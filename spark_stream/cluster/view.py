@@ -20,7 +20,9 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from spark_stream.cluster import brokers, controller, partitions, topics
+from spark_stream.access.rules import Rule, RuleSet
+from spark_stream.cluster import access, brokers, controller, partitions, topics
+from spark_stream.cluster.access import RULES, TOKENS, USERS, AccessRecords
 from spark_stream.cluster.brokers import BROKERS, RegisteredBroker
 from spark_stream.cluster.controller import CONTROLLER, Controller
 from spark_stream.cluster.left_overs import REMOVED
@@ -35,7 +37,7 @@ logger = logging.getLogger(__name__)
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
-PREFIXES: Final = (TOPICS, PARTITIONS, BROKERS, CONTROLLER)
+PREFIXES: Final = (TOPICS, PARTITIONS, BROKERS, CONTROLLER, USERS, TOKENS, RULES)
 PAUSE_S: Final = 0.025
 """How long to pause between two refreshes. One that finds nothing new takes some 10 us."""
 
@@ -52,6 +54,7 @@ class Snapshot(Struct, frozen=True):
     """By topic id, and number; also of topics that are being made or deleted."""
     brokers: Mapping[BrokerId, RegisteredBroker] = field(default_factory=dict)
     controller: Controller | None = None
+    access: AccessRecords = field(default_factory=AccessRecords)
 
     def topic(self, topic_id: str) -> Topic | None:
         """Return the topic of this id, or None."""
@@ -71,9 +74,11 @@ class News(Struct, frozen=True):
     partitions: frozenset[PartitionId] = frozenset()
     brokers: frozenset[BrokerId] = frozenset()
     controller: bool = False
+    access: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.topics or self.partitions or self.brokers or self.controller)
+        known = self.topics or self.partitions or self.brokers
+        return bool(known or self.controller or self.access)
 
 
 NO_NEWS: Final = News()
@@ -156,6 +161,9 @@ class _Update:
         self._partitions: dict[str, dict[int, StoredPartition | None]] = defaultdict(dict)
         self._brokers: dict[BrokerId, RegisteredBroker | None] = {}
         self._controllers: list[Controller | None] = []
+        self._users: dict[str, access.User | None] = {}
+        self._tokens: dict[str, access.Token | None] = {}
+        self._rules: dict[str, Rule | None] = {}
 
     def take(self, key: str, record: StoreRecord | None) -> None:
         """Apply a record, or its deletion (None). An unreadable one changes nothing.
@@ -182,6 +190,15 @@ class _Update:
         elif key == CONTROLLER:
             held = None if record is None else controller.decode(record.value)
             self._controllers.append(held)
+        elif key.startswith(USERS):
+            user = None if record is None else access.decode_user(record.value)
+            self._users[key.removeprefix(USERS)] = user
+        elif key.startswith(TOKENS):
+            token = None if record is None else access.decode_token(record.value)
+            self._tokens[key.removeprefix(TOKENS)] = token
+        elif key.startswith(RULES):
+            rule = None if record is None else access.decode_rule(record.value)
+            self._rules[key.removeprefix(RULES)] = rule
 
     def snapshot(self, revision: int) -> Snapshot:
         """Return the earlier snapshot with all changes applied."""
@@ -200,7 +217,22 @@ class _Update:
             after = replace(after, brokers=_changed(self._before.brokers, self._brokers))
         if self._controllers:
             after = replace(after, controller=self._controllers[-1])
+        if self._has_access:
+            after = replace(after, access=self._access(self._before.access))
         return after
+
+    @property
+    def _has_access(self) -> bool:
+        return bool(self._users or self._tokens or self._rules)
+
+    def _access(self, before: AccessRecords) -> AccessRecords:
+        rules = _changed(before.rules, self._rules)
+        return AccessRecords(
+            _changed(before.users, self._users),
+            _changed(before.tokens, self._tokens),
+            rules,
+            RuleSet(rules.values()) if self._rules else before.rule_set,
+        )
 
     def news(self) -> News:
         """Return the applied changes."""
@@ -213,6 +245,7 @@ class _Update:
             ),
             brokers=frozenset(self._brokers),
             controller=bool(self._controllers),
+            access=self._has_access,
         )
 
 

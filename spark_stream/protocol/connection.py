@@ -57,6 +57,9 @@ T = TypeVar("T")
 VERSION: Final = 1
 STREAM_MAX: Final = 2**32 - 1
 _CREDIT_MAX: Final = 2**40
+_STRANGER: Final = (64 << 10, 64 << 10)
+"""The largest header and body of a peer that is not trusted yet."""
+_STREAMS_OF_STRANGER: Final = 8
 
 
 class ConnectionLimits(Struct, frozen=True):
@@ -200,7 +203,8 @@ class Connection:
     """One side of a connection. Not thread-safe: its shell has a lock.
 
     ``greeting``: what the peer gets in ``Ready``. ``allocate``: makes buffers of large bodies.
-    ``now`` is on a monotonic clock, in seconds, here and everywhere.
+    ``now`` is on a monotonic clock, in seconds, here and everywhere. A peer that is not
+    ``trusted`` may send small frames on few streams only, until :meth:`trust`.
     """
 
     def __init__(
@@ -212,11 +216,15 @@ class Connection:
         limits: ConnectionLimits = DEFAULT_LIMITS,
         allocate: Allocate = bytearray,
         versions: tuple[int, int] = (VERSION, VERSION),
+        trusted: bool = True,
     ) -> None:
+        self._trusted = trusted
         self._is_client = is_client
         self._limits = limits
         self._versions = versions
-        self._reader = FrameReader(limits.header_bytes_max, limits.body_bytes_max, allocate)
+        self._reader = FrameReader(
+            *(limits.header_bytes_max, limits.body_bytes_max) if trusted else _STRANGER, allocate
+        )
         self._streams: dict[int, _Stream] = {}
         self._last_stream = 0
         self._output: list[Bytes] = []
@@ -250,6 +258,11 @@ class Connection:
     def closed_by_peer(self, message: str = "the peer closed the connection") -> list[Event]:
         """Note that the socket is at its end, or broken."""
         return [] if self.lost else [self._lose("CLOSED", message)]
+
+    def trust(self) -> None:
+        """Take what the limits allow from now on."""
+        self._trusted = True
+        self._reader.raise_limits(self._limits.header_bytes_max, self._limits.body_bytes_max)
 
     def refuse(self, code: str, message: str) -> list[Event]:
         """Give the connection up, and tell the peer why."""
@@ -367,10 +380,9 @@ class Connection:
         if frame.stream <= self._last_stream:
             raise ProtocolError("STREAM_NUMBER", f"stream {frame.stream} was opened out of order")
         self._last_stream = frame.stream
-        if len(self._streams) >= self._limits.streams_max:
-            raise ProtocolError(
-                "TOO_MANY_STREAMS", f"more than {self._limits.streams_max} streams are open"
-            )
+        most = self._limits.streams_max if self._trusted else _STREAMS_OF_STRANGER
+        if len(self._streams) >= most:
+            raise ProtocolError("TOO_MANY_STREAMS", f"more than {most} streams are open")
         opening = _decoded(frame, _OPENING)
         if opening.credit < 0:
             raise ProtocolError("CREDIT", f"a credit of {opening.credit}")

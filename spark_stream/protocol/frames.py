@@ -113,6 +113,11 @@ class FrameReader:
         self._large: Bytes | None = None  # the part that is being received into
         self._view: memoryview | None = None  # what is left of it
 
+    def raise_limits(self, header_bytes_max: int, body_bytes_max: int) -> None:
+        """Take larger frames from now on."""
+        self._header_bytes_max = header_bytes_max
+        self._body_bytes_max = body_bytes_max
+
     @property
     def is_between_frames(self) -> bool:
         """Whether no frame has begun to arrive."""

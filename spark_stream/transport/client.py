@@ -96,7 +96,7 @@ class ClientChannel:
         try:
             sock = connected(address, deadline, tls)
         except TimeoutError:
-            raise ConnectionLost("UNREACHABLE", f"no connection to {address} in time") from None
+            raise ConnectionLost("UNREACHABLE", f"{address}: no connection in time") from None
         except ssl.SSLError as error:
             raise _tls_failed(address, error) from None
         except OSError as error:

@@ -27,6 +27,7 @@ _BACKLOG: Final = 1024
 _ACCEPTED_AT_ONCE: Final = 64
 _ACCEPTS_AGAIN_S: Final = 0.1  # after it could not
 _LOOKS_EVERY_S: Final = 0.05
+_UNIX: Final = "unix"
 _TLS_HANDSHAKE: Final = b"\x16"
 TLS_REQUIRED: Final = "TLS_REQUIRED"
 """The code with which a door that speaks TLS refuses a client that does not."""
@@ -35,16 +36,37 @@ Serve = Callable[[StreamOpened, Stream], None]
 """Takes a new stream, on the loop's thread; must not block, and sets the stream's ``handle``."""
 
 
-class Arrival(Struct, frozen=True):
-    """Who connects: from where, and the names in the certificate that was shown, if any."""
+class Arrival:
+    """Who connects: from where, and the names in the certificate that was shown, if any.
 
-    address: str
-    names: tuple[str, ...] = ()
+    ``is_local``: through a Unix socket.
+    """
+
+    def __init__(self, address: str, names: tuple[str, ...] = ()) -> None:
+        self.address = address
+        self.names = names
+        self.is_local = address == _UNIX
+        self._session: _Session | None = None
+
+    def trust(self) -> None:
+        """Let it send what the server's limits allow."""
+        if self._session is not None:
+            self._session.trust()
+
+    def refuse(self, code: str, message: str) -> None:
+        """End the connection, and tell the other side why."""
+        if self._session is not None:
+            self._session.refuse(code, message)
+
+    def belongs_to(self, session: _Session) -> None:
+        """Note what serves the connection."""
+        self._session = session
 
 
 class Door(Struct, frozen=True):
     """A listening socket. ``welcome`` returns what serves the streams of a connection.
 
+    With ``knows`` everybody who connects is trusted; else ``welcome`` trusts the arrival, later.
     ``tls`` returns the context for a new connection; None: the door speaks no TLS.
     """
 
@@ -52,6 +74,7 @@ class Door(Struct, frozen=True):
     welcome: Callable[[Arrival], Serve]
     greeting: Callable[[], bytes] = bytes
     tls: Callable[[], ssl.SSLContext] | None = None
+    knows: bool = True
 
 
 class Server:
@@ -133,7 +156,7 @@ class Server:
             if len(self._sessions) + self._shaking >= self._connections_max:
                 sock.close()
                 continue
-            name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix"
+            name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else _UNIX
             if door.tls is None:
                 self._begin(door, sock, Arrival(name))
             else:
@@ -196,9 +219,11 @@ class Server:
             now=time.monotonic(),
             limits=self._limits,
             allocate=self._buffers.allocate,
+            trusted=door.knows,
         )
-        serve = door.welcome(arrival)
-        session = _Session(self, serve, arrival.address, self._loop, sock, connection)
+        session = _Session(self, arrival.address, self._loop, sock, connection)
+        arrival.belongs_to(session)
+        session.serve = door.welcome(arrival)
         with self._changed:
             self._sessions.add(session)
         return session
@@ -210,20 +235,23 @@ class Server:
             self._changed.notify_all()
 
 
+def _serve_nothing(opened: StreamOpened, stream: Stream) -> None:
+    """Serve a connection that is refused."""
+
+
 class _Session:
     """One connection."""
 
     def __init__(
         self,
         server: Server,
-        serve: Serve,
         peer: str,
         loop: Loop,
         sock: socket.socket,
         connection: Connection,
     ) -> None:
         self._server = server
-        self._serve = serve
+        self.serve: Serve = _serve_nothing
         self._streams = Streams(peer)
         self._channel = SocketChannel(
             loop, sock, connection, self._handle, self._streams.on_drained, pauses=True
@@ -241,6 +269,9 @@ class _Session:
     def close(self, message: str) -> None:
         self._channel.end(message)
 
+    def trust(self) -> None:
+        self._channel.command(lambda core: core.trust())
+
     def refuse(self, code: str, message: str) -> None:
         """Tell the peer why there is no connection, and end it."""
         self._channel.refuse(code, message)
@@ -248,7 +279,7 @@ class _Session:
     def _handle(self, event: Event) -> None:
         match event:
             case StreamOpened():
-                self._serve(event, self._streams.add(self._channel, event.stream))
+                self.serve(event, self._streams.add(self._channel, event.stream))
             case Lost():
                 self._server.forget(self)
                 self._streams.dispatch(event)

@@ -10,6 +10,19 @@ from typing import Final
 
 from msgspec import Struct
 
+from spark_stream.wire.access_messages import (
+    CheckAccess,
+    CreatedToken,
+    CreateToken,
+    Decision,
+    NamedToken,
+    NamedUser,
+    PutUser,
+    RuleList,
+    RuleText,
+    TokenList,
+    UserList,
+)
 from spark_stream.wire.cluster_messages import (
     ClusterDescription,
     Elected,
@@ -36,6 +49,7 @@ from spark_stream.wire.messages import (
     Leaders,
     ListedOffsets,
     ListOffsets,
+    ListTopics,
     Message,
     NamedTopic,
     TopicDescription,
@@ -81,7 +95,7 @@ ACTIONS: Final[dict[str, Action]] = {
     "alter-topic": Action(AlterTopic, TopicDescription),
     "delete-topic": Action(NamedTopic, Empty),
     "describe-topic": Action(NamedTopic, TopicDescription),
-    "list-topics": Action(Empty, TopicNames),
+    "list-topics": Action(ListTopics, TopicNames),
     "list-offsets": Action(ListOffsets, ListedOffsets),
     "find-leaders": Action(FindLeaders, Leaders),
     "list-brokers": Action(Empty, BrokerList),
@@ -119,4 +133,14 @@ ACTIONS: Final[dict[str, Action]] = {
     "list-consumers": Action(Empty, ConsumerDescriptions),
     "delete-consumer": Action(NamedConsumer, Empty),
     "atomic-cut": Action(AtomicCut, Cut),
+    "put-user": Action(PutUser, Empty),
+    "delete-user": Action(NamedUser, Empty),
+    "list-users": Action(Empty, UserList),
+    "create-token": Action(CreateToken, CreatedToken),
+    "list-tokens": Action(Empty, TokenList),
+    "revoke-token": Action(NamedToken, Empty),
+    "add-rule": Action(RuleText, Empty),
+    "remove-rule": Action(RuleText, Empty),
+    "list-rules": Action(Empty, RuleList),
+    "check-access": Action(CheckAccess, Decision),
 }

@@ -338,6 +338,12 @@ class TopicDescription(Description, kw_only=False):
         return split_names(self.config.get(PARTITION_BY, ""))
 
 
+class ListTopics(Message):
+    """Asks for the names of the topics that the caller may describe, or ``readable`` ones only."""
+
+    readable: bool = False
+
+
 class TopicNames(Message):
     """The names of all topics."""
 
@@ -493,7 +499,8 @@ class BrokerStatus(Description, kw_only=False):
 
     ``checked_ms``: when the last look at all segments ended, in ms since the epoch; None:
     none has. ``damaged``: the first offset that is known to be damaged in each of its replicas
-    that has damage, by ``"topic/partition"``.
+    that has damage, by ``"topic/partition"``. ``principal``: for whom the broker takes the caller;
+    what a caller may not know of the cluster is empty.
     """
 
     version: str
@@ -509,6 +516,7 @@ class BrokerStatus(Description, kw_only=False):
     flight: str = ""
     checked_ms: int | None = None
     damaged: dict[str, int] = {}
+    principal: str = ""
 
 
 def json_bytes(value: object) -> bytes:

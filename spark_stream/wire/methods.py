@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
+AUTHENTICATE: Final = "authenticate"
 ACT: Final = "act"
 RUN_STEPS: Final = "run-steps"
 APPEND: Final = "append"
 FETCH: Final = "fetch"
 REPLICATE: Final = "replicate"
 
-CLIENT_METHODS: Final = frozenset({ACT, APPEND, FETCH})
+CLIENT_METHODS: Final = frozenset({AUTHENTICATE, ACT, APPEND, FETCH})
 PEER_METHODS: Final = frozenset({RUN_STEPS, REPLICATE})

@@ -9,7 +9,7 @@ from typing import get_type_hints
 import pytest
 
 from spark_stream.broker.actions.context import BrokerContext
-from spark_stream.broker.actions.table import HANDLERS
+from spark_stream.broker.actions.table import TABLE
 from spark_stream.wire.actions import ACTIONS
 from tests.test_layers import PACKAGE
 
@@ -26,7 +26,7 @@ def calls_of_the_client() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.rule("which actions there are, and their messages", "wire/actions.py")
 def test_the_broker_takes_and_answers_the_messages_of_the_table() -> None:
-    found = {name: list(get_type_hints(act).values()) for name, act in HANDLERS.items()}
+    found = {name: list(get_type_hints(row.handler).values()) for name, row in TABLE.items()}
     assert found == {
         name: [BrokerContext, action.request, action.answer] for name, action in ACTIONS.items()
     }

@@ -8,7 +8,9 @@ from typing import Final
 
 import psutil
 from msgspec import Struct
+from msgspec.structs import replace
 
+from spark_stream.access.rules import THE_CLUSTER, Operation
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.node.placing import check_stay
 from spark_stream.cluster.brokers import BrokerState
@@ -269,7 +271,7 @@ def restore_metadata(context: BrokerContext, asked: Empty) -> Empty:
 
 def status(context: BrokerContext, asked: Empty) -> BrokerStatus:
     hosted, checked = context.host.topics(), context.scrub.last
-    return BrokerStatus(
+    found = BrokerStatus(
         version=VERSION,
         pid=os.getpid(),
         address=context.facts.address,
@@ -287,7 +289,11 @@ def status(context: BrokerContext, asked: Empty) -> BrokerStatus:
             for each in context.host.open_replicas()
             if (hole := each.log.hole) is not None
         },
+        principal=context.caller.principal,
     )
+    if context.gate.may(context.caller, Operation.DESCRIBE, THE_CLUSTER):
+        return found
+    return replace(found, pid=0, directory="", topics=0, partitions=0, memory=0, damaged={})
 
 
 def own_memory(process: psutil.Process) -> int:

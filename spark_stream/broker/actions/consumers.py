@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from spark_stream.access.rules import ResourceKind
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.cluster.consumers import Query
 from spark_stream.consistency.isolation import Isolation
@@ -71,7 +72,9 @@ def list_consumers(context: BrokerContext, asked: Empty) -> ConsumerDescriptions
         for name, query in found.queries.items()
     ]
     both = sorted([*clients, *of_queries], key=lambda each: (each.name, each.kind))
-    return ConsumerDescriptions(consumers=both)
+    return ConsumerDescriptions(
+        consumers=[each for each in both if context.may_describe(ResourceKind.CONSUMER, each.name)]
+    )
 
 
 def _partitions(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from msgspec import Struct
 
+from spark_stream.access.callers import OWNER, Caller
+from spark_stream.access.rules import THE_CLUSTER, Operation, Resource, ResourceKind
+from spark_stream.broker.access.gate import Gate
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.node.members import Members
 from spark_stream.broker.node.scrubbing import Scrub
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.broker.scripting.topics import TopicAdmin
 from spark_stream.environment import Clock
-from spark_stream.errors import MetadataLost
+from spark_stream.errors import MetadataLost, UnknownTopic
 
 
 class StoreFile(Protocol):
@@ -54,3 +59,26 @@ class BrokerContext(Struct, frozen=True):
     clock: Clock
     scrub: Scrub
     store: StoreFile
+    gate: Gate
+    caller: Caller = OWNER
+
+    def may_describe(self, kind: ResourceKind, name: str) -> bool:
+        """Return whether the caller may know of a resource."""
+        return self.gate.may(self.caller, Operation.DESCRIBE, Resource(kind, name))
+
+    @property
+    def is_administrator(self) -> bool:
+        """Whether the caller may change the cluster."""
+        return self.gate.may(self.caller, Operation.ADMIN, THE_CLUSTER)
+
+    @contextmanager
+    def without_guesses(self) -> Iterator[None]:
+        """Keep from the caller which other topics there are, where an unknown one is named."""
+        try:
+            yield
+        except UnknownTopic as error:
+            if not self.gate.asks or self.caller.is_super:
+                raise
+            name = error.details.get("topic")
+            told = "there is no such topic" if name is None else f"there is no topic {name!r}"
+            raise UnknownTopic(told, **error.details) from None

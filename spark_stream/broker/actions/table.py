@@ -1,7 +1,7 @@
-"""Who runs an action: a function for each name of the one table, ``wire.actions``.
+"""Who runs an action, and who may ask for it: a row for each name in ``wire.actions``.
 
-To add an action, add it there, here with its function (in a neighbouring module), and to the table
-in ``docs/flight.md``. Tests hold them against each other.
+To add an action, add it there, here with its function (in a neighbouring module) and the permission
+that it needs, and to the table in ``docs/flight.md``. Tests hold them against each other.
 """
 
 from __future__ import annotations
@@ -9,61 +9,104 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from spark_stream.broker.actions import cluster, consumers, mapped, topics
+from msgspec import Struct
+
+from spark_stream.access.rules import Operation
+from spark_stream.broker.access.needs import (
+    Needs,
+    anybody,
+    commit,
+    described,
+    on_cluster,
+    on_consumer,
+    on_topic,
+    on_topics,
+    on_transaction,
+    positions,
+)
+from spark_stream.broker.actions import access, cluster, consumers, mapped, topics
 from spark_stream.broker.actions import transactions as acts
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.errors import InvalidRequest
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.messages import Message
 
-HANDLERS: Final[Mapping[str, Callable[[BrokerContext, Any], Message]]] = {
-    "create-topic": topics.create_topic,
-    "alter-topic": topics.alter_topic,
-    "delete-topic": topics.delete_topic,
-    "describe-topic": topics.describe_topic,
-    "list-topics": topics.list_topics,
-    "list-offsets": topics.list_offsets,
-    "find-leaders": topics.find_leaders,
-    "list-brokers": cluster.list_brokers,
-    "locate-entries": mapped.locate_entries,
-    "describe-cluster": cluster.describe_cluster,
-    "move-replicas": cluster.move_replicas,
-    "cancel-moves": cluster.cancel_moves,
-    "elect-preferred": cluster.elect_preferred,
-    "decommission": cluster.decommission,
-    "recommission": cluster.recommission,
-    "restore-metadata": cluster.restore_metadata,
-    "status": cluster.status,
-    "new-producer": acts.new_producer,
-    "init-transactions": acts.init_transactions,
-    "begin-transaction": acts.begin_transaction,
-    "open-branch": acts.open_branch,
-    "renew-batch": acts.renew_batch,
-    "drop-branch": acts.drop_branch,
-    "settle-batch": acts.settle_batch,
-    "stop-run": acts.stop_run,
-    "list-sinks": acts.list_sinks,
-    "delete-sink": acts.delete_sink,
-    "renew-transaction": acts.renew_transaction,
-    "commit-transaction": acts.commit_transaction,
-    "abort-transaction": acts.abort_transaction,
-    "list-transactions": acts.list_transactions,
-    "describe-transaction": acts.describe_transaction,
-    "kill-transaction": acts.kill_transaction,
-    "take-consumer": consumers.take_consumer,
-    "check-consumer": consumers.check_consumer,
-    "consumer-position": consumers.consumer_position,
-    "commit-position": consumers.commit_position,
-    "pin-start": consumers.pin_start,
-    "record-progress": consumers.record_progress,
-    "list-consumers": consumers.list_consumers,
-    "delete-consumer": consumers.delete_consumer,
-    "atomic-cut": acts.atomic_cut,
+READ, WRITE, CREATE, ALTER, DELETE, DESCRIBE, ADMIN = Operation
+
+
+class Row(Struct, frozen=True):
+    """What runs an action, and what its caller needs a permission for."""
+
+    handler: Callable[[BrokerContext, Any], Message]
+    needs: Needs
+
+
+TABLE: Final[Mapping[str, Row]] = {
+    "create-topic": Row(topics.create_topic, on_topic(CREATE)),
+    "alter-topic": Row(topics.alter_topic, on_topic(ALTER)),
+    "delete-topic": Row(topics.delete_topic, on_topic(DELETE)),
+    "describe-topic": Row(topics.describe_topic, on_topic(DESCRIBE)),
+    "list-topics": Row(topics.list_topics, described),
+    "list-offsets": Row(topics.list_offsets, described),
+    "find-leaders": Row(topics.find_leaders, on_topic(DESCRIBE)),
+    "list-brokers": Row(cluster.list_brokers, anybody),
+    "locate-entries": Row(mapped.locate_entries, on_topic(READ)),
+    "describe-cluster": Row(cluster.describe_cluster, on_cluster(DESCRIBE)),
+    "move-replicas": Row(cluster.move_replicas, on_cluster(ADMIN)),
+    "cancel-moves": Row(cluster.cancel_moves, on_cluster(ADMIN)),
+    "elect-preferred": Row(cluster.elect_preferred, on_cluster(ADMIN)),
+    "decommission": Row(cluster.decommission, on_cluster(ADMIN)),
+    "recommission": Row(cluster.recommission, on_cluster(ADMIN)),
+    "restore-metadata": Row(cluster.restore_metadata, on_cluster(ADMIN)),
+    "status": Row(cluster.status, described),
+    "new-producer": Row(acts.new_producer, anybody),
+    "init-transactions": Row(acts.init_transactions, on_transaction(WRITE)),
+    "begin-transaction": Row(acts.begin_transaction, on_transaction(WRITE)),
+    "open-branch": Row(acts.open_branch, on_transaction(WRITE)),
+    "renew-batch": Row(acts.renew_batch, on_transaction(WRITE)),
+    "drop-branch": Row(acts.drop_branch, on_transaction(WRITE)),
+    "settle-batch": Row(acts.settle_batch, on_transaction(WRITE)),
+    "stop-run": Row(acts.stop_run, anybody),
+    "list-sinks": Row(acts.list_sinks, described),
+    "delete-sink": Row(acts.delete_sink, on_transaction(DELETE)),
+    "renew-transaction": Row(acts.renew_transaction, on_transaction(WRITE)),
+    "commit-transaction": Row(acts.commit_transaction, commit),
+    "abort-transaction": Row(acts.abort_transaction, on_transaction(WRITE)),
+    "list-transactions": Row(acts.list_transactions, described),
+    "describe-transaction": Row(acts.describe_transaction, on_transaction(DESCRIBE)),
+    "kill-transaction": Row(acts.kill_transaction, on_transaction(DELETE)),
+    "take-consumer": Row(consumers.take_consumer, on_consumer(READ)),
+    "check-consumer": Row(consumers.check_consumer, on_consumer(READ)),
+    "consumer-position": Row(consumers.consumer_position, on_consumer(DESCRIBE)),
+    "commit-position": Row(consumers.commit_position, positions),
+    "pin-start": Row(consumers.pin_start, on_consumer(READ)),
+    "record-progress": Row(consumers.record_progress, on_consumer(READ)),
+    "list-consumers": Row(consumers.list_consumers, described),
+    "delete-consumer": Row(consumers.delete_consumer, on_consumer(DELETE)),
+    "atomic-cut": Row(acts.atomic_cut, on_topics(READ)),
+    "put-user": Row(access.put_user, on_cluster(ADMIN)),
+    "delete-user": Row(access.delete_user, on_cluster(ADMIN)),
+    "list-users": Row(access.list_users, on_cluster(ADMIN)),
+    "create-token": Row(access.create_token, anybody),
+    "list-tokens": Row(access.list_tokens, described),
+    "revoke-token": Row(access.revoke_token, anybody),
+    "add-rule": Row(access.add_rule, on_cluster(ADMIN)),
+    "remove-rule": Row(access.remove_rule, on_cluster(ADMIN)),
+    "list-rules": Row(access.list_rules, on_cluster(ADMIN)),
+    "check-access": Row(access.check_access, on_cluster(ADMIN)),
 }
 
 
 def run_action(context: BrokerContext, name: str, body: bytes) -> Message:
-    """Run an action. InvalidRequest if there is none of this name, or its body is wrong."""
+    """Run an action for the context's caller.
+
+    Raises:
+        InvalidRequest: there is none of this name, or its body is wrong.
+        Unauthenticated, PermissionDenied, UnknownTopic: as ``Gate.check``; what the action raises.
+    """
     if name not in ACTIONS:
         raise InvalidRequest(f"there is no action {name!r}; there are {', '.join(ACTIONS)}")
-    return HANDLERS[name](context, ACTIONS[name].request.from_bytes(body))
+    row, asked = TABLE[name], ACTIONS[name].request.from_bytes(body)
+    with context.without_guesses():
+        context.gate.check(context.caller, row.needs(asked))
+        return row.handler(context, asked)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import structs
 
+from spark_stream.access.rules import Operation, Resource, ResourceKind
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.hosted import HostedTopic
@@ -32,6 +33,7 @@ from spark_stream.wire.messages import (
     Leaders,
     ListedOffsets,
     ListOffsets,
+    ListTopics,
     NamedTopic,
     PartitionDescription,
     PartitionOffset,
@@ -71,9 +73,19 @@ def describe_topic(context: BrokerContext, asked: NamedTopic) -> TopicDescriptio
     return _described(context, context.host.topic(asked.topic))
 
 
-def list_topics(context: BrokerContext, asked: Empty) -> TopicNames:
+def list_topics(context: BrokerContext, asked: ListTopics) -> TopicNames:
     context.host.refresh()
-    return TopicNames(topics=context.host.names())
+    operation = Operation.READ if asked.readable else Operation.DESCRIBE
+    return TopicNames(topics=_names(context, operation))
+
+
+def _names(context: BrokerContext, operation: Operation) -> list[str]:
+    """Return the names of the topics to which the caller may do this."""
+    return [
+        name
+        for name in context.host.names()
+        if context.gate.may(context.caller, operation, Resource(ResourceKind.TOPIC, name))
+    ]
 
 
 def list_offsets(context: BrokerContext, asked: ListOffsets) -> ListedOffsets:
@@ -83,10 +95,13 @@ def list_offsets(context: BrokerContext, asked: ListOffsets) -> ListedOffsets:
         context.host.refresh()  # another broker may have made a topic a moment ago
     for each in asked.topics:
         try:
-            found[each.topic] = _offsets(context, each)
+            with context.without_guesses():
+                if not context.may_describe(ResourceKind.TOPIC, each.topic):
+                    raise UnknownTopic(f"there is no topic {each.topic!r}", topic=each.topic)
+                found[each.topic] = _offsets(context, each)
         except UnknownTopic as error:
             unknown[each.topic] = error
-    names = context.host.names() if asked.names else None
+    names = _names(context, Operation.READ) if asked.names else None
     return ListedOffsets(topics=found, unknown=unknown, names=names)
 
 

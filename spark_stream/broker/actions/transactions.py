@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from spark_stream.access.rules import ResourceKind
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.consistency.transactions.sinks import Claim, Stop
 from spark_stream.consistency.transactions.transactions import Joined, Transaction
@@ -198,6 +199,7 @@ def list_sinks(context: BrokerContext, asked: Empty) -> SinkList:
         for each, expired in context.transactions.run(
             sinks.list_sinks(context.transactions.finished)
         )
+        if context.may_describe(ResourceKind.TRANSACTION, each.transactional_id)
     ]
     return SinkList(sinks=found)
 
@@ -229,7 +231,11 @@ def list_transactions(context: BrokerContext, asked: Empty) -> TransactionList:
         joins[join.number].append(join.at)
     found = context.transactions.run(deciding.describe_all(context.transactions.finished))
     return TransactionList(
-        transactions=[_facts(context, each, joins[each.number]) for each in found]
+        transactions=[
+            _facts(context, each, joins[each.number])
+            for each in found
+            if context.may_describe(ResourceKind.TRANSACTION, each.transactional_id)
+        ]
     )
 
 

@@ -103,18 +103,19 @@ def refusal(
 
 
 def _remains(kept: int, offset: int | None, in_transaction: bool) -> tuple[str, str | None]:
-    """Describe what stays of a refused message; with a hint if the usual one does not fit."""
+    """Describe what stays of a refused message, and what to do; None: what the error says."""
     if in_transaction:
         return (
             "; nothing of the message is kept, for it is part of a transaction",
             "Abort the transaction; mend or drop the record, and write all of it again.",
         )
     if not kept:
-        return "; no record of the message is kept", "Mend or drop the record."
+        return "; no record of the message is kept", None
     stays = "record before it is" if kept == 1 else "records before it are"
     at = f", at offset{'s' if kept > 1 else ''} {offset}"
     at += f" to {offset + kept - 1}" if offset is not None and kept > 1 else ""
-    return f"; the {kept} {stays} kept{at if offset is not None else ''}", None
+    hint = "Mend or drop the record; those before it in its message are kept."
+    return f"; the {kept} {stays} kept{at if offset is not None else ''}", hint
 
 
 def _first_invalid(batch: pa.RecordBatch) -> Flaw | None:

@@ -133,6 +133,12 @@ class ServedAppends:
             self._core.end()
             self._go_on()
 
+    def refuse(self, error: IsologError) -> None:
+        """Take no more, and end with this error."""
+        with self._lock:
+            self._core.fail(error)
+            self._go_on()
+
     def take_credit(self) -> None:
         """Note that the client takes answers again."""
         with self._lock:

@@ -136,7 +136,7 @@ class FetchTask:
         stream: Stream,
         schema: pa.Schema,
         answers: Answers,
-        call: AbstractContextManager[None],
+        call: AbstractContextManager[object],
     ) -> None:
         self._tasks = tasks
         self._stream = stream

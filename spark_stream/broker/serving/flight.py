@@ -7,7 +7,8 @@ Any Flight client finds its way: ``ListFlights`` names the topics, ``GetFlightIn
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,7 +17,11 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.flight as fl
+from msgspec.structs import replace
 
+from spark_stream.access.rules import Operation, Resource, ResourceKind
+from spark_stream.broker.access import needs
+from spark_stream.broker.access.gate import Gate, Pass, Visit
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.table import run_action
 from spark_stream.broker.serving.activity import Activity
@@ -37,6 +42,7 @@ from spark_stream.errors import (
 from spark_stream.protocol import Bytes
 from spark_stream.scripts.steps import read_bounds
 from spark_stream.transport.tls import TlsFiles
+from spark_stream.wire.access_messages import Authenticate
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.addresses import location
 from spark_stream.wire.fetch_messages import Fetch, ReadTopic
@@ -46,6 +52,7 @@ from spark_stream.wire.messages import AppendTo
 logger = logging.getLogger(__name__)
 
 _ANSWERS_MAX: Final = 1024
+_WHO: Final = "who"
 
 
 @contextmanager
@@ -83,8 +90,9 @@ class FlightFacade(fl.FlightServerBase):
         self._appends = appends
         self._memory_bytes = memory_bytes
         where = location(address, tls=self._speaks_tls)
+        who = {_WHO: _WhoFactory(here.gate)}
         if tls is None:
-            super().__init__(where)
+            super().__init__(where, middleware=who)
             return
         assert tls.cert is not None
         pair = Path(tls.cert).read_bytes(), Path(tls.key or tls.cert).read_bytes()
@@ -94,7 +102,28 @@ class FlightFacade(fl.FlightServerBase):
             tls_certificates=[pair],
             root_certificates=authorities,
             verify_client=requires_client,
+            middleware=who,
         )
+
+    def _visit(self, context: fl.ServerCallContext) -> Visit:
+        """Return who makes a call: by its header, or else by the certificate that was shown.
+
+        Raises:
+            Unauthenticated: neither says so, and this broker asks.
+        """
+        told = context.get_middleware(_WHO)
+        if told is not None:
+            visit: Visit = told.visit
+            return visit
+        name = (context.peer_identity() or b"").decode("utf-8", "replace")
+        caller = self._here.gate.arrive([name] if name else [], is_local=False)
+        visit = Visit(context.peer(), caller)
+        visit.known()
+        return visit
+
+    def _for(self, context: fl.ServerCallContext) -> BrokerContext:
+        """Return the broker as the caller may use it."""
+        return replace(self._here, caller=self._visit(context).known())
 
     def do_put(
         self,
@@ -110,6 +139,9 @@ class FlightFacade(fl.FlightServerBase):
             stream = ServedAppends(
                 self._appends, put, lambda: opening, put.over.set, partition, put.go.set
             )
+            admitted = self._here.gate.admit(
+                self._visit(context), needs.append(request), stream.refuse
+            )
             with put.answering(stream):
                 stream.work()  # opens it
                 try:
@@ -122,6 +154,7 @@ class FlightFacade(fl.FlightServerBase):
                 finally:
                     stream.end()
                     put.over.wait()
+            del admitted  # it was held until here
             if put.failure is not None:
                 raise put.failure
 
@@ -146,16 +179,27 @@ class FlightFacade(fl.FlightServerBase):
         with self._activity.call(), translated("fetch"):
             host, clock, cancelled = self._here.host, self._here.clock, context.is_cancelled
             request = Fetch.from_bytes(ticket.ticket)
+            refusals: list[IsologError] = []
+            admitted = self._here.gate.admit(
+                self._visit(context), needs.fetch(request), refusals.append
+            )
             stream = FetchStream(host, request, cancelled, clock)
-            return fl.GeneratorStream(stream.schema, self._answers(stream))
+            return fl.GeneratorStream(stream.schema, self._answers(stream, admitted, refusals))
 
-    def _answers(self, stream: FetchStream) -> Iterator[Answer]:
+    def _answers(
+        self, stream: FetchStream, admitted: Pass, refusals: Sequence[IsologError]
+    ) -> Iterator[Answer]:
+        """Yield the answers until the call is refused; ``admitted`` is held meanwhile."""
         with (
             self._activity.call(),
             translated("fetch"),
             memory_errors(self._memory_bytes),
         ):
-            yield from answers_in_time(stream.answers(), self._here.clock)
+            for answer in answers_in_time(stream.answers(), self._here.clock):
+                if refusals:
+                    raise refusals[0]
+                yield answer
+            del admitted
 
     def do_exchange(
         self,
@@ -169,7 +213,7 @@ class FlightFacade(fl.FlightServerBase):
 
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> Iterator[fl.Result]:
         with self._activity.call(), translated(f"action {action.type}"):
-            answer = run_action(self._here, action.type, action.body.to_pybytes())
+            answer = run_action(self._for(context), action.type, action.body.to_pybytes())
             return iter([fl.Result(answer.to_bytes())])
 
     def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
@@ -179,25 +223,35 @@ class FlightFacade(fl.FlightServerBase):
         self, context: fl.ServerCallContext, criteria: bytes
     ) -> Iterator[fl.FlightInfo]:
         with self._activity.call(), translated("list"):
-            return iter([self._info(ReadTopic(topic=name)) for name in self._here.host.names()])
+            here = self._for(context)
+            names = [
+                each for each in here.host.names() if here.may_describe(ResourceKind.TOPIC, each)
+            ]
+            return iter([self._info(here, ReadTopic(topic=name)) for name in names])
 
     def get_flight_info(
         self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
     ) -> fl.FlightInfo:
         with self._activity.call(), translated("info"):
             if descriptor.descriptor_type == fl.DescriptorType.CMD:
-                return self._info(ReadTopic.from_bytes(descriptor.command))
-            request, partition = target_of(descriptor)
-            return self._info(ReadTopic(topic=request.topic, partition=partition))
+                asked = ReadTopic.from_bytes(descriptor.command)
+            else:
+                request, partition = target_of(descriptor)
+                asked = ReadTopic(topic=request.topic, partition=partition)
+            here = self._for(context)
+            need = Operation.DESCRIBE, Resource(ResourceKind.TOPIC, asked.topic)
+            with here.without_guesses():
+                here.gate.check(here.caller, [need])
+                return self._info(here, asked)
 
     def get_schema(
         self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
     ) -> fl.SchemaResult:
         return fl.SchemaResult(self.get_flight_info(context, descriptor).schema)
 
-    def _info(self, asked: ReadTopic) -> fl.FlightInfo:
+    def _info(self, here: BrokerContext, asked: ReadTopic) -> fl.FlightInfo:
         """Return what is asked for as one endpoint for each partition, at its leader."""
-        hosted = self._here.host.topic(asked.topic, asked.topic_id)
+        hosted = here.host.topic(asked.topic, asked.topic_id)
         topic, path = hosted.topic, [asked.topic]
         numbers: Iterable[int] = range(topic.partitions)
         if asked.partition is not None:
@@ -230,6 +284,42 @@ class FlightFacade(fl.FlightServerBase):
             if known is not None and known.flight
             else []
         )
+
+
+class _Who(fl.ServerMiddleware):
+    """Who makes a call, as its header has said."""
+
+    def __init__(self, visit: Visit) -> None:
+        self.visit = visit
+
+
+class _WhoFactory(fl.ServerMiddlewareFactory):
+    """Reads the header ``authorization`` of each call: a bearer token, or a user and a password."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def start_call(self, info: fl.CallInfo, headers: Mapping[str, Sequence[str]]) -> _Who | None:
+        for name, values in headers.items():
+            if name.lower() == "authorization" and values and self._gate.asks:
+                with translated("authorization"):
+                    visit = Visit("flight:0", None)
+                    self._gate.authenticate(visit, _credential(values[0]))
+                    return _Who(visit)
+        return None
+
+
+def _credential(header: str) -> Authenticate:
+    scheme, _, value = header.partition(" ")
+    if scheme.lower() == "bearer":
+        return Authenticate(token=value.strip())
+    if scheme.lower() == "basic":
+        try:
+            user, _, password = b64decode(value.strip(), validate=True).decode().partition(":")
+        except (ValueError, UnicodeDecodeError):
+            raise InvalidRequest("the header authorization has no valid base64") from None
+        return Authenticate(user=user, password=password)
+    raise InvalidRequest("the header authorization is `Bearer TOKEN`, or `Basic` with base64")
 
 
 class _Put:

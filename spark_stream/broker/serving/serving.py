@@ -5,6 +5,7 @@ The methods of the protocol's streams, and what their frames hold:
 =======  ===============  ========================  ===============================================
 door     method           OPEN (header; body)       then
 =======  ===============  ========================  ===============================================
+clients  ``authenticate`` ; request                 one answer
 clients  ``act``          action; request           one answer
 clients  ``append``       stream's facts; schema    batches (envelope; batch), acknowledgements
 clients  ``fetch``        ; request                 schema, then batches (facts; batch)
@@ -27,7 +28,10 @@ from functools import partial
 from typing import Final
 
 import pyarrow as pa
+from msgspec.structs import replace
 
+from spark_stream.broker.access import needs
+from spark_stream.broker.access.gate import Visit, who_calls
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.table import run_action
 from spark_stream.broker.node.identity import BrokerIdentity
@@ -41,16 +45,23 @@ from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks
 from spark_stream.broker.serving.fetching import FetchStream
 from spark_stream.broker.serving.pool import Pool
 from spark_stream.environment import Clock
-from spark_stream.errors import BrokerStopping, InternalError, InvalidRequest, IsologError
+from spark_stream.errors import (
+    BrokerStopping,
+    InternalError,
+    InvalidRequest,
+    IsologError,
+)
 from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver
 from spark_stream.transport.failures import TRANSPORT_ERRORS, error_bytes
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import Arrival, Serve
 from spark_stream.transport.streams import BlockingStream, Stream, StreamEvent
+from spark_stream.wire.access_messages import Authenticate
 from spark_stream.wire.fetch_messages import Fetch
 from spark_stream.wire.messages import AppendTo
 from spark_stream.wire.methods import (
     APPEND,
+    AUTHENTICATE,
     CLIENT_METHODS,
     FETCH,
     PEER_METHODS,
@@ -60,6 +71,8 @@ from spark_stream.wire.replication_messages import OpenReplication
 
 logger = logging.getLogger(__name__)
 
+_AUTHENTICATE_S: Final = 10.0
+"""How long a connection may last without telling who calls."""
 _FEW: Final = 4
 """Reads that an append wakes itself."""
 _WOKEN_THREADS: Final = 1
@@ -86,6 +99,7 @@ class Serving:
         self._table = table
         self._me = me
         self._activity = activity
+        self._loop = loop
         self._clock = clock
         self._leading = leading
         self._boot_id = boot_id
@@ -100,15 +114,27 @@ class Serving:
     def welcome_client(self, arrival: Arrival) -> Serve:
         """Return what serves a connection at the clients' door, on the loop's thread."""
 
+        gate = self._here.gate
+        visit = Visit(arrival.address, gate.arrive(arrival.names, is_local=arrival.is_local))
+        if visit.caller is None:
+            self._loop.call_later(_AUTHENTICATE_S, partial(_end_if_unknown, visit, arrival))
+        else:
+            arrival.trust()
+
         def serve(opened: StreamOpened, stream: Stream) -> None:
             if opened.method not in CLIENT_METHODS:
                 stream.fail(error_bytes(_not_served(opened.method)))
+            elif opened.method == AUTHENTICATE:
+                act = partial(self._authenticate, visit=visit, arrival=arrival)
+                self._submit(act, opened, stream)
+            elif visit.caller is None:
+                stream.fail(error_bytes(who_calls()))
             elif opened.method == APPEND:
-                self._append(opened, stream)
+                self._append(opened, stream, visit)
             elif opened.method == FETCH:
-                self._submit(self._fetch, opened, stream)
+                self._submit(partial(self._fetch, visit=visit), opened, stream)
             else:
-                self._submit(self._act, opened, stream)
+                self._submit(partial(self._act, visit=visit), opened, stream)
 
         return serve
 
@@ -161,10 +187,19 @@ class Serving:
             text = f"{opened.method}: {type(error).__name__}: {error}"
             stream.fail(error_bytes(InternalError(text)))
 
-    def _act(self, opened: StreamOpened, stream: Stream) -> None:
+    def _authenticate(
+        self, opened: StreamOpened, stream: Stream, visit: Visit, arrival: Arrival
+    ) -> None:
+        asked = Authenticate.from_bytes(bytes(opened.body))
+        answer = self._here.gate.authenticate(visit, asked).to_bytes()
+        arrival.trust()
+        BlockingStream(stream).send(b"", answer, end=True)
+
+    def _act(self, opened: StreamOpened, stream: Stream, visit: Visit) -> None:
         with self._activity.call():
             name = bytes(opened.header).decode("utf-8", "replace")
-            answer = run_action(self._here, name, bytes(opened.body)).to_bytes()
+            here = replace(self._here, caller=visit.known())
+            answer = run_action(here, name, bytes(opened.body)).to_bytes()
             BlockingStream(stream).send(b"", answer, end=True)
 
     def _run_steps(self, opened: StreamOpened, stream: Stream, names: Sequence[str]) -> None:
@@ -172,13 +207,18 @@ class Serving:
             answer = run_steps(self._table, self._me, bytes(opened.body), names)
             BlockingStream(stream).send(b"", answer, end=True)
 
-    def _append(self, opened: StreamOpened, stream: Stream) -> None:
+    def _append(self, opened: StreamOpened, stream: Stream, visit: Visit) -> None:
         """Serve a stream of appends; on the loop's thread."""
         use = ExitStack()
         use.enter_context(self._activity.call())
-        appends = ServedAppends(
-            self._appends, _Appender(stream), partial(_asked, opened), use.close
-        )
+
+        def asked() -> tuple[AppendTo, pa.Schema]:
+            request, schema = _asked(opened)
+            admitted = self._here.gate.admit(visit, needs.append(request), appends.refuse)
+            use.callback(lambda: admitted)  # it is held until the stream is over
+            return request, schema
+
+        appends = ServedAppends(self._appends, _Appender(stream), asked, use.close)
 
         def handle(event: StreamEvent) -> None:
             match event:
@@ -199,18 +239,24 @@ class Serving:
             stream.fail(error_bytes(BrokerStopping("the broker is about to stop")))
             use.close()
 
-    def _fetch(self, opened: StreamOpened, stream: Stream) -> None:
+    def _fetch(self, opened: StreamOpened, stream: Stream, visit: Visit) -> None:
         """Begin a fetch, which goes on when this returns."""
+        request = Fetch.from_bytes(bytes(opened.body))
+        admitted = self._here.gate.admit(
+            visit, needs.fetch(request), lambda error: stream.fail(error_bytes(error))
+        )
+        use = ExitStack()
+        use.callback(lambda: admitted)  # it is held until the fetch is over
         asked = FetchStream(
             self._here.host,
-            Fetch.from_bytes(bytes(opened.body)),
+            request,
             lambda: stream.over is not None,
             self._clock,
             self._boot_id,
             encoded=True,
         )
-        call = self._activity.call()
-        FetchTask(self._fetches, stream, asked.schema, asked.answers(), call).begin()
+        use.enter_context(self._activity.call())
+        FetchTask(self._fetches, stream, asked.schema, asked.answers(), use).begin()
 
     def _replicate(self, opened: StreamOpened, stream: Stream, names: Sequence[str]) -> None:
         """Serve a follower; its stream has no thread."""
@@ -236,6 +282,11 @@ class _Appender:
 
     def fail(self, error: IsologError) -> None:
         self._stream.fail(error_bytes(error))
+
+
+def _end_if_unknown(visit: Visit, arrival: Arrival) -> None:
+    if visit.caller is None:
+        arrival.refuse("UNAUTHENTICATED", f"nobody said who calls within {_AUTHENTICATE_S:g} s")
 
 
 def _not_served(method: str) -> InvalidRequest:

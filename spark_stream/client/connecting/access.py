@@ -1,4 +1,4 @@
-"""How a client's connections are protected: what the caller says, or else the environment.
+"""Who a client is, and how its connections are protected: as the caller says, or the environment.
 
 One process may hold connections of several accesses to the same broker; they share nothing.
 """
@@ -8,20 +8,61 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from spark_stream.errors import InvalidOption
 from spark_stream.transport.tls import TlsFiles, client_context
+from spark_stream.wire.access_messages import Authenticate
 
 _FILES: Final = ("ca", "cert", "key")
+_CREDENTIAL: Final = ("user", "password", "token", "tokenFile")
+_VARIABLES: Final = {"tokenFile": "ISOLOG_TOKEN_FILE"}
 
 
 class Access(Struct, frozen=True):
-    """How to connect. ``tls``: the files of TLS; None: without TLS."""
+    """How to connect. ``tls``: the files of TLS; None: without TLS.
+
+    ``user`` and ``password``, ``token``, or ``token_file``, which is read again for each
+    connection, say who calls; without them it is nobody, or the holder of the certificate.
+    """
 
     tls: TlsFiles | None = None
+    user: str | None = None
+    password: str | None = None
+    token: str | None = None
+    token_file: str | None = None
+
+    def __repr__(self) -> str:
+        who = self.user or ("a token" if self.has_credential else "nobody")
+        return f"Access({who}, tls={self.tls is not None})"
+
+    @property
+    def has_credential(self) -> bool:
+        """Whether it says who calls."""
+        return any((self.user, self.token, self.token_file))
+
+    def credential(self) -> Authenticate | None:
+        """Return what to authenticate with, or None.
+
+        Raises:
+            InvalidOption: the file of the token cannot be read.
+        """
+        if self.token_file is not None:
+            try:
+                return Authenticate(token=Path(self.token_file).read_text("utf-8").strip())
+            except (OSError, UnicodeDecodeError) as error:
+                raise InvalidOption(
+                    f"tokenFile: {self.token_file}: {getattr(error, 'strerror', None) or error}",
+                    option="tokenFile",
+                ) from None
+        if self.token is not None:
+            return Authenticate(token=self.token)
+        if self.user is not None:
+            return Authenticate(user=self.user, password=self.password)
+        return None
 
     def context(self) -> ssl.SSLContext | None:
         """Return the TLS of a new connection; its files are read each time.
@@ -38,10 +79,12 @@ OPEN: Final = Access()
 def access_of(
     given: Mapping[str, str | bool | None], environment: Mapping[str, str] = os.environ
 ) -> Access:
-    """Return the access of the options ``tls``, ``tls.ca``, ``tls.cert`` and ``tls.key``.
+    """Return the access of these options.
 
-    Those that are missing or None come from ISOLOG_TLS, ISOLOG_TLS_CA and so on. With any file
-    there is TLS; ``tls`` alone trusts the authorities of the system.
+    They are ``tls``, ``tls.ca``, ``tls.cert``, ``tls.key``, ``user``, ``password``, ``token`` and
+    ``tokenFile``. Those that are missing or None come from ISOLOG_TLS, ISOLOG_TLS_CA,
+    ISOLOG_TOKEN_FILE and so on; a credential comes as a whole from one of the two. With any file of
+    TLS there is TLS; ``tls`` alone trusts the authorities of the system.
 
     Raises:
         InvalidOption: an option has a value that it does not take.
@@ -50,7 +93,7 @@ def access_of(
     def value(name: str) -> str | bool | None:
         found = given.get(name)
         if found is None:
-            found = environment.get(f"ISOLOG_{name.upper().replace('.', '_')}") or None
+            found = environment.get(_VARIABLES.get(name) or _variable(name)) or None
         return found
 
     ca, cert, key = (_path(f"tls.{name}", value(f"tls.{name}")) for name in _FILES)
@@ -58,7 +101,27 @@ def access_of(
     wanted = _flag("tls", value("tls"))
     if wanted is False and files.paths:
         raise InvalidOption("tls is false, and a file of TLS is given", option="tls")
-    return Access(files) if wanted or files.paths else OPEN
+    said = {name: given.get(name) for name in _CREDENTIAL}
+    if all(each is None for each in said.values()):
+        said = {name: value(name) for name in _CREDENTIAL}
+    user, password, token, token_file = (_text(name, each) for name, each in said.items())
+    if sum(each is not None for each in (user, token, token_file)) > 1:
+        raise InvalidOption("give user and password, or token, or tokenFile", option="user")
+    if (user is None) is not (password is None):
+        missing = "user" if user is None else "password"
+        raise InvalidOption(f"{missing} is missing: give user and password", option=missing)
+    tls = files if wanted or files.paths else None
+    return Access(tls, user, password, token, token_file)
+
+
+def _variable(name: str) -> str:
+    return f"ISOLOG_{name.upper().replace('.', '_')}"
+
+
+def _text(name: str, value: str | bool | None) -> str | None:
+    if value is not None and not (isinstance(value, str) and value):
+        raise InvalidOption(f"{name} takes a text that is not empty", option=name)
+    return value
 
 
 def _path(name: str, value: str | bool | None) -> str | None:

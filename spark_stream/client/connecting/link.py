@@ -6,8 +6,8 @@ import time
 from typing import TypeVar
 
 from spark_stream.client.connecting.access import OPEN, Access
-from spark_stream.client.connecting.shared import SharedChannel, shared_channel
-from spark_stream.errors import InvalidRequest, RequestTimeout, WrongCluster
+from spark_stream.client.connecting.shared import SharedChannel, forget_channel, shared_channel
+from spark_stream.errors import InvalidRequest, RequestTimeout, Unauthenticated, WrongCluster
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.transport.forks import new_lock
 from spark_stream.wire.messages import Message
@@ -64,12 +64,28 @@ class BrokerLink:
             WrongCluster: the broker is of another log.
         """
         deadline = time.monotonic() + timeout_s
-        channel = self.connect(timeout_s).channel
+        try:
+            return self._act(name, body, result, deadline)
+        except Unauthenticated:
+            if not self._access.has_credential:
+                raise
+        # What the connection was known by holds no longer; the credential may be another by now.
+        self.forget()
+        return self._act(name, body, result, deadline)
+
+    def _act(self, name: str, body: Message, result: type[R], deadline: float) -> R:
+        channel = self.connect(seconds_left(deadline)).channel
         try:
             answer = channel.call(ACT, name.encode(), body.to_bytes(), seconds_left(deadline))
         except TRANSPORT_ERRORS as error:
             raise failure_of(error, self.address) from error
         return result.from_bytes(bytes(answer.body))
+
+    def forget(self) -> None:
+        """Connect anew for the next call, and say again who calls."""
+        found, self._shared = self._shared, None
+        if found is not None:
+            forget_channel(self.address, self._access, found)
 
     def connect(self, timeout_s: float) -> SharedChannel:
         """Return a connection to the broker that is not known to be lost.

@@ -8,17 +8,25 @@ starts without any.
 
 from __future__ import annotations
 
+import logging
+import time
 import weakref
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
 
 from spark_stream.client.connecting.access import Access
-from spark_stream.errors import BrokerUnavailable
-from spark_stream.transport.client import CLIENT_LIMITS, ClientChannel
-from spark_stream.transport.failures import Greeting, failure_of, read_greeting
+from spark_stream.client.connecting.calls import call_elsewhere
+from spark_stream.errors import BrokerUnavailable, IsologError, Unauthenticated
+from spark_stream.transport.client import CLIENT_LIMITS, ClientChannel, client_loop
+from spark_stream.transport.failures import TRANSPORT_ERRORS, Greeting, failure_of, read_greeting
 from spark_stream.transport.forks import in_child, new_lock
 from spark_stream.transport.streams import ConnectionLost
+from spark_stream.wire.access_messages import Authenticate, Authenticated
+from spark_stream.wire.methods import AUTHENTICATE
+
+logger = logging.getLogger(__name__)
 
 # A broker that stops answering is given up after this time, however long its calls may take.
 _LIMITS: Final = replace(CLIENT_LIMITS, heartbeat_s=2.0, silence_s=6.0)
@@ -27,12 +35,70 @@ _LIMITS: Final = replace(CLIENT_LIMITS, heartbeat_s=2.0, silence_s=6.0)
 class SharedChannel:
     """A connection to one broker, which others in this process may use as well."""
 
-    def __init__(self, channel: ClientChannel, greeting: Greeting) -> None:
+    def __init__(self, channel: ClientChannel, greeting: Greeting, access: Access) -> None:
         self.channel = channel
         self.greeting = greeting
+        self._access = access
         weakref.finalize(self, channel.close).atexit = False
 
+    def authenticate(self, timeout_s: float) -> None:
+        """Tell who calls, and again before that expires.
 
+        A session that another connection was given for the password is used, while it lasts: to
+        compare a password costs a broker much.
+
+        Raises:
+            Unauthenticated: the broker does not take the credential.
+            RequestTimeout, BrokerUnavailable: no answer.
+        """
+        key = self.greeting.cluster_id, self._access
+        session, ends = _sessions.get(key, (None, 0.0))
+        credential = self._access.credential()
+        if session is not None and time.monotonic() < ends:
+            try:
+                self._tell(Authenticate(token=session), timeout_s)
+                return
+            except Unauthenticated:  # the cluster may have forgotten it: the password will do
+                _sessions.pop(key, None)
+        if credential is not None:
+            self._tell(credential, timeout_s)
+
+    def _tell(self, credential: Authenticate, timeout_s: float) -> None:
+        try:
+            data = credential.to_bytes()
+            received = self.channel.call(AUTHENTICATE, b"", data, timeout_s)
+        except TRANSPORT_ERRORS as error:
+            raise failure_of(error, self.channel.address) from error
+        answer = Authenticated.from_bytes(bytes(received.body))
+        if answer.expires_ms is None:
+            return
+        left_s = max(1.0, answer.expires_ms / 1000 - time.time())
+        if answer.session is not None:
+            ends = time.monotonic() + left_s * _RENEWED_AT
+            _sessions[self.greeting.cluster_id, self._access] = answer.session, ends
+        renew = partial(_renew, weakref.ref(self))
+        # By its address: the timer must not keep the connection.
+        again = partial(call_elsewhere, self.channel.address, renew)
+        client_loop().call_later(left_s * _RENEWED_AT, again)
+
+
+def _renew(known: weakref.ref[SharedChannel]) -> None:
+    """Tell a connection's broker again who calls, before what it knows expires."""
+    shared = known()
+    if shared is None or not shared.channel.is_usable:
+        return
+    try:
+        shared.authenticate(_RENEW_S)
+    except IsologError as error:
+        logger.warning("%s: the session is not renewed: %s", shared.channel.address, error)
+
+
+_RENEWED_AT: Final = 0.75
+"""After which part of its life a session is renewed."""
+_RENEW_S: Final = 30.0
+
+_sessions: dict[tuple[str, Access], tuple[str, float]] = {}
+"""By cluster: a session, and until when to use it, on the monotonic clock."""
 _lock = new_lock()
 _channels: weakref.WeakValueDictionary[tuple[str, Access], SharedChannel] = (
     weakref.WeakValueDictionary()
@@ -53,6 +119,7 @@ def shared_channel(address: str, access: Access, timeout_s: float) -> SharedChan
         BrokerUnavailable: no broker is there, or no isolog broker.
         RequestTimeout: something is there but does not answer in ``timeout_s``.
         TlsFailed: the two sides do not agree on TLS.
+        Unauthenticated: the broker does not take the access's credential.
         InvalidOption: a file of the access cannot be used.
     """
     found = _usable(address, access)
@@ -65,8 +132,9 @@ def shared_channel(address: str, access: Access, timeout_s: float) -> SharedChan
             raise failure_of(TimeoutError(), address) from error
         raise BrokerUnavailable(f"no broker answers at {error.message}", address=address) from error
     try:
-        made = SharedChannel(channel, read_greeting(channel.greeting, address))
-    except BrokerUnavailable:
+        made = SharedChannel(channel, read_greeting(channel.greeting, address), access)
+        made.authenticate(timeout_s)
+    except IsologError:
         channel.close()
         raise
     with _lock:
@@ -75,6 +143,13 @@ def shared_channel(address: str, access: Access, timeout_s: float) -> SharedChan
             return found
         _channels[address, access] = made
     return made
+
+
+def forget_channel(address: str, access: Access, found: SharedChannel) -> None:
+    """Give this connection to nobody any more; who has it may go on."""
+    with _lock:
+        if _channels.get((address, access)) is found:
+            del _channels[address, access]
 
 
 def _usable(address: str, access: Access) -> SharedChannel | None:

@@ -141,7 +141,7 @@ class Subscription:
         return view_of
 
     def _matching(self, pattern: re.Pattern[str]) -> list[str]:
-        return [name for name in self._topics.names() if matches(pattern, name)]
+        return [name for name in self._topics.names(readable=True) if matches(pattern, name)]
 
     def _add(self, name: str) -> None:
         known = self._topics.describe(name)

@@ -266,8 +266,8 @@ class ProducerCore:
         target, lanes = stream.target, list(stream.lanes.values())
         del target.streams[stream.address]
         for placed in lanes:
-            if isinstance(error, UnknownTopic):
-                placed.lane.on_deleted()
+            if isinstance(error, UnknownTopic) or error.details.get("at_opening"):
+                placed.lane.on_not_taken()
             self._take_off(placed, error, now)
             if placed.route is not None:
                 self.out.append(DoubtRoute(placed.route, error))

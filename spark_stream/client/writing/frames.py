@@ -58,7 +58,8 @@ def table_of(data: Any) -> pa.Table:
         else:
             raise TypeError(
                 "a batch is a RecordBatch or a Table of Arrow, or a data frame (pandas, polars, …),"
-                f" not a {type(data).__name__}"
+                f" not a {type(data).__name__}; pa.Table.from_pylist(rows, schema=…) makes one"
+                " of dicts"
             )
     except (pa.ArrowException, ValueError) as error:
         raise SchemaMismatch(

@@ -293,8 +293,11 @@ class Lane:
         """Record that the connection is lost: unanswered batches have to be sent again."""
         self.sent = 0
 
-    def on_deleted(self) -> None:
-        """Record that the topic was deleted, with whatever it had of the batches in flight."""
+    def on_not_taken(self) -> None:
+        """Record that the log has nothing of the batches in flight.
+
+        The stream was refused when it was opened, or the topic was deleted with what it had.
+        """
         for batch in itertools.islice(self._batches, self.sent):
             batch.unanswered -= 1
 

@@ -56,7 +56,8 @@ OPTIONS: Final = (
     Option(
         "bootstrap",
         Use.ALL,
-        "`host:port[,host:port…]` of any brokers",
+        "`host:port[,host:port…]` of any brokers; without this and `path` the driver's variable"
+        " `ISOLOG_BOOTSTRAP`, or `ISOLOG_PATH`, says where the log is",
     ),
     Option(
         "path",
@@ -328,9 +329,15 @@ OPTIONS: Final = (
         Use.STREAM_SINK,
         "Spark's own, which it hands on: isolog does not use it",
     ),
-    Option("user", Use.ALL, "who is asking", later=True),
-    Option("password", Use.ALL, "who is asking", later=True),
-    Option("token", Use.ALL, "who is asking", later=True),
+    Option("user", Use.ALL, "who calls, with `password`"),
+    Option("password", Use.ALL, "the user's password; Spark hides it in plans and logs"),
+    Option("token", Use.ALL, "a token, in the place of user and password; Spark hides it"),
+    Option(
+        "tokenFile",
+        Use.ALL,
+        "the file of a token, read again for each connection; a path that the driver and the"
+        " executors have",
+    ),
     Option(
         "tls",
         Use.ALL,

@@ -119,7 +119,7 @@ class Planner:
         """
         found = {}
         by_name = self.selection.pattern is None
-        for name in self.selection.of(() if by_name else self.topics.names()):
+        for name in self.selection.of(() if by_name else self.topics.names(readable=True)):
             try:
                 found[name] = self.topics.describe(name)
                 self.selection.check_partitions(name, len(found[name].partitions))

@@ -1,0 +1,62 @@
+"""Who calls, how that is known, and for how long."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+
+from spark_stream.access.rules import ANYBODY, Effect, Operation, Pattern, Resource, Rule, RuleSet
+
+
+class KnownBy(StrEnum):
+    """How a broker knows who calls."""
+
+    SOCKET = "socket"
+    """A Unix socket: its file lets its owner alone in."""
+    OPEN = "open"
+    """The broker does not ask."""
+    CERTIFICATE = "certificate"
+    USER = "user"
+    TOKEN = "token"
+
+
+class Grant(Struct, frozen=True):
+    """What a token may be used for: an operation (None: all) on these resources."""
+
+    operation: Operation | None
+    resources: Pattern
+
+
+class Caller(Struct, frozen=True):
+    """A caller whose identity is known.
+
+    ``source_id``: the version of the user's password, or the id of the token. ``is_super``: may do
+    everything. ``grants``: the token may be used for these things only; None: for whatever the
+    principal may. ``expires_ms``: known until then, on the wall clock; None: without end.
+    """
+
+    principal: str
+    source: KnownBy
+    source_id: str = ""
+    is_super: bool = False
+    grants: tuple[Grant, ...] | None = None
+    expires_ms: int | None = None
+
+    def may(self, rules: RuleSet, operation: Operation, resource: Resource) -> bool:
+        """Return whether the rules, and the caller's token, allow this."""
+        if not (self.is_super or rules.allow(self.principal, operation, resource)):
+            return False
+        return self.grants is None or granted(self.grants).allow(ANYBODY, operation, resource)
+
+
+ANONYMOUS: Final = Caller("anonymous", KnownBy.OPEN, is_super=True)
+"""Everybody, at a broker that does not ask who calls."""
+OWNER: Final = Caller("owner", KnownBy.SOCKET, is_super=True)
+"""Who reaches the socket of an embedded broker."""
+
+
+def granted(grants: tuple[Grant, ...]) -> RuleSet:
+    """Return what the grants allow, as rules for anybody."""
+    return RuleSet(Rule(ANYBODY, Effect.ALLOW, each.operation, each.resources) for each in grants)

@@ -1,0 +1,141 @@
+"""Passwords and tokens: how they are made, what is kept of them, and how they are compared.
+
+Of a password its scrypt hash is kept, of a token the SHA-256 of its 32 random bytes: neither can be
+had back from the store. A session is a signed statement, and nothing of it is kept: who calls, how
+that was found out, what it may be used for, and until when.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from spark_stream.access.callers import Caller, Grant, KnownBy
+from spark_stream.errors import InvalidRequest
+
+PASSWORD_LEAST: Final = 8
+"""Characters of a password, at least."""
+PASSWORD_MOST: Final = 1024
+TOKEN_PREFIX: Final = "isolog_"
+SESSION_PREFIX: Final = "isologs_"
+_N, _R, _P = 1 << 15, 8, 1
+_SCRYPT: Final = "scrypt"
+_MEMORY: Final = 128 * _N * _R * 2
+_ID_BYTES: Final = 8
+
+
+def hash_password(password: str) -> str:
+    """Return what is kept of a password; takes some 60 ms, and 32 MiB of memory.
+
+    Raises:
+        InvalidRequest: it is too short or too long.
+    """
+    if not PASSWORD_LEAST <= len(password) <= PASSWORD_MOST:
+        raise InvalidRequest(
+            f"a password has {PASSWORD_LEAST} to {PASSWORD_MOST} characters, not {len(password)}"
+        )
+    salt = secrets.token_bytes(16)
+    return f"{_SCRYPT}${salt.hex()}${_scrypt(password, salt).hex()}"
+
+
+def is_password(password: str, kept: str) -> bool:
+    """Return whether this is the password of which that was kept; takes as long."""
+    _, salt, digest = kept.split("$")
+    found = _scrypt(password[:PASSWORD_MOST], bytes.fromhex(salt))
+    return hmac.compare_digest(found.hex(), digest)
+
+
+NO_PASSWORD: Final = f"{_SCRYPT}${'00' * 16}${'00' * 32}"
+"""Of no password: comparing with it takes as long as with another."""
+
+
+def _scrypt(password: str, salt: bytes) -> bytes:
+    data = password.encode("utf-8", "surrogatepass")
+    return hashlib.scrypt(data, salt=salt, n=_N, r=_R, p=_P, maxmem=_MEMORY, dklen=32)
+
+
+def new_token() -> tuple[str, str]:
+    """Return the id of a new token, and the token."""
+    token_id = secrets.token_hex(_ID_BYTES)
+    return token_id, f"{TOKEN_PREFIX}{token_id}_{secrets.token_urlsafe(32)}"
+
+
+def token_id_of(token: str) -> str:
+    """Return the id in a token; empty if it is none."""
+    if not token.startswith(TOKEN_PREFIX):
+        return ""
+    return token.removeprefix(TOKEN_PREFIX).partition("_")[0]
+
+
+def token_digest(token: str) -> str:
+    """Return what is kept of a token."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def is_token(token: str, digest: str) -> bool:
+    """Return whether this is the token of which that was kept."""
+    return hmac.compare_digest(token_digest(token), digest)
+
+
+class _Statement(Struct, frozen=True, array_like=True):
+    principal: str
+    source: KnownBy
+    source_id: str
+    grants: tuple[Grant, ...] | None
+    expires_ms: int
+
+
+_SESSIONS: Final = msgspec.json.Decoder(_Statement)
+
+
+def sign_session(caller: Caller, key: bytes) -> str:
+    """Return a token that states who the caller is; it has an end.
+
+    ``key``: that of the cluster, which only brokers have.
+    """
+    assert caller.expires_ms is not None
+    stated = msgspec.json.encode(
+        _Statement(
+            caller.principal, caller.source, caller.source_id, caller.grants, caller.expires_ms
+        )
+    )
+    return f"{SESSION_PREFIX}{_text(stated)}.{_text(_signature(stated, key))}"
+
+
+def session_of(token: str, key: bytes) -> Caller | None:
+    """Return who the token says the caller is; None if no broker of the cluster has signed it."""
+    stated, dot, signature = token.removeprefix(SESSION_PREFIX).partition(".")
+    if not token.startswith(SESSION_PREFIX) or not dot:
+        return None
+    try:
+        data, signed = _bytes(stated), _bytes(signature)
+        if not hmac.compare_digest(signed, _signature(data, key)):
+            return None
+        found = _SESSIONS.decode(data)
+    except (ValueError, msgspec.DecodeError):
+        return None
+    return Caller(
+        found.principal,
+        found.source,
+        found.source_id,
+        grants=found.grants,
+        expires_ms=found.expires_ms,
+    )
+
+
+def _signature(data: bytes, key: bytes) -> bytes:
+    return hmac.new(key, data, hashlib.sha256).digest()
+
+
+def _text(data: bytes) -> str:
+    return urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _bytes(text: str) -> bytes:
+    return urlsafe_b64decode(text + "=" * (-len(text) % 4))

@@ -1,0 +1,166 @@
+"""Rules: a principal, allowed or denied an operation on a resource.
+
+Deny wins over allow, and what no rule allows is denied. Who may read, write, alter or delete a
+resource may describe it as well, unless a rule denies that. Whether something may be described
+decides whether it exists for the caller at all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from spark_stream.errors import InvalidRequest
+
+ANYBODY: Final = "*"
+"""The principal of a rule that holds for everyone who has authenticated."""
+_PREFIX: Final = "*"
+
+
+class Operation(StrEnum):
+    """What a caller does to a resource."""
+
+    READ = "read"
+    WRITE = "write"
+    CREATE = "create"
+    ALTER = "alter"
+    DELETE = "delete"
+    DESCRIBE = "describe"
+    ADMIN = "admin"
+
+
+class Effect(StrEnum):
+    """What a rule says."""
+
+    ALLOW = "allow"
+    DENY = "deny"
+
+
+class ResourceKind(StrEnum):
+    """The kinds of resources. Of ``cluster`` there is one, without a name."""
+
+    TOPIC = "topic"
+    CONSUMER = "consumer"
+    TRANSACTION = "transaction"
+    CLUSTER = "cluster"
+
+
+class Resource(NamedTuple):
+    """One resource."""
+
+    kind: ResourceKind
+    name: str = ""
+
+    def __str__(self) -> str:
+        return self.kind if self.kind is ResourceKind.CLUSTER else f"{self.kind}:{self.name}"
+
+
+THE_CLUSTER: Final = Resource(ResourceKind.CLUSTER)
+
+
+class Pattern(NamedTuple):
+    """The resources of a rule: one of them, or all whose name begins with ``name``."""
+
+    kind: ResourceKind
+    name: str = ""
+    is_prefix: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Pattern:
+        """Parse ``topic:flights``, ``topic:logs-*`` (a prefix), ``topic:*`` or ``cluster``.
+
+        Raises:
+            InvalidRequest: it is none of these.
+        """
+        kind, colon, name = text.partition(":")
+        if kind == ResourceKind.CLUSTER and not colon:
+            return cls(ResourceKind.CLUSTER)
+        is_named = kind in set(ResourceKind) - {ResourceKind.CLUSTER}
+        if not is_named or not name or _PREFIX in name[:-1]:
+            raise InvalidRequest(
+                f"{text!r} is not a resource",
+                hint="A resource is topic:NAME, consumer:NAME, transaction:NAME or cluster; a * at"
+                " the end of a name stands for all names that begin so.",
+            )
+        if name.endswith(_PREFIX):
+            return cls(ResourceKind(kind), name[:-1], is_prefix=True)
+        return cls(ResourceKind(kind), name)
+
+    def __str__(self) -> str:
+        return f"{Resource(self.kind, self.name)}{_PREFIX if self.is_prefix else ''}"
+
+
+class Rule(Struct, frozen=True):
+    """One rule. ``operation`` None: all of them."""
+
+    principal: str
+    effect: Effect
+    operation: Operation | None
+    resources: Pattern
+
+    def __str__(self) -> str:
+        what = "all" if self.operation is None else self.operation
+        return f"{self.effect} {self.principal} {what} {self.resources}"
+
+
+_BIT: Final = {each: 1 << place for place, each in enumerate(Operation)}
+_ALL: Final = sum(_BIT.values())
+_DESCRIBING: Final = sum(
+    _BIT[each]
+    for each in (
+        Operation.DESCRIBE,
+        Operation.READ,
+        Operation.WRITE,
+        Operation.ALTER,
+        Operation.DELETE,
+    )
+)
+
+
+class _Said(Struct):
+    """The operations that rules on one pattern allow and deny, as bits."""
+
+    allowed: int = 0
+    denied: int = 0
+
+
+class RuleSet:
+    """Rules by what they speak of: a decision looks at those that fit, however many there are."""
+
+    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+        self._said: dict[tuple[str, Pattern], _Said] = defaultdict(_Said)
+        self._lengths: dict[tuple[str, ResourceKind], set[int]] = defaultdict(set)
+        for rule in rules:
+            said = self._said[rule.principal, rule.resources]
+            bits = _ALL if rule.operation is None else _BIT[rule.operation]
+            if rule.effect is Effect.ALLOW:
+                said.allowed |= bits
+            else:
+                said.denied |= bits
+            if rule.resources.is_prefix:
+                self._lengths[rule.principal, rule.resources.kind].add(len(rule.resources.name))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RuleSet) and self._said == other._said
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def allow(self, principal: str, operation: Operation, resource: Resource) -> bool:
+        """Return whether the principal may do this."""
+        kind, name = resource
+        allowed = denied = 0
+        for who in (principal, ANYBODY):
+            lengths = self._lengths.get((who, kind), ())
+            prefixes = [Pattern(kind, name[:each], True) for each in lengths if each <= len(name)]
+            for pattern in (Pattern(kind, name), *prefixes):
+                said = self._said.get((who, pattern))
+                if said is not None:
+                    allowed |= said.allowed
+                    denied |= said.denied
+        bit = _BIT[operation]
+        enough = _DESCRIBING if operation is Operation.DESCRIBE else bit
+        return bool(allowed & enough) and not denied & bit

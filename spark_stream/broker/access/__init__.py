@@ -1,0 +1,5 @@
+"""Who calls this broker, and what they may do.
+
+``gate``   finds out who calls, and decides by the rules on record
+``needs``  what each request needs a permission for
+"""

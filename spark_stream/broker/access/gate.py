@@ -1,0 +1,319 @@
+"""Finds out who calls, and decides what they may do, by what this broker sees on record.
+
+The view of the cluster is refreshed many times a second. So a user who is removed, a token that is
+revoked and a rule that changes take effect at once, on open streams as well: each of these has a
+:class:`Pass`, which is checked again whenever something about access has changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from spark_stream.access.callers import ANONYMOUS, OWNER, Caller, KnownBy
+from spark_stream.access.credentials import (
+    NO_PASSWORD,
+    SESSION_PREFIX,
+    is_password,
+    is_token,
+    session_of,
+    sign_session,
+    token_id_of,
+)
+from spark_stream.access.rules import Operation, Resource, ResourceKind
+from spark_stream.cluster.view import ClusterView, News, Snapshot
+from spark_stream.environment import Clock
+from spark_stream.errors import (
+    BrokerBusy,
+    InvalidRequest,
+    IsologError,
+    PermissionDenied,
+    Unauthenticated,
+    UnknownTopic,
+)
+from spark_stream.wire.access_messages import Authenticate, Authenticated
+
+logger = logging.getLogger(__name__)
+
+SESSION_S: Final = 3600.0
+"""How long a session is valid that a password was traded for."""
+_HASHING_AT_ONCE: Final = 2
+"""Passwords that are compared at once: each takes 32 MiB and most of a processor."""
+_FAILURES_FREE: Final = 5
+"""Wrong passwords, of one user from one address, before the next one has to wait."""
+_FAILURES_KEPT: Final = 10_000
+_WAIT_FIRST_S: Final = 1.0
+_WAIT_MAX_S: Final = 60.0
+_HINT: Final = "Give user and password, or a token; `isolog user add` makes a user."
+
+Need = tuple[Operation, Resource]
+"""What a caller has to be allowed."""
+
+
+class AccessSettings(Struct, frozen=True):
+    """``asks``: whether callers have to say who they are. ``super_users`` may do everything."""
+
+    asks: bool = False
+    super_users: frozenset[str] = frozenset()
+
+
+def who_calls() -> Unauthenticated:
+    """Return the error for a caller that has not said who it is."""
+    return Unauthenticated("this broker asks who is calling", hint=_HINT)
+
+
+class Visit:
+    """A connection, and who calls through it: None until that is known. It may be told again."""
+
+    def __init__(self, address: str, caller: Caller | None) -> None:
+        self.address = address
+        self.caller = caller
+
+    def known(self) -> Caller:
+        """Return the caller.
+
+        Raises:
+            Unauthenticated: it is not known who calls.
+        """
+        if self.caller is None:
+            raise who_calls()
+        return self.caller
+
+
+class Pass:
+    """What an open stream needs. ``refused`` is called once if that is no longer allowed."""
+
+    def __init__(
+        self, visit: Visit, needs: Sequence[Need], refused: Callable[[IsologError], None]
+    ) -> None:
+        self.visit = visit
+        self.needs = needs
+        self.refused = refused
+
+
+class Gate:
+    """The access of one broker; for any thread. ``key`` signs sessions, and is the cluster's."""
+
+    def __init__(
+        self, view: ClusterView, key: bytes, clock: Clock, settings: AccessSettings
+    ) -> None:
+        self._view = view
+        self._key = key
+        self._clock = clock
+        self._settings = settings
+        self._hashing = threading.BoundedSemaphore(_HASHING_AT_ONCE)
+        self._lock = threading.Lock()  # guards the failures
+        self._failures: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
+        self._passes: weakref.WeakSet[Pass] = weakref.WeakSet()
+        view.tell(self._on_news)
+
+    @property
+    def asks(self) -> bool:
+        """Whether callers have to say who they are."""
+        return self._settings.asks
+
+    # -- who calls --------------------------------------------------------------------------------
+
+    def arrive(self, names: Sequence[str], *, is_local: bool) -> Caller | None:
+        """Return who has connected, or None if they have to authenticate.
+
+        ``names``: those of the certificate that was shown. ``is_local``: through a Unix socket.
+        """
+        if is_local:
+            return OWNER
+        if not self._settings.asks:
+            return replace(ANONYMOUS, principal=names[0]) if names else ANONYMOUS
+        return self._known(Caller(names[0], KnownBy.CERTIFICATE)) if names else None
+
+    def authenticate(self, visit: Visit, asked: Authenticate) -> Authenticated:
+        """Find out who calls; answer with a session, if the caller gave a password.
+
+        A connection stays with its first principal. A password takes a while: call it on a thread
+        that may wait.
+
+        Raises:
+            Unauthenticated: the credential is wrong, has expired, or was revoked.
+            InvalidRequest: there is not one credential.
+            BrokerBusy: too many passwords are compared at the moment.
+        """
+        if asked.token is not None and asked.user is None and asked.password is None:
+            caller = self._of_token(asked.token)
+        elif asked.token is None and asked.user is not None and asked.password is not None:
+            caller = self._of_password(asked.user, asked.password, visit.address)
+        else:
+            raise InvalidRequest("give user and password, or a token, and nothing else")
+        if visit.caller is not None and visit.caller.principal != caller.principal:
+            raise InvalidRequest(
+                f"this connection is {visit.caller.principal!r}'s, not {caller.principal!r}'s",
+                hint="Open another connection.",
+            )
+        visit.caller = caller
+        session = sign_session(caller, self._key) if caller.source is KnownBy.USER else None
+        return Authenticated(
+            principal=caller.principal, session=session, expires_ms=caller.expires_ms
+        )
+
+    def _of_token(self, token: str) -> Caller:
+        if token.startswith(SESSION_PREFIX):
+            found = session_of(token, self._key)
+            if found is None:
+                raise Unauthenticated("the session is not one of this cluster", hint=_HINT)
+            self.check_valid(found)
+            return self._known(found)
+        kept = self._view.now.access.tokens.get(token_id_of(token))
+        if kept is None or not is_token(token, kept.digest):
+            raise Unauthenticated("the token is not known, or was revoked", hint=_HINT)
+        found = Caller(
+            kept.principal,
+            KnownBy.TOKEN,
+            kept.id,
+            grants=kept.grants,
+            expires_ms=kept.expires_ms,
+        )
+        self.check_valid(found)
+        return self._known(found)
+
+    def _of_password(self, name: str, password: str, address: str) -> Caller:
+        place = (address.rpartition(":")[0], name)
+        self._check_not_too_often(place)
+        user = self._view.now.access.users.get(name)
+        if not self._hashing.acquire(timeout=_WAIT_FIRST_S):
+            raise BrokerBusy("too many passwords are being compared", hint="Try again in a moment.")
+        try:
+            right = is_password(password, NO_PASSWORD if user is None else user.password)
+        finally:
+            self._hashing.release()
+        if user is None or not right:
+            self._note_failure(place)
+            raise Unauthenticated("the user or the password is wrong", hint=_HINT)
+        with self._lock:
+            self._failures.pop(place, None)
+        expires_ms = self._now_ms() + int(SESSION_S * 1000)
+        return self._known(Caller(name, KnownBy.USER, user.version, expires_ms=expires_ms))
+
+    def _check_not_too_often(self, place: tuple[str, str]) -> None:
+        with self._lock:
+            count, until = self._failures.get(place, (0, 0.0))
+        left = until - self._clock.monotonic()
+        if count >= _FAILURES_FREE and left > 0:
+            raise Unauthenticated(
+                f"too many wrong passwords: the next one is compared in {left:.0f} s",
+                hint="Check the password; somebody else may be trying it.",
+            )
+
+    def _note_failure(self, place: tuple[str, str]) -> None:
+        with self._lock:
+            count = self._failures.pop(place, (0, 0.0))[0] + 1
+            over = max(0, count - _FAILURES_FREE)
+            wait_s = min(_WAIT_MAX_S, _WAIT_FIRST_S * 2.0 ** min(over, 16))
+            self._failures[place] = count, self._clock.monotonic() + wait_s
+            while len(self._failures) > _FAILURES_KEPT:
+                self._failures.popitem(last=False)
+
+    def _known(self, caller: Caller) -> Caller:
+        is_super = caller.principal in self._settings.super_users
+        return replace(caller, is_super=is_super)
+
+    def check_valid(self, caller: Caller) -> None:
+        """Check that what the caller is known by still holds.
+
+        Raises:
+            Unauthenticated: it has expired, or was taken back.
+        """
+        if caller.expires_ms is not None and self._now_ms() >= caller.expires_ms:
+            raise Unauthenticated(f"the {_said(caller)} has expired", hint=_HINT)
+        known = self._view.now.access
+        if caller.source is KnownBy.USER:
+            user = known.users.get(caller.principal)
+            if user is None or user.version != caller.source_id:
+                raise Unauthenticated(
+                    f"user {caller.principal!r} is gone, or has another password", hint=_HINT
+                )
+        elif caller.source is KnownBy.TOKEN and caller.source_id not in known.tokens:
+            raise Unauthenticated("the token was revoked", hint=_HINT)
+
+    def _now_ms(self) -> int:
+        return self._clock.wall_us() // 1000
+
+    def is_super(self, principal: str) -> bool:
+        """Return whether the principal may do everything."""
+        return not self._settings.asks or principal in self._settings.super_users
+
+    # -- what they may do -------------------------------------------------------------------------
+
+    def may(self, caller: Caller, operation: Operation, resource: Resource) -> bool:
+        """Return whether the caller may do this."""
+        return caller.may(self._view.now.access.rule_set, operation, resource)
+
+    def check(self, caller: Caller, needs: Sequence[Need], *, is_open: bool = False) -> None:
+        """Check that the caller may do all of this.
+
+        ``is_open``: the caller has done so until now, so it knows what is there. To say then that
+        there is no such topic would mean that what was written is gone.
+
+        Raises:
+            Unauthenticated: what the caller is known by holds no longer.
+            UnknownTopic: the caller may not even know that the topic is there.
+            PermissionDenied: one of them is not allowed.
+        """
+        self.check_valid(caller)
+        for operation, resource in needs:
+            if not self.may(caller, operation, resource):
+                raise self._refusal(caller, operation, resource, is_open)
+
+    def _refusal(
+        self, caller: Caller, operation: Operation, resource: Resource, is_open: bool
+    ) -> IsologError:
+        logger.info("refused: %s: %s %s", caller.principal, operation, resource)
+        is_hidden = not self.may(caller, Operation.DESCRIBE, resource)
+        is_hidden = is_hidden and not is_open and operation is not Operation.CREATE
+        if resource.kind is ResourceKind.TOPIC and is_hidden:
+            return UnknownTopic(f"there is no topic {resource.name!r}", topic=resource.name)
+        return PermissionDenied(
+            f"{caller.principal!r} may not {operation} {resource}",
+            hint=f"An administrator allows it: isolog acl allow {caller.principal} {operation}"
+            f" {resource}",
+            principal=caller.principal,
+            operation=operation.value,
+            resource=str(resource),
+            at_opening=not is_open,
+        )
+
+    # -- open streams -----------------------------------------------------------------------------
+
+    def admit(
+        self, visit: Visit, needs: Sequence[Need], refused: Callable[[IsologError], None]
+    ) -> Pass:
+        """Check what an open stream needs, now and after each change; hold on to the pass.
+
+        Raises: as :meth:`check`.
+        """
+        admitted = Pass(visit, needs, refused)
+        if self._settings.asks:
+            self._passes.add(admitted)
+        self.check(visit.known(), needs)  # after it is noted: no change is missed meanwhile
+        return admitted
+
+    def look_again(self) -> None:
+        """End streams that are no longer allowed; call it now and then, for what expires."""
+        for each in list(self._passes):
+            try:
+                self.check(each.visit.known(), each.needs, is_open=True)
+            except IsologError as error:
+                self._passes.discard(each)
+                each.refused(error)
+
+    def _on_news(self, news: News, now: Snapshot) -> None:
+        if news.access:
+            self.look_again()
+
+
+def _said(caller: Caller) -> str:
+    return "token" if caller.source is KnownBy.TOKEN else "session"

@@ -1,0 +1,75 @@
+"""What a request needs a permission for: functions of the request, for the table of actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spark_stream.access.rules import THE_CLUSTER, Operation, Resource, ResourceKind
+from spark_stream.broker.access.gate import Need
+from spark_stream.wire.fetch_messages import Fetch
+from spark_stream.wire.messages import AppendTo
+
+Needs = Callable[[Any], Sequence[Need]]
+
+
+def on_topic(operation: Operation) -> Needs:
+    """Need this for the request's ``topic``."""
+    return lambda asked: [(operation, Resource(ResourceKind.TOPIC, asked.topic))]
+
+
+def on_topics(operation: Operation) -> Needs:
+    """Need this for the topic of each of the request's ``topics``."""
+    return lambda asked: [
+        (operation, Resource(ResourceKind.TOPIC, each.topic)) for each in asked.topics
+    ]
+
+
+def on_transaction(operation: Operation) -> Needs:
+    """Need this for the request's ``transactional_id``."""
+    return lambda asked: [(operation, Resource(ResourceKind.TRANSACTION, asked.transactional_id))]
+
+
+def on_consumer(operation: Operation) -> Needs:
+    """Need this for the request's ``consumer``."""
+    return lambda asked: [(operation, Resource(ResourceKind.CONSUMER, asked.consumer))]
+
+
+def on_cluster(operation: Operation) -> Needs:
+    """Need this for the cluster."""
+    return lambda asked: [(operation, THE_CLUSTER)]
+
+
+def positions(asked: Any) -> Sequence[Need]:
+    """Need to read as each consumer whose position is stored."""
+    names = {each.consumer for each in asked.positions} | asked.owners.keys()
+    return [(Operation.READ, Resource(ResourceKind.CONSUMER, name)) for name in sorted(names)]
+
+
+def commit(asked: Any) -> Sequence[Need]:
+    """Need to write in the transaction, and to read as its consumers."""
+    return [*on_transaction(Operation.WRITE)(asked), *positions(asked)]
+
+
+def anybody(asked: Any) -> Sequence[Need]:
+    """Need nothing but to be known: the answer tells nothing that a rule protects."""
+    return ()
+
+
+def described(asked: Any) -> Sequence[Need]:
+    """Need nothing: the answer has only what the caller may describe."""
+    return ()
+
+
+def fetch(asked: Fetch) -> Sequence[Need]:
+    """Need to read the topics of all ranges."""
+    names = dict.fromkeys(each.topic for each in asked.ranges)
+    return [(Operation.READ, Resource(ResourceKind.TOPIC, name)) for name in names]
+
+
+def append(asked: AppendTo) -> Sequence[Need]:
+    """Need to write to the topic, and in the transaction if there is one."""
+    needs = [(Operation.WRITE, Resource(ResourceKind.TOPIC, asked.topic))]
+    if asked.transactional_id is not None:
+        needs.append((Operation.WRITE, Resource(ResourceKind.TRANSACTION, asked.transactional_id)))
+    return needs

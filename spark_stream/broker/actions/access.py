@@ -1,0 +1,237 @@
+"""Actions on users, tokens and rules. Each is one record of the metadata store."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from spark_stream.access.callers import Grant
+from spark_stream.access.credentials import hash_password, new_token, token_digest
+from spark_stream.access.rules import (
+    ANYBODY,
+    Effect,
+    Operation,
+    Pattern,
+    Resource,
+    Rule,
+    RuleSet,
+)
+from spark_stream.broker.actions.context import BrokerContext
+from spark_stream.cluster.access import RULES, TOKENS, USERS, Token, User, encode
+from spark_stream.errors import InvalidRequest, PermissionDenied
+from spark_stream.scripts.steps import DeleteRecord, Get, PutRecord, Script
+from spark_stream.wire.access_messages import (
+    CheckAccess,
+    CreatedToken,
+    CreateToken,
+    Decision,
+    GrantText,
+    NamedToken,
+    NamedUser,
+    PutUser,
+    RuleList,
+    RuleText,
+    TokenDescription,
+    TokenList,
+    UserList,
+)
+from spark_stream.wire.messages import Empty
+
+ALL = "all"
+
+
+def put_user(context: BrokerContext, asked: PutUser) -> Empty:
+    if asked.name == ANYBODY:
+        raise InvalidRequest("a user is not called *: that stands for everybody in rules")
+    made = User(asked.name, hash_password(asked.password), secrets.token_hex(8))
+    there = _put(context, USERS + asked.name, encode(made), is_new=asked.is_new)
+    if there and asked.is_new:
+        raise InvalidRequest(
+            f"there is a user {asked.name!r}", hint="`isolog user passwd` changes the password."
+        )
+    if not there and not asked.is_new:
+        raise InvalidRequest(
+            f"there is no user {asked.name!r}", hint="`isolog user add` makes one."
+        )
+    return Empty()
+
+
+def delete_user(context: BrokerContext, asked: NamedUser) -> Empty:
+    if not _put(context, USERS + asked.name, None):
+        raise InvalidRequest(f"there is no user {asked.name!r}", hint="See `isolog user list`.")
+    return Empty()
+
+
+def list_users(context: BrokerContext, asked: Empty) -> UserList:
+    context.host.refresh()
+    return UserList(users=sorted(context.host.view.now.access.users))
+
+
+def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
+    """Make a token for the caller, or by an administrator for anybody.
+
+    A token of a caller that itself has a restricted token gets no more than that allows.
+    """
+    caller = context.caller
+    principal = asked.principal or caller.principal
+    if principal != caller.principal and not context.is_administrator:
+        raise PermissionDenied(f"{caller.principal!r} may not make a token for {principal!r}")
+    grants = None if asked.grants is None else tuple(map(_grant, asked.grants))
+    if caller.grants is not None:
+        if grants is None:
+            grants = caller.grants
+        elif not set(grants) <= set(caller.grants):
+            raise PermissionDenied(
+                "a token cannot allow more than the one that it is made with",
+                hint="Ask for some of the grants of the token that you use.",
+            )
+    now_ms = context.transactions.now_ms()
+    expires_ms = None if asked.lifetime_ms is None else now_ms + asked.lifetime_ms
+    if caller.grants is not None and caller.expires_ms is not None:
+        expires_ms = min(expires_ms or caller.expires_ms, caller.expires_ms)
+    token_id, token = new_token()
+    made = Token(token_id, principal, token_digest(token), now_ms, expires_ms, grants)
+    _put(context, TOKENS + token_id, encode(made), is_new=True)
+    return CreatedToken(id=token_id, token=token, principal=principal, expires_ms=expires_ms)
+
+
+def list_tokens(context: BrokerContext, asked: Empty) -> TokenList:
+    context.host.refresh()
+    known = context.host.view.now.access.tokens.values()
+    return TokenList(
+        tokens=[
+            TokenDescription(
+                id=each.id,
+                principal=each.principal,
+                created_ms=each.created_ms,
+                expires_ms=each.expires_ms,
+                grants=None
+                if each.grants is None
+                else [f"{grant.operation or ALL} {grant.resources}" for grant in each.grants],
+            )
+            for each in sorted(known, key=lambda each: each.created_ms)
+            if context.is_administrator or each.principal == context.caller.principal
+        ]
+    )
+
+
+def revoke_token(context: BrokerContext, asked: NamedToken) -> Empty:
+    context.host.refresh()
+    found = context.host.view.now.access.tokens.get(asked.id)
+    mine = found is not None and found.principal == context.caller.principal
+    if found is None or not (mine or context.is_administrator):
+        raise InvalidRequest(f"there is no token {asked.id!r}", hint="See `isolog token list`.")
+    _put(context, TOKENS + asked.id, None)
+    return Empty()
+
+
+def add_rule(context: BrokerContext, asked: RuleText) -> Empty:
+    rule = _rule(asked)
+    _put(context, f"{RULES}{rule}", encode(rule))
+    return Empty()
+
+
+def remove_rule(context: BrokerContext, asked: RuleText) -> Empty:
+    rule = _rule(asked)
+    if not _put(context, f"{RULES}{rule}", None):
+        raise InvalidRequest(f"there is no rule {str(rule)!r}", hint="See `isolog acl list`.")
+    return Empty()
+
+
+def list_rules(context: BrokerContext, asked: Empty) -> RuleList:
+    context.host.refresh()
+    return RuleList(rules=_texts(context.host.view.now.access.rules))
+
+
+def check_access(context: BrokerContext, asked: CheckAccess) -> Decision:
+    context.host.refresh()
+    known = context.host.view.now.access
+    pattern = Pattern.parse(asked.resource)
+    if pattern.is_prefix:
+        raise InvalidRequest("ask about one resource, without a * at its end")
+    operation, resource = _operation(asked.operation), Resource(pattern.kind, pattern.name)
+    if operation is None:
+        raise InvalidRequest("ask about one operation, not about all of them")
+    speaking = {
+        text: rule
+        for text, rule in known.rules.items()
+        if rule.principal in (asked.principal, ANYBODY)
+        and _fits(rule.resources, resource)
+        and (rule.operation in (None, operation) or operation is Operation.DESCRIBE)
+    }
+    is_super = context.gate.is_super(asked.principal)
+    return Decision(
+        is_allowed=is_super or known.rule_set.allow(asked.principal, operation, resource),
+        rules=_texts(speaking),
+    )
+
+
+def _fits(pattern: Pattern, resource: Resource) -> bool:
+    only = RuleSet([Rule(ANYBODY, Effect.ALLOW, None, pattern)])
+    return only.allow(ANYBODY, Operation.READ, resource)
+
+
+def _texts(rules: Mapping[str, Rule]) -> list[RuleText]:
+    found = sorted(rules.values(), key=lambda each: (each.principal, str(each.resources)))
+    return [
+        RuleText(
+            principal=each.principal,
+            effect=each.effect.value,
+            operation=each.operation or ALL,
+            resource=str(each.resources),
+        )
+        for each in found
+    ]
+
+
+def _rule(asked: RuleText) -> Rule:
+    try:
+        effect = Effect(asked.effect)
+    except ValueError:
+        raise InvalidRequest(f"a rule allows or denies, and not {asked.effect!r}") from None
+    resources = Pattern.parse(asked.resource)
+    return Rule(asked.principal, effect, _operation(asked.operation), resources)
+
+
+def _grant(asked: GrantText) -> Grant:
+    return Grant(_operation(asked.operation), Pattern.parse(asked.resource))
+
+
+def _operation(text: str) -> Operation | None:
+    if text == ALL:
+        return None
+    try:
+        return Operation(text)
+    except ValueError:
+        raise InvalidRequest(
+            f"{text!r} is not an operation", hint=f"Take {', '.join(Operation)} or {ALL}."
+        ) from None
+
+
+def _put(
+    context: BrokerContext, key: str, value: dict[str, Any] | None, *, is_new: bool | None = None
+) -> bool:
+    """Write a record, or remove it (None); return whether there was one.
+
+    ``is_new``: write only if there is none (True), or only if there is one (False).
+    """
+
+    def change() -> Script[bool]:
+        while True:
+            record = yield from Get(key)
+            there = record is not None
+            if (is_new is not None and is_new is there) or (value is None and not there):
+                return there
+            version = 0 if record is None else record.version
+            done: object
+            if value is None:
+                done = yield from DeleteRecord(key, version)
+            else:
+                done = yield from PutRecord(key, value, version)
+            if done:
+                return there
+
+    there: bool = context.transactions.run(change())
+    context.host.refresh()
+    return there

@@ -1,0 +1,365 @@
+"""``isolog user``, ``isolog token`` and ``isolog acl``: who may do what.
+
+A password never stands in an argument: those are in the list of processes, and in the shell's
+history.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from spark_stream.access.credentials import hash_password
+from spark_stream.cli.options import (
+    Bootstrap,
+    Listing,
+    LogPath,
+    Output,
+    Yes,
+    confirm,
+    connection,
+    note,
+)
+from spark_stream.cli.output.show import console
+from spark_stream.cli.output.show_transactions import duration
+from spark_stream.cli.texts import as_json
+from spark_stream.client.access import AccessClient
+from spark_stream.cluster.access import USERS, User, encode
+from spark_stream.cluster.stores.sqlite import SqliteStore
+from spark_stream.errors import InvalidOption
+
+users = typer.Typer(no_args_is_help=True, help="Add, list and remove users.")
+tokens = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
+acl = typer.Typer(no_args_is_help=True, help="Allow and deny operations, and check what holds.")
+
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_LIFETIME: Final = re.compile(r"(\d+)([smhd])")
+_VARIABLE: Final = "ISOLOG_NEW_PASSWORD"
+
+UserName = Annotated[str, typer.Argument(metavar="NAME", help="A user.", show_default=False)]
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A file whose first line is the password; - is standard input. Without it the"
+        f" variable {_VARIABLE}, or a prompt.",
+        show_default=False,
+    ),
+]
+Metadata = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="The file of the metadata store, on a broker's host: for the first user, before"
+        " anybody can connect.",
+        show_default=False,
+    ),
+]
+Principal = Annotated[
+    str,
+    typer.Argument(
+        metavar="PRINCIPAL",
+        help="A user, a name in a client's certificate, or * for everybody.",
+        show_default=False,
+    ),
+]
+Operation = Annotated[
+    str,
+    typer.Argument(
+        metavar="OPERATION",
+        help="read, write, create, alter, delete, describe, admin, or all.",
+        show_default=False,
+    ),
+]
+Resource = Annotated[
+    str,
+    typer.Argument(
+        metavar="RESOURCE",
+        help="topic:NAME, consumer:NAME, transaction:NAME, or cluster; NAME* is a prefix.",
+        show_default=False,
+    ),
+]
+
+
+@contextmanager
+def _client(bootstrap: str | None, path: Path | None) -> Iterator[AccessClient]:
+    with connection(bootstrap, path) as opened:
+        yield AccessClient(opened)
+
+
+def _password(file: Path | None) -> str:
+    """Return a new password from the file, the environment, or a prompt.
+
+    Raises:
+        InvalidOption: there is none of these, or the file cannot be read.
+    """
+    if file is not None:
+        try:
+            text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidOption(f"--password-file: {file}: {error}") from None
+        return text.partition("\n")[0].rstrip("\r")
+    if found := os.environ.get(_VARIABLE):
+        return found
+    if not sys.stdin.isatty():
+        raise InvalidOption(
+            "no terminal to ask for the password",
+            hint=f"Give --password-file FILE, or set {_VARIABLE}.",
+        )
+    asked: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    return asked
+
+
+@users.command("add")
+def add_user(
+    name: UserName,
+    password_file: PasswordFile = None,
+    metadata: Metadata = None,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+) -> None:
+    """Add a user. What the user may do is said by `isolog acl allow`, or by `super_users`.
+
+    \b
+    isolog user add alice --bootstrap localhost:9092
+    isolog user add admin --metadata isolog-data/metadata.sqlite
+    """
+    password = _password(password_file)
+    if metadata is None:
+        with _client(bootstrap, path) as client:
+            client.add_user(name, password)
+    else:
+        _add_to_store(metadata, name, password)
+    note(f"user {name} is added")
+
+
+def _add_to_store(metadata: Path, name: str, password: str) -> None:
+    if not metadata.is_file():
+        raise InvalidOption(
+            f"there is no metadata store {metadata}",
+            hint="A broker makes it when it first starts: metadata.sqlite in its directory, or the"
+            " file of its setting `metadata`.",
+            option="--metadata",
+        )
+    made = encode(User(name, hash_password(password), secrets.token_hex(8)))
+    with closing(SqliteStore(metadata)) as store:
+        if store.put(USERS + name, made, 0) is None:
+            raise InvalidOption(f"there is a user {name!r}", hint="See `isolog user passwd`.")
+
+
+@users.command()
+def passwd(
+    name: UserName,
+    password_file: PasswordFile = None,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+) -> None:
+    """Change a user's password. What was connected with the former one is refused at once."""
+    with _client(bootstrap, path) as client:
+        client.change_password(name, _password(password_file))
+    note(f"user {name} has another password")
+
+
+@users.command("list")
+def list_users(
+    bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
+) -> None:
+    """List the users."""
+    with _client(bootstrap, path) as client:
+        found = client.users()
+    print(json.dumps(found) if output is Listing.JSON else "\n".join(found))
+
+
+@users.command("remove")
+def remove_user(
+    name: UserName, yes: Yes = False, bootstrap: Bootstrap = None, path: LogPath = None
+) -> None:
+    """Remove a user. Rules about the name stay, and tokens of it do."""
+    confirm(yes, f"Remove user {name}?", "remove the user")
+    with _client(bootstrap, path) as client:
+        client.remove_user(name)
+    note(f"user {name} is removed")
+
+
+@tokens.command("create")
+def create_token(
+    principal: Annotated[
+        str | None,
+        typer.Option("--for", metavar="PRINCIPAL", help="For whom; by default for yourself."),
+    ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="After how long it expires: 12h, 30d; by default never."),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="'OPERATION RESOURCE'",
+            help="What it may be used for; may be repeated. By default whatever its principal may.",
+        ),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+) -> None:
+    """Create a token, and print it. It is shown this once.
+
+    \b
+    isolog token create --for etl --expires 30d --only 'read topic:flights' > etl.token
+    """
+    grants = None if not only else [_grant(each) for each in only]
+    with _client(bootstrap, path) as client:
+        made = client.create_token(principal, _lifetime_s(expires), grants)
+    note(f"token {made.id} of {made.principal}")
+    print(made.token)
+
+
+def _grant(text: str) -> tuple[str, str]:
+    operation, _, resource = text.strip().partition(" ")
+    if not resource:
+        raise InvalidOption(f"--only takes an operation and a resource, not {text!r}")
+    return operation, resource.strip()
+
+
+def _lifetime_s(text: str | None) -> float | None:
+    if text is None:
+        return None
+    found = _LIFETIME.fullmatch(text)
+    if found is None or not int(found[1]):
+        raise InvalidOption(f"--expires takes a time such as 12h or 30d, not {text!r}")
+    return int(found[1]) * _UNITS_S[found[2]]
+
+
+@tokens.command("list")
+def list_tokens(
+    bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
+) -> None:
+    """List the tokens: all of them, or your own if you may not see others."""
+    with _client(bootstrap, path) as client:
+        found = client.tokens()
+    if output is Listing.JSON:
+        print(json.dumps(as_json(found), indent=2))
+        return
+    now_ms = time.time_ns() // 1_000_000
+    table = Table()
+    for column in ("id", "principal", "made", "expires", "only"):
+        table.add_column(column, overflow="fold")
+    for each in found:
+        left_s = None if each.expires_ms is None else (each.expires_ms - now_ms) / 1000
+        ends = "never" if left_s is None else f"in {duration(left_s)}" if left_s > 0 else "expired"
+        table.add_row(
+            each.id,
+            escape(each.principal),
+            f"{duration(max(0.0, (now_ms - each.created_ms) / 1000))} ago",
+            ends,
+            "" if each.grants is None else escape(", ".join(each.grants)),
+        )
+    console().print(table)
+
+
+@tokens.command("revoke")
+def revoke_token(
+    token_id: Annotated[
+        str, typer.Argument(metavar="ID", help="As `list` shows it.", show_default=False)
+    ],
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+) -> None:
+    """Revoke a token: what is connected with it is refused at once."""
+    with _client(bootstrap, path) as client:
+        client.revoke_token(token_id)
+    note(f"token {token_id} is revoked")
+
+
+@acl.command()
+def allow(
+    principal: Principal,
+    operation: Operation,
+    resource: Resource,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+) -> None:
+    """Allow an operation on a resource. Who may read, write, alter or delete may describe, too.
+
+    \b
+    isolog acl allow alice read 'topic:flights*'
+    isolog acl allow etl write transaction:etl-job
+    """
+    with _client(bootstrap, path) as client:
+        client.add_rule("allow", principal, operation, resource)
+
+
+@acl.command()
+def deny(
+    principal: Principal,
+    operation: Operation,
+    resource: Resource,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+) -> None:
+    """Deny an operation on a resource. It wins over everything that allows it."""
+    with _client(bootstrap, path) as client:
+        client.add_rule("deny", principal, operation, resource)
+
+
+@acl.command("remove")
+def remove_rule(
+    effect: Annotated[
+        str, typer.Argument(metavar="allow|deny", help="As `list` shows.", show_default=False)
+    ],
+    principal: Principal,
+    operation: Operation,
+    resource: Resource,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+) -> None:
+    """Remove a rule."""
+    with _client(bootstrap, path) as client:
+        client.remove_rule(effect, principal, operation, resource)
+
+
+@acl.command("list")
+def list_rules(
+    bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
+) -> None:
+    """List all rules."""
+    with _client(bootstrap, path) as client:
+        found = client.rules()
+    if output is Listing.JSON:
+        print(json.dumps(as_json(found), indent=2))
+        return
+    for each in found:
+        print(f"{each.effect} {each.principal} {each.operation} {each.resource}")
+
+
+@acl.command()
+def check(
+    principal: Principal,
+    operation: Operation,
+    resource: Resource,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+) -> None:
+    """Say whether a principal may do something, and which rules speak of it. Exit code 1: no.
+
+    \b
+    isolog acl check alice read topic:flights
+    """
+    with _client(bootstrap, path) as client:
+        found = client.check(principal, operation, resource)
+    print("allowed" if found.is_allowed else "denied")
+    for each in found.rules:
+        print(f"  {each.effect} {each.principal} {each.operation} {each.resource}")
+    if not found.is_allowed:
+        raise typer.Exit(1)

@@ -1,0 +1,79 @@
+"""Users, tokens and rules as records of the metadata store.
+
+A password is kept as its scrypt hash, a token as its SHA-256 (``access.credentials``). A rule's key
+is its text, so a rule is there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct, field
+
+from spark_stream.access.callers import Grant
+from spark_stream.access.rules import Rule, RuleSet
+from spark_stream.structs import learn_types
+
+USERS: Final = "users/"
+TOKENS: Final = "tokens/"
+RULES: Final = "rules/"
+
+
+class User(Struct, frozen=True):
+    """A user. ``version`` is another one with each password: sessions of an earlier one end."""
+
+    name: str
+    password: str
+    version: str
+
+
+class Token(Struct, frozen=True):
+    """A token of a principal. ``grants``: what it may be used for; None: all its principal may.
+
+    Times are in ms since 1970; ``expires_ms`` None: never.
+    """
+
+    id: str
+    principal: str
+    digest: str
+    created_ms: int
+    expires_ms: int | None = None
+    grants: tuple[Grant, ...] | None = None
+
+
+class AccessRecords(Struct, frozen=True):
+    """All of them, as a broker sees them."""
+
+    users: Mapping[str, User] = field(default_factory=dict)
+    tokens: Mapping[str, Token] = field(default_factory=dict)
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+    """By their texts."""
+    rule_set: RuleSet = field(default_factory=RuleSet)
+
+
+def encode(value: User | Token | Rule) -> dict[str, Any]:
+    """Encode a record's value."""
+    found: dict[str, Any] = msgspec.to_builtins(value)
+    return found
+
+
+def decode_user(value: Mapping[str, Any]) -> User:
+    """Decode a user."""
+    return msgspec.convert(value, User)
+
+
+def decode_token(value: Mapping[str, Any]) -> Token:
+    """Decode a token."""
+    return msgspec.convert(value, Token)
+
+
+def decode_rule(value: Mapping[str, Any]) -> Rule:
+    """Decode a rule."""
+    return msgspec.convert(value, Rule)
+
+
+learn_types(User)
+learn_types(Token)
+learn_types(Rule)

@@ -1,0 +1,142 @@
+"""Messages about who calls, and about users, tokens and rules."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from spark_stream.wire.messages import Description, Message
+
+Principal = Annotated[str, Meta(min_length=1, max_length=255)]
+Secret = Annotated[str, Meta(max_length=4096)]
+
+
+class Authenticate(Message):
+    """Says who calls: a user and a password, or a token; never logged."""
+
+    user: Principal | None = None
+    password: Secret | None = None
+    token: Secret | None = None
+
+    def __repr__(self) -> str:
+        return f"Authenticate(user={self.user!r}, …)"
+
+
+class Authenticated(Message):
+    """Who the caller is. ``session``: a token to give in the place of the password, till it ends.
+
+    ``expires_ms``: on the wall clock, since 1970; None: without end.
+    """
+
+    principal: str
+    session: str | None = None
+    expires_ms: int | None = None
+
+    def __repr__(self) -> str:
+        return f"Authenticated(principal={self.principal!r}, …)"
+
+
+class GrantText(Message):
+    """What a token may be used for: an operation (or ``all``) on a resource, as texts."""
+
+    operation: str
+    resource: str
+
+
+class PutUser(Message):
+    """Makes a user, or gives one another password. ``is_new``: it must not be there yet."""
+
+    name: Principal
+    password: Secret
+    is_new: bool = True
+
+    def __repr__(self) -> str:
+        return f"PutUser(name={self.name!r}, …)"
+
+
+class NamedUser(Message):
+    """Names a user."""
+
+    name: Principal
+
+
+class UserList(Description):
+    """The names of all users."""
+
+    users: list[str]
+
+
+class CreateToken(Message):
+    """Makes a token for a principal. ``lifetime_ms`` None: it does not expire.
+
+    ``principal`` None: the caller's own. ``grants`` None: whatever its principal may.
+    """
+
+    principal: Principal | None = None
+    lifetime_ms: Annotated[int, Meta(ge=1_000)] | None = None
+    grants: list[GrantText] | None = None
+
+
+class CreatedToken(Message):
+    """A new token. It is shown this once."""
+
+    id: str
+    token: str
+    principal: str
+    expires_ms: int | None = None
+
+    def __repr__(self) -> str:
+        return f"CreatedToken(id={self.id!r}, …)"
+
+
+class TokenDescription(Description):
+    """What is known of a token. Times are in ms since 1970."""
+
+    id: str
+    principal: str
+    created_ms: int
+    expires_ms: int | None
+    grants: list[str] | None
+
+
+class TokenList(Description):
+    """All tokens, or those of the caller if it may not see others."""
+
+    tokens: list[TokenDescription]
+
+
+class NamedToken(Message):
+    """Names a token by its id."""
+
+    id: str
+
+
+class RuleText(Message):
+    """A rule. ``effect``: allow or deny; ``operation``: one, or ``all``."""
+
+    principal: Principal
+    effect: str
+    operation: str
+    resource: str
+
+
+class RuleList(Description):
+    """Rules, ordered by principal and resource."""
+
+    rules: list[RuleText]
+
+
+class CheckAccess(Message):
+    """Asks whether a principal may do something."""
+
+    principal: Principal
+    operation: str
+    resource: str
+
+
+class Decision(Description):
+    """Whether it may, and the rules that speak of it."""
+
+    is_allowed: bool
+    rules: list[RuleText]

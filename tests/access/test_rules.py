@@ -1,0 +1,122 @@
+"""Rules, against a model of them in twenty lines, and how they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_stream.access.callers import Caller, Grant, KnownBy
+from spark_stream.access.rules import (
+    ANYBODY,
+    Effect,
+    Operation,
+    Pattern,
+    Resource,
+    ResourceKind,
+    Rule,
+    RuleSet,
+)
+from spark_stream.errors import InvalidRequest
+
+NAMES = ["a", "ab", "abc", "b", ""]
+WHO = ["alice", "bob", ANYBODY]
+DESCRIBING = {
+    Operation.READ,
+    Operation.WRITE,
+    Operation.ALTER,
+    Operation.DELETE,
+    Operation.DESCRIBE,
+}
+
+
+def patterns() -> st.SearchStrategy[Pattern]:
+    named = st.builds(
+        Pattern,
+        st.sampled_from([ResourceKind.TOPIC, ResourceKind.CONSUMER]),
+        st.sampled_from(NAMES),
+        st.booleans(),
+    )
+    return named | st.just(Pattern(ResourceKind.CLUSTER))
+
+
+RULES = st.lists(
+    st.builds(
+        Rule,
+        st.sampled_from(WHO),
+        st.sampled_from(Effect),
+        st.none() | st.sampled_from(Operation),
+        patterns(),
+    ),
+    max_size=12,
+)
+
+
+def model(rules: Sequence[Rule], who: str, operation: Operation, resource: Resource) -> bool:
+    """What the rules say, one rule after the other."""
+    allowed = False
+    for rule in rules:
+        kind, name, is_prefix = rule.resources
+        speaks = rule.principal in (who, ANYBODY) and kind is resource.kind
+        speaks = speaks and (resource.name.startswith(name) if is_prefix else resource.name == name)
+        if not speaks:
+            continue
+        fits = rule.operation in (None, operation)
+        if rule.effect is Effect.DENY and fits:
+            return False
+        implied = operation is Operation.DESCRIBE and rule.operation in DESCRIBING
+        allowed = allowed or (rule.effect is Effect.ALLOW and (fits or implied))
+    return allowed
+
+
+@pytest.mark.rule(
+    "what rules allow: deny wins, and what no rule allows is denied", "access/rules.py"
+)
+@given(
+    RULES,
+    st.sampled_from(["alice", "bob"]),
+    st.sampled_from(Operation),
+    st.builds(Resource, st.sampled_from(ResourceKind), st.sampled_from(NAMES)),
+)
+def test_rules_allow_what_the_model_allows(rules, who, operation, resource):
+    assert RuleSet(rules).allow(who, operation, resource) == model(rules, who, operation, resource)
+
+
+@given(RULES, st.sampled_from(Operation), st.builds(Resource, st.sampled_from(ResourceKind)))
+def test_without_a_rule_that_allows_it_nothing_is_allowed(rules, operation, resource):
+    denying = [rule for rule in rules if rule.effect is Effect.DENY]
+    assert not RuleSet(denying).allow("alice", operation, resource)
+
+
+def test_a_token_allows_no_more_than_its_principal_may_and_its_grants_say():
+    rules = RuleSet(
+        [Rule("alice", Effect.ALLOW, Operation.READ, Pattern(ResourceKind.TOPIC, "a", True))]
+    )
+    grants = (
+        Grant(None, Pattern(ResourceKind.TOPIC, "ab", True)),
+        Grant(None, Pattern(ResourceKind.TOPIC, "b")),
+    )
+    caller = Caller("alice", KnownBy.TOKEN, "id", grants=grants)
+    may = {
+        name: caller.may(rules, Operation.READ, Resource(ResourceKind.TOPIC, name))
+        for name in ("a", "ab", "b")
+    }
+    assert may == {"a": False, "ab": True, "b": False}
+    admin = Caller("root", KnownBy.TOKEN, "id", is_super=True, grants=grants)
+    assert admin.may(rules, Operation.DELETE, Resource(ResourceKind.TOPIC, "b"))
+    assert not admin.may(rules, Operation.READ, Resource(ResourceKind.TOPIC, "c"))
+
+
+@pytest.mark.parametrize(
+    "text", ["topic:a", "topic:a*", "topic:*", "consumer:x.y", "transaction:load:1", "cluster"]
+)
+def test_a_resource_is_written_as_it_is_read(text: str):
+    assert str(Pattern.parse(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "topic", "topic:", "cluster:x", "queue:a", "topic:a*b", "*"])
+def test_what_is_no_resource_is_refused(text: str):
+    with pytest.raises(InvalidRequest, match="is not a resource"):
+        Pattern.parse(text)

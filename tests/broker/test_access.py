@@ -1,0 +1,425 @@
+"""Who calls a broker that asks, and what they may do: actions, streams, and Flight."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gc
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow.flight as fl
+import pytest
+
+import spark_stream as isolog
+from spark_stream.broker.actions.table import TABLE
+from spark_stream.client.access import AccessClient
+from spark_stream.client.connecting.access import access_of
+from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.connecting.shared import SharedChannel
+from spark_stream.errors import (
+    InvalidRequest,
+    IsologError,
+    PermissionDenied,
+    Unauthenticated,
+    UnknownTopic,
+)
+from spark_stream.transport.client import ClientChannel
+from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.wire.access_messages import Authenticate
+from spark_stream.wire.methods import ACT, APPEND, AUTHENTICATE, FETCH
+from tests.support import BrokerProcess, eventually, values
+
+PASSWORD = "correct horse battery"
+SOON_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker that asks who calls; ``root`` may do everything."""
+    conf = 'authentication = true\nsuper_users = ["root"]\n'
+    folder = tmp_path_factory.mktemp("asking")
+    with BrokerProcess(folder / "log", conf=conf) as broker:
+        first_user(broker, "root")
+        yield broker
+
+
+def first_user(broker: BrokerProcess, name: str) -> None:
+    """Put a user into the store, as `isolog user add --metadata` does."""
+    from spark_stream.cli.commands.access import _add_to_store
+
+    _add_to_store(broker.directory / "metadata.sqlite", name, PASSWORD)
+
+
+@contextlib.contextmanager
+def client_of(broker: BrokerProcess, **options: str) -> Iterator[AccessClient]:
+    given = options or {"user": "root", "password": PASSWORD}
+    connection = ClusterConnection(broker.address, access=access_of(given, {}))
+    try:
+        yield AccessClient(connection)
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def admin(asking: BrokerProcess) -> Iterator[AccessClient]:
+    """What ``root`` does; its rules and users are gone after the test."""
+    with client_of(asking) as client:
+        yield client
+        for rule in client.rules():
+            client.remove_rule(rule.effect, rule.principal, rule.operation, rule.resource)
+        for user in client.users():
+            if user != "root":
+                client.remove_user(user)
+        for token in client.tokens():
+            client.revoke_token(token.id)
+
+
+@pytest.fixture
+def topic(asking: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A topic with one record."""
+    name = f"topic-{abs(hash(request.node.name))}"
+    with as_(asking, "root") as log:
+        log.create_topic(name)
+        with log.producer() as producer:
+            producer.append(name, values("a"))
+        yield name
+        with contextlib.suppress(UnknownTopic):
+            log.delete_topic(name)
+
+
+def as_(broker: BrokerProcess, user: str, **more: object) -> isolog.Log:
+    return isolog.connect(broker.address, user=user, password=PASSWORD, timeout=10, **more)
+
+
+# -- who calls -------------------------------------------------------------------------------------
+
+
+def test_without_a_credential_nothing_is_told(asking: BrokerProcess):
+    with pytest.raises(Unauthenticated, match="asks who is calling") as caught:
+        isolog.connect(asking.address, timeout=10)
+    assert "user" in caught.value.hint
+
+
+@pytest.mark.parametrize("method", [ACT, APPEND, FETCH])
+def test_a_stranger_opens_no_stream(asking: BrokerProcess, method: str):
+    channel = ClientChannel(asking.address, timeout_s=20)
+    with pytest.raises(TRANSPORT_ERRORS) as caught:
+        channel.open(method, b"list-topics", b"{}").receive(20)
+    assert isinstance(failure_of(caught.value, ""), Unauthenticated)
+    channel.close()
+
+
+def test_a_stranger_may_not_send_much(asking: BrokerProcess):
+    channel = ClientChannel(asking.address, timeout_s=20)
+    with pytest.raises(TRANSPORT_ERRORS, match="at most 65536"):
+        channel.call(AUTHENTICATE, b"", bytes(1 << 20), 20)
+    channel.close()
+
+
+@pytest.mark.parametrize(
+    "credential",
+    [
+        {"user": "root", "password": "wrong password"},
+        {"user": "nobody", "password": PASSWORD},
+        {"token": "isolog_0123456789abcdef_xxxxxxxxxxxxxxxxxxxx"},
+        {"token": "isologs_e30.e30"},
+        {"token": "what"},
+    ],
+)
+def test_a_wrong_credential_is_refused(asking: BrokerProcess, credential: dict[str, str]):
+    with pytest.raises(Unauthenticated):
+        isolog.connect(asking.address, timeout=10, **credential)
+
+
+def test_wrong_passwords_have_to_wait_and_others_do_not(asking: BrokerProcess, admin):
+    admin.add_user("target", PASSWORD)
+    for _ in range(8):
+        with pytest.raises(Unauthenticated) as caught:
+            isolog.connect(asking.address, user="target", password="wrong one", timeout=10)
+    assert "too many wrong passwords" in caught.value.message
+    with as_(asking, "root") as log:
+        assert log.status().principal == "root"
+
+
+def test_a_connection_stays_with_its_principal(asking: BrokerProcess, admin):
+    admin.add_user("alice", PASSWORD)
+    channel = ClientChannel(asking.address, timeout_s=20)
+    asked = Authenticate(user="alice", password=PASSWORD).to_bytes()
+    channel.call(AUTHENTICATE, b"", asked, 20)
+    with pytest.raises(TRANSPORT_ERRORS) as caught:
+        channel.call(AUTHENTICATE, b"", Authenticate(user="root", password=PASSWORD).to_bytes(), 20)
+    assert isinstance(failure_of(caught.value, ""), InvalidRequest)
+    channel.close()
+
+
+def test_connections_of_two_principals_in_one_process_do_not_mix(
+    asking: BrokerProcess, admin, topic
+):
+    admin.add_user("alice", PASSWORD)
+    with as_(asking, "root") as root:
+        with as_(asking, "alice") as alice:
+            assert (root.status().principal, alice.status().principal) == ("root", "alice")
+            assert alice.topics() == []
+        assert topic in root.topics()
+
+
+def test_a_token_file_is_read_again(asking: BrokerProcess, admin, tmp_path: Path):
+    file = tmp_path / "token"
+    first = admin.create_token("root")
+    file.write_text(first.token + "\n")
+    with isolog.connect(asking.address, token_file=file, timeout=10) as log:
+        assert log.status().principal == "root"
+    admin.revoke_token(first.id)
+    file.write_text(admin.create_token("root").token)
+    with isolog.connect(asking.address, token_file=file, timeout=10) as log:
+        assert log.status().principal == "root"
+
+
+def test_a_password_is_compared_once_for_many_connections(
+    asking: BrokerProcess, admin, monkeypatch: pytest.MonkeyPatch
+):
+    """To compare one costs a broker 60 ms; the session that it gives for it costs nothing."""
+    told = []
+    tell = SharedChannel._tell
+
+    def listen(self: SharedChannel, credential: Authenticate, timeout_s: float) -> None:
+        told.append(credential.password is not None)
+        tell(self, credential, timeout_s)
+
+    admin.add_user("carol", PASSWORD)
+    monkeypatch.setattr(SharedChannel, "_tell", listen)
+    for _ in range(3):
+        with as_(asking, "carol") as log:
+            assert log.status().principal == "carol"
+        gc.collect()  # the connection is closed once nobody has it
+    assert told == [True, False, False]
+
+
+def test_a_user_with_another_password_is_refused_on_open_connections(asking, admin, topic):
+    admin.add_user("alice", PASSWORD)
+    admin.add_rule("allow", "alice", "read", f"topic:{topic}")
+    with as_(asking, "alice") as alice:
+        assert len(alice.read(topic)) == 1
+        admin.change_password("alice", PASSWORD + "!")
+        with pytest.raises(Unauthenticated):
+            eventually(lambda: alice.read(topic) is None, SOON_S)
+
+
+# -- what they may do ------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("which permission each action needs", "broker/actions/table.py")
+def test_each_action_names_what_it_needs():
+    for name, row in TABLE.items():
+        assert callable(row.needs), name
+
+
+@pytest.mark.parametrize(
+    ("operation", "reads", "writes", "lists"),
+    [
+        (None, UnknownTopic, UnknownTopic, False),
+        ("describe", PermissionDenied, PermissionDenied, True),
+        ("read", None, PermissionDenied, True),
+        ("write", PermissionDenied, None, True),
+        ("all", None, None, True),
+    ],
+)
+def test_a_topic_is_read_and_written_by_whom_a_rule_allows_it(
+    asking: BrokerProcess, admin, topic: str, operation, reads, writes, lists
+):
+    admin.add_user("alice", PASSWORD)
+    if operation is not None:
+        admin.add_rule("allow", "alice", operation, f"topic:{topic}")
+    with as_(asking, "alice") as alice:
+        assert (topic in alice.topics()) is lists
+        assert outcome(lambda: alice.read(topic)) is reads
+        with alice.producer() as producer:
+            assert outcome(lambda: producer.append(topic, values("b")).result(20)) is writes
+        assert outcome(lambda: alice.delete_topic(topic)) is (
+            None if operation == "all" else reads if reads is UnknownTopic else PermissionDenied
+        )
+
+
+def outcome(act) -> type[IsologError] | None:
+    try:
+        act()
+    except IsologError as error:
+        return type(error)
+    return None
+
+
+def test_what_may_not_be_described_is_unknown_as_what_is_not_there(asking, admin, topic):
+    admin.add_user("alice", PASSWORD)
+    admin.add_rule("allow", "alice", "read", "topic:mine*")
+    with as_(asking, "alice") as alice:
+        told = set()
+        for name in (topic, "no-such-topic"):
+            with pytest.raises(UnknownTopic) as caught:
+                alice.describe(name)
+            told.add(str(caught.value).replace(name, "X"))
+        assert len(told) == 1
+        with pytest.raises(UnknownTopic) as caught:
+            alice.describe("mine-" + topic)
+        assert "meant" not in str(caught.value), "no other name is told"
+
+
+def test_a_pattern_finds_only_what_may_be_read(asking: BrokerProcess, admin, topic: str):
+    admin.add_user("alice", PASSWORD)
+    admin.add_rule("allow", "alice", "describe", f"topic:{topic}")
+    with as_(asking, "alice") as alice:
+        with alice.consumer(re.compile(".*"), start="earliest") as consumer:
+            assert consumer.position() == {}
+        admin.add_rule("allow", "alice", "read", f"topic:{topic}")
+        with alice.consumer(re.compile(".*"), start="earliest") as consumer:
+            assert set(consumer.position()) == {(topic, 0)}
+
+
+def test_a_rule_that_changes_ends_open_streams(asking: BrokerProcess, admin, topic: str):
+    admin.add_user("alice", PASSWORD)
+    for operation in ("read", "write"):
+        admin.add_rule("allow", "alice", operation, f"topic:{topic}")
+    with as_(asking, "alice") as alice, alice.consumer(topic, start="earliest") as consumer:
+        assert len(consumer.poll(20)) == 1
+        producer = alice.producer()
+        producer.append(topic, values("b")).result(20)
+        assert len(consumer.poll(20)) == 1
+        admin.add_rule("deny", "alice", "all", f"topic:{topic}")
+        begun = time.monotonic()
+        with pytest.raises((UnknownTopic, PermissionDenied)):
+            eventually(lambda: consumer.poll(1) is None)
+        assert time.monotonic() - begun < 5 * SOON_S
+        with pytest.raises((UnknownTopic, PermissionDenied)):
+            producer.append(topic, values("c")).result(20)
+        with contextlib.suppress(IsologError):
+            producer.close()
+    with as_(asking, "root") as root:
+        assert root.read(topic)["value"].to_pylist() == [b"a", b"b"]
+
+
+def test_a_token_is_for_what_it_was_made_for(asking: BrokerProcess, admin, topic: str):
+    made = admin.create_token("root", grants=[("read", f"topic:{topic}")])
+    with isolog.connect(asking.address, token=made.token, timeout=10) as log:
+        assert len(log.read(topic)) == 1
+        assert log.topics() == [topic]
+        with pytest.raises(PermissionDenied):
+            log.create_topic("another")
+        with log.producer() as producer, pytest.raises(PermissionDenied):
+            producer.append(topic, values("b")).result(20)
+    with client_of(asking, token=made.token) as client:
+        with pytest.raises(PermissionDenied, match="more than the one"):
+            client.create_token(grants=[("write", f"topic:{topic}")])
+        smaller = client.create_token()
+        assert smaller.principal == "root"
+    with isolog.connect(asking.address, token=smaller.token, timeout=10) as log:
+        assert log.topics() == [topic], "it allows no more than the one that it was made with"
+        admin.revoke_token(smaller.id)
+        with pytest.raises(Unauthenticated, match="revoked"):
+            eventually(lambda: log.topics() is None, SOON_S)
+
+
+def test_transactions_and_consumers_need_a_permission_of_their_own(asking, admin, topic):
+    admin.add_user("alice", PASSWORD)
+    admin.add_rule("allow", "alice", "all", f"topic:{topic}")
+    with as_(asking, "alice") as alice:
+        with pytest.raises(PermissionDenied, match="may not write transaction:load"):
+            alice.producer(transactional_id="load").begin_transaction()
+        with pytest.raises(PermissionDenied, match="consumer:mine"):
+            alice.consumer(topic, name="mine")
+        admin.add_rule("allow", "alice", "write", "transaction:load*")
+        admin.add_rule("allow", "alice", "read", "consumer:mine")
+        with (
+            alice.consumer(topic, name="mine", start="earliest") as consumer,
+            alice.producer(transactional_id="load") as producer,
+        ):
+            with producer.transaction():
+                producer.append(topic, values("b"))
+            consumer.poll(20)
+            consumer.commit()
+        assert [each.transactional_id for each in alice.transactions()] == ["load"]
+        assert [each.name for each in alice.consumers()] == ["mine"]
+        admin.add_user("bob", PASSWORD)
+        with as_(asking, "bob") as bob:
+            assert (bob.transactions(), bob.consumers(), bob.topics()) == ([], [], [])
+
+
+def test_the_cluster_is_for_administrators(asking: BrokerProcess, admin):
+    admin.add_user("alice", PASSWORD)
+    with (
+        as_(asking, "alice") as alice,
+        client_of(asking, user="alice", password=PASSWORD) as client,
+    ):
+        status = alice.status()
+        assert (status.directory, status.pid, status.topics) == ("", 0, 0)
+        for act in (
+            client.users,
+            client.rules,
+            lambda: client.add_user("eve", PASSWORD),
+            lambda: client.add_rule("allow", "alice", "all", "topic:*"),
+            lambda: client.create_token("root"),
+            alice.cluster,
+        ):
+            with pytest.raises(PermissionDenied):
+                act()
+        admin.add_rule("allow", "alice", "admin", "cluster")
+        assert client.users() == ["alice", "root"]
+
+
+def test_a_check_says_which_rules_speak(admin):
+    admin.add_rule("allow", "*", "read", "topic:logs*")
+    admin.add_rule("deny", "eve", "read", "topic:logs-secret")
+    said = admin.check("eve", "read", "topic:logs-secret")
+    assert not said.is_allowed
+    assert {rule.effect for rule in said.rules} == {"allow", "deny"}
+    assert admin.check("eve", "read", "topic:logs-open").is_allowed
+    assert admin.check("root", "delete", "topic:x").is_allowed
+
+
+# -- Flight ----------------------------------------------------------------------------------------
+
+
+def test_flight_asks_as_well(asking: BrokerProcess, admin, topic: str):
+    admin.add_user("alice", PASSWORD)
+    token = admin.create_token("root").token
+    with as_(asking, "root") as log:
+        where = log.status().flight
+    basic = base64.b64encode(f"alice:{PASSWORD}".encode()).decode()
+    ticket = fl.Ticket(
+        json.dumps({"ranges": [{"topic": topic, "partition": 0, "start": 0}]}).encode()
+    )
+    with fl.connect(f"grpc://{where}") as client:
+
+        def options(header: str | None) -> fl.FlightCallOptions:
+            headers = [] if header is None else [(b"authorization", header.encode())]
+            return fl.FlightCallOptions(headers=headers, timeout=20)
+
+        for header in (None, "Bearer wrong", "Basic !"):
+            with pytest.raises(fl.FlightError):
+                list(client.list_flights(options=options(header)))
+        as_root, as_alice = options(f"Bearer {token}"), options(f"Basic {basic}")
+        assert topic in [
+            each.descriptor.path[0].decode() for each in client.list_flights(options=as_root)
+        ]
+        assert list(client.list_flights(options=as_alice)) == []
+        assert client.do_get(ticket, as_root).read_all().num_rows == 1
+        with pytest.raises(fl.FlightError, match="there is no topic"):
+            client.do_get(ticket, as_alice).read_all()
+        where = fl.FlightDescriptor.for_path(topic, "0")
+        writer, _ = client.do_put(where, values("b").schema, as_alice)
+        with pytest.raises(fl.FlightError, match="there is no topic"):
+            writer.close()
+        with pytest.raises(fl.FlightError, match="PERMISSION_DENIED"):
+            list(client.do_action(fl.Action("list-users", b"{}"), as_alice))
+
+
+def test_the_log_says_nothing_secret(asking: BrokerProcess, admin):
+    token = admin.create_token("root").token
+    said = asking.said()
+    for secret in (PASSWORD, token, token.rpartition("_")[2]):
+        assert secret not in said
+    assert msgspec  # the messages of secrets do not print them
+    assert PASSWORD not in repr(Authenticate(user="u", password=PASSWORD))
