@@ -34,7 +34,8 @@ class Caller(Struct, frozen=True):
 
     ``source_id``: the version of the user's password, or the id of the token. ``is_super``: may do
     everything. ``grants``: the token may be used for these things only; None: for whatever the
-    principal may. ``expires_ms``: known until then, on the wall clock; None: without end.
+    principal may. ``address``: from where it calls. ``expires_ms``: known until then, on the wall
+    clock; None: without end.
     """
 
     principal: str
@@ -43,6 +44,7 @@ class Caller(Struct, frozen=True):
     is_super: bool = False
     grants: tuple[Grant, ...] | None = None
     expires_ms: int | None = None
+    address: str = ""
 
     def may(self, rules: RuleSet, operation: Operation, resource: Resource) -> bool:
         """Return whether the rules, and the caller's token, allow this."""

@@ -24,6 +24,7 @@ from typing import Final, NoReturn
 
 from msgspec.structs import replace
 
+from spark_stream.broker.access.audit import Audit
 from spark_stream.broker.access.gate import AccessSettings, Gate
 from spark_stream.broker.actions.context import BrokerContext, BrokerFacts
 from spark_stream.broker.background import BackgroundTasks
@@ -144,7 +145,9 @@ class Broker:
         undo.callback(core.host.close)
         undo.callback(self._network.stop_following)
         settings = AccessSettings(config.authentication, frozenset(config.super_users))
-        self._gate = Gate(core.host.view, secret.key_for("sessions"), clock, settings)
+        audit = Audit(path / "audit.log" if config.authentication else None, clock)
+        undo.callback(audit.close)
+        self._gate = Gate(core.host.view, secret.key_for("sessions"), clock, settings, audit)
         core.registration.decide_generation()
         core.table.pass_over_used_numbers()
         self._facts = BrokerFacts("", str(path), directory.cluster_id, clock.monotonic())
@@ -328,6 +331,7 @@ class Broker:
                 core.registration.end()
         core.lease_keeper.end()
         self._store.close()
+        self._gate.audit.close()
         for address in (self.address, self.peer_address):
             if address.startswith(UNIX):
                 Path(address.removeprefix(UNIX)).unlink(missing_ok=True)

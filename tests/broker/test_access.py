@@ -416,9 +416,35 @@ def test_flight_asks_as_well(asking: BrokerProcess, admin, topic: str):
             list(client.do_action(fl.Action("list-users", b"{}"), as_alice))
 
 
+# -- what is written down ------------------------------------------------------------------------
+
+
+def lines_of(broker: BrokerProcess) -> list[dict[str, str]]:
+    text = (broker.directory / "audit.log").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_refusals_and_what_administrators_do_are_written_down(asking, admin, topic: str):
+    before = len(lines_of(asking))
+    admin.add_user("alice", PASSWORD)
+    admin.add_rule("allow", "alice", "describe", f"topic:{topic}")
+    with contextlib.suppress(Unauthenticated):
+        isolog.connect(asking.address, user="alice", password="wrong one", timeout=10)
+    with as_(asking, "alice") as alice, contextlib.suppress(IsologError):
+        alice.read(topic)
+    lines = lines_of(asking)[before:]
+    found = [(each["principal"], each["action"], each["on"], each["outcome"]) for each in lines]
+    rule = f"principal=alice effect=allow operation=describe resource=topic:{topic}"
+    assert ("root", "put-user", "name=alice", "done") in found
+    assert ("root", "add-rule", rule, "done") in found
+    assert (None, "authenticate", "alice", "UNAUTHENTICATED") in found
+    assert ("alice", "read", f"topic:{topic}", "PERMISSION_DENIED") in found
+    assert all(each["from"].startswith("127.0.0.1:") for each in lines)
+
+
 def test_the_log_says_nothing_secret(asking: BrokerProcess, admin):
     token = admin.create_token("root").token
-    said = asking.said()
+    said = asking.said() + (asking.directory / "audit.log").read_text()
     for secret in (PASSWORD, token, token.rpartition("_")[2]):
         assert secret not in said
     assert msgspec  # the messages of secrets do not print them

@@ -2,4 +2,5 @@
 
 ``gate``   finds out who calls, and decides by the rules on record
 ``needs``  what each request needs a permission for
+``audit``  writes down who was refused, and what administrators did
 """

@@ -28,6 +28,7 @@ from spark_stream.access.credentials import (
     token_id_of,
 )
 from spark_stream.access.rules import Operation, Resource, ResourceKind
+from spark_stream.broker.access.audit import Audit
 from spark_stream.cluster.view import ClusterView, News, Snapshot
 from spark_stream.environment import Clock
 from spark_stream.errors import (
@@ -102,8 +103,14 @@ class Gate:
     """The access of one broker; for any thread. ``key`` signs sessions, and is the cluster's."""
 
     def __init__(
-        self, view: ClusterView, key: bytes, clock: Clock, settings: AccessSettings
+        self,
+        view: ClusterView,
+        key: bytes,
+        clock: Clock,
+        settings: AccessSettings,
+        audit: Audit,
     ) -> None:
+        self.audit = audit
         self._view = view
         self._key = key
         self._clock = clock
@@ -121,16 +128,19 @@ class Gate:
 
     # -- who calls --------------------------------------------------------------------------------
 
-    def arrive(self, names: Sequence[str], *, is_local: bool) -> Caller | None:
-        """Return who has connected, or None if they have to authenticate.
+    def arrive(self, names: Sequence[str], address: str, *, is_local: bool) -> Caller | None:
+        """Return who has connected from there, or None if they have to authenticate.
 
         ``names``: those of the certificate that was shown. ``is_local``: through a Unix socket.
         """
         if is_local:
             return OWNER
         if not self._settings.asks:
-            return replace(ANONYMOUS, principal=names[0]) if names else ANONYMOUS
-        return self._known(Caller(names[0], KnownBy.CERTIFICATE)) if names else None
+            name = names[0] if names else ANONYMOUS.principal
+            return replace(ANONYMOUS, principal=name, address=address)
+        if not names:
+            return None
+        return self._known(Caller(names[0], KnownBy.CERTIFICATE, address=address))
 
     def authenticate(self, visit: Visit, asked: Authenticate) -> Authenticated:
         """Find out who calls; answer with a session, if the caller gave a password.
@@ -143,6 +153,14 @@ class Gate:
             InvalidRequest: there is not one credential.
             BrokerBusy: too many passwords are compared at the moment.
         """
+        try:
+            return self._authenticate(visit, asked)
+        except IsologError as error:
+            who = asked.user or token_id_of(asked.token or "")
+            self.audit.note(visit.caller, visit.address, "authenticate", who, error.code)
+            raise
+
+    def _authenticate(self, visit: Visit, asked: Authenticate) -> Authenticated:
         if asked.token is not None and asked.user is None and asked.password is None:
             caller = self._of_token(asked.token)
         elif asked.token is None and asked.user is not None and asked.password is not None:
@@ -154,7 +172,7 @@ class Gate:
                 f"this connection is {visit.caller.principal!r}'s, not {caller.principal!r}'s",
                 hint="Open another connection.",
             )
-        visit.caller = caller
+        visit.caller = replace(caller, address=visit.address)
         session = sign_session(caller, self._key) if caller.source is KnownBy.USER else None
         return Authenticated(
             principal=caller.principal, session=session, expires_ms=caller.expires_ms
@@ -271,12 +289,9 @@ class Gate:
     def _refusal(
         self, caller: Caller, operation: Operation, resource: Resource, is_open: bool
     ) -> IsologError:
-        logger.info("refused: %s: %s %s", caller.principal, operation, resource)
         is_hidden = not self.may(caller, Operation.DESCRIBE, resource)
         is_hidden = is_hidden and not is_open and operation is not Operation.CREATE
-        if resource.kind is ResourceKind.TOPIC and is_hidden:
-            return UnknownTopic(f"there is no topic {resource.name!r}", topic=resource.name)
-        return PermissionDenied(
+        refusal: IsologError = PermissionDenied(
             f"{caller.principal!r} may not {operation} {resource}",
             hint=f"An administrator allows it: isolog acl allow {caller.principal} {operation}"
             f" {resource}",
@@ -285,6 +300,10 @@ class Gate:
             resource=str(resource),
             at_opening=not is_open,
         )
+        self.audit.note(caller, caller.address, operation, str(resource), refusal.code)
+        if resource.kind is ResourceKind.TOPIC and is_hidden:
+            return UnknownTopic(f"there is no topic {resource.name!r}", topic=resource.name)
+        return refusal
 
     # -- open streams -----------------------------------------------------------------------------
 

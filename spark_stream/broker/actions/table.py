@@ -6,12 +6,14 @@ that it needs, and to the table in ``docs/flight.md``. Tests hold them against e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from msgspec import Struct
 
 from spark_stream.access.rules import Operation
+from spark_stream.broker.access.audit import ADMINISTRATIVE, named_in
 from spark_stream.broker.access.needs import (
     Needs,
     anybody,
@@ -27,7 +29,7 @@ from spark_stream.broker.access.needs import (
 from spark_stream.broker.actions import access, cluster, consumers, mapped, topics
 from spark_stream.broker.actions import transactions as acts
 from spark_stream.broker.actions.context import BrokerContext
-from spark_stream.errors import InvalidRequest
+from spark_stream.errors import InvalidRequest, IsologError
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.messages import Message
 
@@ -108,5 +110,22 @@ def run_action(context: BrokerContext, name: str, body: bytes) -> Message:
         raise InvalidRequest(f"there is no action {name!r}; there are {', '.join(ACTIONS)}")
     row, asked = TABLE[name], ACTIONS[name].request.from_bytes(body)
     with context.without_guesses():
-        context.gate.check(context.caller, row.needs(asked))
-        return row.handler(context, asked)
+        needs = row.needs(asked)
+        context.gate.check(context.caller, needs)
+        if not any(operation in ADMINISTRATIVE for operation, _ in needs):
+            return row.handler(context, asked)
+        with _written_down(context, name, asked):
+            return row.handler(context, asked)
+
+
+@contextmanager
+def _written_down(context: BrokerContext, name: str, asked: Message) -> Iterator[None]:
+    outcome, caller = "failed", context.caller
+    try:
+        yield
+        outcome = "done"
+    except IsologError as error:
+        outcome = error.code
+        raise
+    finally:
+        context.gate.audit.note(caller, caller.address, name, named_in(asked), outcome)

@@ -116,8 +116,9 @@ class FlightFacade(fl.FlightServerBase):
             visit: Visit = told.visit
             return visit
         name = (context.peer_identity() or b"").decode("utf-8", "replace")
-        caller = self._here.gate.arrive([name] if name else [], is_local=False)
-        visit = Visit(context.peer(), caller)
+        address = context.peer()
+        caller = self._here.gate.arrive([name] if name else [], address, is_local=False)
+        visit = Visit(address, caller)
         visit.known()
         return visit
 
@@ -303,7 +304,7 @@ class _WhoFactory(fl.ServerMiddlewareFactory):
         for name, values in headers.items():
             if name.lower() == "authorization" and values and self._gate.asks:
                 with translated("authorization"):
-                    visit = Visit("flight:0", None)
+                    visit = Visit("flight", None)
                     self._gate.authenticate(visit, _credential(values[0]))
                     return _Who(visit)
         return None

@@ -115,7 +115,9 @@ class Serving:
         """Return what serves a connection at the clients' door, on the loop's thread."""
 
         gate = self._here.gate
-        visit = Visit(arrival.address, gate.arrive(arrival.names, is_local=arrival.is_local))
+        visit = Visit(
+            arrival.address, gate.arrive(arrival.names, arrival.address, is_local=arrival.is_local)
+        )
         if visit.caller is None:
             self._loop.call_later(_AUTHENTICATE_S, partial(_end_if_unknown, visit, arrival))
         else:

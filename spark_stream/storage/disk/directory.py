@@ -4,6 +4,7 @@
 
     isolog.json       what this directory is: format, version, cluster id, and its broker's id
     broker.lock       locked (flock) by the one broker that serves the directory
+    audit.log         who was refused, and what administrators did, if the broker asks who calls
     broker.json       where that broker listens, and its process id
     broker.log        what a broker in the background says
     broker.run        the name of the last run of its broker: tells it from a copy of earlier
