@@ -14,7 +14,7 @@ from spark_stream.client.reading.columns import KAFKA_COLUMNS, shown_schema
 from spark_stream.client.values import Record, Written
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
 from spark_stream.datasource import options
-from spark_stream.datasource.options.table import OPTIONS, Use, names_of_later, options_for
+from spark_stream.datasource.options.table import OPTIONS, Use, options_for
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.values.offsets import TopicOffsets, to_json
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
@@ -57,9 +57,6 @@ def test_an_option_is_for_whom_the_page_says(row: tuple[list[str], str, str, str
     names, whom, *_ = row
     of_source, of_sink = options_for(Use.SOURCE), options_for(Use.SINK)
     for name in names:
-        if name in names_of_later():
-            assert f"`{name}`" in NOTE or ("tls" in name and "`tls.*`" in NOTE)
-            continue
         assert (name in of_source) == (whom == "both" or "source" in whom or name == "isolation")
         assert (name in of_sink) == (whom == "both" or "sink" in whom or name == "isolation")
 

@@ -44,6 +44,7 @@ from spark_stream.broker.serving.flight import FlightFacade
 from spark_stream.broker.serving.memory import LOOK_S, SpareMemory
 from spark_stream.broker.serving.serving import Serving
 from spark_stream.broker.sockets import listening_socket, port_of
+from spark_stream.cluster.access import TOKENS, Token, encode
 from spark_stream.cluster.brokers import RegisteredBroker
 from spark_stream.cluster.stores.lease_files import LeaseFiles
 from spark_stream.cluster.stores.leases import Leases
@@ -147,7 +148,14 @@ class Broker:
         settings = AccessSettings(config.authentication, frozenset(config.super_users))
         audit = Audit(path / "audit.log" if config.authentication else None, clock)
         undo.callback(audit.close)
-        self._gate = Gate(core.host.view, secret.key_for("sessions"), clock, settings, audit)
+        self._gate = Gate(
+            core.host.view,
+            secret.key_for("sessions"),
+            clock,
+            settings,
+            audit,
+            core.host.refresh,
+        )
         core.registration.decide_generation()
         core.table.pass_over_used_numbers()
         self._facts = BrokerFacts("", str(path), directory.cluster_id, clock.monotonic())
@@ -173,6 +181,7 @@ class Broker:
             undo.callback(peers.close)
             self.peer_address = self._named(port_of(peers), place)
         flight_listen, self._flight_address = self._flight_place()
+        self._gate.extend = self._extend_token
         here = BrokerContext(
             core.host,
             core.topics,
@@ -225,6 +234,13 @@ class Broker:
             )
             self._flight = self._make_flight()
             undo.callback(self._end_flight)
+
+    def _extend_token(self, token: Token) -> None:
+        """Put a token that lives on into the store, unless it was revoked meanwhile."""
+        key = TOKENS + token.id
+        record = self._store.get(key)
+        if record is not None:
+            self._store.put(key, encode(token), record.version)
 
     def _open_door(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.wire.access_messages import (
+    Authenticated,
     CheckAccess,
     CreatedToken,
     CreateToken,
@@ -13,6 +14,7 @@ from spark_stream.wire.access_messages import (
     GrantText,
     NamedToken,
     NamedUser,
+    OpenSession,
     PutUser,
     RuleList,
     RuleText,
@@ -55,22 +57,32 @@ class AccessClient:
         principal: str | None = None,
         lifetime_s: float | None = None,
         grants: Iterable[tuple[str, str]] | None = None,
+        *,
+        sliding: bool = False,
     ) -> CreatedToken:
         """Make a token, for oneself unless ``principal`` says for whom.
 
         ``grants``: what it may be used for, as (operation or ``all``, resource); by default
-        whatever its principal may. ``lifetime_s``: by default it does not expire.
+        whatever its principal may. ``lifetime_s``: by default it does not expire. ``sliding``: it
+        expires when it was not used for that time.
         """
         asked = CreateToken.of(
             principal=principal,
             lifetime_ms=None if lifetime_s is None else int(lifetime_s * 1000),
-            grants=None
-            if grants is None
-            else [
-                GrantText(operation=operation, resource=resource) for operation, resource in grants
-            ],
+            grants=None if grants is None else _texts(grants),
+            sliding=sliding,
         )
         return self._connection.act("create-token", asked, CreatedToken)
+
+    def open_session(self, grants: Iterable[tuple[str, str]], lifetime_s: float) -> str:
+        """Return a token of which nothing is kept: for oneself, for these grants, for that time.
+
+        It ends sooner if the password changes, or the token that it was made with is revoked.
+        """
+        asked = OpenSession(grants=_texts(grants), lifetime_ms=int(lifetime_s * 1000))
+        answer = self._connection.act("open-session", asked, Authenticated)
+        assert answer.session is not None
+        return answer.session
 
     def tokens(self) -> list[TokenDescription]:
         """Return all tokens, or one's own."""
@@ -102,3 +114,7 @@ class AccessClient:
         """Return whether the principal may do this, and the rules that speak of it."""
         asked = CheckAccess.of(principal=principal, operation=operation, resource=resource)
         return self._connection.act("check-access", asked, Decision)
+
+
+def _texts(grants: Iterable[tuple[str, str]]) -> list[GrantText]:
+    return [GrantText(operation=operation, resource=resource) for operation, resource in grants]

@@ -32,7 +32,8 @@ class User(Struct, frozen=True):
 class Token(Struct, frozen=True):
     """A token of a principal. ``grants``: what it may be used for; None: all its principal may.
 
-    Times are in ms since 1970; ``expires_ms`` None: never.
+    Times are in ms since 1970; ``expires_ms`` None: never. ``sliding_ms``: a token that is used
+    lives so long again; None: it does not.
     """
 
     id: str
@@ -41,6 +42,7 @@ class Token(Struct, frozen=True):
     created_ms: int
     expires_ms: int | None = None
     grants: tuple[Grant, ...] | None = None
+    sliding_ms: int | None = None
 
 
 class AccessRecords(Struct, frozen=True):

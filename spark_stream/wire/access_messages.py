@@ -70,12 +70,21 @@ class UserList(Description):
 class CreateToken(Message):
     """Makes a token for a principal. ``lifetime_ms`` None: it does not expire.
 
-    ``principal`` None: the caller's own. ``grants`` None: whatever its principal may.
+    ``principal`` None: the caller's own. ``grants`` None: whatever its principal may. ``sliding``:
+    it expires when it was not used for its lifetime.
     """
 
     principal: Principal | None = None
     lifetime_ms: Annotated[int, Meta(ge=1_000)] | None = None
     grants: list[GrantText] | None = None
+    sliding: bool = False
+
+
+class OpenSession(Message):
+    """Asks for a token that nothing is kept of: for the caller, for these grants, for some time."""
+
+    grants: list[GrantText]
+    lifetime_ms: Annotated[int, Meta(ge=1_000, le=86_400_000)]
 
 
 class CreatedToken(Message):

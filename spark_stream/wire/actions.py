@@ -11,12 +11,14 @@ from typing import Final
 from msgspec import Struct
 
 from spark_stream.wire.access_messages import (
+    Authenticated,
     CheckAccess,
     CreatedToken,
     CreateToken,
     Decision,
     NamedToken,
     NamedUser,
+    OpenSession,
     PutUser,
     RuleList,
     RuleText,
@@ -136,6 +138,7 @@ ACTIONS: Final[dict[str, Action]] = {
     "put-user": Action(PutUser, Empty),
     "delete-user": Action(NamedUser, Empty),
     "list-users": Action(Empty, UserList),
+    "open-session": Action(OpenSession, Authenticated),
     "create-token": Action(CreateToken, CreatedToken),
     "list-tokens": Action(Empty, TokenList),
     "revoke-token": Action(NamedToken, Empty),

@@ -17,9 +17,6 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.broker.actions.table import TABLE
-from spark_stream.client.access import AccessClient
-from spark_stream.client.connecting.access import access_of
-from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.shared import SharedChannel
 from spark_stream.errors import (
     InvalidRequest,
@@ -32,51 +29,12 @@ from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.wire.access_messages import Authenticate
 from spark_stream.wire.methods import ACT, APPEND, AUTHENTICATE, FETCH
+from tests.asking import PASSWORD, admin, as_, asking, client_of
 from tests.support import BrokerProcess, eventually, values
 
-PASSWORD = "correct horse battery"
+__all__ = ["admin", "asking"]
+
 SOON_S = 1.0
-
-
-@pytest.fixture(scope="module")
-def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker that asks who calls; ``root`` may do everything."""
-    conf = 'authentication = true\nsuper_users = ["root"]\n'
-    folder = tmp_path_factory.mktemp("asking")
-    with BrokerProcess(folder / "log", conf=conf) as broker:
-        first_user(broker, "root")
-        yield broker
-
-
-def first_user(broker: BrokerProcess, name: str) -> None:
-    """Put a user into the store, as `isolog user add --metadata` does."""
-    from spark_stream.cli.commands.access import _add_to_store
-
-    _add_to_store(broker.directory / "metadata.sqlite", name, PASSWORD)
-
-
-@contextlib.contextmanager
-def client_of(broker: BrokerProcess, **options: str) -> Iterator[AccessClient]:
-    given = options or {"user": "root", "password": PASSWORD}
-    connection = ClusterConnection(broker.address, access=access_of(given, {}))
-    try:
-        yield AccessClient(connection)
-    finally:
-        connection.close()
-
-
-@pytest.fixture
-def admin(asking: BrokerProcess) -> Iterator[AccessClient]:
-    """What ``root`` does; its rules and users are gone after the test."""
-    with client_of(asking) as client:
-        yield client
-        for rule in client.rules():
-            client.remove_rule(rule.effect, rule.principal, rule.operation, rule.resource)
-        for user in client.users():
-            if user != "root":
-                client.remove_user(user)
-        for token in client.tokens():
-            client.revoke_token(token.id)
 
 
 @pytest.fixture
@@ -90,10 +48,6 @@ def topic(asking: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[str
         yield name
         with contextlib.suppress(UnknownTopic):
             log.delete_topic(name)
-
-
-def as_(broker: BrokerProcess, user: str, **more: object) -> isolog.Log:
-    return isolog.connect(broker.address, user=user, password=PASSWORD, timeout=10, **more)
 
 
 # -- who calls -------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ READS = [
     ({"subscribePattern": "a.*"}, "subscribe and subscribePattern: give one of the two"),
     ({"endingTimestamp": "2024-02-30"}, "endingTimestamp takes milliseconds since 1970"),
     ({"consumer": " "}, "consumer takes a text of 1 to 255 characters"),
-    ({"token": "secret"}, "is still to come"),
+    ({"token": ""}, "token takes a text"),
     ({"includeHeaders": "true"}, "typed topic has no headers"),
 ]
 WRITES = [

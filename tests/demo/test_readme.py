@@ -96,7 +96,8 @@ def test_python_and_a_flight_client(tmp_path: Path, shell: Shell) -> None:
             said = shell.run([sys.executable, "-c", example("python")], tmp_path)
             assert "0 b'en' b'hello'" in said
             assert "carrier" in said
-            code = example("flight").replace("127.0.0.1:9192", address)
+            code = example("flight").replace("127.0.0.1:9193", address)
+            code = code.replace('"orders"', '"flights"').replace('"value"', '"carrier"')
             assert "spark_stream" not in code
             said = shell.run([sys.executable, "-I", "-c", code], tmp_path)
             assert "[b'flights'] 2" in said
@@ -143,7 +144,7 @@ def test_links_lead_somewhere() -> None:
 
 def test_the_table_of_options_is_complete() -> None:
     spark = README.partition("## Spark")[2].partition("### Isolation levels")[0]
-    shown = set(re.findall(r"`(\w+)`", spark))
+    shown = set(re.findall(r"`([\w.]+)`", spark))
     of_spark = {"checkpointLocation", "queryName"}
     known = {name for name in options_for(Use.ALL) if "<" not in name}
     assert known - shown == of_spark

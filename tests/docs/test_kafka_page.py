@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_stream.datasource.options.kafka import KAFKAS, KafkaOption, replaced
-from spark_stream.datasource.options.page import end, rendered_beside_kafkas, with_tables
+from spark_stream.datasource.options.page import end, with_tables
 from spark_stream.datasource.options.table import OPTIONS
 from tests.conftest import ROOT
 
@@ -90,11 +90,3 @@ def test_an_option_that_isolog_lacks_is_refused_with_the_words_of_its_row(row: K
     ours = row.name in row.ours
     assert replaced(name) == (None if ours else row)
     assert ours or row.remedy
-
-
-def test_an_option_that_is_still_to_come_is_marked_so() -> None:
-    later = {each.name for each in OPTIONS if each.later}
-    for line in rendered_beside_kafkas().splitlines()[2:]:
-        ours = line.split("|")[4]
-        named = [name for name in later if f"`{name}`" in ours]
-        assert ("still to come" in ours) == bool(named), line

@@ -11,7 +11,7 @@ import pytest
 from spark_stream.datasource.options.page import begin, with_tables
 from spark_stream.datasource.options.sink import SinkOptions, sink_options
 from spark_stream.datasource.options.source import SourceOptions, source_options
-from spark_stream.datasource.options.table import OPTIONS, Use, options_for
+from spark_stream.datasource.options.table import OPTIONS, Use
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "spark.md"
@@ -56,8 +56,3 @@ def test_defaults_of_the_table_are_those_of_the_values() -> None:
     assert source == SourceOptions(source.place, source.selection)
     sink = sink_options({"path": "x", "topic": "t"})
     assert sink == SinkOptions(sink.place, sink.topic)
-
-
-def test_an_option_that_is_still_to_come_is_in_no_sides_options() -> None:
-    known = options_for(Use.ALL)
-    assert not [each.name for each in OPTIONS if each.later and each.name in known]

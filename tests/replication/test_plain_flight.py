@@ -63,7 +63,8 @@ def test_the_recipe_of_the_readme_reads_the_committed_records_of_three_brokers(
     flights: LocalCluster, tmp_path: Path
 ) -> None:
     place = flight_address(flights.broker(2).address)
-    code = example("flight").replace("127.0.0.1:9192", place)
+    code = example("flight").replace("127.0.0.1:9193", place)
+    code = code.replace('"orders"', '"flights"').replace('"value"', '"carrier"')
     done = subprocess.run(
         [sys.executable, "-I", "-c", NO_ISOLOG + code],
         cwd=tmp_path,

@@ -114,7 +114,7 @@ def test_the_mark_of_what_was_forced_is_the_pages(log):
         for byte, name, kind in fields
     }
     assert told.pop("crc") == google_crc32c.value(data[:20])
-    assert told == {"entry_index": 3, "offset": 104, "failed": 0}
+    assert told == {"entry_index": 3, "offset": 104, "state": 0}
     assert len(data) == 24
 
 

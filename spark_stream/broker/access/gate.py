@@ -29,6 +29,7 @@ from spark_stream.access.credentials import (
 )
 from spark_stream.access.rules import Operation, Resource, ResourceKind
 from spark_stream.broker.access.audit import Audit
+from spark_stream.cluster.access import Token
 from spark_stream.cluster.view import ClusterView, News, Snapshot
 from spark_stream.environment import Clock
 from spark_stream.errors import (
@@ -45,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 SESSION_S: Final = 3600.0
 """How long a session is valid that a password was traded for."""
+_EXTENDED_BELOW: Final = 0.75
+"""A sliding token that is used gets its whole life again once less than this part is left."""
 _HASHING_AT_ONCE: Final = 2
 """Passwords that are compared at once: each takes 32 MiB and most of a processor."""
 _FAILURES_FREE: Final = 5
@@ -109,8 +112,13 @@ class Gate:
         clock: Clock,
         settings: AccessSettings,
         audit: Audit,
+        refresh: Callable[[], None] = lambda: None,
     ) -> None:
+        """``refresh`` brings the view up to date: a user may have been added a moment ago."""
+        self._refresh = refresh
         self.audit = audit
+        self.extend: Callable[[Token], None] = lambda token: None
+        """Writes a token that lives on; set once the broker can write records."""
         self._view = view
         self._key = key
         self._clock = clock
@@ -185,7 +193,10 @@ class Gate:
                 raise Unauthenticated("the session is not one of this cluster", hint=_HINT)
             self.check_valid(found)
             return self._known(found)
-        kept = self._view.now.access.tokens.get(token_id_of(token))
+        token_id = token_id_of(token)
+        if token_id and token_id not in self._view.now.access.tokens:
+            self._refresh()
+        kept = self._view.now.access.tokens.get(token_id)
         if kept is None or not is_token(token, kept.digest):
             raise Unauthenticated("the token is not known, or was revoked", hint=_HINT)
         found = Caller(
@@ -196,11 +207,22 @@ class Gate:
             expires_ms=kept.expires_ms,
         )
         self.check_valid(found)
+        if kept.sliding_ms is not None and found.expires_ms is not None:
+            left_ms = found.expires_ms - self._now_ms()
+            if left_ms < kept.sliding_ms * _EXTENDED_BELOW:
+                found = replace(found, expires_ms=self._now_ms() + kept.sliding_ms)
+                self.extend(replace(kept, expires_ms=found.expires_ms))
         return self._known(found)
+
+    def sign(self, caller: Caller) -> str:
+        """Return a session that states who the caller is, and what it may be used for."""
+        return sign_session(caller, self._key)
 
     def _of_password(self, name: str, password: str, address: str) -> Caller:
         place = (address.rpartition(":")[0], name)
         self._check_not_too_often(place)
+        if name not in self._view.now.access.users:
+            self._refresh()
         user = self._view.now.access.users.get(name)
         if not self._hashing.acquire(timeout=_WAIT_FIRST_S):
             raise BrokerBusy("too many passwords are being compared", hint="Try again in a moment.")

@@ -6,7 +6,9 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from spark_stream.access.callers import Grant
+from msgspec.structs import replace
+
+from spark_stream.access.callers import Caller, Grant, KnownBy
 from spark_stream.access.credentials import hash_password, new_token, token_digest
 from spark_stream.access.rules import (
     ANYBODY,
@@ -22,6 +24,7 @@ from spark_stream.cluster.access import RULES, TOKENS, USERS, Token, User, encod
 from spark_stream.errors import InvalidRequest, PermissionDenied
 from spark_stream.scripts.steps import DeleteRecord, Get, PutRecord, Script
 from spark_stream.wire.access_messages import (
+    Authenticated,
     CheckAccess,
     CreatedToken,
     CreateToken,
@@ -29,6 +32,7 @@ from spark_stream.wire.access_messages import (
     GrantText,
     NamedToken,
     NamedUser,
+    OpenSession,
     PutUser,
     RuleList,
     RuleText,
@@ -68,6 +72,39 @@ def list_users(context: BrokerContext, asked: Empty) -> UserList:
     return UserList(users=sorted(context.host.view.now.access.users))
 
 
+def open_session(context: BrokerContext, asked: OpenSession) -> Authenticated:
+    """Sign a session of the caller that is restricted to what is asked for.
+
+    It ends with what it is derived from: the user's password, or the token.
+    """
+    caller = context.caller
+    grants = _no_more_than(caller, tuple(map(_grant, asked.grants)))
+    expires_ms = context.transactions.now_ms() + asked.lifetime_ms
+    if caller.source is KnownBy.TOKEN and caller.expires_ms is not None:
+        expires_ms = min(expires_ms, caller.expires_ms)
+    made = replace(caller, grants=grants, expires_ms=expires_ms)
+    session = context.gate.sign(made)
+    return Authenticated(principal=caller.principal, session=session, expires_ms=expires_ms)
+
+
+def _no_more_than(caller: Caller, grants: tuple[Grant, ...] | None) -> tuple[Grant, ...] | None:
+    """Return the grants, or the caller's own if none are asked for.
+
+    Raises:
+        PermissionDenied: they are more than those of the caller's token.
+    """
+    if caller.grants is None:
+        return grants
+    if grants is None:
+        return caller.grants
+    if not set(grants) <= set(caller.grants):
+        raise PermissionDenied(
+            "a token cannot allow more than the one that it is made with",
+            hint="Ask for some of the grants of the token that you use.",
+        )
+    return grants
+
+
 def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
     """Make a token for the caller, or by an administrator for anybody.
 
@@ -77,23 +114,27 @@ def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
     principal = asked.principal or caller.principal
     if principal != caller.principal and not context.is_administrator:
         raise PermissionDenied(f"{caller.principal!r} may not make a token for {principal!r}")
-    grants = None if asked.grants is None else tuple(map(_grant, asked.grants))
-    if caller.grants is not None:
-        if grants is None:
-            grants = caller.grants
-        elif not set(grants) <= set(caller.grants):
-            raise PermissionDenied(
-                "a token cannot allow more than the one that it is made with",
-                hint="Ask for some of the grants of the token that you use.",
-            )
+    given = None if asked.grants is None else tuple(map(_grant, asked.grants))
+    grants = _no_more_than(caller, given)
+    if asked.sliding and asked.lifetime_ms is None:
+        raise InvalidRequest("a sliding token has a lifetime: give lifetime_ms")
     now_ms = context.transactions.now_ms()
     expires_ms = None if asked.lifetime_ms is None else now_ms + asked.lifetime_ms
     if caller.grants is not None and caller.expires_ms is not None:
         expires_ms = min(expires_ms or caller.expires_ms, caller.expires_ms)
     token_id, token = new_token()
-    made = Token(token_id, principal, token_digest(token), now_ms, expires_ms, grants)
+    sliding_ms = asked.lifetime_ms if asked.sliding else None
+    made = Token(token_id, principal, token_digest(token), now_ms, expires_ms, grants, sliding_ms)
+    _remove_expired(context, principal, now_ms)
     _put(context, TOKENS + token_id, encode(made), is_new=True)
     return CreatedToken(id=token_id, token=token, principal=principal, expires_ms=expires_ms)
+
+
+def _remove_expired(context: BrokerContext, principal: str, now_ms: int) -> None:
+    """Remove the principal's tokens that have expired: queries leave many."""
+    for each in context.host.view.now.access.tokens.values():
+        if each.principal == principal and (each.expires_ms or now_ms + 1) <= now_ms:
+            _put(context, TOKENS + each.id, None)
 
 
 def list_tokens(context: BrokerContext, asked: Empty) -> TokenList:

@@ -89,6 +89,7 @@ TABLE: Final[Mapping[str, Row]] = {
     "put-user": Row(access.put_user, on_cluster(ADMIN)),
     "delete-user": Row(access.delete_user, on_cluster(ADMIN)),
     "list-users": Row(access.list_users, on_cluster(ADMIN)),
+    "open-session": Row(access.open_session, anybody),
     "create-token": Row(access.create_token, anybody),
     "list-tokens": Row(access.list_tokens, described),
     "revoke-token": Row(access.revoke_token, anybody),

@@ -9,8 +9,8 @@ from typing import Any, Final
 from msgspec import Struct
 
 from spark_stream.datasource.options.kafka import replaced
-from spark_stream.datasource.options.table import OPTIONS, Use, names_of_later, options_for
-from spark_stream.errors import InvalidOption, Unsupported
+from spark_stream.datasource.options.table import OPTIONS, Use, options_for
+from spark_stream.errors import InvalidOption
 
 TOPIC_SETTING: Final = "topic."
 """Before the name of a setting of a topic that the sink makes."""
@@ -47,10 +47,8 @@ def checked(given: Mapping[str, str], side: Use, what: str) -> Given:
     Raises:
         InvalidOption: an option is not for this side, belongs to Spark's Kafka connector (all of
             these are in one error), or is unknown.
-        Unsupported: it is still to come.
     """
     proper = _lowered(options_for(side))
-    later = _lowered(names_of_later())
     others = _lowered(options_for(Use.ALL))
     _refuse_kafkas(key for key in given if key.lower() not in others)
     found = {}
@@ -58,12 +56,6 @@ def checked(given: Mapping[str, str], side: Use, what: str) -> Given:
         name = key.lower()
         if name in proper:
             found[proper[name]] = value
-        elif name in later:
-            raise Unsupported(
-                f"option {later[name]!r} is still to come",
-                hint="Leave it out; docs/api.md says what there is.",
-                option=later[name],
-            )
         elif name in others:
             raise InvalidOption(
                 f"option {others[name]!r} is not for a {what}",
@@ -115,7 +107,7 @@ def topic_settings(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, 
 
 def counted_in_table(use: Use) -> set[str]:
     """Return the options of a SQL table that take effect for this use."""
-    return {each.name for each in OPTIONS if each.uses_in_table & use and not each.later}
+    return {each.name for each in OPTIONS if each.uses_in_table & use}
 
 
 def _lowered(names: Iterable[str]) -> dict[str, str]:

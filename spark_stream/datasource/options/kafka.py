@@ -15,7 +15,8 @@ _NO_GROUPS: Final = (
     "leave it out: there are no consumer groups, a query's offsets are in its checkpoint"
 )
 _BATCHES: Final = "in batch queries only, as with Kafka"
-_SECURITY: Final = "leave it out: this release has neither TLS nor authentication"
+_SECURITY: Final = "use tls.ca, tls.cert, tls.key"
+_WHO: Final = "use user and password, or token"
 
 
 class KafkaOption(Struct, frozen=True):
@@ -156,9 +157,30 @@ KAFKAS: Final = (
         "nothing is needed: the sink is transactional as it is",
         "use sinkId, or nothing: the sink is transactional as it is",
     ),
-    KafkaOption("kafka.security.*", "both", "`PLAINTEXT`", (), _SECURITY, _SECURITY),
-    KafkaOption("kafka.sasl.*", "both", "-", (), _SECURITY, _SECURITY),
-    KafkaOption("kafka.ssl.*", "both", "-", (), _SECURITY, _SECURITY),
+    KafkaOption(
+        "kafka.security.*",
+        "both",
+        "`PLAINTEXT`",
+        ("tls",),
+        "`tls`, or any `tls.*`, says that there is TLS; a credential is sent wherever it is given",
+        "use tls, and user and password or token",
+    ),
+    KafkaOption(
+        "kafka.sasl.*",
+        "both",
+        "-",
+        ("user", "password", "token", "tokenFile"),
+        "no JAAS text: a user and a password, or a token",
+        _WHO,
+    ),
+    KafkaOption(
+        "kafka.ssl.*",
+        "both",
+        "-",
+        ("tls.ca", "tls.cert", "tls.key"),
+        "PEM files in the place of key stores",
+        _SECURITY,
+    ),
     KafkaOption(
         "kafka.compression.type",
         "sink",

@@ -21,12 +21,9 @@ _WHOM: Final = {
 
 
 def rendered() -> str:
-    """Render the table, and the options that are still to come."""
-    rows = [_row(each) for each in OPTIONS if not each.later]
-    later = ", ".join(f"`{each.name}`" for each in OPTIONS if each.later)
+    """Render the table."""
     head = "| option | for | default | meaning |\n|---|---|---|---|"
-    table = "\n".join([head, *rows])
-    return table if not later else f"{table}\n\nStill to come, and refused by name: {later}."
+    return "\n".join([head, *map(_row, OPTIONS)])
 
 
 def rendered_beside_kafkas() -> str:
@@ -83,10 +80,8 @@ def _row_beside_kafkas(theirs: KafkaOption) -> str:
     ours = [
         each for name in theirs.ours for each in OPTIONS if each.name == name and each.uses & side
     ]
-    names = ", ".join(
-        f"`{each.name}`" + (" (still to come)" if each.later else "") for each in ours
-    )
-    defaults = ", ".join(dict.fromkeys(_default(each) for each in ours if not each.later))
+    names = ", ".join(f"`{each.name}`" for each in ours)
+    defaults = ", ".join(dict.fromkeys(_default(each) for each in ours))
     cells = (
         f"`{theirs.name}`",
         theirs.side,

@@ -34,7 +34,6 @@ class Option(Struct, frozen=True):
     ``default`` is the text that counts where the option is left out; ``shown`` stands in the docs
     in its place, where that text does not say it. ``in_table`` says for whom the option counts
     where it is one of a table's: None as ``uses`` says, NOBODY if a table does not have it.
-    ``later`` is an option that is known by name, and refused as not there yet.
     """
 
     name: str
@@ -44,7 +43,6 @@ class Option(Struct, frozen=True):
     default: str | None = None
     shown: str | None = None
     in_table: Use | None = None
-    later: bool = False
 
     @property
     def uses_in_table(self) -> Use:
@@ -359,9 +357,4 @@ OPTIONS: Final = (
 @cache
 def options_for(side: Use) -> Mapping[str, Option]:
     """Return the options that a query of this side may have, by name."""
-    return {each.name: each for each in OPTIONS if each.uses & side and not each.later}
-
-
-def names_of_later() -> dict[str, Option]:
-    """Return the options that are still to come, by name."""
-    return {each.name: each for each in OPTIONS if each.later}
+    return {each.name: each for each in OPTIONS if each.uses & side}

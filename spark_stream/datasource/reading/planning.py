@@ -21,7 +21,7 @@ from spark_stream.consistency.replication.lineage import Lineage
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.reading.losses import Losses
 from spark_stream.datasource.reading.nulls import check_nullability
-from spark_stream.datasource.spark.session import Session, located, session
+from spark_stream.datasource.spark.session import Grant, Session, located, session
 from spark_stream.datasource.values.limits import Place
 from spark_stream.datasource.values.offsets import (
     Found,
@@ -44,6 +44,16 @@ from spark_stream.structs import INT64_MAX
 from spark_stream.wire.messages import AskedTopic, CutTopic, PartitionOffsets, TopicDescription
 
 logger = logging.getLogger(__name__)
+
+
+def _grants(options: SourceOptions) -> list[Grant]:
+    """Return what a query's tasks and planner need to be allowed."""
+    names = options.selection.names or tuple(options.selection.assigned)
+    topics = ["*"] if options.selection.pattern is not None else list(names)
+    grants = [("read", f"topic:{name}") for name in topics]
+    if options.consumer is not None:
+        grants.append(("read", f"consumer:{options.consumer}"))
+    return grants
 
 
 class Planner:
@@ -71,9 +81,15 @@ class Planner:
         return self._session.consumers
 
     @classmethod
-    def of(cls, options: SourceOptions) -> Planner:
-        """Plan for the log that is there now; its options are what the query's tasks get."""
-        return cls(replace(options, place=located(options.place)))
+    def of(
+        cls, options: SourceOptions, *, has_tasks: bool = True, lasting: bool = False
+    ) -> Planner:
+        """Plan for the log that is there now; its options are what the query's tasks get.
+
+        ``lasting``: for a streaming query, whose end nobody knows.
+        """
+        grants = _grants(options) if has_tasks else ()
+        return cls(replace(options, place=located(options.place, grants, lasting=lasting)))
 
     def logged(self, offsets: Offsets) -> dict[str, Any]:
         """Return the offsets as Spark logs them, with the log that they are of."""

@@ -82,7 +82,7 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
     travels_with = ("_ranges",)
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self._planner = Planner.of(options)
+        self._planner = Planner.of(options, lasting=True)
         self._ranges = RangeReader(self._planner.options, schema)
         self._planner.check_projection(to_arrow(schema))
         self._pace = Pace(self._planner.options.limits, self._planner, time.monotonic)

@@ -14,13 +14,16 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from spark_stream.client.access import AccessClient
+from spark_stream.client.connecting.access import Access
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.topics import TopicsClient
@@ -67,8 +70,14 @@ def session(place: Place, *, create: bool = False) -> Session:
         return _sessions.setdefault(key, made)
 
 
-def located(place: Place, *, create: bool = False) -> Place:
+def located(
+    place: Place, grants: Sequence[Grant] = (), *, create: bool = False, lasting: bool = False
+) -> Place:
     """Return the place with the id of the log there, for the tasks of a query.
+
+    If the place has a credential, tasks get a token in its place, which is good for the ``grants``
+    only: of twelve hours, or with ``lasting`` until it was not used for twelve hours. Without
+    ``grants`` no tasks come.
 
     Raises as a session.
     """
@@ -82,7 +91,37 @@ def located(place: Place, *, create: bool = False) -> Place:
     found = replace(place, cluster_id=log_session.cluster_id)
     with _lock:
         _sessions.setdefault((os.getpid(), found), log_session)
-    return found
+    if not grants or not place.access.has_credential:
+        return found
+    token = _token_for(log_session, place.access, tuple(grants), lasting)
+    return replace(found, access=Access(place.access.tls, token=token))
+
+
+Grant = tuple[str, str]
+"""An operation, and a resource."""
+
+_TOKEN_S: Final = 12 * 3600.0
+_TOKEN_NEW_S: Final = 3600.0  # for so long other plans of this process get the same token
+_tokens: dict[tuple[int, Access, tuple[Grant, ...], bool], tuple[str, float]] = {}
+
+
+def _token_for(
+    log_session: Session, access: Access, grants: tuple[Grant, ...], lasting: bool
+) -> str:
+    """Return a token for the tasks of a query."""
+    key = (os.getpid(), access, grants, lasting)
+    with _lock:
+        token, until = _tokens.get(key, ("", 0.0))
+    if time.monotonic() < until:
+        return token
+    client = AccessClient(log_session.connection)
+    if lasting:
+        token = client.create_token(None, _TOKEN_S, grants, sliding=True).token
+    else:
+        token = client.open_session(grants, _TOKEN_S)
+    with _lock:
+        _tokens[key] = token, time.monotonic() + _TOKEN_NEW_S
+    return token
 
 
 def session_for_aborts(place: Place) -> Session:

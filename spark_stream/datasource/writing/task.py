@@ -26,7 +26,13 @@ from spark_stream.client.writing.keys import has_keys
 from spark_stream.client.writing.producer import Producer
 from spark_stream.datasource.options import SinkOptions
 from spark_stream.datasource.options.checking import TOPIC_SETTING
-from spark_stream.datasource.spark.session import Session, located, session, session_for_aborts
+from spark_stream.datasource.spark.session import (
+    Grant,
+    Session,
+    located,
+    session,
+    session_for_aborts,
+)
 from spark_stream.datasource.spark.types import check_collations, to_arrow
 from spark_stream.datasource.values.content import Measure, measured, summed
 from spark_stream.datasource.writing.belonging import check_checkpoint
@@ -103,10 +109,10 @@ class TaskWriter(Struct, frozen=True):
     timeout_ms: int = TIMEOUT_MS
     seen: Seen | None = None
 
-    def prepare(self) -> TaskWriter:
+    def prepare(self, *, lasting: bool = False) -> TaskWriter:
         """Do all checks that need no row; return the writer with the log that is there now.
 
-        Makes a missing log and a missing topic if asked to.
+        Makes a missing log and a missing topic if asked to. ``lasting``: for a streaming query.
 
         Raises:
             UnknownLog: there is no log, and none is to be made.
@@ -116,7 +122,12 @@ class TaskWriter(Struct, frozen=True):
         arrow = to_arrow(self.schema)
         check_collations(self.schema)
         check_routing(arrow, self.options.topic)
-        place = located(self.options.place, create=self.options.create_topic)
+        place = located(
+            self.options.place,
+            _grants(self.options),
+            create=self.options.create_topic,
+            lasting=lasting,
+        )
         check_checkpoint(self.options.checkpoint, place)
         ready = replace(self, options=replace(self.options, place=place))
         if ready.options.topic is None:
@@ -287,6 +298,17 @@ def _spelled(asked: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
         there[0] if name not in columns and len(there := found.get(name.lower(), [])) == 1 else name
         for name in asked
     )
+
+
+def _grants(options: SinkOptions) -> list[Grant]:
+    """Return what a query's tasks and its commits need to be allowed."""
+    topic = f"topic:{options.topic or '*'}"
+    grants = [("write", topic)]
+    if options.create_topic:
+        grants.append(("create", topic))
+    if options.transactional:
+        grants.append(("write", "transaction:*"))
+    return grants
 
 
 def _of_option(error: InvalidConfig | InvalidAssignment) -> InvalidOption:

@@ -72,7 +72,7 @@ class IsologStreamWriter(Travels, DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         plan = plan_of(options.checkpoint) if options.transactional else Plan()
         task = TaskWriter(options, schema, plan=plan)
-        self._task = task if is_worker(COMMITS) else task.prepare()
+        self._task = task if is_worker(COMMITS) else task.prepare(lasting=True)
 
     @with_spark_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

@@ -1,0 +1,62 @@
+"""A broker that asks who calls; ``root`` may do everything."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import spark_stream as isolog
+from spark_stream.cli.commands.access import _add_to_store
+from spark_stream.client.access import AccessClient
+from spark_stream.client.connecting.access import access_of
+from spark_stream.client.connecting.connection import ClusterConnection
+from tests.support import BrokerProcess
+
+PASSWORD = "correct horse battery"
+
+
+@contextlib.contextmanager
+def asking_broker(folder: Path, conf: str = "") -> Iterator[BrokerProcess]:
+    """Start one, and put the first user into its store, as `isolog user add --metadata` does."""
+    conf = f'authentication = true\nsuper_users = ["root"]\n{conf}'
+    with BrokerProcess(folder / "log", conf=conf) as broker:
+        _add_to_store(broker.directory / "metadata.sqlite", "root", PASSWORD)
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with asking_broker(tmp_path_factory.mktemp("asking")) as broker:
+        yield broker
+
+
+@contextlib.contextmanager
+def client_of(broker: BrokerProcess, **options: str) -> Iterator[AccessClient]:
+    given = options or {"user": "root", "password": PASSWORD}
+    connection = ClusterConnection(broker.address, access=access_of(given, {}))
+    try:
+        yield AccessClient(connection)
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def admin(asking: BrokerProcess) -> Iterator[AccessClient]:
+    """What ``root`` does; its rules, users and tokens are gone after the test."""
+    with client_of(asking) as client:
+        yield client
+        for rule in client.rules():
+            client.remove_rule(rule.effect, rule.principal, rule.operation, rule.resource)
+        for user in client.users():
+            if user != "root":
+                client.remove_user(user)
+        for token in client.tokens():
+            client.revoke_token(token.id)
+
+
+def as_(broker: BrokerProcess, user: str) -> isolog.Log:
+    """Connect as a user."""
+    return isolog.connect(broker.address, user=user, password=PASSWORD, timeout=10)
