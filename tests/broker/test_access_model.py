@@ -1,0 +1,165 @@
+"""Every request, by every caller, under any rules, against a model of the rules in forty lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spark_stream.access.callers import Caller, Grant, KnownBy
+from spark_stream.access.rules import (
+    ANYBODY,
+    THE_CLUSTER,
+    Effect,
+    Operation,
+    Pattern,
+    Resource,
+    ResourceKind,
+    Rule,
+    RuleSet,
+)
+from spark_stream.broker.access.audit import Audit
+from spark_stream.broker.access.gate import AccessSettings, Gate, Need
+from spark_stream.broker.access.needs import append, fetch
+from spark_stream.broker.actions.table import TABLE
+from spark_stream.cluster.access import RULES, TOKENS, Token, encode
+from spark_stream.cluster.view import ClusterView
+from spark_stream.errors import IsologError, PermissionDenied, Unauthenticated, UnknownTopic
+from spark_stream.wire.actions import ACTIONS
+from spark_stream.wire.fetch_messages import Fetch, FetchRange
+from spark_stream.wire.messages import AppendTo, Message
+from tests.clocks import FakeClock
+from tests.simulation.store import MemoryRecords, MemoryStore
+
+NAMES = ("a", "ab", "b")
+SUPER = "root"
+LIFE_MS = 1_000
+
+# -- requests: one of each action, with names of resources in it ---------------------------------
+
+
+def requests() -> Iterator[tuple[str, list[Need]]]:
+    """(name, needs) of a request of every kind, about the resources called ``a`` or ``ab``."""
+    for name, action in ACTIONS.items():
+        for resource in ("a", "ab"):
+            yield f"{name} {resource}", list(TABLE[name].needs(_About(action.request, resource)))
+    ranges = [FetchRange(topic=each, partition=0, start=0) for each in ("a", "b")]
+    yield "fetch", list(fetch(Fetch(ranges=ranges)))
+    yield "append", list(append(AppendTo(topic="a")))
+    yield "append in a transaction", list(append(AppendTo(topic="a", transactional_id="ab")))
+
+
+class _About:
+    """A request of a kind, as what its permissions are looked up by."""
+
+    def __init__(self, kind: type[Message], name: str) -> None:
+        fields = kind.__struct_fields__
+        for each in ("topic", "transactional_id", "consumer"):
+            if each in fields:
+                setattr(self, each, name)
+        self.topics = [_Named(name)] if "topics" in fields else []
+        self.positions = [_Named(name)] if "positions" in fields else []
+        self.owners = {name: "instance"} if "owners" in fields else {}
+
+
+class _Named:
+    def __init__(self, name: str) -> None:
+        self.topic = self.consumer = name
+
+
+REQUESTS = dict(requests())
+
+# -- the model ------------------------------------------------------------------------------------
+
+
+def says(rules: list[Rule], who: str, operation: Operation, on: Resource) -> bool:
+    """What rules say of one need."""
+    implying = ("read", "write", "alter", "delete", "describe")
+    allowed = False
+    for rule in rules:
+        kind, name, is_prefix = rule.resources
+        fits = on.name.startswith(name) if is_prefix else on.name == name
+        if rule.principal not in (who, ANYBODY) or kind is not on.kind or not fits:
+            continue
+        same = rule.operation in (None, operation)
+        if rule.effect is Effect.DENY and same:
+            return False
+        implied = operation == "describe" and rule.operation in implying
+        allowed = allowed or (rule.effect is Effect.ALLOW and (same or implied))
+    return allowed
+
+
+def expected(
+    rules: list[Rule], grants: list[Rule] | None, who: str, needs: list[Need], known: bool
+) -> type[IsologError] | None:
+    """What a caller is told: nothing, or the class of the error."""
+
+    def may(operation: Operation, on: Resource) -> bool:
+        mine = who == SUPER or says(rules, who, operation, on)
+        return mine and (grants is None or says(grants, ANYBODY, operation, on))
+
+    if not known:
+        return Unauthenticated
+    for operation, on in needs:
+        if not may(operation, on):
+            hides = on.kind == "topic" and operation != "create"
+            return UnknownTopic if hides and not may(Operation.DESCRIBE, on) else PermissionDenied
+    return None
+
+
+# -- the gate -------------------------------------------------------------------------------------
+
+PATTERNS = st.builds(
+    Pattern,
+    st.sampled_from([each for each in ResourceKind if each is not ResourceKind.CLUSTER]),
+    st.sampled_from([*NAMES, ""]),
+    st.booleans(),
+) | st.just(Pattern(*THE_CLUSTER))
+OPERATIONS = st.none() | st.sampled_from(Operation)
+RULES_OF = st.lists(
+    st.builds(
+        Rule,
+        st.sampled_from(["alice", "bob", ANYBODY]),
+        st.sampled_from(Effect),
+        OPERATIONS,
+        PATTERNS,
+    ),
+    max_size=10,
+)
+GRANTS = st.none() | st.lists(st.builds(Grant, OPERATIONS, PATTERNS), max_size=4).map(tuple)
+
+
+@pytest.mark.rule("which caller is served which request", "broker/access/gate.py")
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(
+    RULES_OF,
+    GRANTS,
+    st.sampled_from(["alice", "bob", "stranger", SUPER]),
+    st.sampled_from(["valid", "expired", "revoked"]),
+)
+def test_a_caller_is_served_what_the_model_says(rules, grants, who, state) -> None:
+    store, clock = MemoryStore(MemoryRecords()), FakeClock()
+    view = ClusterView(store)
+    for rule in rules:
+        if store.get(f"{RULES}{rule}") is None:
+            store.put(f"{RULES}{rule}", encode(rule), 0)
+    now_ms = clock.wall_us() // 1000
+    expires_ms = now_ms + (LIFE_MS if state != "expired" else -1)
+    if state != "revoked":
+        store.put(TOKENS + "id", encode(Token("id", who, "", now_ms, expires_ms, grants)), 0)
+    view.refresh()
+    gate = Gate(view, b"", clock, AccessSettings(True, frozenset([SUPER])), Audit(None, clock))
+    caller = gate._known(Caller(who, KnownBy.TOKEN, "id", grants=grants, expires_ms=expires_ms))
+    told = None
+    if grants is not None:
+        told = [Rule(ANYBODY, Effect.ALLOW, each.operation, each.resources) for each in grants]
+    for name, needs in REQUESTS.items():
+        found = None
+        try:
+            gate.check(caller, needs)
+        except IsologError as error:
+            found = type(error)
+        assert found is expected(rules, told, who, needs, state == "valid"), name
+    assert RuleSet(rules) == view.now.access.rule_set
