@@ -26,7 +26,16 @@ from spark_stream.cli.commands import (
     topic,
     transactions,
 )
-from spark_stream.cli.options import Tls, TlsCa, TlsCert, TlsKey, TokenFile, User, set_access
+from spark_stream.cli.options import (
+    Profile,
+    Tls,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    TokenFile,
+    User,
+    set_access,
+)
 from spark_stream.cli.streams import discard_output, occupy, problem_of
 from spark_stream.errors import InvalidOption, IsologError, Unsupported
 from spark_stream.version import VERSION
@@ -92,6 +101,7 @@ def _isolog(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the release.")
     ] = False,
+    profile: Profile = None,
     user: User = None,
     token_file: TokenFile = None,
     tls: Tls = None,
@@ -108,6 +118,7 @@ def _isolog(
     """
     set_access(
         {
+            "profile": profile,
             "user": user,
             "tokenFile": token_file,
             "tls": tls,

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
-from spark_stream.client.connecting.access import Access, access_of
+from spark_stream.client.connecting.access import Access, access_of, bootstrap_of_profile
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.log import Log
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
@@ -101,6 +101,16 @@ TokenFile = Annotated[
         show_default=False,
     ),
 ]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="A file with bootstrap, a credential and tls.*, as docs/security.md says."
+        " Variable: ISOLOG_PROFILE.",
+        rich_help_panel=_PROTECTED,
+        show_default=False,
+    ),
+]
 TlsKey = Annotated[
     str | None,
     typer.Option(
@@ -175,6 +185,8 @@ def where(bootstrap: str | None, path: Path | None) -> tuple[str | None, Path | 
         bootstrap = os.environ.get(BOOTSTRAP_VARIABLE) or None
         directory = os.environ.get(PATH_VARIABLE) or None
         path = None if directory is None else Path(directory)
+        if bootstrap is None and path is None:
+            bootstrap = bootstrap_of_profile(_ACCESS)
         if bootstrap is not None and path is not None:
             raise InvalidOption(
                 f"{BOOTSTRAP_VARIABLE} and {PATH_VARIABLE} are both set",

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from spark_stream.client.closing import Closing
 from spark_stream.client.cluster import ClusterClient
-from spark_stream.client.connecting.access import access_of
+from spark_stream.client.connecting.access import access_of, bootstrap_of_profile
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.reading.columns import View
@@ -56,6 +56,7 @@ def connect(
     password: str | None = None,
     token: str | None = None,
     token_file: str | os.PathLike[str] | None = None,
+    profile: str | os.PathLike[str] | None = None,
     **unknown: Never,
 ) -> Log:
     """Connect to a log: by any broker's ``host:port``, or by the ``path`` of a directory.
@@ -69,7 +70,8 @@ def connect(
     trusts those of the system. ``tls_cert`` and ``tls_key``: a client certificate and its key.
     ``user`` and ``password``, or a ``token``, or a ``token_file``, which is read again for each
     connection, say who calls. What is left out comes from ISOLOG_TLS, ISOLOG_TLS_CA,
-    ISOLOG_TOKEN_FILE and so on.
+    ISOLOG_TOKEN_FILE and so on, or else from the ``profile`` (or ISOLOG_PROFILE): a file with any
+    of these, and with ``bootstrap``.
 
     Raises:
         InvalidOption: neither or both were given, an address is not valid, or an option is unknown.
@@ -89,9 +91,13 @@ def connect(
         "tls.cert": tls_cert,
         "tls.key": tls_key,
         "tokenFile": token_file,
+        "profile": profile,
     }
     paths = {name: None if each is None else os.fspath(each) for name, each in files.items()}
-    access = access_of({"tls": tls, "user": user, "password": password, "token": token, **paths})
+    given = {"tls": tls, "user": user, "password": password, "token": token, **paths}
+    access = access_of(given)
+    if bootstrap is None and path is None:
+        bootstrap = bootstrap_of_profile(given)
     log = Log(
         ClusterConnection(bootstrap, folder, timeout, idle_seconds, create=create, access=access)
     )

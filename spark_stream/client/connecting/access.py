@@ -13,6 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from spark_stream.client.connecting.profile import read_profile
 from spark_stream.errors import InvalidOption
 from spark_stream.transport.tls import TlsFiles, client_context
 from spark_stream.wire.access_messages import Authenticate
@@ -25,8 +26,8 @@ _VARIABLES: Final = {"tokenFile": "ISOLOG_TOKEN_FILE"}
 class Access(Struct, frozen=True):
     """How to connect. ``tls``: the files of TLS; None: without TLS.
 
-    ``user`` and ``password``, ``token``, or ``token_file``, which is read again for each
-    connection, say who calls; without them it is nobody, or the holder of the certificate.
+    ``user`` and ``password``, ``token``, ``token_file`` or ``profile`` say who calls; the files are
+    read again for each connection. Without any it is nobody, or the holder of the certificate.
     """
 
     tls: TlsFiles | None = None
@@ -34,6 +35,7 @@ class Access(Struct, frozen=True):
     password: str | None = None
     token: str | None = None
     token_file: str | None = None
+    profile: str | None = None
 
     def __repr__(self) -> str:
         who = self.user or ("a token" if self.has_credential else "nobody")
@@ -42,14 +44,16 @@ class Access(Struct, frozen=True):
     @property
     def has_credential(self) -> bool:
         """Whether it says who calls."""
-        return any((self.user, self.token, self.token_file))
+        return any((self.user, self.token, self.token_file, self.profile))
 
     def credential(self) -> Authenticate | None:
         """Return what to authenticate with, or None.
 
         Raises:
-            InvalidOption: the file of the token cannot be read.
+            InvalidOption: the profile, or the file of the token, cannot be read.
         """
+        if self.profile is not None:
+            return _said_in({}, {}, read_profile(self.profile)).credential()
         if self.token_file is not None:
             try:
                 return Authenticate(token=Path(self.token_file).read_text("utf-8").strip())
@@ -81,29 +85,67 @@ def access_of(
 ) -> Access:
     """Return the access of these options.
 
-    They are ``tls``, ``tls.ca``, ``tls.cert``, ``tls.key``, ``user``, ``password``, ``token`` and
-    ``tokenFile``. Those that are missing or None come from ISOLOG_TLS, ISOLOG_TLS_CA,
-    ISOLOG_TOKEN_FILE and so on; a credential comes as a whole from one of the two. With any file of
-    TLS there is TLS; ``tls`` alone trusts the authorities of the system.
+    They are ``tls``, ``tls.ca``, ``tls.cert``, ``tls.key``, ``user``, ``password``, ``token``,
+    ``tokenFile`` and ``profile``. Those that are missing or None come from ISOLOG_TLS,
+    ISOLOG_TLS_CA, ISOLOG_TOKEN_FILE and so on, or else from the profile; a credential comes as a
+    whole from one of the three. With any file of TLS there is TLS; ``tls`` alone trusts the
+    authorities of the system.
 
     Raises:
         InvalidOption: an option has a value that it does not take.
     """
 
+    path = profile_of(given, environment)
+    profile = {} if path is None else read_profile(path)
+    found = _said_in(given, environment, profile)
+    if path is not None and found.has_credential and _is_of_profile(given, environment):
+        return Access(found.tls, profile=path)
+    return found
+
+
+def profile_of(
+    given: Mapping[str, str | bool | None], environment: Mapping[str, str] = os.environ
+) -> str | None:
+    """Return the path of the profile that the options or the environment name."""
+    named = given.get("profile")
+    return _path("profile", environment.get("ISOLOG_PROFILE") or None if named is None else named)
+
+
+def bootstrap_of_profile(
+    given: Mapping[str, str | bool | None], environment: Mapping[str, str] = os.environ
+) -> str | None:
+    """Return the addresses in the profile, if there is one and it names them."""
+    path = profile_of(given, environment)
+    found = None if path is None else read_profile(path).get("bootstrap")
+    return found if isinstance(found, str) else None
+
+
+def _is_of_profile(given: Mapping[str, object], environment: Mapping[str, str]) -> bool:
+    return not any(given.get(each) or environment.get(_variable(each)) for each in _CREDENTIAL)
+
+
+def _said_in(
+    given: Mapping[str, str | bool | None],
+    environment: Mapping[str, str],
+    profile: Mapping[str, str | bool],
+) -> Access:
     def value(name: str) -> str | bool | None:
         found = given.get(name)
         if found is None:
-            found = environment.get(_VARIABLES.get(name) or _variable(name)) or None
-        return found
+            found = environment.get(_variable(name)) or None
+        return profile.get(name) if found is None else found
 
     ca, cert, key = (_path(f"tls.{name}", value(f"tls.{name}")) for name in _FILES)
     files = TlsFiles(cert, key, ca)
     wanted = _flag("tls", value("tls"))
     if wanted is False and files.paths:
         raise InvalidOption("tls is false, and a file of TLS is given", option="tls")
-    said = {name: given.get(name) for name in _CREDENTIAL}
-    if all(each is None for each in said.values()):
-        said = {name: value(name) for name in _CREDENTIAL}
+    said: dict[str, str | bool | None] = dict.fromkeys(_CREDENTIAL)
+    variables = {name: environment.get(_variable(name)) or None for name in _CREDENTIAL}
+    for each in (given, variables, profile):
+        if any(each.get(name) is not None for name in _CREDENTIAL):
+            said = {name: each.get(name) for name in _CREDENTIAL}
+            break
     user, password, token, token_file = (_text(name, each) for name, each in said.items())
     if sum(each is not None for each in (user, token, token_file)) > 1:
         raise InvalidOption("give user and password, or token, or tokenFile", option="user")
@@ -115,7 +157,7 @@ def access_of(
 
 
 def _variable(name: str) -> str:
-    return f"ISOLOG_{name.upper().replace('.', '_')}"
+    return _VARIABLES.get(name) or f"ISOLOG_{name.upper().replace('.', '_')}"
 
 
 def _text(name: str, value: str | bool | None) -> str | None:

@@ -337,6 +337,12 @@ OPTIONS: Final = (
         " executors have",
     ),
     Option(
+        "profile",
+        Use.ALL,
+        "a file with `bootstrap`, a credential and `tls.*`, for what is not given here or in the"
+        " environment; the credential is read again for each connection of the driver",
+    ),
+    Option(
         "tls",
         Use.ALL,
         "`true`: with TLS, and the system's authorities are trusted if there is no `tls.ca`",

@@ -21,7 +21,7 @@ import psutil
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spark_stream.client.connecting.access import OPEN, Access, access_of
+from spark_stream.client.connecting.access import OPEN, Access, access_of, bootstrap_of_profile
 from spark_stream.datasource.spark.host import driver_jvm, this_host
 from spark_stream.errors import InvalidOption
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
@@ -90,7 +90,7 @@ def _place_and_topic(options: Mapping[str, str], *, names_topic: bool) -> tuple[
                 option="path",
             )
         return Place(bootstrap=bootstrap), path
-    default = _default_place()
+    default = _default_place(options)
     if path is not None and default is not None and not names_topic:
         return default, path
     if path is not None:
@@ -104,12 +104,17 @@ def _place_and_topic(options: Mapping[str, str], *, names_topic: bool) -> tuple[
     )
 
 
-def _default_place() -> Place | None:
-    """Return the place in ISOLOG_BOOTSTRAP or ISOLOG_PATH, as the command line does."""
+def _default_place(options: Mapping[str, str]) -> Place | None:
+    """Return the place in ISOLOG_BOOTSTRAP, ISOLOG_PATH or a profile, as the command line does."""
+    if options.get("profile") and (named := bootstrap_of_profile(options)):
+        return Place(bootstrap=named)
     bootstrap, path = os.environ.get("ISOLOG_BOOTSTRAP"), os.environ.get("ISOLOG_PATH")
     if bootstrap:
         return Place(bootstrap=bootstrap)
-    return directory(path) if path else None
+    if path:
+        return directory(path)
+    named = bootstrap_of_profile(options)
+    return None if named is None else Place(bootstrap=named)
 
 
 def directory(path: str) -> Place:
