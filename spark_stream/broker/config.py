@@ -54,6 +54,12 @@ class TlsSettings(BaseModel):
     require_client_cert: bool = False
     min_version: Literal["1.2", "1.3"] = "1.2"
 
+    def absolute(self) -> Self:
+        """Return the same with paths that do not start at the working directory."""
+        given = {name: getattr(self, name) for name in ("cert", "key", "ca")}
+        paths = {name: None if each is None else each.absolute() for name, each in given.items()}
+        return self.model_copy(update=paths)
+
     def files(self, setting: str) -> TlsFiles:
         """Return the files, under the setting's name."""
         cert, key, ca = (

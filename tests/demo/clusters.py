@@ -30,9 +30,10 @@ def three_brokers(
         return PORTS.sub(lambda found: ports[found[0]], text)
 
     if configured:
-        shutil.copytree(ROOT / "conf" / "three-brokers", folder / "conf" / "three-brokers")
-        for file in (folder / "conf" / "three-brokers").iterdir():
-            file.write_text(on_free_ports(file.read_text()))
+        for name in ("three-brokers", "secure-three-brokers"):
+            shutil.copytree(ROOT / "conf" / name, folder / "conf" / name)
+            for file in (folder / "conf" / name).iterdir():
+                file.write_text(on_free_ports(file.read_text()))
 
     addresses = on_free_ports("127.0.0.1:9092,127.0.0.1:9093,127.0.0.1:9094")
 

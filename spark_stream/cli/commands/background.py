@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -53,7 +54,7 @@ def running(directory: Path) -> Running | None:
         return Running()
 
 
-def start(directory: Path, flags: list[str]) -> str:
+def start(directory: Path, flags: list[str], variables: Mapping[str, str]) -> str:
     """Start a broker in a session of its own, and return its ready line.
 
     It is a new interpreter: this process has threads, so it must not fork. The broker's output goes
@@ -79,7 +80,7 @@ def start(directory: Path, flags: list[str]) -> str:
             stdout=subprocess.PIPE,
             stderr=log,
             cwd="/",
-            env=broker_environment(),
+            env={**broker_environment(), **variables},
             start_new_session=True,
         )
     finally:

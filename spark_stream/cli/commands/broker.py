@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -23,6 +23,9 @@ from spark_stream.cli.output.show import show_status
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.log import Log
 from spark_stream.errors import BrokerUnavailable, InvalidConfig, InvalidOption
+
+if TYPE_CHECKING:
+    from spark_stream.broker.config import BrokerConfig
 
 DIRECTORY_VARIABLE: Final = "ISOLOG_DIR"  # BrokerConfig reads it too
 
@@ -176,7 +179,7 @@ def start(
     flags += ["--metadata", str(config.metadata.absolute())] if config.metadata else []
     flags += ["--id", config.id] if config.id else []
     flags += ["--rack", config.rack] if config.rack else []
-    print(background.start(config.dir, flags), flush=True)
+    print(background.start(config.dir, flags, _absolute_files(config)), flush=True)
 
 
 @app.command()
@@ -193,6 +196,15 @@ def stop(
     """
     pid = background.stop(_directory(directory), timeout)
     note(f"isolog broker stopped (process {pid})")
+
+
+def _absolute_files(config: BrokerConfig) -> dict[str, str]:
+    """Return variables that name the files of TLS: a daemon has another working directory."""
+    return {
+        f"ISOLOG_{name.upper()}": each.absolute().model_dump_json(exclude_none=True)
+        for name, each in (("tls", config.tls), ("peer_tls", config.peer_tls))
+        if each.cert is not None
+    }
 
 
 @app.command()
