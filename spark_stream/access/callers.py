@@ -20,6 +20,8 @@ class KnownBy(StrEnum):
     CERTIFICATE = "certificate"
     USER = "user"
     TOKEN = "token"
+    JWT = "jwt"
+    """A JSON Web Token: the issuer that the broker is configured with says who calls."""
 
 
 class Grant(Struct, frozen=True):

@@ -68,6 +68,20 @@ class TlsSettings(BaseModel):
         return TlsFiles(cert, key, ca, setting)
 
 
+class JwtConfig(BaseModel):
+    """Whose JSON Web Tokens are taken. ``keys``: the issuer's JWKS, a file or an https address.
+
+    ``audience``: for whom the tokens have to be. ``claim``: the one that has the principal.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    issuer: str
+    audience: str
+    keys: str
+    claim: str = "sub"
+
+
 class BrokerConfig(BaseSettings):
     """A broker's configuration.
 
@@ -79,10 +93,10 @@ class BrokerConfig(BaseSettings):
     to the addresses at which this broker reaches them, where these differ from the registered ones.
 
     ``authentication``: whether callers have to say who they are, and rules decide what they may do.
-    ``super_users``: principals that may do everything. Both are the same for all brokers of a
-    cluster. ``tls``: the certificate for clients, here and of Flight. ``peer_tls``: that for the
-    other brokers, which have to show one as well: of the authorities in ``ca``, with the broker's
-    id as one of its names.
+    ``super_users``: principals that may do everything. ``jwt``: an issuer whose JSON Web Tokens say
+    who calls. All of these are the same for all brokers of a cluster. ``tls``: the certificate for
+    clients, here and of Flight. ``peer_tls``: that for the other brokers, which have to show one as
+    well: of the authorities in ``ca``, with the broker's id as one of its names.
 
     ``id`` names the broker in a new directory (1 to 200 of a-z A-Z 0-9 _ -); by default one is
     made. ``rack`` says where the broker is: replicas of a partition are put into different racks.
@@ -120,6 +134,7 @@ class BrokerConfig(BaseSettings):
     flight_listen: str = ""
     authentication: bool = False
     super_users: tuple[str, ...] = ()
+    jwt: JwtConfig | None = None
     tls: TlsSettings = TlsSettings()
     peer_tls: TlsSettings = TlsSettings()
     advertise: str | None = None

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 
 from spark_stream.broker.access.audit import Audit
 from spark_stream.broker.access.gate import AccessSettings, Gate
+from spark_stream.broker.access.jwts import JwtIssuer, JwtSettings
 from spark_stream.broker.actions.context import BrokerContext, BrokerFacts
 from spark_stream.broker.background import BackgroundTasks
 from spark_stream.broker.certificates import Certificates
@@ -145,7 +146,9 @@ class Broker:
         )
         undo.callback(core.host.close)
         undo.callback(self._network.stop_following)
-        settings = AccessSettings(config.authentication, frozenset(config.super_users))
+        given = config.jwt
+        issuer = None if given is None else JwtIssuer(JwtSettings(**given.model_dump()))
+        settings = AccessSettings(config.authentication, frozenset(config.super_users), issuer)
         audit = Audit(path / "audit.log" if config.authentication else None, clock)
         undo.callback(audit.close)
         self._gate = Gate(

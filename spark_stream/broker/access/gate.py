@@ -29,6 +29,7 @@ from spark_stream.access.credentials import (
 )
 from spark_stream.access.rules import Operation, Resource, ResourceKind
 from spark_stream.broker.access.audit import Audit
+from spark_stream.broker.access.jwts import JwtIssuer
 from spark_stream.cluster.access import Token
 from spark_stream.cluster.view import ClusterView, News, Snapshot
 from spark_stream.environment import Clock
@@ -62,10 +63,14 @@ Need = tuple[Operation, Resource]
 
 
 class AccessSettings(Struct, frozen=True):
-    """``asks``: whether callers have to say who they are. ``super_users`` may do everything."""
+    """``asks``: whether callers have to say who they are. ``super_users`` may do everything.
+
+    ``issuer``: whose JSON Web Tokens are taken as well.
+    """
 
     asks: bool = False
     super_users: frozenset[str] = frozenset()
+    issuer: JwtIssuer | None = None
 
 
 def who_calls() -> Unauthenticated:
@@ -193,6 +198,8 @@ class Gate:
                 raise Unauthenticated("the session is not one of this cluster", hint=_HINT)
             self.check_valid(found)
             return self._known(found)
+        if self._settings.issuer is not None and JwtIssuer.is_one(token):
+            return self._known(self._settings.issuer.caller_of(token))
         token_id = token_id_of(token)
         if token_id and token_id not in self._view.now.access.tokens:
             self._refresh()

@@ -1,0 +1,130 @@
+"""JSON Web Tokens of one issuer: another system has found out who calls."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+from spark_stream.access.callers import Caller, KnownBy
+from spark_stream.errors import InvalidConfig, Unauthenticated
+
+if TYPE_CHECKING:
+    from jwt import PyJWK
+
+_ALGORITHMS: Final = (
+    "RS256",
+    "RS384",
+    "RS512",
+    "PS256",
+    "PS384",
+    "PS512",
+    "ES256",
+    "ES384",
+    "ES512",
+    "EdDSA",
+)
+"""Those of public keys. With a secret that both sides share, who checks a token could make one."""
+_FETCH_S: Final = 5
+_CLOCKS_DIFFER_S: Final = 30
+_PARTS: Final = 3
+
+
+class JwtSettings(Struct, frozen=True):
+    """``keys``: the issuer's JWKS, the path of a file or an https address.
+
+    ``claim``: whose value is the principal.
+    """
+
+    issuer: str
+    audience: str
+    keys: str
+    claim: str = "sub"
+
+
+class JwtIssuer:
+    """Checks the tokens of an issuer. Its keys are fetched when they are first needed."""
+
+    def __init__(self, settings: JwtSettings) -> None:
+        """Look whether the keys can be had from a file.
+
+        Raises:
+            InvalidConfig: the package is missing, or the file has no keys.
+        """
+        try:
+            import jwt
+        except ImportError:
+            raise InvalidConfig(
+                "the setting jwt needs the package PyJWT",
+                hint="Install it: pip install 'isolog[jwt]'.",
+                setting="jwt",
+            ) from None
+        self._settings = settings
+        self._jwt = jwt
+        self._client: Any = None
+        if settings.keys.startswith("https://"):
+            self._client = jwt.PyJWKClient(settings.keys, timeout=_FETCH_S)
+        else:
+            self._keys_of_file()
+
+    def _keys_of_file(self) -> Any:
+        path = self._settings.keys
+        try:
+            return self._jwt.PyJWKSet.from_dict(json.loads(Path(path).read_text("utf-8")))
+        except (OSError, ValueError, self._jwt.PyJWTError) as error:
+            problem = getattr(error, "strerror", None) or "it has no keys in JWKS format"
+            raise InvalidConfig(f"jwt.keys: {path}: {problem}", setting="jwt.keys") from None
+
+    @staticmethod
+    def is_one(token: str) -> bool:
+        """Return whether the text has the form of such a token."""
+        return token.count(".") == _PARTS - 1 and token.startswith("ey")
+
+    def caller_of(self, token: str) -> Caller:
+        """Return who calls, until when.
+
+        Raises:
+            Unauthenticated: the token is not one of this issuer, not for this audience, has
+                expired, or names nobody; or the issuer's keys cannot be fetched.
+        """
+        settings = self._settings
+        try:
+            key = self._key_of(token)
+            if key.algorithm_name not in _ALGORITHMS:
+                raise self._jwt.InvalidKeyError(f"a key for {key.algorithm_name}")
+            claims = self._jwt.decode(
+                token,
+                key.key,
+                algorithms=[key.algorithm_name],  # the token's header may say another
+                audience=settings.audience,
+                issuer=settings.issuer,
+                leeway=_CLOCKS_DIFFER_S,
+                options={"require": ["exp", "iss", "aud"]},
+            )
+        except (self._jwt.PyJWTError, TypeError, ValueError) as error:
+            raise Unauthenticated(
+                f"the JWT is refused: {error}",
+                hint=f"Get one from {settings.issuer} for the audience {settings.audience}.",
+            ) from None
+        name = claims.get(settings.claim)
+        if not isinstance(name, str) or not name:
+            raise Unauthenticated(
+                f"the JWT has no text in the claim {settings.claim!r}", hint="See jwt.claim."
+            )
+        return Caller(name, KnownBy.JWT, expires_ms=int(claims["exp"] * 1000))
+
+    def _key_of(self, token: str) -> PyJWK:
+        """Return the key that the token's header names, or the only one that there is."""
+        if self._client is not None:
+            found: PyJWK = self._client.get_signing_key_from_jwt(token)
+            return found
+        keys: list[PyJWK] = self._keys_of_file().keys
+        named = self._jwt.get_unverified_header(token).get("kid")
+        fitting = [
+            each for each in keys if each.key_id == named or (named is None and len(keys) == 1)
+        ]
+        if not fitting:
+            raise self._jwt.InvalidKeyError(f"the issuer has no key {named!r}")
+        return fitting[0]
