@@ -104,7 +104,8 @@ class TransactionDescription(Description, kw_only=False):
     """A transactional id with its present or last transaction. Times in ms since the epoch.
 
     ``state``: empty, open, committing, aborting, committed or aborted. ``number`` is -1 before the
-    first transaction, ``committed_batch`` -1 where no sink's batch was committed.
+    first transaction, ``committed_batch`` -1 where no sink's batch was committed. ``principal``: to
+    whom the id belongs; empty if to nobody.
     """
 
     transactional_id: str
@@ -119,6 +120,7 @@ class TransactionDescription(Description, kw_only=False):
     began_ms: int
     deadline_ms: int
     committed_batch: int
+    principal: str = ""
 
 
 class TransactionList(Message):

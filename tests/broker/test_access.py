@@ -22,6 +22,7 @@ from spark_stream.errors import (
     InvalidRequest,
     IsologError,
     PermissionDenied,
+    ProducerFenced,
     Unauthenticated,
     UnknownTopic,
 )
@@ -299,6 +300,26 @@ def test_transactions_and_consumers_need_a_permission_of_their_own(asking, admin
         admin.add_user("bob", PASSWORD)
         with as_(asking, "bob") as bob:
             assert (bob.transactions(), bob.consumers(), bob.topics()) == ([], [], [])
+
+
+def test_a_transactional_id_belongs_to_the_principal_that_first_used_it(asking, admin, topic):
+    """Who takes one over fences its owner."""
+    for name in ("alice", "bob"):
+        admin.add_user(name, PASSWORD)
+        admin.add_rule("allow", name, "write", f"topic:{topic}")
+        admin.add_rule("allow", name, "write", "transaction:*")
+    with as_(asking, "alice") as alice, as_(asking, "bob") as bob, as_(asking, "root") as root:
+        mine = alice.producer(transactional_id="mine")
+        with mine.transaction():
+            mine.append(topic, values("b"))
+        with pytest.raises(PermissionDenied, match="belongs to another principal"):
+            bob.producer(transactional_id="mine").begin_transaction()
+        with mine.transaction():
+            mine.append(topic, values("c"))
+        assert root.describe_transaction("mine").principal == "alice"
+        root.producer(transactional_id="mine").begin_transaction()
+        with pytest.raises(ProducerFenced):
+            mine.begin_transaction()
 
 
 def test_the_cluster_is_for_administrators(asking: BrokerProcess, admin):

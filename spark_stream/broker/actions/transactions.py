@@ -48,8 +48,17 @@ def new_producer(context: BrokerContext, asked: Empty) -> ProducerFacts:
     )
 
 
+def _claim_id(context: BrokerContext, transactional_id: str) -> None:
+    """Note whose the id is, where callers are known."""
+    if context.gate.asks:
+        may_take = context.is_administrator
+        script = records.claim(transactional_id, context.caller.principal, may_take=may_take)
+        context.transactions.run(script)
+
+
 def init_transactions(context: BrokerContext, asked: InitTransactions) -> TransactionDescription:
     transactions = context.transactions
+    _claim_id(context, asked.transactional_id)
     return _facts(
         context,
         transactions.run(
@@ -124,6 +133,7 @@ def abort_transaction(context: BrokerContext, asked: EndTransaction) -> Transact
 
 def open_branch(context: BrokerContext, asked: OpenBranch) -> Branch:
     transactions = context.transactions
+    _claim_id(context, asked.transactional_id)
     found, producer_id = transactions.run(
         sinks.open_branch(
             transactions.finished,
@@ -276,6 +286,7 @@ def _facts(
         began_ms=found.began_ms,
         deadline_ms=found.deadline_ms,
         committed_batch=found.committed_batch,
+        principal=found.principal,
     )
 
 

@@ -191,10 +191,11 @@ def revive(transaction: Transaction, expired: Sequence[Transaction]) -> Transact
 
     If the same id expired, its whole record is restored, with its fences and its number.
     """
-    if transaction == Transaction(transaction.transactional_id):
+    if transaction == Transaction(transaction.transactional_id, transaction.principal):
         names = [each.transactional_id for each in expired]
         if transaction.transactional_id in names:
-            transaction = expired[names.index(transaction.transactional_id)]
+            before = expired[names.index(transaction.transactional_id)]
+            transaction = replace(before, principal=transaction.principal)
     return reduce(inherit, expired, transaction)
 
 

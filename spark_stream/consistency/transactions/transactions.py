@@ -205,6 +205,8 @@ class Transaction(Struct, frozen=True):
     transactional_id: str
     """The record's id: any name that its users chose."""
 
+    principal: str = ""
+    """To whom the id belongs; "": to nobody, as at a broker that does not ask who calls."""
     instance: str = ""
     """The producer (or the run of a query) that took the id over last; "": nobody has."""
     fenced: tuple[str, ...] = ()

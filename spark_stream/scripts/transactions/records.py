@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from spark_stream.cluster.stores.store import Delete, StoreRecord
 from spark_stream.cluster.transactions import (
     EXPIRED,
@@ -33,6 +35,7 @@ from spark_stream.consistency.transactions.transactions import (
     State,
     Transaction,
 )
+from spark_stream.errors import PermissionDenied
 from spark_stream.scripts.steps import (
     DeleteMany,
     DeleteRecord,
@@ -80,6 +83,26 @@ def as_judge(rule: Rule) -> Judge:
         return rule(found)
 
     return judge
+
+
+def claim(transactional_id: str, principal: str, *, may_take: bool = False) -> Script[None]:
+    """Note that the id belongs to the principal, which is the first that uses it.
+
+    ``may_take``: from another principal, too.
+
+    Raises:
+        PermissionDenied: it belongs to another one.
+    """
+
+    def rule(found: Transaction) -> Outcome:
+        if found.principal not in ("", principal) and not may_take:
+            raise PermissionDenied(
+                f"the transactional id {transactional_id!r} belongs to another principal",
+                hint="Take another id, or have an administrator take this one over.",
+            )
+        return replace(found, principal=principal)
+
+    yield from change(transactional_id, as_judge(rule))
 
 
 def forget(finished: Transaction) -> Script[bool]:
