@@ -7,6 +7,8 @@ started when it is first needed. Or the brokers are somebody else's, and stay.
 
 from __future__ import annotations
 
+import os
+import secrets
 import subprocess
 import sys
 import time
@@ -36,14 +38,17 @@ class Brokers:
 
 
 def open_brokers(
-    folder: Path, count: int, bootstrap: str | None
+    folder: Path, count: int, bootstrap: str | None, *, secure: bool = False
 ) -> AbstractContextManager[Brokers]:
-    """The brokers at ``bootstrap``, or ``count`` brokers of one's own in the folder."""
-    return _brokers(folder, count, bootstrap)
+    """The brokers at ``bootstrap``, or ``count`` brokers of one's own in the folder.
+
+    ``secure``: they speak TLS and ask who calls; a profile in the folder says it.
+    """
+    return _brokers(folder, count, bootstrap, secure)
 
 
 @contextmanager
-def _brokers(folder: Path, count: int, bootstrap: str | None) -> Iterator[Brokers]:
+def _brokers(folder: Path, count: int, bootstrap: str | None, secure: bool) -> Iterator[Brokers]:
     if bootstrap:
         with isolog.connect(bootstrap) as log:
             alive = sum(each.alive for each in log.cluster().brokers)
@@ -51,11 +56,55 @@ def _brokers(folder: Path, count: int, bootstrap: str | None) -> Iterator[Broker
     elif count == 1:
         yield Brokers({"path": str(folder)})
     else:
-        with LocalCluster(count, cuttable=False, folder=folder) as cluster:
-            yield Brokers({"bootstrap": cluster.bootstrap}, min(count, REPLICAS), cluster)
+        conf = _secured(folder, count) if secure else {}
+        with LocalCluster(count, cuttable=False, folder=folder, conf=conf) as cluster:
+            place = {"bootstrap": cluster.bootstrap}
+            if secure:
+                place = {"profile": str(_profile(folder, cluster.bootstrap))}
+            yield Brokers(place, min(count, REPLICAS), cluster)
             for number, broker in cluster.brokers.items():
                 if broker.alive:
                     cluster.stop(number)
+
+
+def _isolog(*arguments: str, **variables: str) -> None:
+    command = [sys.executable, "-m", "spark_stream.cli", *arguments]
+    subprocess.run(command, check=True, capture_output=True, env=os.environ | variables)
+
+
+def _secured(folder: Path, count: int) -> dict[str, object]:
+    """The settings of brokers that speak TLS and ask who calls, with one certificate for all."""
+    certs = folder / "certs"
+    names = ["localhost", "127.0.0.1", *(str(number) for number in range(1, count + 1))]
+    _isolog("certs", "create", str(certs), "brokers", *(f"--host={name}" for name in names))
+    pair = {"cert": str(certs / "brokers.pem"), "key": str(certs / "brokers-key.pem")}
+    return {
+        "authentication": True,
+        "super_users": ["admin"],
+        "tls": pair,
+        "peer_tls": pair | {"ca": str(certs / "ca.pem")},
+    }
+
+
+def _profile(folder: Path, bootstrap: str) -> Path:
+    """The profile of a user who may do what the demo does, and nothing else."""
+    ca, store = str(folder / "certs" / "ca.pem"), str(folder / "metadata" / "metadata.sqlite")
+    password, admins = secrets.token_urlsafe(), secrets.token_urlsafe()
+    _isolog("user", "add", "admin", "--metadata", store, ISOLOG_NEW_PASSWORD=admins)
+
+    def administer(*arguments: str) -> None:
+        where = {"ISOLOG_BOOTSTRAP": bootstrap, "ISOLOG_TLS_CA": ca, "ISOLOG_PASSWORD": admins}
+        _isolog("--user", "admin", *arguments, ISOLOG_NEW_PASSWORD=password, **where)
+
+    administer("user", "add", "flights")
+    administer("acl", "allow", "flights", "all", "topic:flights")
+    administer("acl", "allow", "flights", "write", "transaction:*")
+    profile = folder / "profile.toml"
+    profile.touch(mode=0o600)
+    profile.write_text(
+        f'bootstrap = "{bootstrap}"\ntls.ca = "{ca}"\nuser = "flights"\npassword = "{password}"\n'
+    )
+    return profile
 
 
 def stop_brokers(folder: Path) -> bool:

@@ -291,7 +291,16 @@ def arguments() -> argparse.Namespace:
         " (default: %(default)s); of several, one is killed on the way, except under"
         " read_uncommitted; 1 is a log in a directory",
     )
-    return parser.parse_args()
+    parser.add_argument(
+        "--secure",
+        action="store_true",
+        help="its own brokers speak TLS, and ask who calls: the jobs may use the topic flights, and"
+        " nothing else",
+    )
+    asked = parser.parse_args()
+    if asked.secure and (asked.bootstrap or asked.brokers == 1):
+        parser.error("--secure is for several brokers of the run's own")
+    return asked
 
 
 def main() -> int:
@@ -301,7 +310,9 @@ def main() -> int:
     try:
         output.cleared()
         with (
-            open_brokers(output.log, asked.brokers, asked.bootstrap) as brokers,
+            open_brokers(
+                output.log, asked.brokers, asked.bootstrap, secure=asked.secure
+            ) as brokers,
             isolog.connect(**brokers.place) as log,
             spark_session() as spark,
         ):
