@@ -49,6 +49,14 @@ def test_the_options_are_kept_with_the_columns_under_an_absolute_path() -> None:
     assert found == TableOptions({**table.given, "path": "/there/data"})
 
 
+@pytest.mark.parametrize("name", ["password", "token", "PassWord"])
+def test_a_table_keeps_no_secret(name: str) -> None:
+    """Spark shows a table's options, and isolog keeps them in a comment."""
+    with pytest.raises(InvalidOption, match="catalog shows them") as caught:
+        table_options(CREATED | {name: "hush", f"option.{name}": "hush"})
+    assert "hush" not in str(caught.value)
+
+
 def test_options_that_say_where_win_over_columns_of_a_table() -> None:
     kept = TableOptions({"path": "/data", "topic": "t"}).kept_in(SCHEMA)
     for own in ({"path": "/x"}, {"bootstrap": "h:1"}, {"topic": "x"}, {"Subscribe": "x"}):

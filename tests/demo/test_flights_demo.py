@@ -121,6 +121,19 @@ def test_two_runs_in_one_folder(tmp_path: Path, shell: Shell) -> None:
     stop_broker(output / "log")
 
 
+@pytest.mark.full
+def test_the_demo_with_tls_users_and_rules(tmp_path: Path, shell: Shell) -> None:
+    said = shell.demo(tmp_path, "--months", "1", "--secure")
+    assert "gets kill -9" in said
+    assert f"Records in: {JANUARY:,}. Records out: {JANUARY:,}. They agree." in said
+    log = tmp_path / "demo-output" / "log"
+    password = re.search('password = "(.*)"', (log / "profile.toml").read_text())
+    assert password is not None
+    told = [*log.rglob("*.log"), *log.rglob("*.stderr"), *log.parent.rglob("checkpoints/**/*")]
+    for file in told:
+        assert file.is_dir() or password[1].encode() not in file.read_bytes(), file
+
+
 @pytest.mark.timeout(60)
 def test_brokers_that_a_killed_run_left_are_stopped(tmp_path: Path) -> None:
     import flights_brokers

@@ -30,7 +30,8 @@ from spark_stream.errors import InvalidOption
 _PREFIX: Final = "isolog "
 _OPTION: Final = "option."
 _SELECTING: Final = ("subscribe", "subscribepattern", "assign")
-_WHERE: Final = ("path", "bootstrap", *_SELECTING, "topic")
+_WHERE: Final = ("path", "bootstrap", "profile", *_SELECTING, "topic")
+_SECRET: Final = ("password", "token")
 
 
 class TableOptions(Struct, frozen=True):
@@ -57,6 +58,9 @@ def table_options(options: Mapping[str, str]) -> TableOptions | None:
 
     Spark mixes them with properties of its own and the user's, and gives each but the path a second
     time with a prefix.
+
+    Raises:
+        InvalidOption: a secret is among them.
     """
     lower = {name.lower(): value for name, value in options.items()}
     if "provider" not in lower:
@@ -66,6 +70,13 @@ def table_options(options: Mapping[str, str]) -> TableOptions | None:
         for name, value in lower.items()
         if name.startswith(_OPTION)
     }
+    for name in _SECRET:
+        if name in given:
+            raise InvalidOption(
+                f"{name} in the OPTIONS of a table: a catalog shows them to everybody",
+                option=name,
+                hint="Give profile, or tokenFile, with the path of a file that has it.",
+            )
     if "path" in lower:
         given["path"] = lower["path"]
     return TableOptions(with_one_topic(given))
