@@ -6,7 +6,7 @@
 ``measures``      how many bytes a range of a log holds, from its entries table
 ``pruning``       which batches cannot have a row for a filter, from their least and greatest values
 
-Rooms, each of which imports only those above it:
+Folders, each of which imports only those above it:
 
 ``control``       which broker leads a partition, which have its replicas, which are in sync
 ``replication``   what leader and follower do to their logs; epochs and lineages

@@ -115,7 +115,7 @@ class Entry(Struct):
 def lone_entry(packed: bytes, index: int, offset: int, epoch: int) -> tuple[Entry, int] | None:
     """Return the entry in a row's bytes (without its checksum) and the length of its batch.
 
-    Return None if the row would not be valid behind entries that end at this index and offset, in
+    Return None if the row would not be valid after entries that end at this index and offset, in
     this epoch, or if it has something that an entry does not keep. This checks what
     :func:`valid_prefix` checks, for one row and in a tenth of the time: most appends are of one
     entry.
@@ -273,7 +273,7 @@ def _picked(columns: Sequence[np.ndarray], rows: Sequence[np.ndarray]) -> np.nda
 
 
 def _among(values: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Tell which values are among the known ones, which are sorted and not empty."""
+    """Return which values are among the known ones, which are sorted and not empty."""
     place = np.minimum(np.searchsorted(known, values), len(known) - 1)
     return np.asarray(known[place] == values)
 

@@ -9,16 +9,16 @@ Offset = NewType("Offset", int)
 """The position of a record in its partition. Dense: it counts records and nothing else."""
 
 EntryIndex = NewType("EntryIndex", int)
-"""The position of an entry (a batch or a marker) in its partition; what replication counts in."""
+"""The position of an entry (a batch or a marker) in its partition; the unit of replication."""
 
 LeaderEpoch = NewType("LeaderEpoch", int)
 """Rises by one with each new leader of a partition."""
 
 BrokerId = NewType("BrokerId", str)
-"""Which broker; it stays the same for as long as the broker's directory does."""
+"""Names a broker; it stays the same for as long as the broker's directory does."""
 
 Generation = NewType("Generation", str)
-"""Of a broker's logs: the same as long as they hold all that the broker acknowledged."""
+"""Names a state of a broker's logs: the same while they hold all that the broker acknowledged."""
 
 NO_PRODUCER: Final = -1
 NO_PRODUCER_EPOCH: Final = -1

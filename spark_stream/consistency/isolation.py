@@ -34,8 +34,8 @@ PRODUCER_LEVELS: Final = (Isolation.READ_UNCOMMITTED, Isolation.READ_COMMITTED)
 class Bounds(Positional):
     """The offsets that bound a partition's reads, as one consistent observation.
 
-    ``atomic_cut`` is the partition's own (``consistency.partition.atomic``); None if it was not
-    asked for.
+    ``atomic_cut`` is that of this partition alone (``consistency.partition.atomic``); None if it
+    was not requested.
     """
 
     log_start_offset: Offset

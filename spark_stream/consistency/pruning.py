@@ -1,13 +1,13 @@
 """Which batches can hold a record that a filter keeps, given the least and greatest values of each.
 
-Values are *keys*: integers of 128 bits in the same order as the values. Whole numbers, decimals
-(without their point) and moments (in their column's unit) have one key each. Only the first sixteen
-bytes of texts and bytes count, so different ones may share a key. Each float has its own key; NaN
-is the greatest, as in Spark.
+Values are compared by *keys*: integers of 128 bits in the same order as the values. Whole numbers,
+decimals (without their point) and times (in their column's unit) have one key each. Only the first
+sixteen bytes of texts and bytes count, so different ones may share a key. Each float has its own
+key; NaN is the greatest, as in Spark.
 
-Each condition is asked two questions for each batch: can it be true for a record of the batch, and
-can it be false? Both answers may err only towards "it can". A batch for which the whole filter
-cannot be true is not read.
+For each condition and each batch there are two questions: can the condition be true for a record of
+the batch, and can it be false? Both answers may err only towards "it can". A batch for which the
+whole filter cannot be true is not read.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ class Keys(Struct, frozen=True):
         return cls(high, values.view(np.uint64))
 
     def below(self, key: int) -> Flags:
-        """Tell which keys are below ``key``."""
+        """Return which keys are below ``key``."""
         high, low = (np.uint64(word) for word in words(key))
         return np.asarray((self.high < high) | ((self.high == high) & (self.low < low)))
 
     def above(self, key: int) -> Flags:
-        """Tell which keys are above ``key``."""
+        """Return which keys are above ``key``."""
         high, low = (np.uint64(word) for word in words(key))
         return np.asarray((self.high > high) | ((self.high == high) & (self.low > low)))
 

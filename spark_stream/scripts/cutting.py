@@ -1,10 +1,10 @@
-"""Where a read_atomic query may stand: one cut through all its partitions, of all its topics.
+"""Where a read_atomic query may stop: one cut through all partitions of all its topics.
 
 The bounds of all partitions are read first, and only then where transactions lie: a transaction
 with a record below some bound was decided before that, so all its records are in the logs by then.
-In the logs of present leaders, that is: where transactions lie is asked of the leaders that are on
-record once the bounds are known. One that was replaced and has not heard of it may lack a part; as
-to bounds it tells less than there is, which does no harm.
+That is true of the logs of present leaders. So once the bounds are known, the leaders then on
+record are asked where transactions lie. A replaced leader that does not know it yet may lack a part
+of a transaction; its bounds are only too low, which does no harm.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def find_cut(ranges: Sequence[CutRange]) -> Script[dict[str, dict[int, int]]]:
     """Find the cut within the ranges, by topic and partition; see ``consistency.partition.atomic``.
 
     Raises:
-        UnknownTopic, UnknownPartition: naming it.
+        UnknownTopic, UnknownPartition: there is none; the error names it.
         LeaderUnavailable: a partition's leader was not reached.
     """
     places: list[tuple[CutRange, Joined]] = []

@@ -1,8 +1,8 @@
-"""Leaders are elected and moves finished: by the controller, and by a broker that starts.
+"""Electing leaders and finishing moves, by the controller and by a broker that starts.
 
 Every decision is a compare-and-set on a partition's record (``consistency.control.election``). So
-two that decide at once do no harm, and a decision by an old view changes nothing: whoever loses
-looks again.
+two brokers that decide at the same time do no harm, and a decision based on an old view changes
+nothing: the loser looks again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOST: Final = (Obstacle.NOBODY_IN_SYNC,)
 
 
 class Placed(Struct, frozen=True):
-    """A partition of a topic that is there; ``unclean``: any replica may be elected."""
+    """A partition of an existing topic; ``unclean``: any replica may be elected."""
 
     at: Joined
     stored: StoredPartition
@@ -45,7 +45,7 @@ class Changed(Struct, frozen=True):
 
 
 def needs_leader(record: PartitionRecord, alive: Alive) -> bool:
-    """Return whether a controller has to find a leader: there is none, or it does not live."""
+    """Return whether a controller has to find a leader: there is none, or it is not alive."""
     leader = None if record.leader is None else record.member(record.leader)
     return leader is None or alive.get(leader.broker) != leader.generation
 
@@ -56,7 +56,7 @@ def is_moving(record: PartitionRecord) -> bool:
 
 
 def attend(partitions: Iterable[Placed], alive: Alive, registered: Alive) -> Script[list[Changed]]:
-    """Elect leaders for partitions without a living one."""
+    """Elect leaders for partitions without a live one."""
     changes: list[Changed] = []
     versions: dict[Joined, StoredPartition] = {}
     for each in partitions:
@@ -73,7 +73,7 @@ def attend(partitions: Iterable[Placed], alive: Alive, registered: Alive) -> Scr
 
 
 def finish_moves(partitions: Iterable[Placed], alive: Alive) -> Script[list[Changed]]:
-    """Finish the moves that can be. It waits for disks: let no election wait for it."""
+    """Finish the moves that can be finished. This waits for disks: let no election wait for it."""
     moved: list[Changed] = []
     versions: dict[Joined, StoredPartition] = {}
     for each in partitions:
@@ -86,10 +86,10 @@ def finish_moves(partitions: Iterable[Placed], alive: Alive) -> Script[list[Chan
 
 
 def _forced_where_it_stays(moved: Sequence[Changed]) -> Script[list[Changed]]:
-    """Return the moves that may end: what leaving replicas forced is on the disks that stay.
+    """Return the moves that may end, after the replicas that stay have forced what they have.
 
-    Whoever stays forces what it has, and from then on all that it tells the leader to have. So when
-    the record says that the move is over, whatever is committed is on its disk.
+    From then on, a replica that stays also forces all that it reports to the leader. So when the
+    record says that the move is over, all that is committed is on that replica's disk.
     """
     asked = [(each, broker) for each in moved for broker in each.after.replicas]
     answers = yield from together(ForceReplica(broker, each.at) for each, broker in asked)
@@ -109,8 +109,8 @@ def resume(
 ) -> Script[list[Changed]]:
     """Let a starting broker lead again what it led before, in a new epoch if necessary.
 
-    A partition of which it alone was in sync it leads whatever its log has lost: nobody has more.
-    ``earlier``: it has not started, but left this generation, and has all that it had in it.
+    If it alone was in sync, it leads the partition whatever its log has lost: nobody has more.
+    ``earlier``: the broker did not start but left this generation, with all that it had in it.
     """
     changes: list[Changed] = []
     versions: dict[Joined, StoredPartition] = {}

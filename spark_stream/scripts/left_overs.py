@@ -1,15 +1,16 @@
-"""What is left of topics that are not there: announced before, removed by who has it.
+"""Left-overs of topics that do not exist: announced beforehand, removed by the brokers with files.
 
 The announcement (``cluster.left_overs``) is on record before anything is made or deleted. So a
 crash between any two steps leaves the topic, or an announcement that says what to remove.
 
 Order of steps in a removal: each broker removes its files, then takes itself off the announcement;
-when nobody is left on it, the partition records go, and then the announcement. What a broker was
-making that is taken for dead is first put on record as cleared: then it never becomes a topic.
+when nobody is left on it, the partition records go, and then the announcement. If the maker of a
+topic is taken for dead, the topic is first put on record as cleared: then it never comes to exist.
 
-A maker that is taken for dead may stand still, and go on with any step: it makes folders again, or
-the topic's record, and dies before it learns that it was cleared. So the announcement stays, and
-all remove what they find, until that maker has started again or left the cluster.
+A maker that is taken for dead may only have stalled, and may go on with any step: it makes folders
+again, or the topic's record, and dies before it learns that the topic was cleared. So the
+announcement stays, and all brokers remove what they find, until that maker has started again or
+left the cluster.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def announce_removal(
 ) -> Script[int]:
     """Record that the topic is being removed, and which brokers may have its files.
 
-    Return the announcement's version, always a new one: a broker that is about to delete the
-    announcement, because it saw the topic, then fails to.
+    Return the announcement's version. It is always new, so that the delete fails at a broker that
+    saw the topic and is about to delete the announcement.
 
     ``cleared``: the topic is to be removed even if its record exists.
     """
@@ -61,7 +62,7 @@ def announce_removal(
         record = yield from Get(REMOVED + topic.id)
         known = LeftOver(topic, ()) if record is None else decode_left_over(record)
         named = tuple(sorted({*known.brokers, *brokers}))
-        # Whoever sees the topic comes after all that its maker makes of it.
+        # No maker: whoever sees the topic comes after all that its maker makes of it.
         left = LeftOver(topic, named, None, cleared or known.cleared)
         expected = 0 if record is None else record.version
         value = encode_left_over(left)
@@ -71,7 +72,7 @@ def announce_removal(
 
 
 def forget_making(topic: Topic) -> Script[bool]:
-    """Remove the announcement of a topic that is made; False if it was treated as a left-over."""
+    """Remove the announcement of a topic now made; False if the topic was taken as a left-over."""
     record = yield from Get(REMOVED + topic.id)
     if record is None or decode_left_over(record).maker is None:
         return False
@@ -91,7 +92,7 @@ def left_overs() -> Script[list[StoreRecord]]:
 
 
 def makers(record: StoreRecord) -> tuple[BrokerId, ...]:
-    """Return the broker that makes the announced topic or may go on with it, if there is one."""
+    """Return the broker that makes the announced topic, or may go on making it, if there is one."""
     left = decode_left_over(record)
     maker = left.stalled if left.maker is None else left.maker
     return () if maker is None else (maker,)
@@ -113,20 +114,20 @@ def remove_left_over(
     gone: Collection[BrokerId],
     lost: Collection[BrokerId] = (),
 ) -> Script[bool]:
-    """Do this broker's part for an announcement; tell whether it removed anything.
+    """Do this broker's part for an announcement; return whether that part is done.
 
-    ``gone``: the brokers that will not go on with what they were making; this one is among them if
-    it has just started. ``lost``: those that do not belong to the cluster any more.
+    ``gone``: the brokers that are not expected to go on with what they were making; this broker is
+    one of them if it has just started. ``lost``: brokers that have left the cluster.
 
     Raises:
-        StorageFailure: some files are left; to be tried again.
+        StorageFailure: some files are left; try again.
     """
     left = decode_left_over(record)
     if left.maker is not None and left.maker not in gone:
         return False
     live = yield from Get(TOPICS + left.topic.name)
     if live is not None and decode(live).id == left.topic.id:
-        if left.maker in (broker, *lost):  # another one may stand still, and looks for it
+        if left.maker in (broker, *lost):  # another maker may only have stalled, and looks for it
             yield from DeleteRecord(record.key, record.version)
         if not left.cleared or not (yield from DeleteRecord(live.key, live.version)):
             return False
@@ -140,7 +141,7 @@ def remove_left_over(
             return False
         taken = yield from _cleared(record, replace(left, stalled=None))
         return taken is not None and (yield from remove_left_over(taken, broker, gone, lost))
-    yield RemoveFiles(left.topic)  # a broker that is not named may have got a replica by a move
+    yield RemoveFiles(left.topic)  # even if not named: this broker may have got a replica by a move
     if left.brokers and not {broker, *lost} & set(left.brokers):
         return False
     others = tuple(each for each in left.brokers if each != broker and each not in lost)
@@ -150,27 +151,27 @@ def remove_left_over(
 def _has_ended(
     maker: BrokerId, broker: BrokerId, gone: Collection[BrokerId], lost: Collection[BrokerId]
 ) -> bool:
-    """Return whether the maker's process surely is over: it tells so once it has restarted.
+    """Return whether the maker's process is certainly over, which it knows once it has restarted.
 
-    Others only know that it does not renew its lease.
+    Others only know that the maker does not renew its lease.
     """
     return (maker == broker and maker in gone) or maker in lost
 
 
 def _cleared(record: StoreRecord, left: LeftOver) -> Script[StoreRecord | None]:
-    """Make sure the topic is never made, before its files are removed; None if it changed."""
+    """Record, before files are removed, that the topic is never made; None if that fails."""
     value = encode_left_over(replace(left, cleared=True))
     version = yield from PutRecord(record.key, value, record.version)
     return None if version is None else StoreRecord(record.key, value, version)
 
 
 def _take_off(record: StoreRecord, rest: LeftOver) -> Script[bool]:
-    """Replace the announcement by ``rest``, or delete it if that names no broker."""
+    """Replace the announcement by ``rest``, or delete it if ``rest`` names no broker."""
     if not (yield from PutRecord(record.key, encode_left_over(rest), record.version)):
         return False  # another broker took itself off meanwhile: the next look goes on
     if rest.brokers:
         return True
-    # A leader that has not heard of the deletion may change a record after it was listed.
+    # A leader that does not know of the deletion yet may change a record after it was listed.
     while found := (yield from ListRecords(f"{PARTITIONS}{rest.topic.id}/")):
         yield from DeleteMany([Delete(each.key, each.version) for each in found])
     now = yield from Get(record.key)
@@ -180,7 +181,7 @@ def _take_off(record: StoreRecord, rest: LeftOver) -> Script[bool]:
 
 
 def remove_own(topic: Topic, broker: BrokerId) -> Script[None]:
-    """Remove this broker's files of a topic just deleted; what fails is done later."""
+    """Remove this broker's files of a topic just deleted; if that fails, it is done later."""
     with suppress(IsologError):
         record = yield from Get(REMOVED + topic.id)
         if record is not None:

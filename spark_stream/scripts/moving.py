@@ -1,12 +1,12 @@
-"""Replicas move to other brokers, leaderships to preferred ones: what operators ask for.
+"""Calls of operators: move replicas to other brokers, and leaderships to preferred leaders.
 
-A move only puts the target on record (``election.begin_move``). The new replicas catch up, leaders
-take them into the ISR, and the controller finishes the move (``electing.finish_moves``). So a move
-goes on whatever becomes of the broker that was asked for it.
+A call only puts the move's target on record (``election.begin_move``). The new replicas catch up,
+leaders add them to the ISR, and the controller finishes the move (``electing.finish_moves``). So a
+move goes on whatever becomes of the broker that handled the call.
 
-A broker is decommissioned by its registration: it is *leaving*. From then on it gets no new
-replicas, and the controller moves away those that it has. When it has none, and nothing of topics
-that were deleted, its registration goes.
+To decommission a broker is to mark its registration as *leaving*. From then on it gets no new
+replicas, and the controller moves its replicas away. When it has none, and no files of deleted
+topics, its registration is removed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def change_records(
 ) -> Script[dict[PartitionId, election.Outcome]]:
     """Change the records of these partitions, each by itself, and return the outcomes.
 
-    ``find`` looks a record up in this broker's view. A change that loses against another is tried
-    again on the record as it is then.
+    ``find`` looks a record up in this broker's view. A change that loses against another change is
+    tried again on the new record.
     """
     outcomes: dict[PartitionId, election.Outcome] = {}
     left = list(partitions)
@@ -61,10 +61,10 @@ def change_records(
 
 
 def mark_broker(broker: BrokerId, state: BrokerState) -> Script[None]:
-    """Decommission a broker, or take that back.
+    """Decommission a broker, or cancel that.
 
     Raises:
-        UnknownBroker: there is none of this id.
+        UnknownBroker: there is no broker of this id.
     """
     while True:
         record = yield from Get(BROKERS + broker)
@@ -82,7 +82,7 @@ def mark_broker(broker: BrokerId, state: BrokerState) -> Script[None]:
 def target_without(
     record: PartitionRecord, leaving: BrokerId, racks: Racks, load: Load
 ) -> Sequence[BrokerId] | Misassigned:
-    """Return the replicas that a partition is to have without a leaving broker."""
+    """Return the replicas that a partition should have without a leaving broker."""
     return assignment.replace_broker(election.staying(record), leaving, racks, load)
 
 
@@ -92,9 +92,9 @@ def move_away(
     racks: Racks,
     load: Load,
 ) -> Script[bool]:
-    """Begin to move a leaving broker's replicas; return whether some find no place.
+    """Begin to move a leaving broker's replicas; return whether some have nowhere to go.
 
-    A partition whose only replicas are on leaving brokers stays where it is until there is another.
+    A replica that no other broker can take stays where it is until there is such a broker.
     """
     puts = []
     stuck = False
@@ -115,10 +115,10 @@ def move_away(
 
 
 def remove_broker(broker: BrokerId, *, lives: bool) -> Script[bool]:
-    """Remove the registration of a decommissioned broker; False if that has to wait.
+    """Remove the registration of a decommissioned broker; return False if that has to wait.
 
-    While it ``lives`` it first removes what it has of topics that were deleted: nobody waits for
-    that of a broker that is not registered (``left_overs``).
+    A broker that ``lives`` first removes its files of deleted topics: nobody waits for these once
+    the broker is not registered (``left_overs``).
     """
     record = yield from Get(BROKERS + broker)
     if record is None or decode(broker, record.value).state is not BrokerState.LEAVING:

@@ -1,10 +1,10 @@
-"""What the store knows of queries by their consumer names: where one first started, and is now.
+"""What the store knows of queries by their consumer names: where each first started, and is now.
 
-**A start is pinned once.** Whoever comes later under the name, with the same selection, gets that
-start, until the name is forgotten: two runs that begin at once agree on one.
+**A start is pinned once.** Every later run under the name, with the same selection, gets that
+start, until the name is forgotten. So two runs that begin at the same time agree on one start.
 
-**The latest run tells of progress.** It takes the name over; what an earlier run still tells is
-refused. Nothing else is taken from that run: it reads on, for its own checkpoint says what it has.
+**Only the latest run reports progress.** It takes the name over, and later reports of an earlier
+run are refused. Otherwise the earlier run is not hindered: it reads on by its own checkpoint.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from spark_stream.scripts.steps import DeleteRecord, Get, ListRecords, PutRecord
 
 
 class Named(Struct, frozen=True):
-    """All that the store knows under consumers' names: by name its positions, or its query."""
+    """All that the store knows under consumers' names: by name, the positions or the query."""
 
     consumers: dict[str, list[PositionOf]]
     queries: dict[str, Query]
 
 
 def pin_start(name: str, query: Query, now_ms: int) -> Script[Query | None]:
-    """Return the query's record; pin its start if it brings one and none is pinned yet.
+    """Return the query's record; pin the query's start if it has one and none is pinned yet.
 
     The query's run takes the name over. A record of another selection stays as it is. Return None
-    if there is no record, and the query brings no start.
+    if there is no record, and the query has no start.
     """
     while True:
         record, before = yield from _read(name)
@@ -58,7 +58,7 @@ def pin_start(name: str, query: Query, now_ms: int) -> Script[Query | None]:
 
 
 def record_progress(name: str, query: Query, now_ms: int, *, claim: bool) -> Script[None]:
-    """Record how far a run has come. ``claim``: it takes the name over with that.
+    """Record how far a run has come. ``claim``: the run also takes the name over.
 
     Raises:
         ConsumerFenced: another run has the name.
@@ -100,7 +100,7 @@ def forget_name(name: str) -> Script[None]:
     """Remove everything the store has under a consumer's name.
 
     Raises:
-        UnknownConsumer: that is nothing.
+        UnknownConsumer: the store has nothing under this name.
     """
     query = yield from _removed(QUERIES + name)
     client = yield from _removed(CONSUMERS + name)
@@ -109,7 +109,7 @@ def forget_name(name: str) -> Script[None]:
 
 
 def _removed(key: str) -> Script[bool]:
-    """Return whether there was a record; it is gone."""
+    """Remove the record; return whether there was one."""
     there = False
     while True:
         record = yield from Get(key)

@@ -1,8 +1,8 @@
 """The steps of scripts: each kind is a struct, which a script yields: ``yield from Get(key)``.
 
-A step names a partition by topic, topic id and number, never by an object: whether its leader is
-this broker or another is the driver's business. A step may fail with any ``IsologError``; the
-driver throws it into the script.
+A step names a partition by topic, topic id and number, never by an object: the driver finds out
+whether its leader is this broker or another. A step may fail with any ``IsologError``; the driver
+throws the error into the script.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ FIRST_EPOCH: Final = LeaderEpoch(0)
 
 
 class Step(Positional, Generic[T_co]):
-    """What a script asks for, and is answered with a ``T_co``.
+    """A request of a script, answered with a ``T_co``.
 
-    A kind of step is defined here, and carried out by a function of
-    ``broker.scripting.step_table``.
+    Kinds of steps are defined here; functions of ``broker.scripting.step_table`` carry them out.
     """
 
     def __iter__(self) -> Generator[Step[Any], Any, T_co]:
@@ -88,7 +87,7 @@ class DeleteRecord(Step[bool]):
 
 
 class FindTransactions(Step[list[Transaction]]):
-    """The records of transactions that are found by this, by id; costs what it finds."""
+    """The records of transactions that match, by id; the cost grows with the number found."""
 
     by: By
     value: str = ""
@@ -112,7 +111,7 @@ class TakeNumber(Step[int]):
 
 
 class ReadEpochs(Step[Sequence[LeaderEpoch]]):
-    """The leader epoch of each partition on record at this moment; 0 where there is no record."""
+    """The leader epoch of each partition, as on record now; 0 if there is no record."""
 
     places: tuple[Joined, ...]
 
@@ -131,9 +130,10 @@ class PartitionStep(_OfAnEpoch[T_co], tag=True):
 
 
 class Marked(Positional):
-    """Where a leader's log ended, in its epoch, when the markers were in it.
+    """The end and the epoch of a leader's log when it had the markers.
 
-    ``replicated``: all of that is below the high watermark, and no in-sync replica has more.
+    ``replicated``: all entries up to that end are below the high watermark, and no in-sync replica
+    has entries that the leader lacks.
     """
 
     end: EntryIndex
@@ -142,10 +142,10 @@ class Marked(Positional):
 
 
 class Described(Positional):
-    """A partition as its leader sees it. ``followers``: up to which entry each of them has it.
+    """A partition as its leader sees it. ``followers``: up to which entry each has the log.
 
-    ``hw_known``: the high watermark and the last stable offset are not just lower bounds of what
-    an earlier leader has told.
+    ``hw_known``: the high watermark and the last stable offset are exact, and not just lower bounds
+    of those that an earlier leader has given out.
     """
 
     bounds: Bounds
@@ -158,7 +158,7 @@ class Described(Positional):
 
 
 class Seal(PartitionStep[None]):
-    """From now on the partition takes nothing more of the transaction."""
+    """Makes the partition refuse all further batches of the transaction."""
 
     transaction: int
 
@@ -166,9 +166,9 @@ class Seal(PartitionStep[None]):
 class WriteMarkers(PartitionStep[Marked]):
     """Ends the transaction: commits for the producer ids ``taken``, aborts for all others.
 
-    What is ended already stays as it is. The markers of a commit are on the disk afterwards, where
-    the topic wants that at all. If the force were a step of its own, a leader could lose them in
-    between, with its power, and then force what is left and say yes.
+    Parts that have ended already stay as they are. The markers of a commit are on the disk
+    afterwards, if the topic forces anything. If the force were a separate step, a leader could lose
+    the markers in a power cut in between, and then force the rest and report success.
 
     Answered with ``Marked``.
     """
@@ -180,7 +180,8 @@ class WriteMarkers(PartitionStep[Marked]):
 class IsReplicated(PartitionStep[bool]):
     """Whether the entries below ``entry`` are replicated, and no in-sync replica has others.
 
-    They are those of a leader of this epoch: another one may have cut them off, and refuses.
+    The entries are those of the leader of ``leader_epoch``. A leader of another epoch may have cut
+    them off, and refuses.
     """
 
     entry: EntryIndex
@@ -188,14 +189,14 @@ class IsReplicated(PartitionStep[bool]):
 
 
 class DropBranch(PartitionStep[None]):
-    """Aborts what one producer id wrote in the transaction, and takes nothing more of it."""
+    """Aborts what one producer id wrote in the transaction, and refuses its further batches."""
 
     transaction: int
     producer_id: int
 
 
 class Force(PartitionStep[None]):
-    """What was appended is on the disk afterwards, where the topic wants that at all."""
+    """Forces what was appended to the disk, if the topic forces anything."""
 
 
 class ReadBounds(PartitionStep[Bounds]):
@@ -207,7 +208,7 @@ class ReadExtents(PartitionStep[SpansSnapshot]):
 
 
 class Describe(PartitionStep[Described]):
-    """How the partition is; answered with ``Described``."""
+    """The state of the partition; answered with ``Described``."""
 
 
 # -- one broker -----------------------------------------------------------------------------------
@@ -224,30 +225,30 @@ RemoteStep = PartitionStep[Any] | BrokerStep[Any]
 
 
 class MakeFolder(BrokerStep[None]):
-    """Makes the folder of a topic, whose record may not be there yet."""
+    """Makes the folder of a topic whose record may not exist yet."""
 
     topic: str
     topic_id: str
 
 
 class ReadLogEnd(BrokerStep[LogEnd | None]):
-    """Where the broker's replica of the partition ends, or None if it has none that is open."""
+    """Where the broker's replica of the partition ends, or None if the broker has no open one."""
 
     at: Joined
 
 
 class ForceReplica(BrokerStep[None]):
-    """What the broker's replica has is on its disk afterwards, where the topic wants that at all.
+    """Forces what the broker's replica has to its disk, if the topic forces anything.
 
-    The broker has then seen all that is on record. If a move of the partition is, what it tells the
-    leader to have from now on is on its disk as well.
+    Afterwards the broker has seen all that is on record. If a move of the partition is on record,
+    the broker also forces all further entries before it reports them to the leader.
     """
 
     at: Joined
 
 
 class ProbeReplica(BrokerStep[None]):
-    """Check by a write, which is taken back, that the log of the broker's replica takes entries.
+    """Checks, by a write that is undone, that the log of the broker's replica takes entries.
 
     Fails as a write to the log would.
     """
@@ -259,14 +260,14 @@ class ProbeReplica(BrokerStep[None]):
 
 
 class FindTopic(Step[Topic]):
-    """A topic as it is now (with ``topic_id``: this very one), whoever leads it."""
+    """A topic as it is now, whoever leads it; with ``topic_id``, only the topic of that id."""
 
     name: str
     topic_id: str | None = None
 
 
 class RemoveFiles(Step[None]):
-    """Removes this broker's folder of a topic that is gone, with all that is in it."""
+    """Removes this broker's folder of a deleted topic, with everything in it."""
 
     topic: Topic
 
@@ -275,11 +276,11 @@ class RemoveFiles(Step[None]):
 
 
 class Refresh(Step[None]):
-    """This broker sees all that is in the store by now, and has acted on it."""
+    """Waits until this broker has seen all that is in the store by now, and has acted on it."""
 
 
 class Pause(Step[None]):
-    """Time passes: so many seconds."""
+    """Waits for this many seconds."""
 
     seconds: float
 
@@ -302,10 +303,10 @@ def together(
 
 
 def ask_present_leaders(steps: Iterable[PartitionStep[Any]]) -> Script[list[Any | IsologError]]:
-    """Do as :func:`together`, at leaders that have not been replaced by now.
+    """Do as :func:`together`, but only at leaders that have not been replaced by now.
 
-    Who was replaced may not have heard of it yet. It would answer for a log that counts no more,
-    and knows nothing of what its successor has taken.
+    A replaced leader that does not know it yet would answer for a log that no longer counts, and it
+    would not know the batches that its successor has taken.
     """
     asked = tuple(steps)
     if not asked:

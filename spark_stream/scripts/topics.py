@@ -1,9 +1,9 @@
-"""A topic's records: nothing is promised that is not there, nothing stays that is not.
+"""A topic's records: an existing topic has all its parts, and a deleted one leaves none.
 
 The topic's record decides whether the topic exists, and in which form. The records of its
-partitions are made before it says so, and removed after it is gone. The topic's
-folders are made before its record too, at all brokers that get a replica. They open their replicas
-once they see the topic, and remove them once it is gone. What a crash may leave is announced first
+partitions are made before that record, and removed after it is gone. The topic's folders are made
+before its record too, at all brokers that get a replica. These brokers open their replicas once
+they see the topic, and remove them once it is gone. What a crash may leave is announced first
 (``left_overs``).
 """
 
@@ -47,17 +47,17 @@ from spark_stream.scripts.steps import (
 )
 
 _PAUSE_S: Final = 0.05
-_TRIES: Final = 100  # who makes a topic waits for its leaders for five seconds at most
+_TRIES: Final = 100  # the maker of a topic waits at most five seconds for its leaders
 
 
 def create_topic(topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerId) -> Script[Topic]:
     """Make the topic's records, and wait until its leaders serve; on an error nothing is left.
 
-    ``placed`` has a record for each partition. Return the topic, which is another one if an earlier
-    request with its token has made it: its answer was lost.
+    ``placed`` has a record for each partition. Return the topic. If an earlier request with the
+    same token has made it (and the answer was lost), return that topic.
 
     Raises:
-        TopicExists: there is one of this name.
+        TopicExists: there is a topic of this name.
         DiskFull, StorageFailure: a leader has no room for it.
     """
     if (found := (yield from Get(TOPICS + topic.name))) is not None:
@@ -71,13 +71,13 @@ def create_topic(topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerI
             raise _exists(topic)
         if not (yield from forget_making(topic)):
             raise InvalidTopic(
-                f"topic {topic.name!r}: its creation took so long that others cleared it away",
+                f"topic {topic.name!r}: its creation took so long that another broker removed it",
                 topic=topic.name,
                 hint="Try again.",
             )
     except IsologError as error:
         yield from discard(topic, brokers, maker)
-        if isinstance(error, TopicExists):  # it came into being since it was looked for
+        if isinstance(error, TopicExists):  # somebody made it after the first look
             found = yield from Get(TOPICS + topic.name)
             if found is not None:
                 return (yield from _made_before(topic, found))
@@ -88,7 +88,7 @@ def create_topic(topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerI
 
 
 def _made_before(topic: Topic, record: StoreRecord) -> Script[Topic]:
-    """Return the topic on record, if it has the token of this one."""
+    """Return the topic on record if it has this topic's token, or raise TopicExists."""
     found = decode(record)
     if not topic.token or found.token != topic.token:
         raise _exists(topic)
@@ -104,16 +104,18 @@ def alter_topic(
 ) -> Script[Topic]:
     """Alter the topic by ``change``; after any error it stays as it was.
 
-    ``place`` has a record for each partition that the new form has and the old one has not. They
-    are made before the topic's record changes; a crash in between leaves records of partitions that
-    the topic does not have, which mean nothing, and are overwritten. So that nobody overwrites what
-    the topic has by then, who adds partitions claims the topic first. Folders at brokers that had
-    nothing of the topic are announced as what may be left of it (``left_overs``): it may be deleted
-    at any moment.
+    ``place`` returns a record for each added partition. These are put before the topic's record
+    changes. A crash in between leaves records of partitions that the topic does not have; these
+    mean nothing, and are overwritten later. A claim on the topic before that keeps others from
+    overwriting records of partitions that the topic has by then. New folders at brokers are
+    announced as possible left-overs (``left_overs``), because the topic may be deleted at any
+    moment.
 
     Raises:
         UnknownTopic: there is no such topic.
-        InvalidTopic: somebody else changed it meanwhile; and what ``change`` and ``place`` raise.
+        InvalidTopic: somebody else changed the topic meanwhile.
+
+    Raises also what ``change`` and ``place`` raise.
     """
     record = yield from find_record(name)
     old = decode(record)
@@ -139,8 +141,8 @@ def alter_topic(
 def _claim(record: StoreRecord) -> Script[StoreRecord]:
     """Rewrite the topic's record unchanged, so that alterations based on older reads fail.
 
-    Records of partitions that are there by the time that somebody looks, while the claim is still
-    the last one, cannot become the topic's by anybody else.
+    As long as the claim is the latest version, nobody else can make existing partition records
+    part of the topic.
     """
     version = yield from PutRecord(record.key, record.value, record.version)
     if version is None:
@@ -201,9 +203,9 @@ def await_leaders(topic: Topic, partitions: Iterable[int]) -> Script[None]:
 
 
 def brokers_of(topic: Topic) -> Script[set[BrokerId]]:
-    """Return the brokers that may have files of the topic: those with replicas and all others.
+    """Return the brokers that may have files of the topic: all registered, and all with replicas.
 
-    A broker that was away while its replica moved has files still, and nothing on record tells.
+    A broker that was down while its replica moved still has files, and no record says so.
     """
     found = yield from ListRecords(f"{PARTITIONS}{topic.id}/")
     registered = yield from ListRecords(BROKERS)

@@ -3,7 +3,7 @@
 ``settings``  what a topic may configure about its files and its replicas
 ``logs``      how the logs of a broker are opened and removed
 
-Rooms, each of which imports only those above it:
+Folders, each of which imports only those above it:
 
 ``format``    bytes: Arrow batches as IPC messages, the entries table, checksums
 ``disk``      the seam to the operating system

@@ -1,4 +1,4 @@
-"""How the logs of partitions are opened and removed: as files on a disk, or in another way."""
+"""How the logs of partitions are opened and removed, as files on a disk or otherwise."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from spark_stream.storage.log.replica_log import ReplicaLog
 
 
 class Logs(Protocol):
-    """The logs of a broker. A folder is a partition's, or holds the folders of a topic's.
+    """The logs of a broker. A folder is that of a partition, or of a topic with its partitions.
 
-    A topic's folder is there for as long as the topic is; a partition's, once it has an entry. So
-    a topic without a folder has lost what it had.
+    A topic's folder exists as long as the topic does; a partition's folder exists once it has an
+    entry. So a topic without a folder has lost what it had.
     """
 
     def make_folder(self, folder: Path) -> None:
-        """Make a topic's folder durably; no-op but for the force if it is there.
+        """Make a topic's folder durably; if it exists, only force it.
 
         Raises:
-            DiskFull, StorageFailure: it may be there or not.
+            DiskFull, StorageFailure: the folder may exist or not.
         """
 
     def has_folder(self, folder: Path) -> bool:
         """Return whether a topic's folder is there."""
 
     def open(self, folder: Path, log_format: LogFormat) -> ReplicaLog:
-        """Open the log of a partition as it is, an empty one if there is none yet.
+        """Open the log of a partition, or an empty log if there is none yet.
 
         Raises:
             DamagedSegment: a file that cannot be rebuilt is missing; nothing was changed.
@@ -55,8 +55,8 @@ class Logs(Protocol):
 class FileLogs:
     """Logs in files.
 
-    ``losing`` is called before a log gives up what it may have acknowledged: once that is done, an
-    open does not find anything amiss any more.
+    ``losing`` is called before a log gives up what it may have acknowledged, because a later open
+    finds nothing amiss any more.
     """
 
     def __init__(self, disk: Disk = HOST_DISK, losing: Callable[[], None] = lambda: None) -> None:

@@ -39,7 +39,7 @@ class Compression(StrEnum):
 
 
 class AllowedRange(Struct, frozen=True):
-    """The values a number may take; ``unlimited``: -1 is taken too, as "no limit"."""
+    """The values a number may take; ``unlimited``: -1 is allowed too and means "no limit"."""
 
     low: int
     high: int
@@ -73,7 +73,7 @@ _HINTS: Final = get_type_hints(LogSettings, include_extras=True)
 
 
 def parse_settings(values: Mapping[str, Any], base: LogSettings | None = None) -> LogSettings:
-    """Parse settings from a user's names and values; others stay as in ``base``.
+    """Parse a user's names and values of settings; the other settings stay as in ``base``.
 
     Raises:
         InvalidConfig: an unknown name (with the nearest known one) or a value outside its range.

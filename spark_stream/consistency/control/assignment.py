@@ -5,9 +5,9 @@ The goals of :func:`assign`, the most important first:
 1. a partition's replicas are on different brokers;
 2. they are in as many racks as there are, or as there are replicas;
 3. the brokers' numbers of replicas differ by one at most, and so do their numbers of leaders (the
-   first replica of a partition is its preferred leader). What brokers have already counts;
+   first replica of a partition is its preferred leader), existing ones included;
 4. the followers of a leader's partitions are spread over many brokers, and so are the first
-   followers, so that its partitions are shared out when it dies.
+   followers, so that many brokers take over its partitions when it dies.
 
 Goal 2 wins over goal 3 where racks differ in size. Both count the replicas that exist already: a
 broker that has fewer than the others is filled first.
@@ -76,7 +76,7 @@ class Load(Struct):
         self.heirs.update(pairwise(replicas[:2]))
 
     def remove(self, replicas: Sequence[BrokerId]) -> None:
-        """Count one partition with these replicas less."""
+        """Count one partition less with these replicas."""
         self.replicas.subtract(replicas)
         self.leaders.subtract(replicas[:1])
         self.shared.subtract(permutations(replicas, 2))
@@ -94,7 +94,7 @@ def load_of(partitions: Iterable[Sequence[BrokerId]]) -> Load:
 def assign(partitions: int, factor: int, racks: Racks, load: Load) -> Assignment | Misassigned:
     """Choose ``factor`` replicas for each new partition, and add them to ``load``."""
     if partitions < 1:
-        return Misassigned(Misfit.NO_PARTITIONS, f"{partitions} partitions: one at least")
+        return Misassigned(Misfit.NO_PARTITIONS, f"{partitions} partitions: at least one is needed")
     wrong = _wrong_factor(factor, racks)
     if wrong is not None:
         return wrong

@@ -182,7 +182,7 @@ def elect_longest(
 def resume(record: PartitionRecord, me: Member) -> Outcome:
     """Let a restarted leader whose logs are complete lead on, in a new epoch.
 
-    Requests of its earlier process that are still in flight are then of an old epoch. A partition
+    So requests of its earlier process that are still in flight are of an old epoch. A partition
     without followers has no such requests, and keeps its epoch.
     """
     if not leads(record, me):
@@ -286,7 +286,7 @@ def leave_isr(record: PartitionRecord, me: Member) -> Outcome:
 def begin_move(record: PartitionRecord, target: Sequence[BrokerId]) -> Outcome:
     """Begin to move the partition to these brokers, the first of them its preferred leader.
 
-    Until they are in sync, the other replicas stay, behind them in the list. This replaces a move
+    Until they are in sync, the other replicas stay, after them in the list. This replaces a move
     in progress: brokers that the earlier move added, and that are not in ``target``, are removed
     whether this move is finished or cancelled.
     """

@@ -53,7 +53,7 @@ def first_too_large(sizes: npt.NDArray[np.int64], limit: int) -> Flaw | None:
 
 
 def admit(rows: int, flaws: list[Flaw]) -> Admission:
-    """Decide from each rule's first flaw: the earliest row counts, ties by the order given."""
+    """Decide from each rule's first flaw: the earliest row counts, then the order of the list."""
     if not flaws:
         return Admission(kept=rows)
     worst = min(flaws, key=lambda flaw: flaw.row)

@@ -1,8 +1,8 @@
 """Where a read_atomic query may stop: cuts that no transaction straddles.
 
-**The rule.** A cut is one offset for each partition; a query reads what lies below. It is *atomic*
-if of every transaction either all records in these partitions lie below it, or none does. Aborted
-records count for nothing.
+**The rule.** A cut is one offset for each partition; a query reads what lies below. A cut is
+*atomic* if for every transaction either all its records in these partitions lie below the cut, or
+none does. Aborted records do not count.
 
 **Why there is a greatest and a least one.** Take the elementwise minimum of two atomic cuts. A
 transaction that lies wholly below both cuts lies wholly below the minimum; one that lies wholly at
@@ -10,28 +10,28 @@ or above one of them lies wholly at or above the minimum. The same holds, mirror
 So the minimum and the maximum of atomic cuts are atomic, and below (above) any bounds there is a
 greatest (least) atomic cut, if there is one at all. Below any bounds there is one: the cut with
 nothing below it. Lowering finds the greatest: a transaction that is not wholly below the present
-cut cannot be below any atomic cut under it, so the cut is lowered to that transaction's first
-records. Each step is forced, so the result is the greatest; each transaction is looked at
-once, so it ends. Raising to the least one is the same in the mirror.
+cut cannot be below any lower atomic cut, so the cut is lowered to that transaction's first records.
+Each step is necessary, so the result is the greatest; each transaction is looked at once, so the
+search ends. Raising to the least cut works in the same way, mirrored.
 
-**Two ways to take the steps.** A step by arrays looks only where the cut stands: with a million
-transactions that do not overlap, the cut is found in 0.1 ms (1.4 s if all were sorted). But where
+**Two ways to take the steps.** A step by arrays looks only near the cut: with a million
+transactions that do not overlap, the cut is found in 0.1 ms (1.4 s if all were sorted). But if
 transactions overlap in one partition after the other, each step leads to the next: 20,000 links in
-16 partitions take 7.6 s by arrays. So after a number of steps that has cost as much as sorting, all
-extents are sorted into clusters, and each further step is a look-up (0.3 s). The tests make each
-way find the same cuts as a search through all cuts.
+16 partitions take 7.6 s by arrays. So once the steps have cost as much as sorting, all extents are
+sorted into clusters, and each further step is a look-up (0.3 s). The tests check that each way
+finds the same cuts as a search through all cuts.
 
 **Why no read is fractured.** The bounds (last stable offsets) of *all* partitions are observed
 first, and only after that where transactions lie. A transaction with a record below some bound was
-decided before, for an undecided one holds the bound back; a decided one writes no more; so all its
-records are in the logs by the time that they are looked for. What is written later belongs to no
+decided before, because an undecided one holds the bound back. A decided one writes no more, so all
+its records are in the logs when the extents are read. What is written later belongs to no
 transaction with a record below a bound.
 
 **Transactions that overlap without end.** While at every offset some transaction is under way, no
-atomic cut is above the first of them: the cut stands still, and read_committed goes on meanwhile.
-Nothing is lost. As soon as there is one moment that no transaction straddles, the cut is there.
+atomic cut is above the first of them: the cut does not move, and read_committed goes on meanwhile.
+Nothing is lost. As soon as there is an offset that no transaction straddles, the cut moves there.
 
-**A start in the middle of a transaction** was the reader's choice: the part below the start is not
+**A start in the middle of a transaction** is the reader's choice: the part below the start is not
 seen, and the part from the start on is read as a whole.
 """
 
@@ -46,8 +46,8 @@ import numpy as np
 from spark_stream.consistency.partition.extents import Block, Offsets, SpansSnapshot, block_of
 
 _NO_FLOOR: Final = -(1 << 62)
-# A step with arrays costs, for each block, as much as sorting so many extents; steps are taken as
-# long as they are cheaper than to sort all, but at least a few.
+# A step with arrays costs, for each block, as much as sorting this many extents. Steps are taken as
+# long as they are cheaper than sorting all extents, but at least a few.
 _STEP_EXTENTS: Final = 16
 _STEPS_MIN: Final = 16
 
@@ -72,11 +72,11 @@ def next_cut(
     bounds: Sequence[int] | Offsets,
     spans: Sequence[SpansSnapshot],
 ) -> Offsets:
-    """Return how far a read from ``lower`` goes that should not go beyond ``upper``.
+    """Return how far a read from ``lower`` goes, if possible not beyond ``upper``.
 
     That is the greatest cut at or below ``upper`` and ``bounds``, atomic for what lies at or above
-    ``lower``. Where that is no progress though ``bounds`` allow some, it is the least cut that does
-    not fall short of ``upper``: a transaction larger than the limit is read whole.
+    ``lower``. If that is no progress although ``bounds`` allow some, it is the least cut that is
+    not below ``upper``: a transaction larger than the limit is read whole.
     """
     start = np.array(lower, np.int64)
     limit = np.maximum(np.asarray(bounds, np.int64), start)
@@ -181,12 +181,12 @@ def _raise_by_clusters(cut: Offsets, columns: Sequence[tuple[Offsets, ...]]) -> 
 
 
 def _lower_by_clusters(cut: Offsets, columns: Sequence[tuple[Offsets, ...]]) -> Offsets:
-    """Return the greatest atomic cut at or below ``cut``; ``columns`` as of :func:`_columns`.
+    """Return the greatest atomic cut at or below ``cut``; ``columns`` come from :func:`_columns`.
 
     A cluster is a part of a partition whose extents are connected: a cut lies at its first offset
-    or behind it. Clusters are numbered by partition and offset, so those of a partition at or above
-    the cut are the ones from some number on. The loop is one because each step depends on the one
-    before; it touches every extent once.
+    or after it. Clusters are numbered by partition and offset, so those of a partition at or above
+    the cut are the ones from some number on. This is a Python loop because each step depends on the
+    one before; it touches every extent once.
     """
     sizes = [len(number) for number, _, _ in columns]
     if not sum(sizes):
@@ -207,7 +207,7 @@ def _lower_by_clusters(cut: Offsets, columns: Sequence[tuple[Offsets, ...]]) -> 
     ends = np.searchsorted(starts, edges)[1:]  # of each partition's clusters
     reached = closing >= cut[place[starts]]  # within a partition the last ones, for they rise
     above = ends - np.bincount(place[starts][reached], minlength=len(sizes))
-    # The first step, which may be large, is taken at once.
+    # The first step, which may be large, is taken by arrays.
     seen = np.zeros(int(transaction.max()) + 1, np.bool_)
     seen[transaction[reached[cluster]]] = True
     lowered = above.copy()

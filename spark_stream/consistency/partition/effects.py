@@ -1,7 +1,7 @@
-"""What a replica's core asks of those who keep it, after an event: its effects.
+"""A replica's effects: what its core asks its caller to do after an event.
 
-Those who wait are numbers that they were given. Reads wait for one of three bounds to pass an
-offset, appends for their acknowledgement; each is named in one effect, once.
+Waiting reads and appends are numbers that the caller chose. Reads wait for one of three bounds to
+pass an offset, appends for their acknowledgement; each is named in one effect, once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spark_stream.consistency.isolation import Bounds, Isolation
 
 
 class WaitBound(Enum):
-    """What a reader waits for: one of the offsets that bound what it sees."""
+    """The bound that a reader waits for: one of the offsets that limit what it sees."""
 
     LOG_END = "log end offset"
     HIGH_WATERMARK = "high watermark"
@@ -39,7 +39,7 @@ class Wake(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """These appends are as safe as they asked to be: acknowledge them."""
+    """These appends have reached the isolation they asked for: acknowledge them."""
 
     tickets: tuple[int, ...]
 
@@ -51,9 +51,9 @@ class Disown(Struct, frozen=True):
 
 
 class Abandon(Struct, frozen=True):
-    """These appends waited when the replica ceased to lead.
+    """These appends were still waiting when the replica ceased to lead.
 
-    Their records may stay or be cut off: the next leader knows.
+    Their records may stay or be cut off: only the next leader knows.
     """
 
     tickets: tuple[int, ...]
@@ -62,7 +62,7 @@ class Abandon(Struct, frozen=True):
 class ProposeIsr(Struct, frozen=True):
     """Put these members on the partition's record, by a compare-and-set on this version of it.
 
-    ``isr_changed`` or ``isr_refused`` tells the outcome; where it cannot be known, neither does.
+    Report the outcome by ``isr_changed`` or ``isr_refused``; if it is unknown, call neither.
     """
 
     members: tuple[Member, ...]
@@ -70,7 +70,7 @@ class ProposeIsr(Struct, frozen=True):
 
 
 class ProposeRecord(Struct, frozen=True):
-    """Put this record in the place of the one of this version: the leader cannot lead by that."""
+    """Replace the record of this version by this one: the leader cannot lead by the old one."""
 
     me: Member
     before: PartitionRecord
@@ -79,7 +79,7 @@ class ProposeRecord(Struct, frozen=True):
 
 
 class HighWatermarkMoved(Struct, frozen=True):
-    """Followers are to hear of the leader's high watermark."""
+    """Tell followers the leader's high watermark."""
 
     entry: EntryIndex
 

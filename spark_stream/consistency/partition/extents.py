@@ -1,7 +1,7 @@
 """The extents of a partition's transactions: which offsets each of them spans.
 
-An extent is the first and the last offset of what one producer id wrote in one transaction. What is
-aborted has none: nobody reads it. Two forms keep them small and quick to search: recent ones in a
+An extent is the first and the last offset of what one producer id wrote in one transaction. Aborted
+records have none: nobody reads them. Extents are stored small and quick to search: recent ones in a
 dict, older ones in blocks of arrays that never change, each at least twice as long as the next.
 """
 
@@ -21,7 +21,7 @@ Offsets = npt.NDArray[np.int64]
 Key = tuple[int, int]
 """(transaction, producer id)."""
 
-_RECENT_MAX: Final = 4096  # so many are kept as Python objects, and copied for a snapshot
+_RECENT_MAX: Final = 4096  # at most this many are Python objects, and copied for a snapshot
 _UNSETTLED_MAX: Final = 4096
 
 
@@ -75,7 +75,7 @@ class Block:
         return int(np.searchsorted(self.firsts, offset, side="left"))
 
     def cluster(self, offset: int) -> int:
-        """Return :meth:`below` without the items connected with one that straddles the offset."""
+        """Return :meth:`below`, without the items connected to one that straddles the offset."""
         begun = self.below(offset)
         if begun == 0 or self._reach[begun - 1] < offset:
             return begun
@@ -149,8 +149,8 @@ class SpansSnapshot:
 class Spans:
     """First and last offset of each transaction's records in one partition, aborted ones left out.
 
-    Under the partition's lock. 32 bytes a producer id of a transaction, and up to 40 more while
-    cuts are computed where transactions overlap.
+    Call it under the partition's lock. It takes 32 bytes for each producer id of a transaction, and
+    up to 40 more while cuts are computed where transactions overlap.
     """
 
     def __init__(self, block: Block | None = None) -> None:
@@ -220,7 +220,7 @@ class Spans:
         }
 
     def snapshot(self) -> SpansSnapshot:
-        """Return a copy as it is now; to work on it needs no lock."""
+        """Return a copy of the present state; working on it needs no lock."""
         self._settle()
         return SpansSnapshot(tuple(self._blocks), self._recent.copy())
 

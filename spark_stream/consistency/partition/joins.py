@@ -1,21 +1,22 @@
 """A leader's promises that a transaction may write to its partition.
 
 A batch in a transaction is taken only under a *confirmed join* of its (transaction, producer id).
-The order of steps, which keeps every batch out of a transaction that has ended:
+The order of steps keeps every batch out of a transaction that has ended:
 
 1. the leader opens a pending join;
 2. it puts the join on record, then reads the transaction's record: an ended one refuses;
 3. it confirms the join, unless that was cancelled meanwhile;
 4. it takes the batches.
 
-Whoever decides a transaction seals it in all partitions on its record before any is marked, and a
-seal cancels its joins, pending and confirmed; so does the drop of a branch. Joins are looked up
-after the decision. If the decision came before the read in 2, the record refuses. If it came later,
-the join was on record before it, and this partition is sealed: before 3, and the join is cancelled,
-or after it, and what was taken up to then is marked with the rest.
+Whoever decides a transaction seals it in all partitions on its record before any is marked. A seal
+cancels the transaction's joins, pending and confirmed; the drop of a branch cancels those of the
+branch. Joins are looked up after the decision. If the decision came before the read in 2, the
+record refuses. If it came later, the join was on record before the decision, and this partition is
+sealed. A seal before 3 cancels the join; after a seal later than 3, the batches taken until then
+are marked with the rest.
 
-So nothing need be remembered of what has ended: what is kept is bounded by what is under way.
-Promises hold for one epoch of one leader; the next makes them again.
+So ended transactions need not be remembered: only those under way take memory. Joins hold for one
+epoch of one leader; the next leader makes them again.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ Key = tuple[int, int]
 
 
 class PendingJoin(Struct, frozen=True, eq=False):
-    """A join that was asked of the transaction's record and is not answered yet.
+    """A join that the transaction's record has not confirmed or refused yet.
 
-    There may be several of the same key.
+    There may be several with the same key.
     """
 
     transaction: int
@@ -37,7 +38,7 @@ class PendingJoin(Struct, frozen=True, eq=False):
 
 
 class _Joins(Struct):
-    """Of one transaction: producer ids that have joined, and joins that are pending."""
+    """The joins of one transaction: producer ids that have joined, and joins that are pending."""
 
     confirmed: set[int] = field(default_factory=set)
     pending: set[PendingJoin] = field(default_factory=set)

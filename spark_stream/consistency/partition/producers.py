@@ -1,12 +1,12 @@
 """What a partition knows of its producers: duplicates, order, fencing, open transactions.
 
 A producer numbers its batches in each partition 0, 1, 2, … (after 2^31-1 comes 0), anew with each
-epoch. So the leader can tell a batch that is sent again from a new one, and a gap from either.
+epoch. So the leader can distinguish a batch that is sent again, a new one, and a gap.
 
 Invariants of a producer's state:
 
 * its epoch never falls, and a batch of a lower epoch is fenced;
-* the recent batches have consecutive sequences (but for those the leader refused), at most five;
+* the recent batches, at most five, have consecutive sequences, apart from refused ones;
 * it has at most one open transaction, which ends with a marker. The marker ends the epoch too: the
   next transaction has a higher epoch, so a delayed batch of the earlier transaction cannot get into
   the later one;
@@ -15,7 +15,8 @@ Invariants of a producer's state:
 Everything but the sequences of refused batches is derived from the entries table when a log opens.
 Followers do not judge: they take what the leader decided.
 
-Source: Kafka's ProducerStateManager (the window of five batches); KIP-890 (an epoch a transaction).
+Source: Kafka's ProducerStateManager (the window of five batches); KIP-890 (one epoch per
+transaction).
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Accepted(Struct, frozen=True):
 
 
 class Duplicate(Struct, frozen=True):
-    """The batch is in the log: the answer is the one it got then."""
+    """The batch is in the log already: it gets the same answer as the first time."""
 
     offset: Offset
     count: int
@@ -191,9 +192,9 @@ def folded(state: ProducerState | None, entry: Entry) -> ProducerState:
 def expires(state: ProducerState, age: int) -> int | None:
     """Return when a state that is not used for longer than ``age`` (µs) may be forgotten.
 
-    After a transaction has ended, only requests of it that were delayed can still come, and the
-    transaction's record refuses those too. So a state that has ended is remembered only for as long
-    as a request may be delayed.
+    After a transaction has ended, only its delayed requests can still come, and the transaction's
+    record refuses those too. So a state that has ended is remembered only for as long as a request
+    may be delayed.
     """
     if state.open:
         return None
@@ -210,9 +211,9 @@ def derived(tables: Sequence[Table], now: int, age: int) -> dict[int, ProducerSt
     """Derive the states of all unexpired producers from the log's entries tables, in order.
 
     The order of the log decides: a state is the producer's last epoch, the last five batches of
-    that epoch, and the marker behind them, if there is one.
+    that epoch, and the marker after them, if there is one.
     """
-    # Entries are wide: of millions of them, each column that is looked at costs a pass over all.
+    # Entries are wide: with millions of them, reading a column costs a pass over all entries.
     log = _Log(tables)
     ids = log.column("producer_id")
     stamped = np.flatnonzero(ids >= 0)
@@ -238,14 +239,14 @@ def derived(tables: Sequence[Table], now: int, age: int) -> dict[int, ProducerSt
 
 
 class _Log:
-    """The columns of a log's tables, one behind the other."""
+    """The columns of a log's tables, joined."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self._tables = [table for table in tables if len(table)]
         self._starts = np.cumsum([0, *map(len, self._tables)])
 
     def column(self, name: str, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return all of a column, or its rows of these numbers (in any order)."""
+        """Return a whole column, or only its values in these rows (in any order)."""
         if rows is None:
             parts = [table[name] for table in self._tables]
             return np.concatenate(parts) if parts else np.zeros(0, np.int64)
@@ -261,9 +262,9 @@ class _Log:
 
 
 def _late_markers(log: _Log, rows: np.ndarray, producer: np.ndarray) -> np.ndarray:
-    """Return which rows are markers of an epoch that their producer had left by then.
+    """Return which rows are markers of an epoch that their producer had left before.
 
-    A marker that was lost is written again, perhaps after its producer has gone on.
+    A lost marker is written again, perhaps after its producer has gone on.
     """
     epochs = log.column("producer_epoch", rows)
     late = np.zeros(len(rows), np.bool_)

@@ -1,36 +1,37 @@
 """What a leader knows of its followers: how far they are, who is in sync, what is replicated.
 
-**Invariant.** Whoever is in the partition's ISR, or may be in it by now, has every entry below the
-high watermark. So the leader waits for the *maximal* ISR: the members on the record as it knows it,
-those whom it has proposed, and those whom it is about to propose. A member that is on its way out
-counts until its removal is on record.
+**Invariant.** Every broker that is in the partition's ISR, or may be in it by now, has every entry
+below the high watermark. So the leader waits for the *maximal* ISR: the members on the record as
+the leader knows it, those whom it has proposed, and those whom it is about to propose. A member
+that is leaving counts until its removal is on record.
 
-**Sessions.** A follower reports under a session, in the generation of its logs. What it reported
-counts for the member of that generation only, also when the session is over; a new session begins
-with what both logs share. Reports of earlier sessions are ignored. The session of a broker that is
-found dead is over. A replica that is moved away loses its log: what it had reported is forgotten
-with its session.
+**Sessions.** A follower reports under a session, in the generation of its logs. Its reports count
+only for the member of that generation, also when the session is over; a new session begins with
+what both logs share. Reports of earlier sessions are ignored. If a broker is found dead, its
+session is over. A replica that is moved away loses its log: its reports are forgotten with its
+session.
 
-**Who leaves.** A member leaves that lacks an entry which the leader appended longer than
-``lag_max_us`` ago, one that has not reported for so long since the election, one that is not alive
-in its generation, and one that has said that its log refuses writes and has not reported since.
+**Who leaves.** A member leaves if it lacks an entry which the leader appended longer than
+``lag_max_us`` ago, if it has not reported for that long since the election, if it is not alive in
+its generation, or if it has said that its log refuses writes and has not reported since.
 
-**Who joins.** A follower joins that has reported in its session, would not leave at once, has
-reached the high watermark, and has all that the leader had when it was elected (its *inherited
-end*: all that earlier leaders may have committed is below it). Before its first report its log may
-not have been cut to what both share: it could be elected with entries that nobody else has. A
-follower that is close behind is *admitted* first: from then on the high watermark waits for it, so
-that it can be reached while appends go on.
+**Who joins.** A follower joins if it has reported in its session, would not leave at once, has
+reached the high watermark, and has all that the leader had when that was elected (the leader's
+*inherited end*: all that earlier leaders may have committed is below it). Before its first report,
+its log may not have been cut to what both share: it could be elected with entries that nobody else
+has. A follower that is close behind is *admitted* first: from then on the high watermark waits for
+the follower, so that the follower can reach it while appends go on.
 
-**Who may have more.** A member of the ISR too may have entries of an earlier leader until its first
-report in the leader's epoch. If it is elected next, they are there again. So a transaction is not
-over before all members have reported (:attr:`Progress.all_cut`): it would be open once more in a
-partition where it has its markers, or needs none.
+**Who may have more.** Until its first report in the leader's epoch, even a member of the ISR may
+have entries of an earlier leader. If that member is elected next, these entries are there again. So
+a transaction is over only when all members have reported (:attr:`Progress.all_cut`): otherwise it
+could be open again in a partition where it has its markers, or needs none.
 
-**Order.** One proposal at a time is under way. Its outcome is the record after the compare-and-set,
-or as it was found instead. While the outcome is not known, whoever was proposed counts. A later
-version of the record ends a proposal too, since the store cannot take it any more. The outcome of
-such a proposal may come while the next one is under way, and says nothing of the next one.
+**Order.** Only one proposal at a time is under way. Its outcome is the record after the
+compare-and-set, or the other record that was found. While the outcome is unknown, the proposed
+members count. A later version of the record ends a proposal too, because the store cannot take it
+any more. The outcome of such a proposal may come while the next one is under way, and says nothing
+of the next one.
 
 Source: Kafka's Partition (maximal ISR, caught-up time, leader epoch start) and KIP-903.
 """
@@ -50,14 +51,14 @@ from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation
 GenerationOf = Callable[[BrokerId], Generation | None]
 """The generation in which a broker is registered and alive, or None if it is not alive."""
 
-_NEAR: Final = 16  # a follower is close behind that lacks nothing older than this part of the lag
+_NEAR: Final = 16  # a follower is close behind if it lacks nothing older than lag_max_us / this
 _MARKS: Final = 64  # how many times are remembered within the greatest lag
 
 
 class IsrSettings(Struct, frozen=True):
     """``min_insync``: with fewer in-sync replicas the high watermark stands still.
 
-    A partition with fewer replicas than that needs all it has. ``lag_max_us``: how long a member
+    A partition with fewer replicas than that needs all of them. ``lag_max_us``: how long a member
     may lack an entry, in microseconds.
     """
 
@@ -68,9 +69,9 @@ class IsrSettings(Struct, frozen=True):
 class _Follower(Struct):
     """A follower in one generation: it has the entries below ``acked``.
 
-    ``reported``: it has said so in its present session. ``was_cut``: it has in any session, so its
-    log has been cut to what it shares with the leader's. ``refuses``: it has said that its log
-    refuses writes, and has not reported since.
+    ``reported``: it has reported in its present session. ``was_cut``: it has reported in some
+    session, so its log has been cut to what it shares with the leader's. ``refuses``: it has said
+    that its log refuses writes, and has not reported since.
     """
 
     member: Member
@@ -83,7 +84,7 @@ class _Follower(Struct):
 
 
 class Ages:
-    """When a leader appended which entry: to within a part of ``span``, and back to ``span``."""
+    """When a leader appended its entries: for the last ``span``, to within ``step``."""
 
     def __init__(self, now: int, span: int) -> None:
         """Start; entries that are in the log count as appended now."""
@@ -93,7 +94,7 @@ class Ages:
 
     @property
     def step(self) -> int:
-        """How much older than it is an entry may be said to be."""
+        """The error of :meth:`time_of`: an entry may be this much newer than it says."""
         return self.span // _MARKS
 
     def on_appended(self, entry: int, now: int) -> None:
@@ -106,7 +107,7 @@ class Ages:
                 del self._entries[:old], self._times[:old]
 
     def time_of(self, entry: int) -> int:
-        """Return when the entry was appended: at this time, or a step later."""
+        """Return when the entry was appended: at this time, or up to a step later."""
         return self._times[max(0, bisect_right(self._entries, entry) - 1)]
 
 
@@ -144,7 +145,7 @@ class Progress:
 
     @property
     def maximal(self) -> tuple[Member, ...]:
-        """Whom the high watermark waits for, besides the leader."""
+        """The members that the high watermark waits for, besides the leader."""
         return tuple(each.member for each in self._awaited)
 
     @property
@@ -155,7 +156,7 @@ class Progress:
 
     @property
     def alone(self) -> bool:
-        """Whether what the leader appends is replicated at once."""
+        """Whether an entry counts as replicated once the leader has appended it."""
         return not self._awaited and self.enough
 
     @property
@@ -165,7 +166,7 @@ class Progress:
 
     @property
     def waits(self) -> int:
-        """How many followers a record waits for at least; too few members are waited for too."""
+        """How many followers a record waits for at least; 1 if the ISR is too small."""
         return len(self._awaited) or (0 if self.enough else 1)
 
     def acked(self, member: Member) -> EntryIndex | None:
@@ -191,7 +192,7 @@ class Progress:
         }
 
     def replicated(self, log_end: EntryIndex) -> EntryIndex:
-        """Return the index below which the maximal ISR has all; 0 where that ISR is too small."""
+        """Return the index below which the maximal ISR has all; 0 if the ISR is too small."""
         if not self.enough:
             return EntryIndex(0)
         return min((each.acked for each in self._awaited), default=log_end)
@@ -205,7 +206,7 @@ class Progress:
     def on_started(self, session: int, member: Member, acked: EntryIndex) -> None:
         """Start a follower's session; its entries below ``acked`` equal the leader's.
 
-        An earlier session of the broker ends with that.
+        This ends an earlier session of the broker.
         """
         for number, each in list(self._sessions.items()):
             if each.member.broker == member.broker:
@@ -243,20 +244,20 @@ class Progress:
             self._find_maximal()
 
     def end_sessions_of_dead(self) -> None:
-        """End the sessions of dead brokers: a returning one reports anew before it may join.
+        """End the sessions of dead brokers: a returning one must report again before it may join.
 
-        The end of its connection may not have been noticed, and it may have come back without what
-        it had reported.
+        Its connection may have ended unnoticed, and it may come back without the entries that it
+        had reported.
         """
         for number, each in list(self._sessions.items()):
             if self._generation_of(each.member.broker) is None:
                 self.on_left(number)
 
     def on_changed(self, record: PartitionRecord, version: int) -> bool:
-        """Take over the record at this version; False if that is nothing new.
+        """Take over the record at this version; return False if it is not newer or not ours.
 
-        A record that has another leader, or another epoch, ends this leader's epoch: it is not
-        taken in here, what was counted counts on, and nothing is proposed any more.
+        A record with another leader, or another epoch, ends this leader's epoch: it is not taken
+        over, the counts stay as they are, and nothing is proposed any more.
         """
         if version <= self.version:
             return False
@@ -272,10 +273,10 @@ class Progress:
         return True
 
     def _forget_moved(self, record: PartitionRecord) -> None:
-        """Forget the proposal: somebody else has changed the record, maybe several times.
+        """Forget sessions of moved replicas: another has changed the record, maybe several times.
 
-        A replica that went, and maybe comes again, has lost its log in between: its session counts
-        for nothing any more. One that has only begun to come asks for a session once more.
+        A replica that was removed, and maybe is added again, has lost its log in between: its
+        session no longer counts. A replica that was only just added asks for a session again.
         """
         for number, each in list(self._sessions.items()):
             broker = each.member.broker
@@ -284,7 +285,7 @@ class Progress:
                 del self._followers[each.member]
 
     def on_refused(self, proposed_at: int, record: PartitionRecord, version: int) -> None:
-        """Drop a proposal for that version that was refused for good: the record was this one."""
+        """Drop a finally refused proposal for version ``proposed_at``; the record was this one."""
         is_present = proposed_at == self.version  # any later version has ended it
         self.on_changed(record, version)
         if is_present:
@@ -326,7 +327,7 @@ class Progress:
         return self.proposed
 
     def due(self, log_end: EntryIndex) -> int | None:
-        """Return when :meth:`propose` may have more to say without a report, or None for never."""
+        """Return when :meth:`propose` may change its result without a report, or None if never."""
         if self.proposed is not None or self._over:
             return None
         return min(
@@ -341,7 +342,7 @@ class Progress:
     # -- who is waited for ------------------------------------------------------------------------
 
     def _is_near(self, follower: _Follower, log_end: EntryIndex, now: int) -> bool:
-        """Return whether a follower that is not in sync is to be waited for, so that it can be."""
+        """Return whether to wait for a follower that is not in sync yet, so that it gets there."""
         member = follower.member
         if follower.acked < self.inherited_end or member.broker not in self.record.replicas:
             return False
@@ -367,12 +368,12 @@ class Progress:
         return None if follower.was_cut else self._began
 
     def _patience(self, follower: _Follower) -> int:
-        """Return how long one that is waited for may lack an entry."""
+        """Return how long a follower that is waited for may lack an entry."""
         lag = self.settings.lag_max_us
         return (2 * (lag // _NEAR) if follower.admitted else lag) + self._ages.step
 
     def _lag(self, acked: EntryIndex, log_end: EntryIndex, now: int) -> int:
-        """Return the age of the oldest entry that a follower lacks; 0: it lacks none."""
+        """Return the age of the oldest entry that a follower lacks; 0 if it lacks none."""
         return 0 if acked >= log_end else now - self._ages.time_of(acked)
 
     def _find_maximal(self) -> None:

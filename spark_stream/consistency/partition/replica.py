@@ -1,33 +1,35 @@
 """The core of a replica: what it knows of its partition, and what follows from each event.
 
-A replica's log is in files, its lock and its threads are in the broker; here is all the rest, and
-nothing here waits. An event is a method: it changes what is known and returns effects, which are
-for the caller to carry out. The same code runs at a leader, at a follower and in a simulation.
+A replica's log is in files, its lock and its threads are in the broker; all the rest is here, and
+nothing here waits. An event is a method: it changes the state and returns effects, which the caller
+carries out. The same code runs at a leader, at a follower and in a simulation.
 
 **One fold.** What is derived from a log (producers, open transactions, extents, epochs) comes from
-:meth:`Replica.apply` entry by entry, at a leader and at a follower alike, and from the entries
-tables at once when a log opens or was cut back. Both ways give the same.
+:meth:`Replica.apply` entry by entry, at a leader and at a follower alike. When a log opens or was
+cut back, it comes from the entries tables at once. Both ways give the same.
 
 **Order.** An entry is in the log before it is applied, and its derived state is complete before the
-new bounds are published, by the assignment of ``bounds_state``; so whoever reads the bounds without
-a lock never sees an end without the transaction that holds it back.
+assignment of ``bounds_state`` publishes the new bounds. So whoever reads the bounds without a lock
+never sees an end without the transaction that holds it back.
 
 **Acknowledgements.** A batch outside a transaction that asks for ``read_uncommitted`` is answered
 once it is appended. Every other one, and each batch of a transaction, is answered when its records
 are below the high watermark: so a commit never takes a transaction whose tail a failover lost. A
-batch that is there already is answered under the same rule as the first.
+duplicate of a batch is answered by the same rule as the first.
 
 **Roles.** A replica that was just opened has none. ``lead_replicas`` makes it the
 leader of an epoch, ``follow`` a follower in one; epochs never fall. A leader keeps its followers'
-progress (``consistency.partition.progress``), a follower takes what its leader sends
-(``consistency.replication.follower``) and believes its high watermark as far as its own log goes.
+progress (``consistency.partition.progress``). A follower takes what its leader sends
+(``consistency.replication.follower``) and uses the leader's high watermark as far as its own log
+goes.
 
 **What a new leader knows.** Its high watermark is a lower bound until all that it had when it was
 elected is replicated: earlier leaders may have shown readers more. Until then ``hw_known`` is
-False, and nobody is told the high watermark or the last stable offset; what is below them is read.
+False, and the high watermark and the last stable offset are not given out; records below them are
+readable.
 
-**Waiters** are numbers that the caller gives. They wait for one of three bounds to pass an offset;
-whoever is satisfied is named in an effect, once, and forgotten.
+**Waiters** are numbers that the caller chooses. They wait for one of three bounds to pass an
+offset. A waiter whose bound has passed is named in an effect, once, and forgotten.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ def _nowhere(entry: EntryIndex) -> Boundary:
 
 
 class Surroundings(Struct, frozen=True):
-    """What a replica asks of those who keep it, and is answered at once.
+    """Functions that a replica calls, and that answer at once.
 
     ``boundary_of`` finds the place before an entry of its log, ``generation_of`` the generation in
     which a broker is registered and alive.
@@ -112,8 +114,8 @@ class Replica:
     ) -> None:
         """``tables``: the log's entries. ``now`` and ``producer_age`` are in microseconds.
 
-        ``followers``: how many other replicas there are; with any, nothing of the log is known to
-        be replicated.
+        ``followers``: how many other replicas there are; if there is one, no entry is known to be
+        replicated yet.
         """
         self._producer_age = producer_age
         self._surroundings = surroundings
@@ -134,7 +136,7 @@ class Replica:
         self.epochs = EpochStarts.derived(tables)
         self.undecided = Undecided.derived(tables, state.high_watermark.entry)
         self.bounds_state = leader.undecided_from(state, self.undecided.first())
-        self._end_before = state.log_end  # before the last entries were applied
+        self._end_before = state.log_end  # the log's end before the last entries were applied
 
     # -- what is known ----------------------------------------------------------------------------
 
@@ -146,7 +148,7 @@ class Replica:
     def judge(self, stamp: Stamp, records: int) -> Accepted | Duplicate | RefusedBatch:
         """Judge, at the leader, a stamped batch of which ``records`` are valid.
 
-        In a transaction nothing is taken but under a confirmed join
+        In a transaction, a batch is taken only under a confirmed join
         (``consistency.partition.joins``).
         """
         key = (stamp.transaction, stamp.producer_id)
@@ -156,7 +158,7 @@ class Replica:
 
     @property
     def hw_known(self) -> bool:
-        """Whether the high watermark is the partition's, and not a lower bound of it."""
+        """Whether the high watermark is exact, and not just a lower bound of the partition's."""
         progress, high = self.progress, self.bounds_state.high_watermark.entry
         if progress is None:
             return self.bounds_state.followers == 0
@@ -172,12 +174,12 @@ class Replica:
         return () if self.progress is None else self.progress.session_numbers
 
     def has_enough_replicas(self, stamp: Stamp | None, level: Isolation) -> bool:
-        """Return whether there are in-sync replicas enough for an append that waits for them."""
+        """Return whether there are enough in-sync replicas for this append, if it needs them."""
         progress = self.progress
         return progress is None or progress.enough or not _waits(stamp, level)
 
     def history(self) -> EpochHistory:
-        """Return the log's epochs, to be compared with another replica's."""
+        """Return the log's epochs, for a comparison with another replica's."""
         state = self.bounds_state
         return self.epochs.history(state.log_start.entry, state.log_end.entry)
 
@@ -198,9 +200,9 @@ class Replica:
         return self._settle(now)
 
     def follow(self, epoch: LeaderEpoch) -> Effects:
-        """Follow another leader from this epoch on, or nobody.
+        """Follow another leader, or nobody, from this epoch on.
 
-        Appends that wait are abandoned, reads are woken: they find another leader.
+        Waiting appends are abandoned. Waiting reads are woken, to find another leader.
         """
         self._begin(epoch)
         self.progress = None
@@ -238,10 +240,10 @@ class Replica:
         state, session = self.bounds_state, next(self._session_numbers)
         shared, start = agreement(history, self.history()), state.log_start.entry
         if shared is None and member in progress.maximal:
-            # It has every committed entry, and only committed entries are evicted. So from the
-            # later start on both logs agree. It must not begin anew: a crash on the way would leave
-            # it in sync with a part of its log. Any other follower begins anew: committed entries
-            # may have been lost, and others written in their place, since it evicted them.
+            # The follower has every committed entry, and only committed entries are evicted. So the
+            # logs agree up to the later start. The follower must not begin anew: a crash on the way
+            # would leave it in sync with only a part of its log. Any other follower begins anew:
+            # since it evicted entries, committed ones may have been lost and replaced by others.
             later = max(int(start), int(history.start))
             if later <= min(int(state.log_end.entry), int(history.end)):
                 shared = EntryIndex(later)
@@ -263,7 +265,7 @@ class Replica:
         return self._advance()
 
     def follower_refuses_writes(self, session: int, now: int) -> Effects:
-        """Note that this session's follower cannot write: it is to leave the ISR."""
+        """Note that this session's follower cannot write, so that it leaves the ISR."""
         if self.progress is None:
             return []
         self.progress.refuses_writes(session)
@@ -284,7 +286,7 @@ class Replica:
         return self._settle(now)
 
     def tick_due(self) -> int | None:
-        """Return when ``tick`` may have something to say without a report, or None for never."""
+        """Return when ``tick`` may have an effect without a report, or None if never."""
         progress = self.progress
         return None if progress is None else progress.due(self.bounds_state.log_end.entry)
 
@@ -301,9 +303,9 @@ class Replica:
     def isr_refused(
         self, proposed_at: int, record: PartitionRecord, version: int, now: int
     ) -> Effects:
-        """Drop a proposal at version ``proposed_at`` that was refused for good.
+        """Drop a finally refused proposal at version ``proposed_at``.
 
-        The record was this one instead.
+        The record was found to be this one instead.
         """
         if self.progress is None:
             return []
@@ -330,7 +332,7 @@ class Replica:
         return [*effects, *self._advance()]
 
     def _advance(self) -> Effects:
-        """Move the high watermark as far as the in-sync replicas are."""
+        """Move the high watermark as far as the in-sync replicas allow."""
         progress, state = self.progress, self.bounds_state
         assert progress is not None
         if state.followers != progress.waits:
@@ -343,7 +345,7 @@ class Replica:
     def _boundary(self, entry: EntryIndex, end: Boundary) -> Boundary:
         """Return the position before an entry of the log that ends at ``end``.
 
-        This is often the log's end.
+        Often it is the log's present or previous end, which needs no search.
         """
         for known in (end, self._end_before):
             if entry == known.entry:
@@ -353,18 +355,18 @@ class Replica:
     # -- the follower's log -----------------------------------------------------------------------
 
     def append_replicated(self, entries: Sequence[Entry], leader_hw: EntryIndex) -> Effects:
-        """Take over the leader's entries, which were appended to the log."""
+        """Apply the leader's entries, which were appended to the log before."""
         return self._publish(self._learned(self._folded(entries), leader_hw))
 
     def recall(self, committed: EntryIndex, epoch: LeaderEpoch) -> None:
-        """Take up the high watermark of an earlier process, if the log has the entry before it."""
+        """Adopt the high watermark of an earlier process, if the log has the entry before it."""
         state = self.bounds_state
         there = state.log_start.entry < committed <= state.log_end.entry
         if there and self.epochs.epoch_of(committed - 1) == epoch:
             self._publish(self._learned(state, committed))
 
     def committed(self) -> tuple[EntryIndex, LeaderEpoch] | None:
-        """Return what :meth:`recall` takes later, or None if no entry is known to be committed."""
+        """Return the arguments for a later :meth:`recall`; None if no committed entry is known."""
         entry = self.bounds_state.high_watermark.entry
         epoch = self.epochs.epoch_of(entry - 1)
         return None if epoch is None else (entry, epoch)
@@ -421,7 +423,7 @@ class Replica:
     def use_up(self, stamp: Stamp, now: int) -> None:
         """Use up the sequence of a refused batch without valid records.
 
-        No entry tells of it: it holds for this leader.
+        No entry records that, so it holds for this leader only.
         """
         known = self.producers.get(stamp.producer_id)
         end = self.bounds_state.log_end.offset
@@ -430,18 +432,18 @@ class Replica:
     def acknowledge(
         self, ticket: int, stamp: Stamp | None, level: Isolation, last_offset: int
     ) -> bool:
-        """Return whether to answer an append at once; else an effect of a later event does."""
+        """Return whether to answer an append at once; else a later effect asks for the answer."""
         if not _waits(stamp, level) or last_offset < self.bounds_state.high_watermark.offset:
             return True
         self._tickets.add(ticket, last_offset)
         return False
 
     def give_up(self, ticket: int) -> None:
-        """Forget who waits for this append's answer."""
+        """Forget this append: nobody waits for its answer any more."""
         self._tickets.cancel(ticket)
 
     def wait(self, waiter: int, bound: WaitBound, offset: int) -> bool:
-        """Let a read wait until the bound is above the offset; False if it is already."""
+        """Let a read wait until the bound is above the offset; return False if it is already."""
         if offset_of(self.bounds_state.bounds(), bound) > offset:
             return False
         self._waiters[bound].add(waiter, offset)
@@ -477,18 +479,18 @@ class Replica:
     def truncate(
         self, tables: Sequence[Table], log_end: Boundary, now: int, *, lost: bool = False
     ) -> Effects:
-        """Take over that the log was truncated to ``log_end``; ``tables`` are the rest.
+        """Note that the log was truncated to ``log_end``; ``tables`` are the entries left.
 
-        What the entries that are gone had done to producers, transactions and epochs is undone.
-        ``lost``: the cut entries include committed ones that the leader no longer has.
+        The effects of the removed entries on producers, transactions and epochs are undone.
+        ``lost``: the removed entries include committed ones that the leader no longer has.
         """
         self._derive(tables, leader.truncated(self.bounds_state, log_end, lost=lost), now)
         disowned = self._tickets.beyond(log_end.offset)
-        effects = self._publish(self.bounds_state)  # an open transaction may be gone as a whole
+        effects = self._publish(self.bounds_state)  # a whole open transaction may be gone
         return [Disown(tuple(disowned)), *effects] if disowned else effects
 
     def reset(self, log_start: Boundary, now: int) -> None:
-        """Take over that the follower's log is empty and begins at this position."""
+        """Note that the follower's log is now empty and begins at this position."""
         self._derive([], leader.emptied(self.bounds_state, log_start), now)
 
     # -- effects ----------------------------------------------------------------------------------

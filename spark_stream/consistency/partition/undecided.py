@@ -1,8 +1,8 @@
 """The transactions of a partition that hold its last stable offset back.
 
 Invariant: while a transaction is open, or its marker is not below the high watermark, no offset
-from its first record on is stable. A marker alone does not decide for readers: a leader that fails
-over may take it back. That holds after a log was opened too.
+from its first record on is stable. A marker alone does not decide for readers: a failover may take
+it back. The invariant also holds after a log was opened.
 
 Source: Kafka's firstUnstableOffset (ongoing transactions, and those with unreplicated markers).
 """
@@ -33,7 +33,7 @@ _COLUMNS: Final = (
 
 
 class OpenPart(Struct, frozen=True):
-    """What a producer has of an open transaction here: its epoch, and its first offset."""
+    """A producer's part of an open transaction in this partition: its epoch and first offset."""
 
     epoch: int
     first_offset: Offset
@@ -42,8 +42,8 @@ class OpenPart(Struct, frozen=True):
 class Undecided:
     """Open transactions, and ended ones whose markers wait to be replicated.
 
-    Parts begin in the order of their offsets, as the log grows: the first that is left is the
-    earliest, however many there are.
+    Parts begin in the order of their offsets, as the log grows. So the first open part in the dict
+    is the earliest, however many there are.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Undecided:
             self._producers.setdefault(transaction, {})[producer_id] = None
 
     def on_marked(self, transaction: int, producer_id: int, marker: int) -> None:
-        """Note that its marker is the entry of this index."""
+        """Note that the marker of this part is the entry with the index ``marker``."""
         part = self._open.pop((transaction, producer_id), None)
         if part is None:
             return
@@ -113,7 +113,7 @@ class Undecided:
 def _parts(
     tables: Sequence[Table], upto: EntryIndex
 ) -> list[tuple[int, int, OpenPart, int | None]]:
-    """Yield (transaction, producer id, its part, its marker) of all undecided, earliest first.
+    """Return (transaction, producer id, part, marker) of all undecided parts, earliest first.
 
     Those are the parts without a marker (None), and those whose marker is not below ``upto``.
     """
@@ -132,7 +132,7 @@ def _parts(
     other = (transaction[1:] != transaction[:-1]) | (producer[1:] != producer[:-1])
     starts = np.flatnonzero(np.concatenate(([True], other)))
     marked = columns["kind"] != Kind.DATA
-    # Of a part that is marked twice (its first marker was thought lost) the first decides.
+    # If a part is marked twice (its first marker was thought lost), the first marker decides.
     never = np.iinfo(np.int64).max
     markers = np.minimum.reduceat(np.where(marked, columns["entry_index"], never), starts)
     chosen = (markers >= upto) & ~marked[starts]

@@ -1,7 +1,7 @@
 """Who waits for a bound to pass an offset, as data.
 
-Invariant: whoever is here waits for an offset that its bound has not passed. So a bound that moves
-finds exactly those that it satisfies, at the front of a heap, and touches no other.
+Invariant: every waiter here waits for an offset that its bound has not passed. So when a bound
+moves, exactly those that it satisfies are at the front of the heap, and no other is touched.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Waiters:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int]] = []
-        self._offsets: dict[int, int] = {}  # of those that are still waiting
+        self._offsets: dict[int, int] = {}  # only waiters that are still waiting
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -37,7 +37,7 @@ class Waiters:
         return True
 
     def remove_passed(self, bound: int) -> list[int]:
-        """Remove and return those whose offset is below the bound, the lowest offset first."""
+        """Remove and return the waiters whose offset is below the bound, lowest offset first."""
         found = []
         while self._heap and self._heap[0][0] < bound:
             _, waiter = heapq.heappop(self._heap)
@@ -46,7 +46,7 @@ class Waiters:
         return found
 
     def beyond(self, end: int) -> list[int]:
-        """Remove and return those whose offset is not below ``end``: their records were cut off."""
+        """Remove and return the waiters whose offset is not below ``end``: records were cut off."""
         found = [waiter for waiter, offset in self._offsets.items() if offset >= end]
         for waiter in found:
             self.cancel(waiter)

@@ -3,10 +3,9 @@
 Every entry carries the epoch of the leader that appended it, and epochs never fall along a log. An
 epoch ends where the first entry of a later one begins, or at the log's end if there is none.
 
-Two replicas of a partition compare their epochs to find what they share (:func:`agreement`): an
-epoch has one leader, and a follower appends that leader's entries only after the part that it
-shares with it. So if two logs hold an entry of the same index and epoch, they are the same up to
-there.
+Two replicas of a partition compare their epochs to find what they share (:func:`agreement`). An
+epoch has one leader, and a follower appends that leader's entries only after the part that both
+logs share. So if two logs hold an entry of the same index and epoch, they are the same up to there.
 
 Source: Raft's log matching property; Kafka's leader epoch cache (KIP-101, KIP-279).
 """
@@ -53,7 +52,7 @@ class EpochStarts:
         return LeaderEpoch(self._epochs[-1]) if self._epochs else None
 
     def on_appended(self, epoch: LeaderEpoch, at: Boundary) -> None:
-        """Note that an entry of this epoch is at this place, behind all others."""
+        """Note that an entry of this epoch is at this place, after all others."""
         if not self._epochs or epoch > self._epochs[-1]:
             self._places.append(at)
             self._epochs.append(epoch)

@@ -4,13 +4,13 @@ Invariants, after every transition:
 
 * ``log_start <= LSO <= HW <= LEO``;
 * LEO, HW and the log start never move back, with two exceptions: a follower's truncation moves
-  LEO back, and also HW if committed records were lost, which is logged. HW never moves back for a
-  reader;
+  LEO back, and also HW if committed records were lost, which is logged. Readers never see HW move
+  back;
 * HW = LEO if there are no followers to wait for;
 * LSO is the first undecided offset, or HW if there is none at or below it.
 
 Replication counts entries: a replica keeps the HW as an entry index together with its offset,
-because a marker moves the first and not the second.
+because a marker moves only the index.
 
 Source: Fluvio ("If there are no followers in the partition, the state is always COMMITTED once a
 record gets acknowledged"); Kafka's last stable offset.
@@ -65,7 +65,7 @@ def opened(
 ) -> LeaderState:
     """Return the state of a log that was just opened.
 
-    With no followers HW = LEO, after a crash too.
+    Without followers HW = LEO, also after a crash.
     """
     known = log_end if followers == 0 else log_start
     return LeaderState(leader_epoch, log_start, log_end, known, followers)

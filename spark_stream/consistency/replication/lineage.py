@@ -1,26 +1,26 @@
 """What a reader remembers of the log that it read, to learn whether its records are still there.
 
 A *lineage* is a tuple of claims ``(epoch, end)``, both rising: the record before the offset ``end``
-was written in the leader epoch ``epoch``. The last claim is of the position that the reader was
-given. Each earlier claim ends where the next claim's epoch began. They go back to the first epoch
-that has a record below the high watermark: no failover takes that record back, so every later log
+was written in the leader epoch ``epoch``. The last claim is that of the reader's position. Each
+earlier claim ends where the next claim's epoch began. The claims go back to the newest epoch whose
+start is below the high watermark: no failover takes its first record back, so every later log
 knows this epoch. So a lineage is nearly always one claim. If the claims would go back beyond the
 first record that the log knows, that record's epoch comes twice: first with the record's own
 offset. Retention removes only what is replicated, so every later log had what was before that.
 
-Invariant: where a log holds a record of an epoch right before ``end``, it holds all that the reader
-has read up to there. For an epoch has one leader, and a replica takes its entries only behind what
-it shares with it (:mod:`spark_stream.consistency.replication.epochs`). So the newest claim that
-holds shows what survives. If a claim does not hold but the log knows its epoch, its records survive
-up to the end of that epoch. If the log does not know the epoch, nothing of it survives, and the
-claim before it decides.
+Invariant: if a log holds a record of an epoch right before ``end``, it holds all that the reader
+has read up to there. The reason: an epoch has one leader, and a replica takes that leader's entries
+only after the part that both logs share (:mod:`spark_stream.consistency.replication.epochs`). So
+the newest claim that holds shows what survives. If a claim does not hold but the log knows its
+epoch, its records survive up to the end of that epoch. If the log does not know the epoch, nothing
+of it survives, and the claim before it decides.
 
-A claim has the epoch of the record, not that of the leader who served it: two leaders in a row may
-have been elected that never followed each other, and then the later one has records of an *earlier*
-epoch at offsets where the reader got records of a later one.
+A claim has the epoch of the record, not that of the leader who served it. Two successive leaders
+may never have followed each other; then the later one has records of an *earlier* epoch at offsets
+where the reader got records of a later one.
 
 Source: Kafka's consumer carries the epoch of the last batch that it fetched (KIP-320), but compares
-offsets only where a log does not know that epoch; the claims are Raft's log matching property.
+offsets only if a log does not know that epoch; the claims are Raft's log matching property.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def surviving(
 ) -> Offset:
     """Return up to which offset the log still holds the records of a (not empty) lineage.
 
-    Records that retention has removed count as held: that is reported in another way. If the log
-    knows none of the epochs, records that were replicated are lost (an unclean election, an older
-    copy of the log). Then the result is below the last claim, and as near to the real place as the
-    log can tell.
+    Records that retention has removed count as held: their removal is reported elsewhere. If the
+    log knows none of the epochs, records that were replicated are lost (an unclean election, an
+    older copy of the log). Then the result is below the last claim, and as near to the real place
+    as the log can tell.
     """
     return max(log_start, _left_behind(lineage, starts, log_start, log_end))
 
@@ -85,7 +85,7 @@ def _left_behind(
 
 
 def lost_above(offset: int, lineage: Lineage, held: int) -> int | None:
-    """Return above which offset a reader at ``offset`` has lost records, or None if it lost none.
+    """Return the offset from which a reader at ``offset`` has lost records, or None if none.
 
     ``held``: up to where its lineage survives. The reader should continue there.
 

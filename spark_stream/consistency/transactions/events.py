@@ -70,7 +70,7 @@ def begin(
     if transaction.state in DECIDED:
         return Denied(Denial.PENDING, transaction)
     follows = transaction.unused if after == -1 else after == transaction.number
-    # One that expired or was killed may be followed too: its owner may not know that it had begun.
+    # A new one may also follow an expired or killed one: its owner may not know that it had begun.
     follows |= transaction.cause in (Cause.EXPIRED, Cause.KILLED)
     if moved(transaction, Event.BEGIN) is None or not follows:
         return Denied(Denial.INVALID, transaction)
@@ -91,7 +91,7 @@ def needs_producer_id(transaction: Transaction) -> bool:
 
 
 def join(transaction: Transaction, number: int, producer_id: int, epoch: int) -> Outcome:
-    """Tell whether a partition may take batches of this producer id in the transaction.
+    """Return whether a partition may take batches of this producer id in the transaction.
 
     The caller has put the partition's join on record before.
     """
@@ -214,7 +214,7 @@ def announce(
 
 
 def withdraw(transaction: Transaction, number: int, consumer: str) -> Outcome:
-    """Withdraw a commit's announcement for a name that has a new owner: it must check again."""
+    """Withdraw a commit's announcement, as a name has a new owner: the commit must check again."""
     denied = not_open(transaction, number, Event.WITHDRAW)
     if denied is not None:
         return denied

@@ -1,4 +1,4 @@
-"""A sink's events on its id's record: one transaction a batch, one branch a task attempt.
+"""A sink's events on its id's record: one transaction per batch, one branch per task attempt.
 
 A sink writes numbered batches. All its task attempts write under branches of one transaction, and
 its driver decides which of them count (``transaction_events.commit``). The events are those of the
@@ -59,7 +59,7 @@ class Claim(Struct, frozen=True):
 
 
 class Stop(Struct, frozen=True):
-    """A driver gives up a batch: all that it planned for it until ``planned``."""
+    """A driver gives up a batch: all that it planned for the batch until ``planned``."""
 
     run: str
     planned: int
@@ -104,10 +104,10 @@ def branch(transaction: Transaction, claim: Claim, allotted: Allotted, now_ms: i
 
 
 def settle(transaction: Transaction, claim: Claim) -> Outcome:
-    """Abort what is still open of the sink: the claimed batch has nothing to commit.
+    """Abort what the sink still has open: the claimed batch has nothing to commit.
 
-    A dead run left it open, or failed attempts of this batch. A sink that never wrote keeps having
-    no record.
+    A dead run or failed attempts of this batch left it open. A sink that never wrote still gets no
+    record.
     """
     denied = _not_next(transaction, claim)
     if denied is not None:
@@ -132,7 +132,7 @@ def renew(transaction: Transaction, instance: str, batch: int, now_ms: int) -> O
 def drop(transaction: Transaction, instance: str, number: int, producer_id: int) -> Outcome:
     """Drop a failed branch: no commit takes it, and it writes no more. The others go on.
 
-    In a transaction that is decided or over there is nothing to drop.
+    If the transaction is decided or over, do nothing.
     """
     if number != transaction.number or moved(transaction, Event.DROP) is None:
         return transaction

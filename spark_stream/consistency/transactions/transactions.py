@@ -6,7 +6,7 @@ The caller replaces the old record by the new one in one compare-and-set, which 
 
 Each partition that the transaction may have written to has a record of its own
 (``cluster.transactions``), so this record stays small however many there are. JOIN does not change
-it: it tells whether such a record, which was just written, came before the decision.
+this record: it says whether the partition's record, just written, came before the decision.
 
 ::
 
@@ -41,7 +41,7 @@ Order of steps: the decision, then the markers, then the consumers' positions, t
 may come later than the answer). A crash between any two leaves a decided record, which is finished
 again from its first step: no markers are written in a partition where the transaction is not open.
 
-Source: Kafka's TransactionCoordinator; KIP-890 (an epoch a transaction); KIP-360.
+Source: Kafka's TransactionCoordinator; KIP-890 (one epoch per transaction); KIP-360.
 """
 
 from __future__ import annotations
@@ -198,8 +198,8 @@ class Content(Positional):
 class Transaction(Struct, frozen=True):
     """The record of a transactional id: who owns it, and its present or last transaction.
 
-    Times are in milliseconds since the epoch, by the clock of the broker that was asked. They are
-    for people: expiry does not use them (``scripts.transactions.sweeping``).
+    Times are in milliseconds since the epoch, by the clock of the broker that got the call. They
+    are for people: expiry does not use them (``scripts.transactions.sweeping``).
     """
 
     transactional_id: str
@@ -254,7 +254,7 @@ class Transaction(Struct, frozen=True):
     run: str = ""
     """The driver that planned that batch."""
     planned: int = -1
-    """When that driver planned it, on a clock of its own."""
+    """When that driver planned the batch, on the driver's own clock."""
     committed_batch: int = -1
     """The last batch that was committed; -1: none."""
     content: tuple[Content, ...] | None = None

@@ -1,18 +1,18 @@
 """Named consumers: a newer instance takes a name over and goes on where the older one was.
 
-**A commit moves a position for the name's owner only, or not at all**, though the owner's name and
-the transaction are two records that no single compare-and-set covers, and two brokers may be asked.
-The steps, in these orders:
+**A commit moves a position for the name's owner only, or not at all**, although the owner's name
+and the transaction are two records that no single compare-and-set covers, and although two brokers
+may handle the calls. The steps, in these orders:
 
 * a commit (``deciding.commit``) **announces** in its open transaction which positions it moves,
   then **checks** who owns the names, then **decides**, if the record is still the one that has the
   announcement;
-* a new owner **takes** the name, then **looks** for transactions that name it: an announcement
-  is **withdrawn** (the commit's decision then fails, and it begins again), a decided one finished;
-  then it **reads** the position.
+* a new owner **takes** the name, then **looks** for transactions with that name: it **withdraws**
+  an announcement (the commit's decision then fails, and the commit begins again), and finishes a
+  decided transaction; then it **reads** the position.
 
 If the name is taken before the check, the check finds the new owner and the commit is refused. If
-not, then announce < check < take < look: the new owner sees the announcement, or what came of it.
+not, the order is announce, check, take, look: the new owner sees the announcement or its outcome.
 Withdrawing and deciding are compare-and-sets on one record: if the withdrawal wins, the commit
 announces and checks once more, and is refused; if the decision wins, the new owner finishes the
 transaction, positions and all, before it reads. So a position that the new owner has read moves for
@@ -47,7 +47,7 @@ def withdraw_announcement(transactional_id: str, number: int, consumer: str) -> 
 
 
 def go_on(finished: Finished, consumer: str) -> Script[list[PositionOf]]:
-    """Return where a named consumer goes on, decided transactions included."""
+    """Return where a named consumer goes on, after finishing its decided transactions."""
     for record in (yield from FindTransactions(By.CONSUMER, consumer)):
         if record.state is State.COMMITTING:
             yield from finish(finished, record)

@@ -1,8 +1,8 @@
-"""What producers and operators ask of a transaction; whatever is decided is finished at once.
+"""Calls of producers and operators on a transaction; a decided transaction is finished at once.
 
-Every call can be repeated: what was decided stays decided, and the next call or the next sweep
-finishes what a broker left half done when it died. ``finished`` is the memory of the broker that is
-asked (``finishing.Finished``), ``now_ms`` that broker's time, for people to see.
+Every call can be repeated: a decision stays, and the next call or the next sweep finishes what a
+broker left half done when it died. ``finished`` is the memory of the broker that handles the call
+(``finishing.Finished``), ``now_ms`` that broker's time, for people to see.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ _JOIN: Final = "a write"
 class Commit(Struct, frozen=True):
     """A commit of transaction ``number`` with the producer ids that it takes.
 
-    ``batch`` is a sink's, with its ``content``; ``positions`` move with it, and ``owners`` have to
-    own the consumers' names (by name).
+    ``batch`` and its ``content`` are a sink's. ``positions`` move with the commit. ``owners``: the
+    instance that has to own each consumer's name, by name.
     """
 
     transactional_id: str
@@ -117,7 +117,7 @@ class Commit(Struct, frozen=True):
     owners: Mapping[str, str] = field(default_factory=dict)
 
 
-# -- the forms that all take ----------------------------------------------------------------------
+# -- what all calls use ---------------------------------------------------------------------------
 
 
 def judge_record(finished: Finished, transactional_id: str, judge: Judge) -> Script[Outcome]:
@@ -143,7 +143,7 @@ def allowed(outcome: Outcome, number: int | None, asked: str) -> Transaction:
 def conclude(
     finished: Finished, outcome: Outcome, number: int | None, asked: str
 ) -> Script[Transaction]:
-    """Return the record, finished if it is decided, or raise the error for a denial."""
+    """Return the record, finishing a decided transaction, or raise the error for a denial."""
     found = allowed(outcome, number, asked)
     return (yield from finish(finished, found)) if found.state in DECIDED else found
 
@@ -151,7 +151,7 @@ def conclude(
 def apply_rule(
     finished: Finished, transactional_id: str, rule: Rule, number: int | None, asked: str
 ) -> Script[Transaction]:
-    """Apply the rule to the record, and return it, finished if it is decided."""
+    """Apply the rule to the record, finish a decided transaction, and return the record."""
     outcome = yield from judge_record(finished, transactional_id, as_judge(rule))
     return (yield from conclude(finished, outcome, number, asked))
 
@@ -166,7 +166,7 @@ def allot(found: Transaction, spare: Allotted, *, producer_id: bool = True) -> S
     return Allotted(number, producer, spare.coordinator)
 
 
-# -- what producers ask ---------------------------------------------------------------------------
+# -- calls of producers ---------------------------------------------------------------------------
 
 
 def take_over(
@@ -175,7 +175,7 @@ def take_over(
     """Give the instance the id, and abort an open transaction.
 
     Raises:
-        ProducerFenced: a later instance took it over already.
+        ProducerFenced: a later instance took the id over already.
     """
     return (
         yield from apply_rule(
@@ -196,7 +196,7 @@ def begin(
     coordinator: str,
     now_ms: int,
 ) -> Script[Transaction]:
-    """Begin a transaction of the owner, with this broker (``coordinator``) as its coordinator.
+    """Begin a transaction of the owner; ``coordinator`` is this broker.
 
     Raises:
         ProducerFenced, InvalidTransaction, UnknownTransaction.
@@ -221,12 +221,13 @@ def join(
     epoch: int,
     *places: Joined,
 ) -> Script[None]:
-    """Let different partitions take part from now on: all of them, or none.
+    """Let these partitions join the transaction: all of them, or none.
 
-    Order of steps: the joins are put on record, then the transaction's record is read. If that is
-    still open then, its decision comes later, and who finishes it finds the joins. If not, the
-    joins may have come too late to be found, and are refused; the broker's sweep removes them then.
-    The look before both keeps a stamp that is wrong from putting anything on record.
+    Order of steps: the joins are put on record, then the transaction's record is read. If the
+    transaction is still open then, its decision comes later, and whoever finishes it finds the
+    joins. If not, the joins may have come too late to be found: they are refused, and the broker's
+    sweep removes them. A first check before both steps keeps the joins of a wrong stamp off the
+    record.
 
     Raises:
         ProducerFenced, TransactionAborted, InvalidTransaction, UnknownTransaction,
@@ -248,7 +249,7 @@ def join(
 
 
 def explain_refusal(transactional_id: str, number: int, error: IsologError) -> Script[IsologError]:
-    """Return why a partition takes no more of a transaction by its record; else ``error``."""
+    """Return why the record of an aborted transaction refuses more writes; else ``error``."""
     found = yield from records.read(transactional_id)
     if found is None or found.number != number or found.state not in ABORTS:
         return error
@@ -274,16 +275,16 @@ def renew(
 def commit(finished: Finished, asked: Commit) -> Script[Transaction]:
     """Commit; return when the markers are below the high watermark everywhere.
 
-    What the transaction wrote is on the disk before the decision is. Positions of consumers whose
-    names have owners are announced first: see ``consumers``.
+    The transaction's records are forced before it is decided, if their topics ask for that.
+    Positions of consumers whose names have owners are announced first: see ``consumers``.
 
     Raises:
         ConsumerFenced: a consumer whose position is to move has another owner; this call decided
             nothing.
         ProducerFenced, TransactionAborted, UnknownTransaction, ForeignBranch,
         InvalidTransaction: this call decided nothing.
-        DiskFull, StorageFailure, LeaderUnavailable: of forcing, this call decided nothing; later
-            it is decided: repeat the call, or the next sweep finishes it.
+        DiskFull, StorageFailure, LeaderUnavailable: if forcing failed, this call decided nothing.
+            A later failure is after the decision: repeat the call, or the next sweep finishes it.
     """
 
     def judge(found: Transaction) -> Script[Outcome]:
@@ -338,7 +339,7 @@ def abort(
     )
 
 
-# -- what operators ask ---------------------------------------------------------------------------
+# -- calls of operators ---------------------------------------------------------------------------
 
 
 def describe(finished: Finished, transactional_id: str) -> Script[Transaction]:
@@ -355,7 +356,7 @@ def describe_all(finished: Finished) -> Script[list[Transaction]]:
 
 
 def kill(finished: Finished, transactional_id: str, number: int | None) -> Script[Transaction]:
-    """Abort an open transaction (``number``: that one and no later), whoever owns it.
+    """Abort an open transaction, whoever owns it; with ``number``, only if that is its number.
 
     Raises:
         UnknownTransaction, InvalidTransaction: there is none, or it is not open.

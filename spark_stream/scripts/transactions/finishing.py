@@ -1,30 +1,32 @@
-"""A decided transaction is finished: sealed and marked everywhere, its positions stored, recorded.
+"""Finishing a decided transaction: seal and mark it everywhere, store its positions, record that.
 
 Order of steps: all partitions are sealed, then all are marked, with the markers of a commit forced,
 then positions are stored, then the record says that it is finished. A script that stops between any
 two leaves a decided record, and whoever finds that finishes it from the first step: every step can
 be repeated.
 
-**All are those whose joins are on record after the decision** (``deciding.join`` says why).
+**"All" are the partitions with a join on record after the decision** (``deciding.join`` says why).
 
-**All are sealed before any is marked.** A batch of the transaction that is still on its way would
-else land in one partition after a reader has seen the transaction whole without it. So if the
-leader of a partition cannot be reached, none is marked. A partition that is reached and cannot be
-written (its disk failed, its log is damaged) takes no batch either: it holds up no other.
+**All are sealed before any is marked.** Otherwise a batch of the transaction that is still on its
+way could land in one partition after a reader has seen the transaction whole without that batch. So
+if the leader of a partition cannot be reached, none is marked. A partition that is reached but
+cannot be written (its disk failed, its log is damaged) takes no batch either: the others are still
+marked.
 
-**Leaders of the epochs on record are asked**, and the records are read after the decision. A leader
-that was replaced and has not heard of it may have nothing of the transaction: it would say that all
-is sealed and marked, while its successor has batches of it. A later leader than that takes none:
-its promise to take them would need the transaction's record, which is decided.
+**Only leaders of the epochs on record are asked**, and these records are read after the decision. A
+replaced leader that does not know it yet may have nothing of the transaction: it would say that all
+is sealed and marked, while its successor has batches of the transaction. A leader elected after
+that takes none: it would need a join, which the decided record refuses.
 
-**The markers of a commit are on the disk before it is finished**, where the topic forces anything.
-Once it is, the id goes on, and its record does not say any more what the markers were: a power cut
-that took one would make what was committed an unknown thing, which nobody is shown.
+**The markers of a commit are on the disk before it is finished**, if the topic forces anything.
+Once the transaction is finished, the id goes on, and its record no longer says what the markers
+were. If a power cut took one then, nobody would know that the transaction was committed, and
+readers would not see it.
 
-**The markers are below the high watermark before it is finished**: a new leader has them then, and
-a reader that begins after ``commit()`` sees the transaction.
+**The markers are below the high watermark before it is finished**: so a new leader has them, and a
+reader that begins after ``commit()`` sees the transaction.
 
-**Who comes late does no harm.** A seal and markers of a transaction that is not open in a partition
+**Late callers do no harm.** A seal and markers of a transaction that is not open in a partition
 change nothing there; for positions see ``positions.store_decided``; FINISH names the number.
 """
 
@@ -68,21 +70,21 @@ _NOT_REACHED: Final = (LeaderUnavailable, NotLeader, RequestTimeout)
 
 
 class Finished:
-    """Which transactions this broker has finished and not put on record yet.
+    """Transactions that this broker has finished, but not yet recorded as finished.
 
     FINISH can be put on record with the next change of the record, which saves a write for each
-    transaction. Losing this memory costs no more than to finish once more: then every marker is
-    there. It is never wrong: a number is remembered only after its markers are written everywhere,
-    and what is finished stays so. A transaction that moves positions is not remembered but put on
-    record at once: ``positions.store_decided`` relies on that.
+    transaction. If this memory is lost, transactions are only finished once more, which changes
+    nothing. The memory is never wrong: a number is remembered only after its markers are written
+    everywhere, and a finished transaction stays finished. If a transaction moves positions, FINISH
+    is recorded at once instead: ``positions.store_decided`` relies on that.
     """
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self.ended: dict[int, str] = {}
-        """Transactions whose joins can go once they are finished on record: number, and id.
+        """Transactions whose joins can go once they are finished on record: number to id.
 
-        A join that was refused is among them."""
+        Transactions with a refused join are among them."""
 
     def remember(self, decided: Transaction) -> None:
         self._numbers[decided.transactional_id] = decided.number
@@ -95,7 +97,7 @@ class Finished:
         return self._numbers.get(found.transactional_id) == found.number
 
     def settled(self, found: Transaction) -> Transaction:
-        """Return the record, as finished if only that is not recorded yet."""
+        """Return the record; if this broker has finished the transaction, as finished."""
         if found.state not in DECIDED or not self.holds(found):
             return found
         outcome = rules.finish(found, found.number)
@@ -103,7 +105,7 @@ class Finished:
 
 
 def finish(finished: Finished, decided: Transaction) -> Script[Transaction]:
-    """Do the steps that are missing, and return the finished record.
+    """Finish the transaction, and return the finished record.
 
     Raises:
         LeaderUnavailable, NotLeader, RequestTimeout: a leader was not reached; nothing is marked.
@@ -138,7 +140,7 @@ def seal_partitions(
             raise answer
         if not isinstance(answer, IsologError):
             sealed.append(at)
-        elif not isinstance(answer, UnknownTopic):  # deleted, with what was written there
+        elif not isinstance(answer, UnknownTopic):  # a deleted topic needs no seal
             failure = answer
     return sealed, failure
 

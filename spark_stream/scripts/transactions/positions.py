@@ -26,7 +26,7 @@ def own_name(consumer: str, instance: str) -> Script[None]:
 
 
 def check_owners(owners: Mapping[str, str]) -> Script[None]:
-    """Raise ConsumerFenced if a name is owned by another instance than this one."""
+    """Raise ConsumerFenced if a name has another owner than ``owners`` says."""
     for name, instance in owners.items():
         record = yield from Get(CONSUMERS + name)
         _check_owner(name, {} if record is None else record.value, instance)
@@ -54,10 +54,10 @@ def _store_for(name: str, mine: list[PositionOf], owners: Mapping[str, str]) -> 
 def store_decided(decided: Transaction) -> Script[None]:
     """Replace the stored positions by those of a committed transaction.
 
-    A caller that comes late changes nothing. The transaction's record is read after the consumer's
-    record and before the write. If somebody else has finished the transaction by then, its record
-    says so. If somebody finishes it after that, and a later transaction moves the position, then
-    the consumer's record has changed, and the write fails.
+    A late caller changes nothing. The transaction's record is read after the consumer's record and
+    before the write. If somebody else has finished the transaction by then, its record says so. If
+    somebody finishes it after that, and a later transaction moves the position, then the consumer's
+    record has changed, and the write fails.
     """
 
     for name, mine in _by_consumer(decided.positions).items():
@@ -76,7 +76,7 @@ def _store_decided_for(name: str, mine: list[PositionOf], decided: Transaction) 
 
 
 def _change(name: str, judge: Callable[[Value], Script[Value | None]]) -> Script[None]:
-    """Write what the judge makes of the record, by compare-and-set; None changes nothing."""
+    """Replace the record by the judge's result, by compare-and-set; None changes nothing."""
     while True:
         record = yield from Get(CONSUMERS + name)
         value = yield from judge({"positions": []} if record is None else record.value)

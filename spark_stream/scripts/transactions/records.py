@@ -1,8 +1,8 @@
 """The records of transactions: every change of one is a read, a judgement and a compare-and-set.
 
-Anything may happen between the read and the write; if somebody wrote meanwhile, the record is
-judged again as it is now. So a judgement may be asked more than once, and what was written is what
-it said of the record that was there.
+Anything may happen between the read and the write; if somebody wrote meanwhile, the record is read
+and judged again. So a judge may run more than once, and what is written is its judgement of the
+record that the write replaces.
 
 The partitions of a transaction are records of their own, which are put and deleted, and never
 changed. The record of a sink whose id expired is moved to another key.
@@ -48,11 +48,11 @@ from spark_stream.scripts.steps import (
 
 Rule = Callable[[Transaction], Outcome]
 Judge = Callable[[Transaction], Script[Outcome]]
-"""As a rule, but it may take steps before it says what becomes of the record."""
+"""Like a rule, but it may take steps before it returns the outcome."""
 
 
 def read(transactional_id: str) -> Script[Transaction | None]:
-    """Return the record, or None."""
+    """Return the record of this id, or None if there is none."""
     record = yield from Get(PREFIX + transactional_id)
     return None if record is None else decode(record.value)
 
@@ -76,7 +76,7 @@ def change(transactional_id: str, judge: Judge) -> Script[Outcome]:
 
 
 def as_judge(rule: Rule) -> Judge:
-    """Make a judge of a rule; it needs no step."""
+    """Return a judge that applies the rule, without any step."""
 
     def judge(found: Transaction) -> Script[Outcome]:
         yield from ()
@@ -106,7 +106,7 @@ def claim(transactional_id: str, principal: str, *, may_take: bool = False) -> S
 
 
 def forget(finished: Transaction) -> Script[bool]:
-    """Delete a record if it is still this one; return whether it was."""
+    """Delete the record if it is unchanged; return whether it was deleted."""
     record = yield from Get(PREFIX + finished.transactional_id)
     if record is None or decode(record.value) != finished:
         return False
@@ -120,8 +120,8 @@ def expire_sink(idle: Transaction) -> Script[None]:
     """Move the record of an idle sink to where only its query looks for it.
 
     Order of steps: the copy is put, then the record is deleted if it is still the same. Whoever
-    finds no record finds the copy. If the record has changed, the copy says nothing that the record
-    does not say, and the query's next run deletes it.
+    finds no record finds the copy. If the record has changed, it still says all that the copy says,
+    and the query's next run deletes the copy.
     """
     record = yield from Get(PREFIX + idle.transactional_id)
     if record is None or decode(record.value) != idle:
@@ -133,14 +133,14 @@ def expire_sink(idle: Transaction) -> Script[None]:
 
 
 def read_expired(query: str | None = None) -> Script[list[tuple[StoreRecord, Transaction]]]:
-    """Return what queries (or one of them) committed under ids that expired, with its record."""
+    """Return the store's records of expired ids (of one query or all), and their transactions."""
     prefix = EXPIRED if query is None else expired_of(query)
     found = [(each, decode(each.value)) for each in (yield from ListRecords(prefix))]
     return [each for each in found if query in (None, each[1].query)]
 
 
 def delete_expired(gone: Iterable[tuple[StoreRecord, Transaction]]) -> Script[None]:
-    """Delete these records of expired ids, as far as they are still the same."""
+    """Delete those of these records of expired ids that are still the same."""
     deletes = [Delete(record.key, record.version) for record, _ in gone]
     if deletes:
         yield from DeleteMany(deletes)
@@ -150,7 +150,7 @@ def delete_expired(gone: Iterable[tuple[StoreRecord, Transaction]]) -> Script[No
 
 
 def note_joins(transactional_id: str, number: int, places: Iterable[Joined]) -> Script[None]:
-    """Put on record, with one write, that the partitions have joined; it may be there already."""
+    """Record in one write that the partitions have joined; some joins may be recorded already."""
     yield from PutMany([join_of(transactional_id, number, at) for at in places])
 
 
@@ -168,8 +168,8 @@ def read_joins() -> Script[list[Join]]:
 def forget_joins(ended: Iterable[tuple[int, str]]) -> Script[list[tuple[int, str]]]:
     """Remove the joins of transactions (number and id) that are finished on record.
 
-    Returns those that are decided and not finished: their joins are still needed. What is still
-    open is left alone as well: it is finished later.
+    Returns the transactions that are decided but not finished: their joins are still needed. Joins
+    of open transactions stay too: these are finished later.
     """
     pending, gone = [], []
     for number, transactional_id in ended:

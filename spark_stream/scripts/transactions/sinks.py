@@ -1,9 +1,9 @@
-"""What sinks ask: branches, signs of life, and an end for what failed.
+"""Calls of sinks: branches, renewals, and the abort of what failed.
 
 The rules are in ``consistency/sinks``. As in ``deciding``, every call can be repeated.
 
-An id that is not used for long expires (``sweeping``). What it committed is kept by query, and the
-first call of the query's next run takes it over.
+A sink's id expires if it is unused for long (``sweeping``). What was committed under it is kept by
+query, and the first call of the query's next run takes that over.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def open_branch(
 ) -> Script[tuple[Transaction, int | None]]:
     """Return the transaction that writes the claimed batch, and a producer id to use.
 
-    None in its place: the batch is committed. ``renamed``: the query may have written under
+    The id is None if the batch is committed already. ``renamed``: the query may have written under
     another transactional id before; what it committed there counts here.
 
     Raises:
@@ -78,7 +78,7 @@ def open_branch(
         outcome = yield from _judge_claim(finished, transactional_id, claim, judge)
         if isinstance(outcome, Denied) and outcome.why is Denial.DONE:
             return outcome.transaction, None
-        # What the run before left open is decided now, and finished; then the branch is opened.
+        # If this aborted what an earlier run left open, finish that; then try again.
         found = yield from conclude(finished, outcome, None, _ASKED.format(claim))
         if allotted.producer_id in found.branches:
             break
@@ -87,8 +87,8 @@ def open_branch(
 
 
 def _end_if_given_up(finished: Finished, transactional_id: str, claim: Claim) -> Script[None]:
-    # Asked once the branch is on record: either this call finds that the run was stopped, or the
-    # call that stops the run finds the branch.
+    # Check only once the branch is on record: either this call finds that the run was stopped, or
+    # the call that stops the run finds the branch.
     if not claim.run or (yield from stopped_until(claim.run)) < claim.planned:
         return
     stop = Stop(claim.run, claim.planned, claim.batch)
@@ -102,7 +102,7 @@ def _end_if_given_up(finished: Finished, transactional_id: str, claim: Claim) ->
 def settle_batch(
     finished: Finished, transactional_id: str, claim: Claim, *, renamed: bool = False
 ) -> Script[tuple[Transaction, bool]]:
-    """Return the sink's record with nothing open, and whether the claimed batch is committed.
+    """Abort what is open; return the sink's record, and whether the claimed batch is committed.
 
     Raises:
         SinkInUse, StaleBatch, ProducerFenced.
@@ -159,7 +159,7 @@ def drop_branch(
     """Abort what a failed task wrote; the transaction goes on.
 
     Raises:
-        ProducerFenced, ForeignBranch: it is not the caller's branch.
+        ProducerFenced, ForeignBranch: the branch is not the caller's.
         DiskFull, StorageFailure: a marker is missing; the transaction's end writes it.
     """
     rule = as_judge(lambda found: rules.drop(found, instance, number, producer_id))
@@ -178,7 +178,7 @@ def stop_run(finished: Finished, asked: Stop, now_ms: int) -> Script[None]:
 
 
 def inherit_other_ids(finished: Finished, transactional_id: str, claim: Claim) -> Script[None]:
-    """Take over what the query did under other ids, once for each of its runs."""
+    """Take over what the query committed under other ids, once for each of its runs."""
     present = yield from records.read(transactional_id)
     if present is not None and present.instance == claim.instance:
         return
@@ -195,7 +195,7 @@ def inherit_other_ids(finished: Finished, transactional_id: str, claim: Claim) -
             allowed(outcome, None, "a sink's call")
 
 
-# -- what operators ask ---------------------------------------------------------------------------
+# -- calls of operators ---------------------------------------------------------------------------
 
 
 def list_sinks(finished: Finished) -> Script[list[tuple[Transaction, bool]]]:
@@ -235,7 +235,7 @@ def delete_sink(finished: Finished, transactional_id: str) -> Script[None]:
     if not deleted and not gone:
         raise UnknownTransaction(
             f"there is no sink {transactional_id!r}",
-            hint="`isolog sinks list` shows those that there are.",
+            hint="`isolog sinks list` shows all sinks.",
         )
 
 

@@ -1,7 +1,7 @@
-"""The records of runs of queries whose driver has given a batch up.
+"""Records about runs of queries whose driver has given a batch up.
 
-A record has the time up to which the run's plans are given up. It is kept for as long as a task
-that was planned before may still come.
+A record has the time up to which the run's plans are given up. It is kept as long as a task planned
+before that time may still start.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What nobody asks for: expired transactions are aborted, decided ones finished, old ids forgotten.
+"""Regular work: abort expired transactions, finish decided ones, forget old ids.
 
-A transaction expires when its timeout has passed, on the monotonic clock of the broker that looks
-after it, since that broker first saw the record with its number and deadline. So the clocks of two
-hosts are never compared, and a wall clock that is set expires nothing. After a restart the time
-begins anew.
+A transaction expires when its timeout has passed, on the monotonic clock of its coordinator, since
+that broker first saw the record with its number and deadline. So the clocks of two hosts are never
+compared, and setting a wall clock expires nothing. After a restart the time begins anew.
 
 Ids that nobody uses are forgotten by their age, on the broker's steady clock, and only after the
-broker itself has seen them idle for a while: one that starts with a wrong clock forgets nothing
-that is in use. Of a sink's id, what it committed is kept for its query (``records.expire_sink``).
+broker itself has seen them idle for a while: so a broker that starts with a wrong clock forgets no
+id in use. When a sink's id expires, what it committed is kept for its query
+(``records.expire_sink``).
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from spark_stream.scripts.transactions.finishing import (
 )
 
 FORGET_AFTER_MS: Final = 7 * 24 * 3_600_000
-FORGET_JOB_AFTER_MS: Final = 3_600_000  # nobody asks for a job again, but to repeat a call
+FORGET_JOB_AFTER_MS: Final = 3_600_000  # a job's id is used again only to repeat a call
 SINK_EXPIRY_S: Final = 30 * 86_400.0
 SEEN_IDLE_S: Final = 3_600.0
 SEEN_IDLE_JOB_S: Final = 60.0
 
 
 class Watch:
-    """Since when, on a monotonic clock, this broker has seen each record as it is now."""
+    """Remembers since when, on a monotonic clock, this broker has seen each record unchanged."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[tuple[int, int, State], float]] = {}
 
     def unchanged_s(self, record: Transaction, now_s: float) -> float:
-        """Return for how long the record has had its number, deadline and state before our eyes."""
+        """Return for how long this broker has seen the number, deadline and state unchanged."""
         key = (record.number, record.deadline_ms, record.state)
         known, since = self._seen.get(record.transactional_id, (None, now_s))
         if known != key:
@@ -62,14 +62,14 @@ class Watch:
         return now_s - since
 
     def keep_only(self, records_: Iterable[Transaction]) -> None:
-        """Forget all others."""
+        """Forget all records but these."""
         names = {each.transactional_id for each in records_}
         for gone in self._seen.keys() - names:
             del self._seen[gone]
 
 
 class Swept(StrEnum):
-    """What became of a record that was swept."""
+    """What a sweep did with a record."""
 
     LEFT = "left as it is"
     EXPIRED = "expired"
@@ -87,10 +87,10 @@ def sweep_record(
 ) -> Script[Swept]:
     """Do what is due for a record whose coordinator is this broker.
 
-    ``sink_expiry_s``: a sink that has committed a batch expires when it was not used for so long.
+    ``sink_expiry_s``: how long a sink that has committed a batch may be unused before it expires.
 
     Raises:
-        IsologError: a partition could not be marked, or not be reached; the next sweep tries again.
+        IsologError: a partition could not be marked or reached; the next sweep tries again.
     """
     unchanged_s = watch.unchanged_s(record, now_s)
     if record.state in DECIDED:
@@ -129,7 +129,7 @@ def _kept_for(record: Transaction, sink_expiry_s: float) -> tuple[float, float]:
     if record.query == record.transactional_id:
         return FORGET_JOB_AFTER_MS / 1000, SEEN_IDLE_JOB_S
     if record.committed_batch >= 0:
-        # From its last use on, which was a timeout before its deadline.
+        # Counted from its last use, which was a timeout before its deadline.
         return sink_expiry_s - record.timeout_ms / 1000, min(SEEN_IDLE_S, sink_expiry_s)
     return FORGET_AFTER_MS / 1000, SEEN_IDLE_S
 
@@ -144,7 +144,7 @@ def mark_dropped_again(record: Transaction) -> Script[None]:
 
 
 class LostMarker(Struct, frozen=True):
-    """A marker that damage took: what it was, as its record says, and why it is not there again."""
+    """A marker that damage took: what it was by its record, and why it could not be restored."""
 
     at: Joined
     number: int
@@ -154,14 +154,15 @@ class LostMarker(Struct, frozen=True):
 
 
 def restore_markers(open_parts: Iterable[tuple[Joined, int]]) -> Script[list[LostMarker]]:
-    """Restore what damage took of the markers in partitions that this broker has begun to lead.
+    """Restore markers that damage took in partitions that this broker has begun to lead.
 
     A finished transaction that is open in a partition (``open_parts``: place and number) has lost
-    its marker there, by a power cut or damage. Its record says what the marker was; where the
-    record has moved on, nobody knows any more, and what may have been aborted is not shown. What
-    is open or decided on record is left alone: its markers are still to come.
+    its marker there, by a power cut or damage. Its record says what the marker was. If the record
+    has moved on, nobody knows any more, and the transaction is taken as aborted. Transactions that
+    are open or decided on record are left alone: their markers are still to come.
 
-    What could not be written is for :func:`write_lost_marker`, later: its record may go on by then.
+    If a marker could not be written, call :func:`write_lost_marker` with it later: by then the
+    record may have moved on.
     """
     known = {record.number: record for record in (yield from records.read_all())}
     lost = []
@@ -176,9 +177,9 @@ def restore_markers(open_parts: Iterable[tuple[Joined, int]]) -> Script[list[Los
 
 
 def write_lost_marker(lost: LostMarker) -> Script[LostMarker]:
-    """Write a lost marker again.
+    """Write a lost marker again, and return it with the error of this attempt.
 
-    Return it with the error; without one, it is written or its topic gone.
+    No error means that the marker is written or its topic gone.
     """
     failure: IsologError | None = None
     try:

@@ -1,11 +1,11 @@
-"""The seam to the operating system: in a simulation a simulated disk takes its place.
+"""The seam to the operating system; in a simulation a simulated disk replaces it.
 
 ``disk``           files and directories
 ``descriptors``    how many files are open at once
-``direct``         reads past the page cache
-``early_writing``  large amounts on their way to the disk before anybody forces them
-``forcing``        what is on the disk for certain, and that a failed force is the last
-``aside``          where what cannot be used is kept
+``direct``         reads that bypass the page cache
+``early_writing``  starts writing large amounts to the disk before a force
+``forcing``        what is certainly on the disk; after a failed force there is no other
+``aside``          keeps what an open takes out of a log
 ``directory``      the broker's directory: whose it is, of which format, where partitions lie
-``mapping``        how readers see batches of a file, whatever becomes of it
+``mapping``        how readers see batches of a file, even after the file is gone
 """

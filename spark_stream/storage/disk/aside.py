@@ -1,9 +1,9 @@
-"""Nothing that leaves a log is deleted: it is kept in a folder of its own, ``cut/1``, ``cut/2``, …
+"""What an open takes out of a log is not deleted but kept in a new folder, ``cut/1``, ``cut/2``, …
 
-Segments that lie behind a hole are moved there whole. Of a file that is shortened, the bytes that
-leave it are copied: ``<file>.from.<position>`` has what stood in the file from that byte on. Where
-sound entries lie behind the damage, the files are kept as a whole too, by a second name: a follower
-takes from them what its leader cannot give (``kept``).
+Segments after a hole are moved there whole. If a file is shortened, the bytes that leave it are
+copied: ``<file>.from.<position>`` has the file's old bytes from that position on. If sound entries
+lie after the damage, the whole files are kept too, by a second name: a follower takes from them
+what its leader cannot give (``kept``).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ FOLDER: Final = "cut"
 
 
 class LostTail(Struct, frozen=True):
-    """What a log lost when it opened, and where what is left of it is kept.
+    """What a log lost when it opened, and where the remains are kept.
 
-    ``entries_lost`` with ``records_lost`` records were in the log for certain: something behind
+    ``entries_lost`` with ``records_lost`` records were certainly in the log: something after
     them, or the mark of what was forced, says so. ``entries_doubtful`` more may have been
-    acknowledged or not: there are bytes of a whole entry, and they do not have its checksum.
+    acknowledged or not: each is complete, but fails its checksum.
     """
 
     segment: str
@@ -56,7 +56,7 @@ class LostTail(Struct, frozen=True):
 
 
 class Aside:
-    """A folder for what one opening takes out of the log; it is made when first needed."""
+    """A folder for what one open takes out of the log; it is made when first needed."""
 
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._disk = disk
@@ -79,7 +79,7 @@ class Aside:
         self._disk.write_whole(self._place() / f"{path.name}.from.{position}", [tail])
 
     def link(self, path: Path) -> None:
-        """Keep a whole file, which a shorter one is about to replace."""
+        """Keep a whole file that a shorter one is about to replace."""
         self._disk.link(path, self._place() / path.name)
 
     def settle(self) -> None:

@@ -1,9 +1,8 @@
 """How many files are open at once: a bound over all logs of a process, whatever their number.
 
 A file that was not used for a while gives its descriptor up, and gets another when it is used
-again. What was written through the first is not lost to the second: a write's error that nobody has
-seen yet is told to whoever forces the file next, through whatever descriptor (Linux 4.17 and later;
-PostgreSQL relies on the same).
+again. No write error is lost by that: the next force of the file reports an error that nobody has
+seen yet, whatever descriptor it uses (Linux 4.17 and later; PostgreSQL relies on the same).
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ import threading
 from pathlib import Path
 from typing import Final
 
-# Enough that a busy broker's partitions (two files each) rarely wait for an open, and far below the
-# 1,024 that many systems allow a process, of which Flight's connections need most.
+# Enough that a busy broker's partitions (two files each) rarely wait for an open. Many systems
+# allow a process 1,024 open files, most of which Flight's connections need.
 OPEN_FILES_MAX: Final = 128
 
 
 class Descriptor:
-    """An open file's number. Whoever uses it holds this, so no other file gets it meanwhile."""
+    """The number of an open file. Whoever uses it holds this object, so no other file gets it."""
 
     __slots__ = ("number", "used")
 
@@ -32,7 +31,7 @@ class Descriptor:
 
 
 class PooledFile:
-    """A file that is open only while the pool lets it be. It must exist when it is used."""
+    """A file that the pool opens when needed, and may close. It must exist when it is used."""
 
     __slots__ = ("_closed", "_identity", "_pool", "held", "path")
 
@@ -44,19 +43,19 @@ class PooledFile:
         self._identity: tuple[int, int] | None = None
 
     def descriptor(self) -> Descriptor:
-        """Return the open file. OSError if it cannot be opened, ValueError once it is closed."""
+        """Return the open file; raise OSError if it cannot be opened, ValueError once closed."""
         held = self.held or self._pool.open(self)
         held.used = True
         return held
 
     def opened_as(self, number: int) -> None:
-        """Note which file that is, when it is opened first; later descriptors do not change it."""
+        """Note, at the first open only, which file this is."""
         if self._identity is None:
             found = os.fstat(number)
             self._identity = found.st_dev, found.st_ino
 
     def identity(self) -> tuple[int, int]:
-        """Return device and inode of what was opened first; raise as :meth:`descriptor`."""
+        """Return device and inode as of the first open; raise what :meth:`descriptor` raises."""
         if self._identity is None:
             self.descriptor()
         assert self._identity is not None
@@ -73,12 +72,12 @@ class PooledFile:
 
 
 class DescriptorPool:
-    """Keeps at most ``most`` files open; the next ones to close are those not used of late."""
+    """Keeps at most ``most`` files open; closes those first that were not used lately."""
 
     def __init__(self, most: int = OPEN_FILES_MAX) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._open: dict[PooledFile, None] = {}  # a ring: its first is looked at next
+        self._open: dict[PooledFile, None] = {}  # a ring: the first file is the next candidate
 
     def __len__(self) -> int:
         return len(self._open)
@@ -105,7 +104,7 @@ class DescriptorPool:
         del surplus
 
     def _keep(self, file: PooledFile, held: Descriptor) -> list[Descriptor]:
-        """Note the file as open; return what to close once the lock is let go."""
+        """Note the file as open; return what to close once the lock is released."""
         surplus = []
         while len(self._open) >= self._most:
             surplus += self._taken_from_one()

@@ -1,10 +1,10 @@
-"""Bytes of a file as the disk has them, past the memory that the system keeps of it.
+"""Reads the bytes of a file from the disk itself, bypassing the system's page cache.
 
-``O_DIRECT`` reads into a buffer of ours and leaves that memory alone: what readers have there stays
-there, nothing is pushed out for bytes that nobody needs again, and a page that is still good does
-not hide a sector that is not. (What was written and is not on the disk yet, the system writes
-first.) Positions and lengths must be multiples of the disk's blocks. Some file systems refuse it:
-then the bytes come through memory, and the pages that no reader has mapped are given back.
+``O_DIRECT`` reads into our own buffer and leaves the cache alone: pages that readers use stay
+there, nothing is pushed out for bytes that nobody needs again, and a good page does not hide a
+damaged sector. (The system first writes those bytes that are not on the disk yet.) Positions and
+lengths must be multiples of the disk's blocks. Some file systems refuse ``O_DIRECT``: then the
+bytes come through the cache, and the pages that no reader has mapped are dropped from it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def stored_bytes(path: Path, position: int, length: int) -> pa.Buffer:
     """Return the bytes from ``position`` on, or fewer at the file's end.
 
     Raises:
-        OSError: the file cannot be opened, or the disk does not give them.
+        OSError: the file cannot be opened, or the disk cannot read the bytes.
     """
     if _DIRECT:
         try:
@@ -41,7 +41,7 @@ def stored_bytes(path: Path, position: int, length: int) -> pa.Buffer:
 def _read(path: Path, position: int, length: int, flag: int) -> pa.Buffer:
     start = position - position % _BLOCK
     size = -(-(position + length - start) // _BLOCK) * _BLOCK
-    room = memoryview(mmap.mmap(-1, max(size, _BLOCK)))  # memory of its own begins with a page
+    room = memoryview(mmap.mmap(-1, max(size, _BLOCK)))  # mapped memory starts at a page boundary
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flag)
     try:
         found = 0

@@ -4,11 +4,11 @@
 
     isolog.json       what this directory is: format, version, cluster id, and its broker's id
     broker.lock       locked (flock) by the one broker that serves the directory
-    audit.log         who was refused, and what administrators did, if the broker asks who calls
+    audit.log         refused calls, and what administrators did, if the broker authenticates
     broker.json       where that broker listens, and its process id
-    broker.log        what a broker in the background says
-    broker.run        the name of the last run of its broker: tells it from a copy of earlier
-    broker.original   what tells that file from a copy of it: which file it is, and of when
+    broker.log        the output of a broker in the background
+    broker.run        the name of the last run of its broker: tells it from an earlier copy
+    broker.original   inode and time of ``broker.run``, to tell that file from a copy of it
     committed.json    up to where its partitions were known to be committed
     metadata.sqlite   topics, transactions, positions, numbers (a shared store lies elsewhere)
     leases/           which brokers are alive; beside the store
@@ -46,7 +46,7 @@ _OURS: Final = frozenset(
 
 
 class LogDirectory(Struct, frozen=True):
-    """An opened directory of ours."""
+    """An opened log directory."""
 
     path: Path
     cluster_id: str
@@ -56,7 +56,7 @@ class LogDirectory(Struct, frozen=True):
         """Return the folder of a topic; the only place where its name and id become a path.
 
         Raises:
-            InvalidTopic: the name or the id is no folder's name.
+            InvalidTopic: the name or the id cannot be a folder's name.
         """
         for each in (name, topic_id):
             if not is_folder_name(each):
@@ -67,24 +67,24 @@ class LogDirectory(Struct, frozen=True):
         return self.path / "topics" / name / topic_id
 
     def partition(self, name: str, topic_id: str, partition: int) -> Path:
-        """Return the folder of a partition; raises as :meth:`topic`."""
+        """Return the folder of a partition; raise what :meth:`topic` raises."""
         return self.topic(name, topic_id) / f"{partition:d}"
 
 
 def check_directory(path: Path, disk: Disk = HOST_DISK) -> None:
-    """Make the directory if it is missing; refuse one of other software, and change nothing.
+    """Make the directory if it is missing; refuse one of other software without changing it.
 
-    Needs no lock: the answer is right even while another broker makes the directory its own.
+    Needs no lock: the result is right even while another broker initializes the directory.
 
     Raises:
-        NotALogDirectory: it holds other people's files, or is no directory.
+        NotALogDirectory: it holds files of other software, or is not a directory.
         UnsupportedFormat: a release with another format wrote it.
     """
     names = _names(path, disk)
     if not names:
         disk.make_directory(path)
         return
-    if _is_described(path, disk):  # asked after the listing: it is made before the rest
+    if _is_described(path, disk):  # after the listing: a broker makes the description first
         _described(path, disk)
         return
     strange = sorted(set(names) - _OURS)
@@ -120,17 +120,17 @@ def recorded_cluster_id(path: Path, disk: Disk = HOST_DISK) -> str | None:
 
 
 class RunFile(Struct, frozen=True):
-    """Where a directory names the run that uses it.
+    """The files in which a directory names the run that uses it.
 
-    A copy of the directory names the same run, but in another file. A process that dies between the
-    writing of the two files leaves what looks like a copy.
+    A copy of the directory names the same run, but in another file. A process that dies between
+    writing the two files leaves a directory that looks like a copy.
     """
 
     path: Path
     disk: Disk = HOST_DISK
 
     def recorded_run(self) -> str | None:
-        """Return the run that used the directory last, or that it is a copy.
+        """Return the run that used the directory last; for a copy, "a copy of" that run.
 
         None if no run is named.
         """
@@ -170,11 +170,11 @@ def open_directory(
 ) -> LogDirectory:
     """Open a log directory; initialize a missing or empty one. The caller holds the broker's lock.
 
-    ``cluster_id``: what a new directory belongs to, by default a new cluster. ``new_id`` makes ids
-    that nobody else has. ``broker_id``: whose directory it is; a new one becomes that broker's.
+    ``cluster_id``: the cluster of a new directory, by default a new cluster. ``new_id`` makes
+    unique ids. ``broker_id``: whose directory it is; a new one becomes that broker's.
 
     Raises:
-        NotALogDirectory, UnsupportedFormat: as :func:`check_directory`.
+        NotALogDirectory, UnsupportedFormat: as for :func:`check_directory`.
     """
     check_directory(path, disk)
     if not _is_described(path, disk):
@@ -217,8 +217,8 @@ def _described(path: Path, disk: Disk) -> LogDirectory:
 def _write_description(directory: LogDirectory, disk: Disk) -> LogDirectory:
     """Write the description into the directory atomically and durably.
 
-    What is made next, the metadata store first of all, makes sense with the description only: a
-    directory that has the store without it would look like somebody else's.
+    It must come first: a directory with a metadata store but without the description would look
+    like one of other software.
     """
     facts = {
         "format": _FORMAT,
@@ -235,9 +235,9 @@ def _write_description(directory: LogDirectory, disk: Disk) -> LogDirectory:
 def note_of(directory: Path) -> Path:
     """Return the path of the empty file that marks the log in the directory as begun.
 
-    A log has no directory before its first entry. So nothing would tell a directory that somebody
-    has removed from a log that never had an entry, and a broker would vouch for it. The file is
-    there before the first entry is; it goes before the directory when the replica is removed.
+    A log has no directory before its first entry. Without the note, a log whose directory was
+    removed would look like one that never had an entry, and a broker would vouch for it. The note
+    is made before the first entry; when the replica is removed, it goes before the directory.
     """
     return directory.with_name(f"{directory.name}.begun")
 
@@ -251,7 +251,7 @@ def make_directory(disk: Disk, directory: Path) -> None:
 
 
 def is_lost(disk: Disk, directory: Path) -> bool:
-    """Return whether a log that has no files once had a directory, and has none any more."""
+    """Return whether a log without files once had a directory that is gone now."""
     return _is_noted(disk, directory) and directory.name not in disk.names(directory.parent)
 
 

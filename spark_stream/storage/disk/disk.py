@@ -1,11 +1,11 @@
 """The seam between the log and the operating system's files.
 
-Rules that hold for every implementation. A write goes to an explicit position, so a failed one can
-be repeated. A ``flush`` that failed is not repeated: the system may have dropped what it could not
-write and say yes the second time; ``sync_directory`` tells that failure from others by the detail
-``unforced`` of its error. ``cut`` removes only bytes that no entry has published: nobody
-else reads those, whereas a published file may be mapped by a reader, who would die of SIGBUS if it
-shrank (``write_whole`` is the way to shorten such a file).
+These rules hold for every implementation. A write goes to an explicit position, so a failed one can
+be repeated. A failed ``flush`` is not repeated: the system may have dropped what it could not
+write, and a second ``flush`` would then succeed. ``sync_directory`` marks such a failure by the
+detail ``unforced`` of its error. ``cut`` removes only bytes that no entry has published, so no
+reader uses them. A published part may be mapped by a reader, who would die of SIGBUS if the file
+shrank; ``write_whole`` is the way to shorten such a file.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from spark_stream.storage.disk.early_writing import EARLY
 from spark_stream.storage.format.message import Part
 
 _GET_GENERATION: Final = 0x80087601  # FS_IOC_GETVERSION
-# EFBIG is the file-size limit of the process (`ulimit -f`): to a user the same as a full disk.
+# EFBIG is the file-size limit of the process (`ulimit -f`): for a user that is like a full disk.
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
-_PARTS_MAX: Final = 1000  # of one call; Linux takes 1,024
+_PARTS_MAX: Final = 1000  # in one call; Linux takes 1,024
 
-# What no force has waited for yet goes to the disk in pieces of so many bytes, while appends go on.
+# Early writes (``early_writing``) go to the disk in pieces of this many bytes, while appends go on.
 _PIECE_BYTES: Final = 8 << 20
 
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -44,7 +44,7 @@ _ATTEMPTS_MAX: Final = 10  # to make a directory: others may remove its parent
 class DiskFile(Protocol):
     """One file to read and write; all positions and lengths in bytes.
 
-    It must exist by the time it is used. Whether it is open in between is its own affair.
+    It must exist by the time it is used. An implementation may close it between uses.
     """
 
     def write(self, position: int, *parts: Part) -> None: ...
@@ -67,13 +67,13 @@ class Disk(Protocol):
     def read_stored(self, path: Path, position: int, length: int) -> pa.Buffer: ...
     def size(self, path: Path) -> int: ...
     def identity(self, path: Path) -> tuple[int, int]:
-        """Return device and inode of a file: what tells it from one that takes its name later."""
+        """Return device and inode, which tell a file from one that takes its name later."""
         ...
 
     def stamp(self, path: Path) -> str:
         """Return inode, its generation and last write time, which tell a file from its copies.
 
-        The device is not in it: its number may be another after a start of the machine.
+        The device is left out: its number may change when the machine starts again.
         """
         ...
 
@@ -106,8 +106,8 @@ def _named(path: Path, **details: Any) -> Iterator[None]:
 def _generation(descriptor: int) -> int:
     """Return the generation number of the file's inode, new with each file; 0 if it has none.
 
-    The inode of a file that was deleted is soon another file's, perhaps that of its own copy. Not
-    all file systems number their uses (Linux: ``FS_IOC_GETVERSION``).
+    The inode of a deleted file is soon used for another file, perhaps for a copy of the first. Not
+    all file systems count these uses (Linux: ``FS_IOC_GETVERSION``).
     """
     try:
         found = fcntl.ioctl(descriptor, _GET_GENERATION, bytes(8))
@@ -151,10 +151,10 @@ def _behind(views: list[memoryview], written: int) -> list[memoryview]:
 
 
 class OsFile:
-    """A file of the operating system; open only while the pool lets it be.
+    """A file of the operating system, which the pool may close between uses.
 
     Forcing a whole segment would make appends wait until the disk has written all of it. So large
-    amounts are on their way to the disk before anybody forces them.
+    amounts start on their way to the disk before a force.
     """
 
     __slots__ = ("_end", "_file", "_started")
@@ -164,12 +164,12 @@ class OsFile:
         self._file = PooledFile(path, pool)
         if number is not None:
             pool.adopt(self._file, Descriptor(number))
-        self._started: int | None = None  # up to where bytes are on their way, or forced
-        self._end = 0  # of the last write
+        self._started: int | None = None  # bytes before it are forced, or on their way to the disk
+        self._end = 0  # the end of the last write
 
     def write(self, position: int, *parts: Part) -> None:
         file = self._file
-        held = file.held  # the usual case without a call: this is on the way of every append
+        held = file.held  # no call in the usual case: every append comes through here
         try:
             if held is None:
                 held = file.descriptor()
@@ -191,7 +191,7 @@ class OsFile:
     def read(self, position: int, length: int) -> pa.Buffer | None:
         """Return the bytes, or fewer at the file's end; None once the file is closed.
 
-        Readers are other threads than the one that closes: a read under way ends first.
+        Another thread may close the file meanwhile: a read under way ends first.
         """
         try:
             held = self._file.descriptor()
@@ -225,7 +225,7 @@ class OsDisk:
         return OsFile(path, self._pool)
 
     def create(self, path: Path) -> DiskFile:
-        """Create an empty file; an existing file of that name is replaced, not truncated."""
+        """Create an empty file; replace an existing file of that name instead of truncating it."""
         with _named(path):
             try:
                 number = os.open(path, _NEW, 0o600)
@@ -245,8 +245,8 @@ class OsDisk:
     def read_stored(self, path: Path, position: int, length: int) -> pa.Buffer:
         """Read these bytes, or fewer at the file's end, from the disk and not from the page cache.
 
-        The system's memory of the file stays as it was, for those who read it for its records.
-        Where a file system does not give its bytes in this way, they come through memory.
+        The page cache stays as it was, for the readers of records. If a file system does not
+        support this, the bytes come through the cache.
         """
         with _named(path):
             return stored_bytes(path, position, length)
@@ -278,9 +278,9 @@ class OsDisk:
 
         Args:
             path: The directory.
-            forced: False: its own name need not be forced, the caller does that.
+            forced: If False, the caller forces the directory's own name.
 
-        Others may remove an empty one above it meanwhile, as the deletion of a topic does.
+        Others, such as the deletion of a topic, may remove an empty parent meanwhile.
         """
         if not forced and self._is_made(path):
             return
@@ -310,7 +310,7 @@ class OsDisk:
         """
         missing = [each for each in (path, *path.parents) if not each.exists()]
         there = path.parents[len(missing) - 1] if missing else path
-        if os.access(there.parent, os.R_OK):  # above the broker's directory nothing is ours
+        if os.access(there.parent, os.R_OK):  # parents of the broker's directory may be unreadable
             self.sync_directory(there.parent)
         for each in reversed(missing):
             each.mkdir(mode=0o700, exist_ok=True)
@@ -319,7 +319,7 @@ class OsDisk:
     def write_whole(self, path: Path, parts: Sequence[Part]) -> None:
         """Replace the file's content with the parts atomically, by rename.
 
-        The content is on the disk then; its name is once the directory was synchronised.
+        The content is on the disk afterwards; its name is after ``sync_directory``.
         """
         fresh = path.with_name(path.name + ".new")
         with _named(path):
@@ -339,7 +339,7 @@ class OsDisk:
             os.replace(path, new)
 
     def link(self, path: Path, new: Path) -> None:
-        """Give the file a second name; where the file system cannot do that, make a copy."""
+        """Give the file a second name; make a copy if the file system cannot do that."""
         try:
             os.link(path, new)
         except OSError:
@@ -352,7 +352,8 @@ class OsDisk:
     def remove_tree(self, path: Path) -> None:
         """Remove the directory and everything in it, durably: after a power cut too.
 
-        Whoever removed it before may have died, or failed, before that was forced.
+        The parent is forced even if the directory is gone: an earlier removal may have died before
+        its force.
         """
         with _named(path), suppress(FileNotFoundError):
             shutil.rmtree(path)

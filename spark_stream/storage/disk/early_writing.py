@@ -1,8 +1,9 @@
-"""Has the system write to the disk what no force has waited for yet, beside the appends.
+"""Starts writing appended bytes to the disk before a force, in the background of the appends.
 
-To begin such a write takes as long as the disk is behind, so a thread of its own does it: an append
-holds its partition meanwhile. What waits for that thread is bounded. Beyond the bound whoever
-appends does it, and so becomes as slow as the disk: a later force has never much to wait for.
+Starting such a write can take as long as the disk is behind. An append would hold its partition's
+lock meanwhile, so a separate thread does it. The bytes that wait for that thread are bounded.
+Beyond the bound the appending thread does it, and becomes as slow as the disk: so a later force
+never has much to wait for.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ THREAD_NAME: Final = "isolog-early-writing"
 
 
 class EarlyWriting:
-    """For all files of a process, from any thread."""
+    """A queue of early writes for all files of a process; any thread may use it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Descriptor, int, int]] = deque()
         self._bytes = 0
-        self._process = 0  # whose thread there is: a forked child has none
+        self._process = 0  # the process that has the thread: a forked child has none
 
     def start(self, file: Descriptor, position: int, length: int) -> None:
         """Have these bytes written to the disk soon."""
@@ -53,7 +54,7 @@ class EarlyWriting:
                 self._changed.wait_for(lambda: self._waiting)
                 file, position, length = self._waiting.popleft()
             _start(file, position, length)
-            del file  # with its last holder a file is closed
+            del file  # a file is closed with its last holder
             with self._changed:
                 self._bytes -= length
                 self._changed.notify_all()
@@ -62,11 +63,11 @@ class EarlyWriting:
 def _start(file: Descriptor, position: int, length: int) -> None:
     """Ask the system to begin writing these bytes.
 
-    The call's own purpose is another: to drop from memory what is on the disk already. Bytes that
-    were written a moment ago are not, and stay.
+    The call is meant for something else: dropping from memory what is on the disk already. Bytes
+    written a moment ago are not on the disk yet, so they stay in memory.
     """
     if sys.platform != "darwin":
-        with suppress(OSError):  # a force would say so too, and is believed
+        with suppress(OSError):  # the next force reports a failing disk
             os.posix_fadvise(file.number, position, length, os.POSIX_FADV_DONTNEED)
 
 

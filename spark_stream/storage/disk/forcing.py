@@ -1,16 +1,16 @@
-"""What of a log is on the disk for certain, and whether the log can still vouch for it.
+"""Which part of a log is certainly on the disk, and whether the log can still vouch for it.
 
-The first force that fails is the last one that is tried: the system may have dropped what it could
-not write, and a second force would say yes to nothing. The log has failed then: it takes no more
-until it is opened again. Reads of what was published go on.
+After a force has failed, no other is tried: the system may have dropped what it could not write,
+and a second force would succeed without writing it. The log has then failed: it takes no appends
+until it is opened again. Reads of published records go on.
 
-How far a log was forced stands in its file ``flushed``: 24 bytes, written in place, and forced
-itself only when the log closes. So it never says too much, and may say too little. At the next open
-it shows that a missing entry was once on the disk. It also says whether a force is under way, or
-has failed: the system may then show what the disk never got, so the next open writes again what is
-not known to be there. Order of writes: a force is under way, the force, how far it went. What
-cannot be noted in advance is not forced: a full disk might take no note afterwards, and a process
-may end before it writes one.
+The file ``flushed`` says how far a log was forced: 24 bytes, written in place, and forced itself
+only when the log closes. So it never says too much, and may say too little. At the next open it
+shows that a missing entry was once on the disk. It also says whether a force is under way, or has
+failed: the system may then show what the disk never got, so the next open writes everything again
+that is not known to be on the disk. Order of writes: the note that a force is under way, the force,
+then the note how far it went. If the first note cannot be written, nothing is forced: a full disk
+might take no note afterwards, and a process may end before it writes one.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from spark_stream.storage.disk.disk import Disk, DiskFile
 MARK_NAME: Final = "flushed"
 _MARK: Final = struct.Struct("<qqI")  # entry index, offset, the state of forces; then a CRC
 MARK_SIZE: Final = _MARK.size + 4
-_HINT: Final = "See to the disk, then restart the broker; reads go on meanwhile."
+_HINT: Final = "Check the disk, then restart the broker; reads go on meanwhile."
 START: Final = Boundary(EntryIndex(0), Offset(0))
 
 
 class Forces(IntEnum):
-    """What is known of a log's forces, as its file ``flushed`` has it."""
+    """The state of a log's forces, as its file ``flushed`` says."""
 
     DONE = 0
     FAILED = 1
@@ -68,9 +68,9 @@ class Forcing:
 
     @property
     def state(self) -> Forces:
-        """How the forces of an earlier process ended; unless DONE, the disk may lack something.
+        """How the forces of an earlier process ended.
 
-        What it may lack lies behind ``upto``.
+        Unless DONE, the disk may lack something after ``upto``.
         """
         return self._state
 
@@ -83,8 +83,8 @@ class Forcing:
         """Force the files, in this order.
 
         Raises:
-            DiskFull, StorageFailure: the note could not be written: try later. Or a force failed,
-                now or earlier: then no force is tried again.
+            DiskFull, StorageFailure: the note that a force is under way could not be written: try
+                later. Or a force failed, now or earlier: then no force is tried again.
         """
         self.check()
         if self._state is Forces.DONE:
@@ -92,20 +92,20 @@ class Forcing:
         for file in files:
             self._do(file.flush)
         if self._state is Forces.DONE:
-            with suppress(IsologError):  # without it the next open writes again what is there
+            with suppress(IsologError):  # without this note the next open only writes more again
                 self._write(self._upto, Forces.DONE)
 
     def force_names(self) -> None:
-        """Force the names in the log's directory; raises as :meth:`force`."""
+        """Force the names in the log's directory; raise what :meth:`force` raises."""
         self._do(lambda: self._disk.sync_directory(self._directory))
 
     def make_directory(self) -> None:
         """Make the log's directory, and a durable note beside it that the log has begun.
 
-        Raises as :meth:`force`.
+        Raises also what :meth:`force` raises.
 
         Raises:
-            DiskFull, StorageFailure: it could not be made, which can be tried again.
+            DiskFull, StorageFailure: the directory could not be made; a later call can succeed.
         """
         self.check()
         try:
@@ -120,17 +120,16 @@ class Forcing:
         if upto == self._upto and self._state is Forces.DONE:
             return
         self._upto, self._state = upto, Forces.DONE
-        # It is a hint that may lag behind: a disk without room for it takes nothing from a log.
+        # The mark may lag behind, so a log loses nothing if the disk has no room for the mark.
         with suppress(IsologError):
             self._write(upto, Forces.DONE)
 
     def lower(self, upto: Boundary) -> None:
-        """Lower the mark to ``upto``, durably: what lies behind is to be cut.
+        """Lower the mark to ``upto``, durably, before what lies after it is cut.
 
         Raises:
             StorageFailure: the lowered mark may not be on the disk; if its force failed, the log
-            has
-                failed.
+                has failed.
         """
         self.check()
         if self._upto.entry <= upto.entry:
@@ -139,21 +138,21 @@ class Forcing:
         self._upto = upto
 
     def fail(self, message: str) -> IsologError:
-        """Make the log fail, also for the next process that opens it; return what to raise."""
+        """Mark the log as failed, also for the next process that opens it; return the error."""
         failure = self.give_up(message)
         with suppress(IsologError):
             self._write(self._upto, Forces.FAILED)
         return failure
 
     def give_up(self, message: str) -> IsologError:
-        """Close the log to writes until it is opened again; return what to raise."""
+        """Refuse writes to the log until it is opened again; return the error to raise."""
         if self.failed is None:
             self.failed = StorageFailure(message, hint=_HINT, path=str(self._directory))
             self.when_failed()
         return self.failed.again()
 
     def close(self, *, forced: bool) -> None:
-        """End it. ``forced``: force the mark too, so that it survives a later power cut."""
+        """Close the mark's file. ``forced``: force the mark, so that it survives a power cut."""
         if self._file is None:
             return
         with suppress(IsologError):

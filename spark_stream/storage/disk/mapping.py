@@ -1,8 +1,8 @@
 """A segment's ``.arrow`` file as its readers see it: mapped when they need it, any thread.
 
-Readers may hold a segment long after the log has given it up, and its file may be gone by then, or
-another one may have its name. So whoever removes or replaces a file holds its bytes before: what is
-mapped once is not looked up by name again.
+Readers may hold a segment long after the log has given it up. By then its file may be gone, or
+another one may have its name. So whoever removes or replaces a file maps it first: what is mapped
+once is not looked up by name again.
 """
 
 from __future__ import annotations

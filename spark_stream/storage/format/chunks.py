@@ -1,4 +1,4 @@
-"""What a read gives: some records, with their offsets."""
+"""What a read returns: some records, with their offsets."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ class Stored(Struct, frozen=True):
     """Where the batches of a chunk lie: in a file that readers of this machine can map.
 
     ``device`` and ``inode`` tell the file from another that takes its name later. ``parts`` are
-    runs of bytes, (start, length), int64, shape (runs, 2); in them are ``entries`` messages, one
-    behind the other; ``compressed``: maybe their bodies are. ``crc`` is the CRC-32C of all parts,
-    one behind the other. The chunk's rows begin ``lead`` rows behind the first one of the first
-    message.
+    runs of bytes, (start, length), int64, shape (runs, 2); they hold ``entries`` messages, one
+    after the other; if ``compressed``, their bodies may be compressed. ``crc`` is the CRC-32C of
+    all parts joined. The chunk's rows begin ``lead`` rows after the first row of the first message.
 
-    In every replica of the partition the messages are those of the same entries: ``indexes`` are
-    runs of them, (first, count), int64, shape (runs, 2), the last one of leader epoch ``epoch``.
+    The messages are those of the same entries in every replica of the partition: ``indexes`` are
+    runs of entries, (first, count), int64, shape (runs, 2), the last one of leader epoch ``epoch``.
     """
 
     path: Path
@@ -50,13 +49,12 @@ class Chunk(Struct, frozen=True):
     (runs, 2); more than one only where aborted records lie between. ``timestamps`` (microseconds)
     and ``counts`` have one item for each entry the batch came from: ``timestamps[i]`` is the
     greatest record timestamp of the ``counts[i]`` rows of entry i. ``scattered``: the offset of
-    every row, where a filter has left some out; there are no spans then. ``stored``: where the rows
-    lie, if it was asked for in their place. ``messages``: the bytes of their ``counts.size`` IPC
-    messages, in parts, likewise. ``batch`` has no rows then.
+    every row, if a filter has left some out; there are no spans then. ``stored``: where the rows
+    lie, if the read asked for that instead of rows. ``messages``: likewise, the bytes of the rows'
+    ``counts.size`` IPC messages, in parts. With either of them ``batch`` has no rows.
 
-    ``next_offset`` is where to read on: behind the last row and what follows it that is aborted or
-    does not match. A chunk without rows says only that, and ``base_offset`` is where it began to
-    look.
+    ``next_offset`` is where to read on: after the last row and any aborted or unmatched ones that
+    follow. A chunk without rows says only that; its ``base_offset`` is where the search began.
     """
 
     base_offset: Offset
@@ -71,7 +69,7 @@ class Chunk(Struct, frozen=True):
 
     @property
     def rows(self) -> int:
-        """How many records they are."""
+        """The number of records."""
         return int(self.counts.sum())
 
     def offsets(self) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Arrow batches to bytes and back, and the checksums over entries. No file is touched here.
 
-What the bytes are is in :mod:`spark_stream.batches`, which readers on a broker's machine share.
+:mod:`spark_stream.batches` defines the bytes; readers on a broker's machine use it too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 _UNIT: Final = 8  # bytes; the length of a message in the file is a multiple of this
 
-# A few kilobytes may decompress to gigabytes: this is the most that is joined at once.
+# A few kilobytes may decompress to gigabytes: past this size no further batch is joined.
 _DECODED_BYTES_MAX: Final = 16 << 20
 
 
@@ -46,8 +46,8 @@ def sealed(packed: bytes) -> bytes:
     return packed + crc32c(packed).to_bytes(4, "little")
 
 
-# A CRC is linear. So any bytes, followed by their own CRC, always have the same CRC, and so has any
-# number of such pieces in a row. Many entries are thereby checked by one call.
+# A CRC is linear. So all byte strings of one length, each followed by its own CRC, have the same
+# CRC; so do runs of as many such strings. Thereby one call checks many entries.
 _BLOCK_ENTRIES: Final = 1024
 
 
@@ -82,15 +82,15 @@ def intact_entries(table: Table) -> int:
 _FIELDS: Final[Any] = ENTRY.fields
 _POSITION_AT: Final = int(_FIELDS["position"][1])
 _POSITION_SIZE: Final = 8
-_FEW: Final = 8  # up to so many entries a loop is quicker
+_FEW: Final = 8  # up to this many entries a loop is quicker
 
 
 @cache
 def _differences() -> npt.NDArray[np.uint32]:
     """Return how a byte of an entry's position changes the entry's checksum, shape (8, 256).
 
-    At ``[byte, value]`` is the xor of the checksums of two entries whose positions differ by
-    ``value`` in that byte, the lowest byte first. A CRC is linear: it depends on nothing else.
+    ``[byte, value]`` is the xor of the checksums of two entries whose positions differ by the xor
+    ``value`` in that byte, the lowest byte first. A CRC is linear: nothing else matters.
     """
     blank, found = bytearray(CRC_SPAN), np.zeros((_POSITION_SIZE, 256), np.uint32)
     nothing = crc32c(bytes(blank))
@@ -150,22 +150,22 @@ def first_broken_batch(table: Table, data: pa.Buffer, offset_in_file: int = 0) -
 def run_crc(table: Table) -> int:
     """Combine the entries' CRCs into the CRC of their concatenated batches.
 
-    The CRC of two pieces is that of the second, combined with that of the first as if as many zeros
-    followed it as the second is long. So no byte of a batch is looked at here.
+    The CRC of two pieces joined is the CRC of the second, combined with that of the first extended
+    by as many zeros as the second is long. So this reads no byte of a batch.
     """
     lengths = table["length"] // _UNIT
     behind = np.cumsum(lengths[::-1])[::-1] - lengths
     return int(np.bitwise_xor.reduce(_followed_by_zeros(table["data_crc"], behind), initial=0))
 
 
-_FEW_BATCHES: Final = 128  # up to so many are checked one by one
+_FEW_BATCHES: Final = 128  # up to this many are checked one by one
 _DIGIT_BITS: Final = 6
 
 
 def _followed_by_zeros(
     crcs: npt.NDArray[np.uint32], words: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint32]:
-    """Return these CRCs, each as if as many words of zeros followed as ``words`` says."""
+    """Return these CRCs, each extended by the number of zero words that ``words`` says."""
     found, place = crcs.copy(), 0
     while words.any():
         digit = words & ((1 << _DIGIT_BITS) - 1)
@@ -179,23 +179,23 @@ def _changed(
     crcs: npt.NDArray[np.uint32],
     at: npt.NDArray[np.int64] | int = 0,
 ) -> npt.NDArray[np.uint32]:
-    """Return what the block at ``at`` of a table makes of these CRCs."""
+    """Return what these CRCs become by the block at ``at`` of a table (``_zeros_table``)."""
     found = table[at + (crcs & 0xFF)]
     for byte in range(1, 4):
         found ^= table[at + ((crcs >> (8 * byte) & 0xFF) | byte << 8)]
     return found
 
 
-# How far zeros that follow change a CRC depends on their number alone. That number, in words of 8
+# How zeros that follow change a CRC depends only on their number. That number, in words of 8
 # bytes, is written in digits of 6 bits, the lowest at place 0, and each digit is applied by itself.
-# The table of a place has 64 blocks of 1024 values, one for each digit, and a block has 256 values
-# for each of the four bytes of a CRC, the lowest byte first: at
+# The table of a place has 64 blocks of 1024 values, one block for each digit, and a block has 256
+# values for each of the four bytes of a CRC, the lowest byte first. At the index
 #
 #     digit << 10 | byte << 8 | value
 #
-# is what a CRC that is 0 but for `value` in `byte` becomes when `digit << 6 * place` words of zeros
-# follow. A CRC is linear, so what its four bytes become is combined by xor (`_changed`). Block 0
-# changes nothing, block 1 is one step, and each block is the one before with one step more.
+# is the result of extending a CRC by `digit << 6 * place` words of zeros, if the CRC is 0 except
+# for `value` in `byte`. A CRC is linear, so the results for its four bytes are combined by xor
+# (`_changed`). Block 0 changes nothing, block 1 is one step, each block is one step more.
 @cache
 def _zeros_table(place: int) -> npt.NDArray[np.uint32]:
     """Return the table of a place, shape (65536,)."""
@@ -221,9 +221,9 @@ _FAR_BYTES_MIN: Final = 1 << 10
 def gathered(data: pa.Buffer, starts: np.ndarray, lengths: np.ndarray) -> list[memoryview]:
     """Return the messages at these places of ``data``, as parts to be read in this order.
 
-    The first of them is at the start of ``data``, the last one at its end. Nothing is copied where
-    they are neighbours or far apart. All messages are padded to 8 bytes: that is the unit in which
-    small ones are picked, with no loop over them.
+    The first of them is at the start of ``data``, the last one at its end. Messages that are
+    neighbours or far apart are not copied. All messages are padded to 8 bytes, so small ones are
+    picked in units of 8 bytes, with no loop over them.
     """
     view = memoryview(data)
     gaps = starts[1:] - starts[:-1] - lengths[:-1]
@@ -253,7 +253,7 @@ class Codec:
 
     @cached_property
     def layout(self) -> Layout:
-        """Of which columns least and greatest values are kept, and how."""
+        """Which columns have their least and greatest values kept, and how."""
         return Layout(self.schema)
 
     @property
@@ -287,17 +287,17 @@ class Codec:
         writer = pa.ipc.new_stream(sink, self.schema, options=options)
         writer.write_batch(batch)
         written = sink.getvalue()
-        # The writer puts the schema message first: in some releases when it is made, in some now.
+        # The writer puts the schema message first, at creation or now, depending on the release.
         return EncodedBatch.of(written.slice(schema_length(written)))
 
     def decode(
         self, messages: Sequence[memoryview], entries: int, columns: Sequence[str] | None
     ) -> tuple[pa.RecordBatch, int]:
-        """Decode one batch from ``entries`` messages; return also how many of them it is made of.
+        """Decode ``entries`` messages into one batch; return also how many messages it is made of.
 
         ``messages`` are their bytes, in any parts. A single uncompressed message is decoded in
-        place: the batch is a view of it. Of compressed messages only the first are taken, so
-        that the batch stays small in memory.
+        place: the batch is a view of it. If messages are compressed, only the first few are taken,
+        so that the batch stays small in memory.
         """
         if self.compression is Compression.NONE:
             if entries > 1:

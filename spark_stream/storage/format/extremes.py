@@ -1,9 +1,9 @@
 """The least and the greatest value of each column in a batch, as a row of fixed size.
 
-A row speaks of some entries of a segment that follow one another: of one large batch, or of many
-small ones together. What it says it says of the bytes with these checksums, and of no others. The
-columns are those whose values have keys (``consistency.pruning``): numbers, decimals, moments,
-booleans, and texts by their first bytes; not binaries, and nothing within structs and lists.
+A row describes some consecutive entries of a segment: one large batch, or many small ones together.
+It is valid only for the bytes with the checksums that it names. The columns are those whose values
+have keys (``consistency.pruning``): numbers, decimals, dates and times, booleans, and texts by
+their first bytes; not binaries, and nothing within structs and lists.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from spark_stream.consistency.pruning import (
 )
 
 RECORDS_MIN: Final = 512
-"""A row for fewer records would not pay: to read those costs little."""
+"""A row for fewer records would not pay: reading them costs little."""
 
 _COLUMNS_MAX: Final = 64  # so that a row, and the time that it takes, has a bound
 _QUICK_PART: Final = 6
@@ -69,7 +69,7 @@ _NUMPY: Final[dict[int, np.dtype[Any]]] = {
     }.items()
     for kind in kinds
 }
-"""Types whose values lie side by side in a buffer, by the number that Arrow gives each type."""
+"""Types whose values lie side by side in a buffer, by Arrow's id of the type."""
 _WHOLE: Final = {4: pa.int32(), 8: pa.int64()}
 
 
@@ -103,16 +103,16 @@ class Layout:
 
     @cached_property
     def mark(self) -> int:
-        """Tells this layout from those of other columns."""
+        """A number that tells this layout from those of other columns."""
         text = "".join(f"{name}={self.schema.field(name).type}\n" for name in self.names)
         return int(google_crc32c.value(text.encode()))
 
     @cached_property
     def quick(self) -> tuple[str, ...]:
-        """Those whose extremes an append finds out: moments first, and a sixth of all columns.
+        """The columns whose extremes an append computes: a sixth of all, times and dates first.
 
-        To look at every value of a column once more costs a twelfth of what its append costs. A
-        filtered read finds out the rest, once.
+        Reading every value of a column once more costs a twelfth of what its append costs. A
+        filtered read computes the rest, once.
         """
         kinds = {name: self.schema.field(name).type for name in self.names}
         fixed = [name for name, kind in kinds.items() if kind.id in _NUMPY]

@@ -25,14 +25,14 @@ from spark_stream.storage.settings import LogSettings
 UNLIMITED: Final = 1 << 62
 _FEW: Final = 16
 
-_ROW_PART_MIN: Final = 16  # times a row of extremes: what is written beside a batch is far smaller
+_ROW_PART_MIN: Final = 16  # a batch must be this many times as large as its row of extremes
 
 
 class Prepared(Struct, frozen=True):
     """A batch ready to be appended: encoding and checksum are done outside the partition's lock.
 
-    ``extremes``: what is known of its values, or None if nothing is worth its place.
-    ``schema``: which of the topic's schemas it has.
+    ``extremes``: those computed so far, or None if storing them is not worthwhile.
+    ``schema``: the version of the topic's schema that it has.
     """
 
     records: int
@@ -91,9 +91,9 @@ def marker_at(
 class LogFormat:
     """What the log of a partition needs to know of its topic.
 
-    ``timestamp_column`` is the column with the records' own timestamps; where a topic has none, a
-    record's timestamp is the moment of its append. ``earlier``: the schemas that the topic had
-    before its present one, the first of them first.
+    ``timestamp_column`` is the column with the records' own timestamps; if a topic has none, a
+    record's timestamp is the time of its append. ``earlier``: the schemas that the topic had
+    before its present one, oldest first.
     """
 
     schema: pa.Schema
@@ -104,7 +104,7 @@ class LogFormat:
 
     @cached_property
     def codecs(self) -> tuple[Codec, ...]:
-        """Of each schema that the topic has had, the first of them first."""
+        """The codecs of all schemas that the topic has had, oldest first."""
         return tuple(
             Codec(schema, self.settings.compression, version)
             for version, schema in enumerate((*self.earlier, self.schema))
@@ -112,7 +112,7 @@ class LogFormat:
 
     @property
     def codec(self) -> Codec:
-        """That of the present schema."""
+        """The codec of the present schema."""
         return self.codecs[-1]
 
     def codec_of(self, version: int) -> Codec:
@@ -128,7 +128,7 @@ class LogFormat:
 
     @cached_property
     def required(self) -> tuple[pa.Field, ...]:
-        """Return the columns that take no nulls, or may have a field within that takes none."""
+        """The columns that take no nulls, or may have a nested field that takes none."""
         return tuple(each for each in self.schema if not each.nullable or pt.is_nested(each.type))
 
     def conformed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -163,8 +163,8 @@ class LogFormat:
         if self.timestamp_column is None:
             return now
         moments = batch.column(self.timestamp_column)
-        # Not by to_numpy, which imports pandas: a third of a second, once, and memory for good.
+        # Not by to_numpy: it imports pandas, which costs a third of a second and memory for good.
         values = memoryview(moments.buffers()[1])[8 * moments.offset :][: 8 * len(moments)]
-        if len(moments) <= _FEW:  # a call of NumPy takes longer than to look at each
+        if len(moments) <= _FEW:  # for so few, a call of NumPy takes longer than a loop
             return max(values.cast("q"))
         return int(np.frombuffer(values, np.int64).max())

@@ -1,6 +1,6 @@
-"""An encoded batch: bytes in one piece, or in several that are written one behind the other.
+"""An encoded batch: bytes in one piece, or in several that are written one after the other.
 
-A large batch is written from where its columns lie. To put them into one piece first takes as much
+A large batch is written from where its columns lie in memory. Joining them first would take as much
 memory again, and a good part of the time that the writing takes.
 """
 
@@ -16,12 +16,12 @@ from spark_stream.batches import schema_length
 
 Part: TypeAlias = pa.Buffer | bytes
 
-APART_BYTES_MIN: Final = 2 << 20  # what is smaller is joined in the processor's own memory
+APART_BYTES_MIN: Final = 2 << 20  # smaller ones are joined within the processor's cache
 _PART_BYTES_MIN: Final = 4 << 10  # on average; smaller parts are joined as well
 
 
 class EncodedBatch(Struct):
-    """The parts, one behind the other; ``size`` is that of all of them, in bytes."""
+    """The parts, one after the other; ``size`` is their total size in bytes."""
 
     parts: tuple[Part, ...]
     size: int
@@ -45,9 +45,9 @@ class EncodedBatch(Struct):
 
 
 def uncompressed(batch: pa.RecordBatch, apart_bytes_min: int = APART_BYTES_MIN) -> EncodedBatch:
-    """Encode the batch as an IPC message; values of a large one are not copied.
+    """Encode the batch as an IPC message, without copying the values of a large one.
 
-    ``apart_bytes_min``: from which size on.
+    ``apart_bytes_min``: the size in bytes from which a batch is large.
     """
     if batch.get_total_buffer_size() < apart_bytes_min:
         return EncodedBatch.of(batch.serialize())
@@ -64,7 +64,7 @@ def uncompressed(batch: pa.RecordBatch, apart_bytes_min: int = APART_BYTES_MIN) 
 
 
 class _Sink:
-    """A file for Arrow to write to: it keeps what it is given."""
+    """A file for Arrow to write to, which keeps the parts as they come."""
 
     closed = False
 

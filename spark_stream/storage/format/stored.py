@@ -1,8 +1,8 @@
 """Entries as they are stored: what one replica of a partition gives to another.
 
-Two replicas are the same where their entries are, without ``position`` and ``entry_crc``: those two
-say where a batch lies in a replica's own files. The checksum ``data_crc`` in an entry stands for
-the batch's bytes.
+Two replicas are the same where their entries are, apart from ``position`` and ``entry_crc``, which
+depend on where a batch lies in a replica's own files. The checksum ``data_crc`` in an entry stands
+for the batch's bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KINDS: Final = tuple(Kind)
 class StoredEntries(Struct, frozen=True):
     """Consecutive entries of a log: their rows, and the bytes of all their batches in a row.
 
-    ``position`` and ``entry_crc`` of the rows are those of the log that gave them.
+    ``position`` and ``entry_crc`` of the rows are those of the log that they come from.
     """
 
     rows: Table
@@ -42,9 +42,9 @@ class StoredEntries(Struct, frozen=True):
 
 
 def digest(tables: Iterable[Table]) -> str:
-    """Hash what the same entries have in common in all replicas.
+    """Hash those parts of the entries that are the same in all replicas: 32 hexadecimal digits.
 
-    It does not matter how the entries are parted into tables. 32 hexadecimal digits.
+    How the entries are divided into tables does not matter.
     """
     found = blake2b(digest_size=16)
     for table in tables:
@@ -57,7 +57,8 @@ def digest(tables: Iterable[Table]) -> str:
 def checked_lone_entry(rows: Table, data: pa.Buffer, end: Boundary, epoch: int) -> Entry | None:
     """Return the only entry if :func:`check_entries` would accept it, else None.
 
-    None if there are several, or that one knows what is wrong.
+    None means: there are several entries, or the only one is refused and :func:`check_entries` says
+    why.
     """
     if len(rows) != 1:
         return None
@@ -76,8 +77,8 @@ def check_entries(rows: Table, data: pa.Buffer, end: Boundary, epoch: int, place
     Both checksums of each entry are computed. ``place`` names the log in messages.
 
     Raises:
-        ValueError: they are sound, and do not follow the log's end.
-        DamagedEntries: they are not; the message names the first.
+        ValueError: the entries are sound, but do not follow the log's end.
+        DamagedEntries: some entries are not sound; the message names the first.
     """
     good = intact_entries(rows)
     first, last = rows[0], rows[-1]
@@ -85,8 +86,8 @@ def check_entries(rows: Table, data: pa.Buffer, end: Boundary, epoch: int, place
         at, under = (int(first["entry_index"]), int(first["base_offset"])), first["leader_epoch"]
         if at != (end.entry, end.offset) or under < epoch:
             raise ValueError(
-                f"{place} ends at {end} in epoch {epoch}; what came starts at entry {at[0]} with"
-                f" offset {at[1]}, in epoch {under}"
+                f"{place} ends at {end} in epoch {epoch}; the new entries start at entry {at[0]}"
+                f" with offset {at[1]}, in epoch {under}"
             )
     start = int(first["position"])
     good = valid_prefix(rows[:good], int(end.entry), int(end.offset), start)
@@ -98,7 +99,7 @@ def check_entries(rows: Table, data: pa.Buffer, end: Boundary, epoch: int, place
     length = int(last["position"] + last["length"]) - start
     if data.size != length:
         raise DamagedEntries(
-            f"{place}: {data.size} bytes came for entries of {length} bytes", entry=int(end.entry)
+            f"{place}: got {data.size} bytes for entries of {length} bytes", entry=int(end.entry)
         )
 
 

@@ -1,13 +1,13 @@
-"""Up to where a broker knew the entries of its partitions to be committed: one file a broker.
+"""Up to where a broker knew the entries of its partitions to be committed: one file per broker.
 
-A *mark* of a partition is its high watermark and the epoch of the entry before that. It stays true
+A partition's *mark* is its high watermark and the epoch of the entry before that. A mark stays true
 whatever becomes of this broker's logs: a log that has this entry of this epoch has all that is
-committed before it, for two logs that share an entry are the same up to there
-(``consistency.replication.epochs``). So a mark is believed only by a log that has the entry, the
-file may lag behind, and nothing has to be written before a log is cut back.
+committed before it, because two logs that share an entry are the same up to there
+(``consistency.replication.epochs``). So a log uses a mark only if it has that entry, the file may
+lag behind, and nothing has to be written before a log is truncated.
 
-The file ``committed.json`` is one line of JSON behind a line with its CRC-32C, and is replaced as a
-whole. One that is not readable counts as empty.
+The file ``committed.json`` is a line with a CRC-32C, then one line of JSON. It is replaced as a
+whole. An unreadable file counts as empty.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Mark(NamedTuple):
 class CommittedMarks:
     """The marks of one broker, for any thread.
 
-    Those of partitions that could not be opened since the broker started stay in the file.
+    If a partition could not be opened since the broker started, its mark stays in the file.
     """
 
     def __init__(self, directory: Path, disk: Disk = HOST_DISK) -> None:
@@ -67,7 +67,7 @@ class CommittedMarks:
             self._is_new |= self._marks.pop(key, None) is not None
 
     def keep_topics(self, ids: Set[str]) -> None:
-        """Drop the marks of all other topics than these."""
+        """Drop the marks of all topics but these."""
         with self._lock:
             kept = {key: each for key, each in self._marks.items() if key.split("/")[0] in ids}
             self._is_new |= len(kept) < len(self._marks)

@@ -1,8 +1,8 @@
 """Which entries of a log are known to have a damaged batch.
 
 A log keeps an entry whose batch fails its checksum: the entry still counts, and what is around it
-stays readable. What is known here says only what a replica must not vouch for. It is in memory:
-who opens the log anew finds the damage anew.
+stays readable. What is known here says only what a replica must not vouch for. It is in memory
+only: after the log is opened again, the damage has to be found again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spark_stream.consistency.ids import EntryIndex
 from spark_stream.errors import DamagedSegment
 
 WAS_NOTED: Final = threading.Event()
-"""Set once damage was noted in any log of this process: until then nobody need ask them all."""
+"""Set once damage was noted in any log of this process; until then, no log need be asked."""
 
 
 class Damage:

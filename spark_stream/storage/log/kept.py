@@ -1,16 +1,17 @@
-"""Segments that a log gave up at a damaged entry, kept until their entries have come again.
+"""Segments that a log gave up at a damaged entry, kept until the log has their entries again.
 
 A follower with a damaged entry cuts its log there, and takes what follows from its leader. That
 leader may turn out to be damaged too, at a later entry of which this log has just given up a sound
-copy. So the files of the segments that are cut get a second name first, in ``cut/healing-N``, which
-copies nothing; what the leader cannot give is taken from there. A kept segment is removed once the
-log has its last entry again. Segments that an open has set aside (``aside``) are read as well, and
-never removed.
+copy. So the files of the segments that are cut first get a second name, in ``cut/healing-N``, which
+copies nothing; entries that the leader cannot give are taken from there. A kept segment is removed
+once the log has its last entry again. Segments that an open has set aside (``aside``) are read as
+well, and never removed.
 
-**Which entry fits.** An entry of one index and one epoch is the same in all logs, and so is all
-that lies before it. A kept entry may follow the log's last one if the kept entry before it has the
-epoch of that one, or if itself has it. What the present leader does not have of that is cut off by
-the next agreement with it (``consistency.replication.follower``), as it is of any follower's log.
+**Which entry fits.** Entries of one index and one epoch are the same in all logs, and so is all
+that lies before them. A kept entry may follow the log's last entry if the kept entry before it has
+the epoch of the log's last one, or if the kept entry itself has that epoch. If the present leader
+does not have such an entry, the next agreement with the leader cuts it off
+(``consistency.replication.follower``), as it does with any follower's log.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ class KeptSegments:
     def keep(self, segments: Sequence[Segment]) -> None:
         """Keep these segments of the log, the last of which may be the active one.
 
-        What is kept already, because an earlier cut failed after it, is not kept again.
+        Segments already kept, because an earlier cut failed later on, are not kept again.
 
         Raises:
-            DiskFull, StorageFailure: That failed; the log is as it was.
+            DiskFull, StorageFailure: keeping them failed; the log is as it was.
         """
         missing = [each for each in segments if len(each.table) and not self._has(each)]
         if not missing:
@@ -99,10 +100,12 @@ class KeptSegments:
         log: Callable[[], Sequence[Segment]],
         append: Callable[[Table, pa.Buffer], list[Entry]],
     ) -> list[Entry]:
-        """Append the sound entries that may follow the log, which has these segments; return them.
+        """Append the sound entries that may follow the log, and return them.
+
+        ``log`` returns the log's segments.
 
         Raises:
-            DiskFull, StorageFailure: As ``append``, for the first of them.
+            DiskFull, StorageFailure: As for ``append``, if it fails for the first of them.
         """
         taken: list[Entry] = []
         try:
@@ -125,14 +128,14 @@ class KeptSegments:
         return None
 
     def drop_healed(self, log: Sequence[Segment]) -> None:
-        """Remove what the log with these segments has again, as far as the disk lets it."""
+        """Remove kept segments that the log with these segments has again, if the disk allows."""
         for segment in list(self._segments):
             if not self._is_healed(segment, log):
                 continue
             self._segments.remove(segment)
             folder = segment.name.directory
             with suppress(IsologError):  # it is tried again after the next open
-                log[-1].flush()  # what has come again may be in memory only
+                log[-1].flush()  # the entries that the log has again may be in memory only
                 self._disk.remove(segment.name.arrow)
                 self._disk.remove(segment.name.entries)
                 self._disk.remove_empty_directory(folder)
@@ -145,7 +148,7 @@ class KeptSegments:
             return False
         kept = _of_folder(self._segments, folder)
         if after == log_end and _epoch_of(kept, after) is not None:
-            return False  # its last entry tells whether the next kept one fits
+            return False  # the epoch of its last entry says whether the next kept one fits
         evicted = after <= log[0].first.entry
         return evicted or _epoch_of(log, after - 1) == int(segment.table[-1]["leader_epoch"])
 
@@ -176,7 +179,7 @@ class KeptSegments:
             with suppress(IsologError):  # a file is missing, or nothing tells where it starts
                 told = files.found(name, None)
                 if len(told.table):
-                    codec = self._format.codec  # not used: what is stored goes on as it is
+                    codec = self._format.codec  # not used: stored batches are copied as they are
                     found.append(Segment(self._disk, name, codec, told.first, told.table))
         return found
 

@@ -1,7 +1,7 @@
-"""Where an entry, its message, or the first record at a moment lies in this replica's files.
+"""Where an entry, its message, or the first record at or after a time lies in this replica's files.
 
-Entries are the same in all replicas, and so are their messages; the files are not. What has the
-same index and the same leader epoch in two logs is the same entry, and so is all before it.
+Entries are the same in all replicas, and so are their messages; the files are not. Entries with the
+same index and the same leader epoch in two logs are the same, and so are all before them.
 Source: the log matching property, Ongaro and Ousterhout, "In Search of an Understandable Consensus
 Algorithm", 2014, section 5.3.
 """
@@ -26,7 +26,7 @@ def segment_with(segments: Sequence[Segment], entry: EntryIndex, directory: Path
     """Return the segment with this entry; for the log's end, the last one.
 
     Raises:
-        EntriesGone: the log starts behind it, or ends before it.
+        EntriesGone: the log starts after it, or ends before it.
     """
     place = bisect_right(segments, entry, key=lambda segment: segment.first.entry) - 1
     if place < 0 or entry > segments[place].end.entry:
@@ -43,13 +43,13 @@ def located_in(
     """Return where the messages of these entries lie if all are in this segment, else None.
 
     ``indexes``: runs of entries, (first, count), int64, shape (runs, 2), rising. ``epoch``: the
-    leader epoch of the last one where it was looked up; here there may be another entry instead.
-    ``doubted``: the messages are checked as well.
+    leader epoch of the last one where it was looked up; this log may have another entry there.
+    ``doubted``: check the messages as well.
 
     Raises:
-        DamagedSegment: an entry among them is damaged, or the batch of one that is doubted.
+        DamagedSegment: an entry among them is damaged, or its batch is, if ``doubted``.
         StorageFailure: the file is gone.
-        InvalidRequest: the runs are none, or do not rise, or name what is no batch.
+        InvalidRequest: there are no runs, or they do not rise, or name an entry without a batch.
     """
     firsts, counts = indexes[:, 0] - segment.first.entry, indexes[:, 1]
     ends = firsts + counts
@@ -75,11 +75,11 @@ def first_offset_at(
 ) -> Offset | None:
     """Return the first offset whose record's timestamp is at or after this one, or None.
 
-    ``column`` has the records' own timestamps; None if a record has that of its entry.
+    ``column`` has the records' own timestamps; None if records have the timestamp of their entry.
 
     Raises:
-        DamagedSegment: the batch with that record is damaged, or an entry of its segment or one
-            before.
+        DamagedSegment: the batch with that record is damaged, or an entry of its segment or of an
+            earlier one.
     """
     for segment in segments:
         table = segment.table

@@ -84,9 +84,9 @@ class PartitionLog:
         disk: Disk = HOST_DISK,
         losing: Callable[[], None] = lambda: None,
     ) -> PartitionLog:
-        """Open a log. What it lost is in ``cuts``; a new log gets its files with its first entry.
+        """Open a log. ``cuts`` says what it lost; a new log gets its files with its first entry.
 
-        ``losing``: as :class:`~spark_stream.storage.logs.FileLogs`.
+        ``losing``: as in :class:`~spark_stream.storage.logs.FileLogs`.
 
         Raises:
             DamagedSegment: a file that cannot be rebuilt is missing.
@@ -95,7 +95,7 @@ class PartitionLog:
 
     @property
     def failed(self) -> StorageFailure | None:
-        """Why the log takes no more until it is opened again; None while it does."""
+        """Why the log takes no appends until it is opened again; None while it takes them."""
         return self._forcing.failed
 
     def when_failed(self, tell: Callable[[], None]) -> None:
@@ -270,7 +270,7 @@ class PartitionLog:
 
     @property
     def _forced(self) -> bool:
-        """Whether everything is on the disk before it is seen."""
+        """Whether every append is forced to the disk before readers see it."""
         return self.format.settings.flush is Flush.BATCH
 
     def _write(self, entry: Entry, message: EncodedBatch | None) -> None:
@@ -281,7 +281,7 @@ class PartitionLog:
         self._endings.on_appended(entry, self._segments)
 
     def _make_room(self, length: int, now: int, codec: Codec | None = None) -> None:
-        """Roll if the next batch needs it. ``codec``: of that batch, or None if it is a marker."""
+        """Roll if the next entry needs it. ``codec``: of its batch, or None if it is a marker."""
         active, settings = self._active, self.format.settings
         if codec is not None and codec.version != active.codec.version:
             self._speak(codec)
@@ -310,11 +310,11 @@ class PartitionLog:
     def roll(self, codec: Codec | None = None) -> None:
         """Close the active segment and start the next; do nothing if it has no records.
 
-        ``codec``: that of the next one's batches, by default of the topic's present schema.
+        ``codec``: for the next segment's batches, by default that of the topic's present schema.
 
-        What is in it is forced to the disk before the next one exists: a log never goes on behind
-        what a power cut can take. Making the next segment comes last of what can fail: an error
-        leaves the active one active.
+        The closed segment is forced to the disk before the next one exists, so a log never goes on
+        after entries that a power cut can take. Making the next segment is the last step that can
+        fail: after an error the active segment is still active.
         """
         self._forcing.check()
         active = self._active
@@ -333,7 +333,7 @@ class PartitionLog:
         """Force everything appended to the disk.
 
         Raises:
-            StorageFailure: that failed, now or before; the log has ``failed``.
+            StorageFailure: a force failed, now or before; the log has ``failed``.
         """
         self._forcing.check()
         self._active.flush()
@@ -354,7 +354,7 @@ class PartitionLog:
         return self._flush_timer.next_due(self.format.settings, monotonic)
 
     def flush_if_due(self, monotonic: float) -> None:
-        """Force what was appended if its flush is due; raises as :meth:`flush`."""
+        """Force what was appended if its flush is due; raise what :meth:`flush` raises."""
         if self.failed is None and self._flush_timer.take_due(self.format.settings, monotonic):
             self.flush()
 
@@ -389,25 +389,25 @@ class PartitionLog:
 
         ``max_bytes`` counts stored bytes; at least one record is given. The range must lie between
         the log's start and end. ``committed``: aborted records are left out and count against
-        neither limit; the range must lie below the last stable offset. Where that leaves nothing
-        of a stretch, a chunk without rows says how far the read got: unless a limit or damage ends
+        neither limit; the range must lie below the last stable offset. Where that leaves no row of
+        a stretch, a chunk without rows says how far the read got: unless a limit or damage ends
         the read, the last chunk's ``next_offset`` is ``end``.
 
-        ``rows``: only what this filter keeps, and batches that hold nothing of it are not read;
-        ``max_records`` counts what it keeps.
+        ``rows``: give only the rows that this filter keeps, and skip batches that have none of
+        them; ``max_records`` counts the rows kept.
 
         ``locating``: chunks say where their rows lie and have none; not together with ``rows``.
 
-        ``encoded``: chunks may have the messages of their rows as they are stored instead of rows;
-        few are cut in two. The bytes stay what they are: no file that is mapped is changed.
+        ``encoded``: instead of rows, chunks may have their stored messages; few of these are cut
+        in two. The bytes never change, because no file that is mapped is changed.
 
-        ``schema``: the topic's as the reader has it, which all records get, by default the present
-        one.
+        ``schema``: the topic's schema as the reader knows it, by default the present one. All
+        records get this schema.
 
         Raises:
             DamagedSegment: the next record of the range is damaged.
-            EntriesGone: the log begins behind ``start`` since retention has removed a segment.
-            SchemaMismatch: it has a value that has no place in the reader's schema.
+            EntriesGone: the log begins after ``start`` because retention has removed a segment.
+            SchemaMismatch: a record has a value that does not fit the reader's schema.
         """
         budget, log_format = Budget(max_records, max_bytes), self.format
         schema = log_format.schema if schema is None else schema
@@ -433,7 +433,7 @@ class PartitionLog:
 
     @property
     def hole(self) -> EntryIndex | None:
-        """:meth:`ReplicaLog.hole`."""
+        """See :meth:`ReplicaLog.hole`."""
         return self._damage.first(self.start.entry) if self._damage else None
 
     def check_stored(self) -> Iterator[CheckedPiece]:
@@ -463,10 +463,10 @@ class PartitionLog:
     def housekeep(self, now: int, last_stable_offset: Offset) -> int:
         """Apply retention and roll an old active segment; return how many segments were removed.
 
-        Does nothing once the log has ``failed``. Raises as :meth:`check_files`.
+        Does nothing once the log has ``failed``. Raises also what :meth:`check_files` raises.
 
         Raises:
-            DiskFull, StorageFailure: a part of that may be done.
+            DiskFull, StorageFailure: some segments may have been removed.
         """
         if self.failed is not None:
             return 0
@@ -485,7 +485,7 @@ class PartitionLog:
         gone = removable(facts, self._active.size, settings, now, int(last_stable_offset))
         for place, segment in enumerate(closed[:gone], 1):
             if place == len(closed):
-                self._active.make_ready()  # it alone tells from now on where the log begins
+                self._active.make_ready()  # from now on only this one says where the log begins
             self._put(closed[place:], self._active)
             segment.remove(self._forcing.force_names)
         return gone
@@ -501,7 +501,8 @@ class PartitionLog:
     def housekeeping_due(self) -> int | None:
         """Return when :meth:`housekeep` next has something to do by time alone, or None.
 
-        Microseconds, on the clock of the appends. What waits for the last stable offset stays due.
+        Microseconds, on the clock of the appends. A removal that waits for the last stable offset
+        stays due.
         """
         if self.failed is not None:
             return None

@@ -1,7 +1,8 @@
-"""What the files of one segment tell, before anything is changed.
+"""What the files of one segment say, before anything is changed.
 
-No crash takes a file's name away, for names are forced before the first batch is written. So where
-one of a segment's two files is missing, somebody took it: that is refused, and nothing is moved.
+No crash takes a file's name away, because names are forced before the first batch is written. So
+if one of a segment's two files is missing, somebody removed it: the open is refused, and no file
+is moved.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ NOTHING = pa.py_buffer(b"")
 
 
 class FoundSegment(Struct, frozen=True):
-    """A segment as its entries tell: of the rows of ``table`` the first ``good`` are valid.
+    """A segment as its entries describe it: the first ``good`` rows of ``table`` are valid.
 
     ``raw`` is the entries file; it may end with a part of a row. ``data_size``: bytes of the
     ``.arrow`` file.
@@ -52,7 +53,7 @@ class FoundSegment(Struct, frozen=True):
 
     @property
     def data_end(self) -> int:
-        """The position in the ``.arrow`` file behind the last valid batch; 0: there is none."""
+        """The position in the ``.arrow`` file after the last valid batch; 0 if there is none."""
         kept = self.kept
         return int(kept[-1]["position"] + kept[-1]["length"]) if self.good else 0
 
@@ -69,27 +70,27 @@ class SegmentFiles:
         self._names = set(names)
 
     def segments(self) -> list[SegmentName]:
-        """Return all that have a file, oldest first."""
+        """Return all segments that have a file, oldest first."""
         bases = {base_of(name) for name in self._names if is_segment_file(name)}
         return [SegmentName(self._directory, base) for base in sorted(bases)]
 
     def paths(self, name: SegmentName) -> list[Path]:
-        """Return those of a segment's files that are there."""
+        """Return the paths of a segment's existing files."""
         return [path for path in (name.arrow, name.entries) if path.name in self._names]
 
     def data(self, name: SegmentName) -> pa.Buffer:
-        """Return the ``.arrow`` file's bytes, none if it is missing."""
+        """Return the ``.arrow`` file's bytes, or no bytes if it is missing."""
         return self._disk.map(name.arrow) if name.arrow.name in self._names else NOTHING
 
     def entries(self, name: SegmentName) -> pa.Buffer:
-        """Return the entries file's bytes, none if it is missing."""
+        """Return the entries file's bytes, or no bytes if it is missing."""
         return self._disk.map(name.entries) if name.entries.name in self._names else NOTHING
 
     def found(self, name: SegmentName, expected: Boundary | None) -> FoundSegment:
         """Read a segment from its entries. It must start at ``expected``; None means anywhere.
 
         Raises:
-            DamagedSegment: one of its files is missing, or nothing tells where it starts.
+            DamagedSegment: one of its files is missing, or nothing says where it starts.
         """
         raw = self.entries(name)
         table = whole_rows(raw)
@@ -109,7 +110,7 @@ class SegmentFiles:
             position = int(table[0]["position"])
             good = valid_prefix(table[:intact], entry, name.base_offset, position)
             ends = table["position"][:good] + table["length"][:good]
-            # Markers before the first batch may have other places (``Truncation.in_schema``).
+            # Markers before the first batch may have outdated positions (``Truncation.in_schema``).
             beyond = (ends > data_size) & (np.cumsum(table["length"][:good]) > 0)
             if beyond.any():
                 good = int(beyond.argmax())
@@ -213,9 +214,9 @@ def last_intact_end(table: Table, least: Boundary) -> Boundary:
 
 
 def finish_replacements(disk: Disk, directory: Path, names: list[str]) -> list[str]:
-    """Finish replacements and removals that a crash interrupted; return the names then there.
+    """Finish replacements and removals that a crash interrupted; return the names left.
 
-    ``names``: what is in it before.
+    ``names``: the names in the directory before.
     """
     tidy = True
     for name in names:

@@ -1,7 +1,7 @@
-"""What a log's directory holds when somebody opens it, and what is made good before it is used.
+"""What a log's directory holds when a log is opened, and what is repaired before its use.
 
-What a crash left half done is finished, what is damaged is cut off and kept aside (``recovery``),
-and what somebody may have been told is there is forced.
+An open finishes what a crash left half done, cuts off what is damaged and keeps it aside
+(``recovery``), and forces what may have been acknowledged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Opened(Struct, frozen=True):
 def open_files(
     directory: Path, log_format: LogFormat, disk: Disk, losing: Callable[[], None]
 ) -> Opened:
-    """Open the existing files. ``losing``: as :class:`~spark_stream.storage.logs.FileLogs`.
+    """Open the existing files. ``losing``: as in :class:`~spark_stream.storage.logs.FileLogs`.
 
     Raises:
         DamagedSegment: a file that cannot be rebuilt is missing.
@@ -42,23 +42,23 @@ def open_files(
     forcing = Forcing(disk, directory, names)
     failed = forcing.state is Forces.FAILED
     if failed:
-        losing()  # before all that may keep the log from opening
+        losing()  # first: the rest may fail, and then the log does not open
     names = finish_replacements(disk, directory, names)
     files = SegmentFiles(disk, directory, log_format, names)
     found = Recovery(disk, directory, log_format, forcing, files, losing).recovered()
     doubtful = forcing.state is not Forces.DONE
     if doubtful:
         found.active.write_again(int(forcing.upto.entry))
-    # A process may have ended between a write and its force; who sends that batch again is told
-    # that it is there.
+    # A process may have ended between a write and its force. A producer that sends that batch
+    # again learns that it is in the log, so it must be on the disk.
     promised = log_format.settings.flush is Flush.BATCH
     unforced = found.active.end.entry > forcing.upto.entry
     if doubtful or (promised and unforced):
         found.active.flush()
         forcing.mark(found.active.end)
     if names and not len(found.active.table):
-        # An earlier process may have died while it cut the log back: that is done for good now.
-        with suppress(IsologError):  # then the log has failed, and is read
+        # An earlier process may have died during a truncation: make that permanent now.
+        with suppress(IsologError):  # then the log has failed, and can still be read
             forcing.force_names()
     lost = not names and is_lost(disk, directory)
     return Opened(found, forcing, not (lost or failed or any(cut.grave for cut in found.cuts)))

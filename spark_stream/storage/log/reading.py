@@ -2,9 +2,9 @@
 
 Neighbouring entries are read together, up to a size, and arrive as one batch: a log of one-row
 batches reads nearly as fast as one of large batches. Markers have neither bytes nor offsets, so
-they part nothing. Small aborted entries part nothing either: the bytes of those around them are
-gathered; a long stretch of them is skipped unread. No loop here touches a row; the loops are over
-runs of entries.
+they do not end such a run. Small aborted entries do not either: the bytes of the entries around
+them are gathered; a long stretch of aborted entries is skipped unread. No loop here touches a row;
+the loops are over runs of entries.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from spark_stream.storage.segment.segment import Segment
 # Large enough that a batch's fixed costs vanish, small enough that a few of them fit anywhere.
 RUN_BYTES_MAX: Final = 2 << 20
 LOCATED_ENTRIES_MAX: Final = 4096
-"""Entries of a chunk that says where its rows lie: what there is to say has a limit as well."""
-# Entries that are this large alone gain nothing from being copied together with a neighbour.
+"""The most entries of a chunk that says where its rows lie: this keeps the answer short."""
+# An entry of at least this size gains nothing from being copied together with a neighbour.
 _ALONE_BYTES_MIN: Final = 256 << 10
-# To pass over this many bytes of aborted entries in a row costs more than a second run.
+# Passing over this many bytes of aborted entries in a row costs more than a second run.
 _SKIPPED_BYTES_MIN: Final = 256 << 10
 # How many entries a read looks at in one go, so that one that ends early looks at few.
 _WINDOW_ENTRIES: Final = 1 << 16
@@ -49,7 +49,7 @@ class Budget(Struct):
 
 
 class Visible(Struct, frozen=True):
-    """The visible batches of a range of a segment, one item each; ``places`` are their rows there.
+    """The visible batches of a range of a segment, one item each; ``places``: their entries' rows.
 
     ``starts`` and ``lengths`` are bytes in the file, ``until`` is where the range ends.
     """
@@ -72,9 +72,9 @@ class Visible(Struct, frozen=True):
         committed: bool,
         filtering: Filtering | None = None,
     ) -> Visible:
-        """Return those of ``[start, end)``, or a first part of it, which is not empty and is sound.
+        """Return those of ``[start, end)``, or of a sound first part of it that is not empty.
 
-        Batches that can hold nothing of a filtering are left out like aborted ones.
+        Batches in which no row can pass ``filtering`` are left out like aborted ones.
 
         Raises:
             DamagedSegment: the entry of ``start`` is damaged, or another one that hides it.
@@ -103,8 +103,8 @@ class Visible(Struct, frozen=True):
         return cls(first + places, bases, counts.astype(np.int64), starts, lengths, timestamps, end)
 
     def runs(self, entries_max: int) -> Iterator[tuple[int, int]]:
-        """Return ranges of neighbours that are read in one go."""
-        if len(self.places) == 1:  # as where one record is read when it comes
+        """Yield ranges of neighbours that are read in one go."""
+        if len(self.places) == 1:  # a shortcut for records that are read one by one as they come
             yield 0, 1
             return
         ends = self.starts + self.lengths
@@ -123,15 +123,15 @@ class Visible(Struct, frozen=True):
             low = high
 
     def following(self, item: int) -> Offset:
-        """Return where to read on behind the last row of an item."""
+        """Return where to read on after the last row of an item."""
         return Offset(int(self.bases[item + 1])) if item + 1 < len(self.bases) else self.until
 
 
 class ReadPlan(Struct, frozen=True):
-    """What a read is after: these columns (None for all) of a schema, of which records.
+    """What a read wants: these columns (None for all) of a schema, of which records.
 
-    ``locating``: where the records lie, in their place; there is no filtering then.
-    ``encoded``: their messages in their place, where all of these are wanted as they are.
+    ``locating``: where the records lie instead of the records; there is no filtering then.
+    ``encoded``: their stored messages instead, where whole messages are wanted unchanged.
     """
 
     schema: pa.Schema
@@ -142,7 +142,7 @@ class ReadPlan(Struct, frozen=True):
     encoded: bool = False
 
     def takes_messages(self, segment: Segment) -> bool:
-        """Return whether this wants whole messages of a segment as they are."""
+        """Return whether this read takes whole messages of a segment, unchanged."""
         return (
             self.encoded
             and self.columns is None
@@ -156,11 +156,11 @@ def read_segments(
 ) -> Iterator[Chunk]:
     """Yield the records of ``[start, end)`` in order, until the budget is spent or damage found.
 
-    With a filtering a chunk has the rows that match, maybe none; the budget's bytes are those read.
+    With a filtering, a chunk has the rows that match, maybe none; the budget counts the bytes read.
 
     Raises:
-        DamagedSegment: the first record of the range fails its checksum. Where a later one does,
-            what is good before it is given, and the next read meets the damage.
+        DamagedSegment: the first record of the range fails its checksum. If a later one does, the
+            good records before it are given, and the next read meets the damage.
         EntriesGone: retention has removed the first record of the range.
     """
     position = start
@@ -247,7 +247,7 @@ def _chunk(
     take = total - beyond - skip if filtering else min(total - beyond - skip, most)
     if size > budget.bytes:
         take = min(take, max(1, total * max(0, budget.bytes) // size))
-    # Only the entries that the rows come from are loaded, and maybe not all of them.
+    # Load only the entries that the rows come from, and maybe not all of them.
     high = int(np.searchsorted(edges, skip + take, side="left")) + 1
     reading = columns if filtering is None else filtering.reading(columns)
     lead = skip - int(edges[at] - counts[at])
@@ -298,7 +298,7 @@ def _chunk(
     if as_stored and take == int(edges[high - 1]) - skip:
         behind = first + high
         if behind < len(visible.lengths) and visible.lengths[behind] > budget.bytes:
-            budget.bytes = 0  # the next one would be cut, and then another one by the next read
+            budget.bytes = 0  # else this read cuts the next one, and the next read another one
     if filtering is not None:
         chunk = filtering.applied(chunk, columns, most)
     budget.records -= take if filtering is None else chunk.batch.num_rows
@@ -314,9 +314,9 @@ def _blank(schema: pa.Schema) -> pa.RecordBatch:
 def _whole(
     edges: np.ndarray, at: int, high: int, lead: int, skip: int, take: int
 ) -> tuple[int, int]:
-    """Part what is to be read from what is cut: the first entry in front, the last one at the end.
+    """Separate whole entries from those that are cut, at the front or at the end.
 
-    Return where the entries end that are read now, and how many rows they are.
+    Return where the entries to read now end, and how many rows they have.
     """
     if lead:
         high = at + 1

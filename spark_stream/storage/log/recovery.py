@@ -1,23 +1,23 @@
-"""Opening the segments of a log: what is valid stays, what is not is taken out.
+"""Opening the segments of a log: the valid part stays, the rest is taken out.
 
-The log is the longest run of segments that follow one another without a hole, the last of them as
-far as its checksums hold. A hole is an entry that fails its checksum, a file that is shorter than
-its entries say, or a next segment that starts with another entry or offset than this one ends with.
-Nothing behind the first hole is served or appended to: it is kept aside (``aside``).
+The log is the longest run of segments that follow one another without a hole; the last of them
+counts up to its first failed checksum. A hole is an entry that fails its checksum, a file that is
+shorter than its entries say, or a next segment that does not start with the entry and offset where
+this one ends. Nothing after the first hole is served or appended to: it is kept aside (``aside``).
 
-Torn and lost are told apart. An entry was in the log for certain if an intact entry behind it, a
+A torn write is told from a loss. An entry was certainly in the log if an intact entry after it, a
 later segment, or the mark of what was forced (``forcing``) says so: if it is gone, the loss is
-reported with its numbers of entries and records. A last entry that is there as a whole and fails
-its checksum may have been acknowledged: that is reported too. Bytes that stop short of an entry are
-a write that never ended.
+reported with its numbers of entries and records. If the last entry is complete but fails its
+checksum, it may have been acknowledged: that is reported too. Bytes that are less than an entry
+are a write that never ended.
 
-Order of steps: what lies behind the hole is moved, what will be cut is copied, and that is forced;
-then a shorter entries file takes the longer one's place, then the ``.arrow`` file. A crash between
-two of them leaves the hole where it is, and the next open goes on.
+Order of steps: what lies after the hole is moved, what will be cut is copied, and both are forced;
+then a shorter entries file replaces the longer one, then a shorter ``.arrow`` file. A crash
+between two steps leaves the hole where it is, and the next open goes on.
 
-The schema message that an ``.arrow`` file starts with is for other readers than isolog, and says
-which entry an empty segment starts with. No entry vouches for it, so it is compared with the
-schema that the segment's entries name; in the last segment a damaged one is written anew.
+An ``.arrow`` file starts with a schema message. Other readers than isolog need it, and it says
+which entry an empty segment starts with. No entry's checksum covers it, so it is compared with the
+schema that the segment's entries name; in the last segment a damaged schema message is rewritten.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from spark_stream.storage.log.looking import FoundSegment, SegmentFiles, last_in
 from spark_stream.storage.segment.active import ActiveSegment, header_of
 from spark_stream.storage.segment.segment import Segment, SegmentName
 
-_SECTOR: Final = 512  # what a disk writes as a whole, bytes
+_SECTOR: Final = 512  # bytes that a disk writes all or not at all
 
 
 class Recovered(Struct, frozen=True):
-    """The segments of a log that was opened, and what it lost by that."""
+    """The segments of a log that was opened, and what the open cut off (``cuts``)."""
 
     closed: tuple[Segment, ...]
     active: ActiveSegment
@@ -87,7 +87,7 @@ class Recovery(Struct, frozen=True):
         """Return the log, after removing what does not belong to it.
 
         Raises:
-            DamagedSegment: a file is missing, or not a segment's; nothing was changed.
+            DamagedSegment: a file is missing, or is not a segment file; nothing was changed.
         """
         names = self.files.segments()
         if not names:
@@ -162,9 +162,9 @@ class Recovery(Struct, frozen=True):
             ) from None
 
     def _is_left_over(self, found: FoundSegment, behind: list[SegmentName]) -> bool:
-        """Return whether the one segment behind was made, and this one went on or was not cut.
+        """Return whether the only segment after this one is empty and starts before this one ends.
 
-        A roll that failed leaves that, and so does a crash while the log is cut back.
+        A failed roll leaves such a segment, and so does a crash during a truncation.
         """
         return (
             len(behind) == 1
@@ -192,7 +192,7 @@ class Recovery(Struct, frozen=True):
                 path=str(name.arrow),
             )
         codec = self._codec_of(found)
-        if codec is None:  # then the batches, if any comes, are what the schema message says
+        if codec is None:  # no batch yet: those that come have the schema that the message says
             sound = data.slice(0, header or 0)
             known = (each for each in reversed(self.format.codecs) if each.describes(sound))
             codec = next(known, self.format.codec)
@@ -200,7 +200,7 @@ class Recovery(Struct, frozen=True):
         data_end = found.data_end or int(header or 0)
         cut = self._end_log(found, behind, _tails(found, data, data_end))
         if not found.good and header is None:
-            # The first entry makes it anew.
+            # The first append makes the file anew.
             return self._active(name, codec, found.first, found.kept), cut
         if self._mends_header(found, codec, data, data_end, header):
             reason = "its schema message was damaged, its batches are not"
@@ -208,9 +208,9 @@ class Recovery(Struct, frozen=True):
         return self._active(name, codec, found.first, found.kept, data_end), cut
 
     def _settled(self, found: FoundSegment, header: int | None) -> FoundSegment:
-        """Return a segment of markers only; they begin where the schema message ends.
+        """Return a segment of markers only; let them begin where the schema message ends.
 
-        They do not where a crash ended :meth:`Truncation.in_schema`.
+        They begin elsewhere if a crash interrupted :meth:`Truncation.in_schema`.
         """
         kept = found.kept
         if header is None or not len(kept) or int(kept[0]["position"]) == header:
@@ -233,7 +233,7 @@ class Recovery(Struct, frozen=True):
         if once != end or doubtful:
             self.losing()
         aside = Aside(self.disk, self.directory)
-        # The newest go first: what a crash leaves in the log has no gap of its own.
+        # The newest go first: then what a crash leaves in the log has no new gap.
         for path in [path for name in reversed(behind) for path in self.files.paths(name)]:
             aside.move(path)
         for tail in tails:
@@ -292,7 +292,7 @@ class Recovery(Struct, frozen=True):
     def _mends_header(
         self, found: FoundSegment, codec: Codec, data: pa.Buffer, data_end: int, header: int | None
     ) -> bool:
-        """Rewrite a damaged schema message if possible, and tell whether it was damaged."""
+        """Rewrite a damaged schema message if possible; return whether it was damaged."""
         data_start = int(found.kept[0]["position"]) if found.good else int(header or 0)
         if codec.describes(data.slice(0, data_start)):
             return False
@@ -305,21 +305,21 @@ class Recovery(Struct, frozen=True):
 
 
 def _tails(found: FoundSegment, data: pa.Buffer, data_end: int) -> list[_Tail]:
-    """Return the tails to take out of the two files, the entries first: they name the batches."""
+    """Return the tails to take out of the two files; the entries come first: they name batches."""
     tails = []
     for path, whole, end in (
         (found.name.entries, found.raw, found.good * ENTRY_SIZE),
         (found.name.arrow, data, data_end),
     ):
         gone = whole.slice(end)
-        # A roll that went no further leaves an end-of-stream mark; the next append replaces it.
+        # An interrupted roll leaves an end-of-stream mark; the next append replaces it.
         if gone.size and not (whole is data and gone.equals(pa.py_buffer(END_OF_STREAM))):
             tails.append(_Tail(path, whole.slice(0, end), gone))
     return tails
 
 
 def _doubtful(found: FoundSegment, once: Boundary) -> int:
-    """Return how many entries behind the known end are there as a whole and fail their checksum."""
+    """Return how many entries after the known end are complete but fail their checksum."""
     first = max(found.good, once.entry - found.first.entry)
     rows = found.table[first:]
     broken = np.flatnonzero(~intact_rows(rows)) if len(rows) else ()
@@ -327,9 +327,9 @@ def _doubtful(found: FoundSegment, once: Boundary) -> int:
 
 
 def _is_unfinished(entry: np.void, row: int) -> bool:
-    """Return whether the entry was never written as a whole: the part of it in one sector is blank.
+    """Return whether the entry was never written completely: its part in one sector is blank.
 
-    That includes a row of zeros, where the file was made longer and nothing was written.
+    That includes a row of zeros: the file was extended and nothing was written there.
     """
     raw = entry.tobytes()
     edge = -(row * ENTRY_SIZE) % _SECTOR

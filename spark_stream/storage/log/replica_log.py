@@ -1,4 +1,4 @@
-"""What a partition needs of its log, whatever keeps it: files, or memory in a simulation."""
+"""What a partition needs of its log, whether that is in files, or in memory for a simulation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from spark_stream.storage.segment.filtering import RecordFilter
 class ReplicaLog(Protocol):
     """The log of one partition. One writer at a time; readers need no lock.
 
-    What each does that has no words here, :class:`~spark_stream.storage.log.log.PartitionLog` says.
+    For methods without a docstring here, see :class:`~spark_stream.storage.log.log.PartitionLog`.
     """
 
     directory: Path
@@ -35,7 +35,7 @@ class ReplicaLog(Protocol):
     @property
     def failed(self) -> StorageFailure | None: ...
     def when_failed(self, tell: Callable[[], None]) -> None:
-        """Set the only callback for the log's failure; it is called at once if that has happened.
+        """Set the one callback for the log's failure; call it at once if the log has failed.
 
         It may be called under the caller's lock, and in the middle of an append.
         """
@@ -44,8 +44,8 @@ class ReplicaLog(Protocol):
     def intact(self) -> bool:
         """Whether the open found all that the log knows it once had, and no force had failed.
 
-        After a crash of the machine a log may have lost its last entries without a trace: that only
-        somebody who remembers its end can tell.
+        When the machine crashes, a log may lose its last entries without a trace: only somebody
+        who remembers its end can tell.
         """
 
     @property
@@ -64,7 +64,7 @@ class ReplicaLog(Protocol):
         """Return the position before the entry with this index, from the log's start to its end.
 
         Raises:
-            EntriesGone: the log starts behind it, or ends before it.
+            EntriesGone: the log starts after it, or ends before it.
         """
 
     def append(
@@ -83,14 +83,14 @@ class ReplicaLog(Protocol):
         """Append what :meth:`read_entries` of the leader's log returned, markers included.
 
         Everything is checked before anything is written. Returns the entries that were appended:
-        fewer than given (at least one) if the disk refused the later ones, and the next call says
-        why.
+        fewer than given (at least one) if the disk refused the later ones; the next call then
+        raises the reason.
 
         Raises:
             ValueError: the rows do not start at the log's end.
             DamagedEntries: a checksum fails, or the rows are no valid table; nothing is kept.
-            UnknownSchema: the first batch has a schema that is not among those of :attr:`format`;
-                nothing is kept.
+            UnknownSchema: the first batch has a schema that :attr:`format` does not know; nothing
+                is kept.
             DiskFull, StorageFailure: nothing is kept; a later call can succeed, unless the log has
                 ``failed``.
         """
@@ -98,31 +98,31 @@ class ReplicaLog(Protocol):
     def take_back(self) -> list[Entry]:
         """Append sound entries that were cut at damage and follow the log's end; return them.
 
-        For a follower whose leader's copy of the next entry is damaged. What a later leader does
-        not have of them, :meth:`truncate` takes out again.
+        For a follower whose leader has a damaged copy of the next entry. If a later leader does not
+        have some of these entries, :meth:`truncate` takes them out again.
 
         Raises:
-            DiskFull, StorageFailure: As :meth:`append_entries`.
+            DiskFull, StorageFailure: As for :meth:`append_entries`.
         """
 
     def truncate(self, to: EntryIndex) -> Boundary:
         """Remove the entry with this index and all later ones; return the new end.
 
-        While damage is known, what is taken out is kept for :meth:`take_back`, until the log has
-        it again.
+        While damage is known, the removed entries are kept for :meth:`take_back`, until the log
+        has them again.
 
-        Readers under way go on with what they have. A crash leaves a log that ends here or at a
-        later entry which it had.
+        Reads under way go on with what they have. A crash leaves a log that ends here or at a later
+        entry which it had.
 
         Raises:
-            EntriesGone: the log starts behind it, or ends before it.
+            EntriesGone: the log starts after the entry, or ends before it.
             DiskFull, StorageFailure: the log is as it was, or has ``failed``.
         """
 
     def reset(self, start: Boundary) -> None:
         """Empty the log, and let it begin at ``start``.
 
-        While damage is known, that is kept as by :meth:`truncate`.
+        While damage is known, the removed entries are kept, as by :meth:`truncate`.
 
         A crash leaves an older part of the log, or an empty log that begins at ``start`` or at 0.
 
@@ -134,15 +134,16 @@ class ReplicaLog(Protocol):
         """Check that the files which take appends still have their names.
 
         Raises:
-            StorageFailure: One was removed or replaced, and the log has ``failed``; or it had.
+            StorageFailure: a file was removed or replaced, and the log has ``failed``; or the log
+                had ``failed`` before.
         """
 
     def probe(self) -> None:
-        """Check that the log takes appends, by a write that is taken back.
+        """Check that the log takes appends, by a write that is undone.
 
         Raises:
-            DiskFull, StorageFailure: It takes none; a later call can succeed, unless the log has
-                ``failed``.
+            DiskFull, StorageFailure: The log takes none; a later call can succeed, unless the log
+                has ``failed``.
         """
 
     def roll(self) -> None: ...
@@ -150,7 +151,7 @@ class ReplicaLog(Protocol):
     def next_flush_due(self, monotonic: float) -> float | None:
         """Return when what was appended by now must be forced, or None if no time is set.
 
-        ``monotonic`` is the present moment, in seconds, of the clock that the answer goes by.
+        ``monotonic`` is the present time in seconds; the result is on the same clock.
         """
 
     def flush_if_due(self, monotonic: float) -> None: ...
@@ -158,8 +159,8 @@ class ReplicaLog(Protocol):
     def drop_tail(self) -> Callable[[], None] | None:
         """Copy a file without the bytes a truncation left in it; None if there is no such file.
 
-        That may take long and needs no lock; one thread at a time. What it returns puts the copy
-        in its place, and is for the writer to call.
+        That may take long and needs no lock; one thread at a time. The returned function puts the
+        copy in the file's place; only the writer may call it.
 
         Raises:
             DiskFull, StorageFailure: the file stays as it is.
@@ -195,48 +196,48 @@ class ReplicaLog(Protocol):
     ) -> StoredEntries | None:
         """Return the stored entries from ``first`` to before ``upto``, by default the log's end.
 
-        At least one, and no more than ``max_bytes`` of rows and data if that is more than one; all
-        from one segment. None if there is none yet. Any thread; what it gives stays as it is,
-        whatever becomes of the log.
+        At least one entry, and more only up to ``max_bytes`` of rows and data; all from one
+        segment. None if there is no entry yet. Any thread may call this; what it returns never
+        changes, whatever becomes of the log.
 
         Raises:
-            EntriesGone: the log starts behind ``first``, or ends before it.
+            EntriesGone: the log starts after ``first``, or ends before it.
             DamagedSegment: the batch of ``first`` is damaged.
         """
 
     def locate(self, indexes: np.ndarray, epoch: int, *, doubted: bool = False) -> Stored | None:
-        """Return where the messages of these entries lie, if they do so in one file; else None.
+        """Return where the messages of these entries lie, if all are in one file; else None.
 
-        ``indexes``: runs of entries, (first, count), int64, shape (runs, 2), rising. None also
-        where the last of them is not of this leader epoch: it is another entry then. For the writer
-        to call: no file is replaced meanwhile. Whoever reads the messages checks them; they are
-        checked here as well if they are ``doubted``.
+        ``indexes``: runs of entries, (first, count), int64, shape (runs, 2), rising. None also if
+        the last of them is not of this leader epoch: it is another entry then. Only the writer may
+        call this, so that no file is replaced meanwhile. Whoever reads the messages checks them; if
+        they are ``doubted``, this checks them as well.
 
         Raises:
-            EntriesGone: the log starts behind the first, or ends before it.
-            DamagedSegment: an entry is damaged, or the batch of one that is doubted.
+            EntriesGone: the log starts after the first, or ends before it.
+            DamagedSegment: an entry is damaged, or its batch is, if ``doubted``.
             StorageFailure: the file is gone.
-            InvalidRequest: no such runs, or of what are no batches.
+            InvalidRequest: the runs are malformed, or name an entry that is not a batch.
         """
 
     def check_stored(self) -> Iterator[CheckedPiece]:
         """Read and check entries and batches from the disk; one thread at a time, without a lock.
 
-        What fails its checksum is a suspect, for :meth:`confirm`.
+        An entry that fails its checksum is a suspect, for :meth:`confirm`.
         """
 
     def confirm(self, suspect: Suspect) -> bool:
-        """Return whether the suspect is in the log and damaged; the log knows it then (``hole``).
+        """Return whether the suspect is in the log and damaged; if so, note it (``hole``).
 
-        For the writer to call: no file is replaced meanwhile.
+        Only the writer may call this, so that no file is replaced meanwhile.
         """
 
     def has_aborted(self, start: Offset, end: Offset) -> bool:
-        """Return whether a record of ``[start, end)`` is known as aborted. Read no records."""
+        """Return whether a record of ``[start, end)`` is known as aborted, without reading any."""
 
     def offset_at(self, timestamp: int) -> Offset | None:
         """Return the first offset whose record's timestamp is at or after this one, or None.
 
-        Microseconds since the epoch. Timestamps need not rise with offsets: the first in the order
-        of offsets is meant, as with Kafka's offsetsForTimes.
+        Microseconds since the epoch. Timestamps need not rise with offsets: this returns the least
+        such offset, as Kafka's offsetsForTimes does.
         """

@@ -22,7 +22,7 @@ def rows_that_fit(
 ) -> int:
     """Return how many leading rows go into a segment before the next one begins.
 
-    The segment has so many ``entries`` and ``data_bytes``; ``first_appended`` is when its first
+    ``entries`` and ``data_bytes`` are what the segment has; ``first_appended`` is when its first
     entry came. Without a record it is never full: the next segment would have the same name.
     """
     if first_appended is None:
@@ -102,9 +102,9 @@ def due_by_age(
 
 
 class FlushTimer:
-    """The timer of one log. Moments are seconds, all told by one monotonic clock.
+    """The timer of one log. Times are seconds, all of one monotonic clock.
 
-    The first question starts the timer: what is in the log by then waits for one interval.
+    The first call starts the timer: what is in the log by then waits for one interval.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
 """A closed segment's *tail*: batches in its ``.arrow`` file that no entry names any more.
 
-Cutting a log back leaves it there (``truncation``), for other readers of Arrow files to stumble
-over. It is dropped by a copy of the file without it, which may take a second for a large segment
-and is made without any lock; only the renaming needs the writer's. The batches that stay are in
-both files at the same place, so a reader does not care which of them it has mapped.
+Truncating a log leaves a tail there (``truncation``), which confuses other readers of Arrow files.
+To drop the tail, the file is copied without it. The copy may take a second for a large segment and
+needs no lock; only the renaming needs the writer's. The batches that stay are at the same place in
+both files, so a reader may have mapped either.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from spark_stream.storage.format.codec import END_OF_STREAM
 from spark_stream.storage.segment.segment import Segment
 
 ENDING: Final = ".short"
-"""Of the copy's name until it takes the file's place."""
+"""The end of the copy's name until the copy replaces the file."""
 
 
 class ShorterCopy:
-    """A copy of a segment's ``.arrow`` file without its tail, on the disk for certain."""
+    """A copy of a segment's ``.arrow`` file without its tail, forced to the disk."""
 
     def __init__(self, disk: Disk, segment: Segment) -> None:
         """Make the copy.
 
         Raises:
-            DiskFull, StorageFailure: there is none; it is not tried again before the next open.
+            DiskFull, StorageFailure: no copy was made; the next attempt is after the next open.
         """
         self._disk = disk
         self._segment = segment
         arrow = segment.name.arrow
         self._path = Path(f"{arrow}{ENDING}")
-        segment.has_tail = False  # as far as anybody asks
+        segment.has_tail = False  # also if the copy fails: no second attempt before the next open
         kept = disk.map(arrow).slice(0, segment.data_end)
         disk.write_whole(self._path, [kept, END_OF_STREAM])
 
@@ -42,7 +42,7 @@ class ShorterCopy:
         """Replace the file with the copy if the segment is still one of these, else drop the copy.
 
         Raises:
-            StorageFailure: the one or the other failed; the next open sees to what is left.
+            StorageFailure: replacing or dropping failed; the next open removes what is left.
         """
         if self._segment in segments and forcing.failed is None:
             self._disk.rename(self._path, self._segment.name.arrow)

@@ -1,27 +1,28 @@
-"""Taking the end of a log away, or all of it; no file that a reader may have mapped is changed.
+"""Removing the end of a log, or all of it, without changing a file that a reader may have mapped.
 
 A follower cuts its log back to where it agrees with its leader. How long that takes does not depend
-on how much data lies before or behind the cut: the segment with the cut becomes a closed one. Its
+on how much data lies before or after the cut: the segment with the cut becomes a closed one. Its
 entries file is replaced by a shorter one, and its ``.arrow`` file keeps a *tail* that no entry
-names, until housekeeping copies the file without it. The next segment begins at the cut. Where no
-record would be left in the segment, the next one had the same name: then it is made anew instead.
+names, until housekeeping copies the file without it. The next segment begins at the cut. If no
+record would be left in the segment, the next one would have the same name: then the segment is
+made anew instead.
 
 Order of steps of a cut:
 
-1. every segment that changes maps its files, for the readers that are under way;
-2. the mark of what was forced is lowered, and forced: nothing is missed then that was cut on
-   purpose;
-3. the segments behind the cut are removed, the newest first;
-4. the next segment is made, for good (recovery removes it while the one before it is not shorter);
-5. the shorter entries file takes the longer one's place, for good.
+1. every segment that changes maps its files, for the reads under way;
+2. the mark of what was forced is lowered, and forced: the next open then does not report as lost
+   what was cut on purpose;
+3. the segments after the cut are removed, the newest first;
+4. the next segment is made and forced (recovery removes it while the one before it is not shorter);
+5. the shorter entries file replaces the longer one, and that is forced.
 
-So a crash leaves a log that ends at the cut or at a later entry which it had. Where the segment is
-made anew, 4 does not happen, and after 5 a new ``.arrow`` file replaces the old one. An error
-before 3, or where nothing was removed, leaves the log as it was; after a later one the log has
-failed: it takes no more until it is opened again.
+So a crash leaves a log that ends at the cut or at a later entry which it had. If the segment is
+made anew, step 4 is left out, and after 5 a new ``.arrow`` file replaces the old one. An error
+before 3, or before anything was removed, leaves the log as it was. After a later error the log has
+failed: it takes no appends until it is opened again.
 
-To reset a log, all segments are removed, the newest first, and the first new one is made with its
-schema message before all else, because that alone tells which entry it starts with.
+To reset a log, all segments are removed, the newest first. The first new one is made with its
+schema message before anything else, because only that says which entry it starts with.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from spark_stream.storage.segment.segment import Segment, SegmentName
 
 
 class Truncation(Struct, frozen=True):
-    """Shortens one log. It changes files only: what it returns are the log's segments then."""
+    """Shortens one log. It changes only files, and returns the segments that the log has then."""
 
     disk: Disk
     directory: Path
@@ -123,7 +124,7 @@ class Truncation(Struct, frozen=True):
         try:
             self.disk.write_whole(last.name.entries, [last.table[:rows].tobytes()])
         except IsologError:
-            with suppress(IsologError):  # what is left of it, recovery removes
+            with suppress(IsologError):  # recovery removes what is left of it
                 following.remove(self.forcing.force_names)
             raise
         with self._failing(if_any=True):
@@ -139,7 +140,7 @@ class Truncation(Struct, frozen=True):
         self.disk.write_whole(last.name.entries, [rows.tobytes()])
         with self._failing(if_any=True):
             self.forcing.force_names()
-            last.close()  # before its other file is another one by the same name
+            last.close()  # before a new file takes its other file's name
             self.disk.write_whole(last.name.arrow, [header])
             self.forcing.force_names()
         return self.segment(last.first, last.codec, rows, len(header))
@@ -147,11 +148,11 @@ class Truncation(Struct, frozen=True):
     def in_schema(self, active: ActiveSegment, codec: Codec) -> ActiveSegment:
         """Rewrite a segment without records for batches of another schema.
 
-        Its ``.arrow`` file comes first: recovery looks for no batch there, and lets the markers
-        begin where the schema message ends.
+        Its ``.arrow`` file comes first. After a crash, recovery looks for no batch there, and moves
+        the markers to where the schema message ends.
 
         Raises:
-            DiskFull, StorageFailure: it is as it was, or the log has failed.
+            DiskFull, StorageFailure: the segment is as it was, or the log has failed.
         """
         if not active.data_bytes:
             active.close()
@@ -170,9 +171,9 @@ class Truncation(Struct, frozen=True):
 
     @contextmanager
     def _failing(self, *, if_any: bool) -> Iterator[None]:
-        """Mark the log as failed until it is opened again if the block raises.
+        """Mark the log as failed until it is opened again, if the block raises.
 
-        ``if_any``: else not.
+        ``if_any``: if False, do not mark it; let the error pass.
         """
         try:
             yield

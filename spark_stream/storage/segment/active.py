@@ -2,11 +2,11 @@
 
 Order of writes in an append: the batch's bytes, then its entry, then (in memory) the entry is
 published. A crash between any two leaves bytes that no entry names, which recovery cuts. A failed
-write is taken back at once, so the files end where the last published entry says.
+write is undone at once, so the files end where the last published entry says.
 
-Order of writes when its files are made: the entries file, then the other with its schema message,
-which is forced, then both names. A crash between any two leaves no batch; what is missing is made
-before the first entry, with its name forced.
+Order of writes when its files are made: the entries file, then the ``.arrow`` file with its schema
+message, which is forced, then both names are forced. A crash between any two leaves no batch; a
+missing file is made before the first entry, and its name is forced.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from spark_stream.storage.format.extremes import Rows
 from spark_stream.storage.format.message import EncodedBatch, Part
 from spark_stream.storage.segment.segment import Segment, SegmentName
 
-# Below this a read near the end of a growing file copies; above it the file is mapped again.
+# Up to this size, a read near the end of a growing file copies; above it, it maps the file again.
 _COPY_BYTES_MAX: Final = 1 << 20
 _ROWS_MIN: Final = 64
 _PROBE: Final = bytes(64 << 10)
@@ -47,7 +47,7 @@ class ActiveSegment(Segment):
 
     ``first_appended``: the leader's clock at the first append, microseconds; None without one.
     ``data_end`` is where the next batch goes in the ``.arrow`` file, or None if there are no files
-    yet, the first append or :meth:`make` makes them. ``facts`` go into the schema message.
+    yet: then the first append or :meth:`make` makes them. ``facts`` go into the schema message.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class ActiveSegment(Segment):
         super().__init__(disk, name, codec, first, table)
         self._facts = facts
         self._forcing = forcing
-        self._data_end = data_end or 0  # 0: there are no files, else a schema message is there
+        self._data_end = data_end or 0  # 0: no files yet; else there is a schema message at least
         self._arrow: DiskFile = disk.open(name.arrow)
         self._entries: DiskFile = disk.open(name.entries)
         self._grow(table, 2 * len(table))
         self._table = self._grown[: len(table)]
-        self._complete = self._end.offset > first.offset  # by a batch: both names are there to stay
+        self._complete = self._end.offset > first.offset  # a batch: both names were forced before
         self.first_appended = int(table[0]["appended"]) if len(table) else None
         self._torn = False
         # An earlier process may have died before it forced them.
@@ -91,7 +91,7 @@ class ActiveSegment(Segment):
             self._forcing.force(self._arrow)
             self._forcing.force_names()
         except IsologError:
-            # Left behind, this file would end the segment before it, which goes on taking records.
+            # Left behind, these files would end the segment before, which goes on taking records.
             self._disk.remove(name.arrow)
             self._disk.remove(name.entries)
             raise
@@ -101,7 +101,7 @@ class ActiveSegment(Segment):
     def make_first(self) -> None:
         """Make the files of a log's first segment if it does not start with entry 0.
 
-        Its schema message comes first and for good: nothing else tells which entry it starts with.
+        The schema message is made durable first: nothing else says which entry it starts with.
         """
         self._forcing.make_directory()
         header = header_of(self.codec, self._facts, self.first)
@@ -112,7 +112,7 @@ class ActiveSegment(Segment):
     def append(self, entry: Entry, message: EncodedBatch | None, *, forced: bool = False) -> None:
         """Write one entry and its batch (None for a marker); after an error neither is there.
 
-        ``forced``: both are on the disk before anybody sees them.
+        ``forced``: force both to the disk before readers see them.
 
         Raises:
             DiskFull, StorageFailure: nothing was kept, and the next append starts where this did.
@@ -132,7 +132,7 @@ class ActiveSegment(Segment):
     def append_rows(self, rows: Table, data: pa.Buffer, *, forced: bool = False) -> None:
         """Write entries of another replica's log, and the bytes of all their batches.
 
-        They must be valid. What an error leaves, and ``forced``: as :meth:`append`.
+        They must be valid. Errors, and ``forced``: as for :meth:`append`.
         """
         self.make_ready()
         lengths = rows["length"]
@@ -145,13 +145,13 @@ class ActiveSegment(Segment):
         """Force what was appended to the disk: batches first, then the entries that name them.
 
         Raises:
-            StorageFailure: that failed; the log has failed with it.
+            StorageFailure: the force failed, and so the log has failed.
         """
         if self._unforced:
             self._force()
 
     def probe(self, *, forced: bool) -> None:
-        """Write behind the last batch, as an append would, and take that back.
+        """Write after the last batch, as an append would, and undo that.
 
         Args:
             forced: Force the file as well.
@@ -178,7 +178,7 @@ class ActiveSegment(Segment):
         An open file goes on taking writes after its name is gone, and loses them when it is closed.
 
         Raises:
-            StorageFailure: One was, and the log has failed; or the log had failed before.
+            StorageFailure: A file was, and the log has failed; or the log had failed before.
         """
         self._forcing.check()
         lost = self._lost_file()
@@ -203,11 +203,11 @@ class ActiveSegment(Segment):
         return None
 
     def write_again(self, entry: int) -> None:
-        """Write the entries from the index ``entry`` on, and their batches, once more as they are.
+        """Write the entries from the index ``entry`` on, and their batches, again unchanged.
 
-        What the system shows of a file whose force has failed may not be on the disk, and only what
-        is written anew is forced. The end of the files is to be forced in any case: what was taken
-        back when the force failed could be there again after a power cut.
+        After a failed force, what the system shows of a file may not be on the disk, and a new
+        force writes only what is written again. The files' ends must be forced in any case: bytes
+        that were undone when the force failed could be there again after a power cut.
         """
         there = self._disk.names(self.name.directory)
         self._unforced = self.name.arrow.name in there and self.name.entries.name in there
@@ -246,7 +246,7 @@ class ActiveSegment(Segment):
             super().remove(force_names)
             return
         there = self._disk.names(self.name.directory)
-        # The schema message goes last: it alone tells where an empty segment starts.
+        # The schema message goes last: only that says where an empty segment starts.
         for path in (self.name.extremes, self.name.entries, self.name.arrow):
             if path.name in there:
                 self._disk.remove(path)
@@ -279,10 +279,10 @@ class ActiveSegment(Segment):
         return np.zeros(len(self._grown), np.bool_)
 
     def make_ready(self) -> None:
-        """Prepare the files: they must tell where the segment begins and take what comes next.
+        """Prepare the files, so that they say where the segment begins and can take appends.
 
         Raises:
-            DiskFull, StorageFailure: that can be tried again, unless the log has failed.
+            DiskFull, StorageFailure: a later call can succeed, unless the log has failed.
         """
         if self._torn:
             self._take_back()
@@ -300,7 +300,7 @@ class ActiveSegment(Segment):
                 self._force()
         except Exception:
             self._torn = True
-            with suppress(IsologError):  # then the next append does it
+            with suppress(IsologError):  # if this fails, the next append does it
                 self._take_back()
             raise
 
@@ -309,13 +309,13 @@ class ActiveSegment(Segment):
         if rows + entries > len(self._grown):
             room = max(_ROWS_MIN, 2 * len(self._grown), rows + entries)
             self._grow(self._grown, room)
-            # Before the table: a reader takes the table first, so its mask is never the shorter.
+            # Before the table grows: a reader takes the table first, so its mask is long enough.
             self.set_aborted(self._aborted)
         self._raw[rows * ENTRY_SIZE : (rows + entries) * ENTRY_SIZE] = written
         self._table = self._grown[: rows + entries]
         if not rows:
             self.first_appended = appended
-        # After the table: what lies below the end can be found.
+        # After the table, so that everything below the end can be found.
         end = self._end
         self._end = Boundary(EntryIndex(end.entry + entries), Offset(end.offset + records))
 
@@ -330,8 +330,8 @@ class ActiveSegment(Segment):
         """Prepare both files before the first batch.
 
         An earlier process that died while it made them may have left one of them, or both with
-        names or a schema message that a power cut takes. The file with that message is kept: it
-        may be the only one that tells where the log ends.
+        names or a schema message that were not forced. The file with the schema message is kept:
+        it may be the only one that says where the log ends.
         """
         if not self._data_end:
             self._forcing.make_directory()

@@ -1,9 +1,9 @@
-"""Reading segments to see whether they still are what was written.
+"""Reading segments to check that they still are what was written.
 
-The bytes come from the disk itself, not from memory, where a page that is good may hide a sector
-that is not. They come in small pieces, and the caller decides how fast. What fails here is a
-suspicion only: the log may have been cut back, or a file replaced, since the segment was looked up.
-Whoever holds the partition's lock looks once more (:func:`is_sound`).
+The bytes come from the disk itself, not from memory, where a good page may hide a damaged sector.
+They come in small pieces, and the caller decides how fast. A failure here is only a suspicion: the
+log may have been cut back, or a file replaced, since the segment was looked up. So the holder of
+the partition's lock checks once more (:func:`is_sound`).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _PIECE_ENTRIES: Final = 1 << 14
 
 
 class Suspect(Struct, frozen=True, eq=False):
-    """An entry that failed, or whose batch did; ``path``: of the segment that it was in."""
+    """An entry that failed, or whose batch did; ``path``: the segment's ``.arrow`` file."""
 
     entry: EntryIndex
     path: Path
 
 
 class CheckedPiece(Struct, frozen=True, eq=False):
-    """So many bytes of batches were read; these entries of them failed."""
+    """A piece that was read: ``size`` bytes of batches, and the entries in it that failed."""
 
     size: int
     suspects: tuple[Suspect, ...]
 
 
 def pieces(disk: Disk, segments: Sequence[Segment]) -> Iterator[CheckedPiece]:
-    """Read all of these segments once, piece by piece, as far as each goes when its turn comes."""
+    """Read all of these segments once, piece by piece; each up to its end when its turn comes."""
     for segment in segments:
         table = segment.table
         low = 0
@@ -59,22 +59,22 @@ def pieces(disk: Disk, segments: Sequence[Segment]) -> Iterator[CheckedPiece]:
 
 
 def is_sound(disk: Disk, segment: Segment, entry: EntryIndex) -> bool:
-    """Return whether an entry of the segment, and its batch, have their checksums after all."""
+    """Return whether the checksums of an entry of the segment and of its batch are right."""
     row = entry - segment.first.entry
     return not _failed_rows(disk, segment, row, row + 1)
 
 
 def _piece_end(table: Table, low: int) -> int:
-    """Return the row behind the last one of the piece that begins with row ``low``."""
+    """Return the row after the last one of the piece that begins with row ``low``."""
     rows = table[low : low + _PIECE_ENTRIES]
-    rows = rows[: intact_entries(rows)]  # what a damaged one says of places is not believed
+    rows = rows[: intact_entries(rows)]  # the position in a damaged entry may be wrong
     ends = rows["position"] + rows["length"]
     most = int(table[low]["position"]) + _PIECE_BYTES if len(rows) else 0
     return low + max(1, int(np.searchsorted(ends, most, side="right")))
 
 
 def _failed_rows(disk: Disk, segment: Segment, low: int, high: int) -> list[int]:
-    """Return the rows that fail their checksum, or whose batch does, or that the disk has not."""
+    """Return the rows that fail their checksum, whose batch does, or that the disk cannot read."""
     rows = segment.table[low:high]
     data = None
     if intact_entries(rows) == len(rows):

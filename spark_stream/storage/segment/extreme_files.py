@@ -1,12 +1,12 @@
-"""What is known of the values in a segment's batches: in memory, and in a file beside the table.
+"""The known extremes of a segment's batches: in memory, and in a file beside the table.
 
 The file is derived from the batches, and nothing depends on it. It may be missing, damaged, shorter
-than the table, or of a segment that had its name before: each of its rows has a checksum and names
-the bytes that it speaks of, and what fits no batch is not believed. A batch without a row is read.
-It is never forced, and an error of the disk only means that nothing more is written to it.
+than the table, or of an earlier segment of the same name: each of its rows has a checksum and names
+the bytes that it describes, and rows that fit no batch are ignored. A batch without a row is read.
+The file is never forced, and after an error of the disk nothing more is written to it.
 
 Rows come from the leader's appends, and from filtered reads of batches that had none. They are
-written one behind the other, in the order in which they came.
+written one after the other, as they come.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Known(Struct, frozen=True):
 
 
 class SegmentExtremes:
-    """The extremes of one segment. Any thread may ask and learn; the leader adds under its lock."""
+    """The extremes of one segment. Any thread may call this; the leader adds under its lock."""
 
     def __init__(self, disk: Disk, path: Path, first: Boundary, layout: Layout) -> None:
         self.layout = layout
@@ -56,8 +56,8 @@ class SegmentExtremes:
             _MAGIC, first.entry, first.offset, layout.mark, layout.row.itemsize
         )
         self._lock = threading.Lock()
-        self._stored: Rows | None = None  # of the file, once it was looked at
-        self._fresh: list[bytes] = []  # what came since
+        self._stored: Rows | None = None  # the file's rows, once it was read
+        self._fresh: list[bytes] = []  # rows that came since
         self._file: DiskFile | None = None
         self._end = 0
         self._writes = True
@@ -122,7 +122,7 @@ class SegmentExtremes:
         return bool((_owners(rows, known, self._first, first, last) >= 0).all())
 
     def stop(self) -> None:
-        """Write nothing any more: the file is about to go."""
+        """Stop writing: the file is about to be removed."""
         with self._lock:
             self._writes = False
             self._close()
@@ -139,7 +139,7 @@ class SegmentExtremes:
 
     def _keep(self, packed: list[bytes]) -> None:
         with self._lock:
-            if self._stored is not None:  # else they are read from the file when somebody asks
+            if self._stored is not None:  # else they are read from the file when needed
                 self._fresh += packed
             if not self._writes:
                 return

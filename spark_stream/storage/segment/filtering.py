@@ -1,7 +1,7 @@
 """A read of the records that a filter keeps: batches that can hold none are not read.
 
-What is known of a batch's values comes from its segment's extremes; its offsets, and what there is
-of timestamps, from the table of entries itself.
+What is known of a batch's values comes from its segment's extremes. Its offsets and its greatest
+timestamp come from the table of entries itself.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Filtering(Struct, frozen=True):
     def learn(
         self, segment: Segment, table: Table, places: npt.NDArray[np.int64], batch: pa.RecordBatch
     ) -> None:
-        """Remember what batches hold that were read; ``batch`` has all their records."""
+        """Remember the extremes of batches that were read; ``batch`` has all their records."""
         names = [name for name in self.filter.names if self._has_same_keys(segment, name)]
         segment.extremes.learn(table, places, batch, names)
 

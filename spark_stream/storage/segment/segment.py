@@ -1,8 +1,8 @@
 """One segment: a file of batches and the table of its entries. ``active`` has the one that grows.
 
-Order of steps in a removal: the entries file is renamed, which decides it; then the batches go, and
-the renamed file last, each for good before the next. What a crash leaves of it, the next open
-finishes.
+Order of steps in a removal: the entries file is renamed, which decides the removal; then the
+``.arrow`` file goes, and the renamed file last. Each step is forced before the next. The next open
+finishes a removal that a crash interrupted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from spark_stream.storage.segment.extreme_files import SegmentExtremes
 from spark_stream.storage.settings import Compression
 
 EXTREMES: Final = ".extremes"
-_NEAR_ENTRIES: Final = 64  # so many are looked at for an intact one behind a damaged one
+_NEAR_ENTRIES: Final = 64  # how far to search for an intact entry after a damaged one
 
 
 class SegmentName(Struct, frozen=True):
@@ -81,9 +81,9 @@ class SegmentName(Struct, frozen=True):
 class Segment:
     """A closed segment; :class:`ActiveSegment` is the one that grows.
 
-    Readers need no lock: rows of ``table`` below its length never change, and a longer table is put
-    in the place of a shorter one. Which rows are aborted does change, but for rows below the last
-    stable offset it does not: whoever drops them reads no further.
+    Readers need no lock: rows of ``table`` below its length never change, and a longer table
+    replaces a shorter one. Which rows are aborted may change, but only at or above the last stable
+    offset: whoever leaves out aborted rows reads no further.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Segment:
         self.extremes = extremes or SegmentExtremes(disk, name.extremes, first, codec.layout)
         self._aborted: np.ndarray | None = None
         self._file = file or GrowingFileMap(disk, name.arrow)
-        # Kept, for every append asks for it, and a closed segment's last entry may change on disk.
+        # Kept: every append needs it, and a closed segment's last entry may get damaged on disk.
         self._end = Boundary(EntryIndex(first.entry + len(table)), next_offset(table, first.offset))
 
     @property
@@ -117,12 +117,12 @@ class Segment:
         return self._table
 
     def aborted(self, table: Table) -> np.ndarray | None:
-        """Return which rows of ``table``, which this segment gave, are aborted; None if none is."""
+        """Return which rows of ``table``, a table of this segment, are aborted; None if none is."""
         mask = self._aborted
         return None if mask is None else mask[: len(table)]
 
     def set_aborted(self, mask: np.ndarray | None) -> None:
-        """Set which rows are aborted, as an open derived it from the whole log; shape (rows,)."""
+        """Set which rows are aborted, as derived from the whole log; shape (rows,)."""
         self._aborted = mask
 
     def abort(self, transaction: int, producer_id: int, entry: int) -> None:
@@ -149,7 +149,7 @@ class Segment:
         return self._end
 
     def boundary_of(self, entry: EntryIndex) -> Boundary:
-        """Return the position before the entry with this index, of this segment or its end.
+        """Return the position before the entry with this index; it may be the segment's end.
 
         Raises:
             DamagedSegment: the entry is damaged, and so is the one before it.
@@ -167,7 +167,7 @@ class Segment:
         """Return the entries from row ``low`` to before ``high``, up to the first damaged one.
 
         Raises:
-            DamagedSegment: that is row ``low``.
+            DamagedSegment: row ``low`` is damaged.
         """
         rows = self._table[low:high]
         good = intact_entries(rows)
@@ -236,14 +236,14 @@ class Segment:
     ) -> tuple[pa.RecordBatch, int]:
         """Decode the batches at these ascending rows into one; return it and their number.
 
-        ``schema``: the topic's as the reader has it, by default the segment's own.
+        ``schema``: the topic's schema as the reader knows it, by default the segment's own.
 
-        It is fewer where a later one fails its checksum, or where the batch would be too large in
-        memory. What lies between is not looked at.
+        The number is lower if a later batch fails its checksum, or if the result would be too large
+        in memory. Rows in between are not looked at.
 
         Raises:
             DamagedSegment: the first batch fails its checksum.
-            SchemaMismatch: a value has no place in that schema.
+            SchemaMismatch: a value does not fit that schema.
         """
         data, sound = self._load(places)
         own = self.codec.schema
@@ -256,9 +256,9 @@ class Segment:
         return conformed(batch, projected(schema, columns)), taken
 
     def encoded(self, places: np.ndarray) -> tuple[tuple[memoryview, ...], int]:
-        """Return the stored messages at these rows, in parts; errors as :meth:`decode`.
+        """Return the stored messages at these rows, in parts, and their number.
 
-        And how many of them, fewer where a later one fails its checksum.
+        The number is lower if a later message fails its checksum. Errors: as for :meth:`decode`.
         """
         parts, sound = self._load(places)
         return tuple(parts), sound
@@ -276,7 +276,7 @@ class Segment:
     def locate(self, places: np.ndarray) -> Stored:
         """Return where the batches at these rows of the table lie.
 
-        Whoever reads them there checks them: a byte may change until then.
+        Whoever reads them there must check them: a byte may change until then.
 
         Raises:
             StorageFailure: the file is gone.
@@ -319,11 +319,11 @@ class Segment:
     def _sound_batches(self, rows: Table, data: pa.Buffer, position: int) -> int:
         """Return how many of these rows, from the first on, have sound batches.
 
-        ``data`` holds the file from ``position`` on. It is checked at each read: what was sound a
-        moment ago may be read from the disk anew, and differ.
+        ``data`` holds the file from ``position`` on. Every read checks it: bytes that were sound a
+        moment ago may be read from the disk again, and differ.
 
         Raises:
-            DamagedSegment: the first has not.
+            DamagedSegment: the first batch is not sound.
         """
         sound = first_broken_batch(rows, data, position)
         if sound == 0:
@@ -350,8 +350,8 @@ class Segment:
         after = int(behind[intact[0]]["base_offset"]) if len(intact) else int(self._end.offset)
         entry = self.first.entry + row
         return DamagedSegment(
-            f"{self.name.entries}: entry {entry} fails its checksum, and offsets {start} to"
-            f" {after - 1} may be its; the first offset after them is {after}",
+            f"{self.name.entries}: entry {entry} fails its checksum; it may have the offsets"
+            f" {start} to {after - 1}; the first offset after them is {after}",
             path=str(self.name.entries),
             first=int(start),
             next=after,
@@ -373,7 +373,7 @@ class Segment:
         self._file.upto(self.data_end)
 
     def drop_tail(self) -> None:
-        """Take note that the ``.arrow`` file was replaced by one that ends with the last batch."""
+        """Note that an ``.arrow`` file that ends with the last batch has replaced this one."""
         self.has_tail = False
         self._file.forget()
 
@@ -396,13 +396,13 @@ class Segment:
         """Do nothing: a segment is forced before it is closed."""
 
     def close(self) -> None:
-        """Close the open files; a closed segment has written only the extremes readers computed."""
+        """Close the open file: a closed segment writes only extremes that readers computed."""
         self.extremes.close()
 
     def remove(self, force_names: Callable[[], None]) -> None:
         """Delete the files; readers that have the segment continue with a mapping."""
         self.extremes.stop()
-        with suppress(IsologError):  # without its file nothing can be read of it anyway
+        with suppress(IsologError):  # if the file is unreadable, readers have lost it anyway
             self.hold()
         self.name.remove(self._disk, force_names)
 
