@@ -193,7 +193,7 @@ def test_what_does_not_follow_the_end_is_a_mistake_of_the_caller():
     log: ReplicaLog = new_log()
     log.append_entries(found.rows[:2], found.data.slice(0, int(found.rows["length"][:2].sum())))
     end = log.end
-    with pytest.raises(ValueError, match="starts at entry 0"):
+    with pytest.raises(ValueError, match="start at entry 0"):
         log.append_entries(found.rows, found.data)
     older = new_log()
     older.reset(end)

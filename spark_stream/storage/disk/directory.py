@@ -8,7 +8,7 @@
     broker.json       where that broker listens, and its process id
     broker.log        the output of a broker in the background
     broker.run        the name of the last run of its broker: tells it from an earlier copy
-    broker.original   inode and time of ``broker.run``, to tell that file from a copy of it
+    broker.original   inode and time of that file, to tell it from a copy of it
     committed.json    up to where its partitions were known to be committed
     metadata.sqlite   topics, transactions, positions, numbers (a shared store lies elsewhere)
     leases/           which brokers are alive; beside the store
