@@ -63,7 +63,7 @@ class InvalidRequest(IsologError):
 
 class InvalidAssignment(IsologError):
     code = "INVALID_ASSIGNMENT"
-    hint = "Name brokers that there are, each of them once; `isolog cluster status` shows them."
+    hint = "Name existing brokers, each of them once; `isolog cluster status` shows them."
 
 
 class InvalidOption(IsologError):
@@ -88,7 +88,7 @@ class UnknownTopic(IsologError):
 
 class UnknownBroker(IsologError):
     code = "UNKNOWN_BROKER"
-    hint = "`isolog cluster status` shows the brokers that there are."
+    hint = "`isolog cluster status` shows the brokers of the cluster."
 
 
 class UnknownPartition(IsologError):
@@ -205,7 +205,7 @@ class NotEnoughReplicas(IsologError):
 class LeaderUnavailable(IsologError):
     code = "LEADER_UNAVAILABLE"
     retriable = True
-    hint = "The broker that leads the partition must run; what was decided stays so: try again."
+    hint = "The partition's leader must run; what was decided stays decided: try again."
 
 
 class BrokerStopping(IsologError):
@@ -238,7 +238,7 @@ class ConsumerFenced(IsologError):
 
 class UnknownConsumer(IsologError):
     code = "UNKNOWN_CONSUMER"
-    hint = "`isolog consumers list` shows those there are."
+    hint = "`isolog consumers list` shows all consumers."
 
 
 class TransactionAborted(IsologError):
@@ -248,7 +248,7 @@ class TransactionAborted(IsologError):
 
 class UnknownTransaction(IsologError):
     code = "UNKNOWN_TRANSACTION"
-    hint = "`isolog transactions list` shows those there are."
+    hint = "`isolog transactions list` shows all transactions."
 
 
 class InvalidTransaction(IsologError):
@@ -294,7 +294,7 @@ class BrokerBusy(IsologError):
 class DiskFull(IsologError):
     code = "DISK_FULL"
     retriable = True
-    hint = "Make room on the broker's disk; writes come back by themselves, reads go on meanwhile."
+    hint = "Make room on the broker's disk; writes resume by themselves, reads go on meanwhile."
 
 
 class StorageFailure(IsologError):
@@ -359,7 +359,7 @@ class NotALogDirectory(IsologError):
 
 
 class UnsupportedFormat(IsologError):
-    """A directory or a metadata store was written in another form than this release reads."""
+    """A directory or a metadata store was written in a form that this release does not read."""
 
     code = "UNSUPPORTED_FORMAT"
     hint = "Use the isolog release that wrote it, or begin with a new directory."

@@ -18,7 +18,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=255)]
 
 
 class StructType(msgspec.StructMeta):
-    """Make each struct frozen, and its fields keywords, unless the class says otherwise."""
+    """Make each struct frozen, and its fields keyword-only, unless the class says otherwise."""
 
     keywords_only = True
 

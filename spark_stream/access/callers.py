@@ -14,9 +14,9 @@ class KnownBy(StrEnum):
     """How a broker knows who calls."""
 
     SOCKET = "socket"
-    """A Unix socket: its file lets its owner alone in."""
+    """A Unix socket: only the owner of its file can connect."""
     OPEN = "open"
-    """The broker does not ask."""
+    """The broker does not ask who calls."""
     CERTIFICATE = "certificate"
     USER = "user"
     TOKEN = "token"
@@ -34,10 +34,10 @@ class Grant(Struct, frozen=True):
 class Caller(Struct, frozen=True):
     """A caller whose identity is known.
 
-    ``source_id``: the version of the user's password, or the id of the token. ``is_super``: may do
-    everything. ``grants``: the token may be used for these things only; None: for whatever the
-    principal may. ``address``: from where it calls. ``expires_ms``: known until then, on the wall
-    clock; None: without end.
+    ``source_id``: the version of the user's password, or the id of the token. ``is_super``: whether
+    the caller may do everything. ``grants``: what the token is limited to, or None if it is good
+    for all that the principal may do. ``address``: where the call comes from. ``expires_ms``: when
+    the identity expires, on the wall clock; None if never.
     """
 
     principal: str
@@ -58,7 +58,7 @@ class Caller(Struct, frozen=True):
 ANONYMOUS: Final = Caller("anonymous", KnownBy.OPEN, is_super=True)
 """Everybody, at a broker that does not ask who calls."""
 OWNER: Final = Caller("owner", KnownBy.SOCKET, is_super=True)
-"""Who reaches the socket of an embedded broker."""
+"""Whoever reaches the socket of an embedded broker."""
 
 
 def granted(grants: tuple[Grant, ...]) -> RuleSet:

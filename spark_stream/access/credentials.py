@@ -1,8 +1,8 @@
 """Passwords and tokens: how they are made, what is kept of them, and how they are compared.
 
-Of a password its scrypt hash is kept, of a token the SHA-256 of its 32 random bytes: neither can be
-had back from the store. A session is a signed statement, and nothing of it is kept: who calls, how
-that was found out, what it may be used for, and until when.
+A password is kept as its scrypt hash, a token as its SHA-256 (it has 32 random bytes): the store
+reveals neither of them. A session is a signed statement that is not kept: who calls, how the broker
+knows that, what the session may be used for, and until when.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spark_stream.access.callers import Caller, Grant, KnownBy
 from spark_stream.errors import InvalidRequest
 
 PASSWORD_LEAST: Final = 8
-"""Characters of a password, at least."""
+"""The fewest characters that a password may have."""
 PASSWORD_MOST: Final = 1024
 TOKEN_PREFIX: Final = "isolog_"
 SESSION_PREFIX: Final = "isologs_"
@@ -31,10 +31,10 @@ _ID_BYTES: Final = 8
 
 
 def hash_password(password: str) -> str:
-    """Return what is kept of a password; takes some 60 ms, and 32 MiB of memory.
+    """Hash a password for the store, which takes some 60 ms and 32 MiB of memory.
 
     Raises:
-        InvalidRequest: it is too short or too long.
+        InvalidRequest: the password is too short or too long.
     """
     if not PASSWORD_LEAST <= len(password) <= PASSWORD_MOST:
         raise InvalidRequest(
@@ -45,14 +45,14 @@ def hash_password(password: str) -> str:
 
 
 def is_password(password: str, kept: str) -> bool:
-    """Return whether this is the password of which that was kept; takes as long."""
+    """Return whether ``kept`` was made of this password, which takes as long as a hash."""
     _, salt, digest = kept.split("$")
     found = _scrypt(password[:PASSWORD_MOST], bytes.fromhex(salt))
     return hmac.compare_digest(found.hex(), digest)
 
 
 NO_PASSWORD: Final = f"{_SCRYPT}${'00' * 16}${'00' * 32}"
-"""Of no password: comparing with it takes as long as with another."""
+"""The hash of no password; comparing with it takes as long as with any other."""
 
 
 def _scrypt(password: str, salt: bytes) -> bytes:
@@ -67,7 +67,7 @@ def new_token() -> tuple[str, str]:
 
 
 def token_id_of(token: str) -> str:
-    """Return the id in a token; empty if it is none."""
+    """Return the id in a token; empty if this is not a token."""
     if not token.startswith(TOKEN_PREFIX):
         return ""
     return token.removeprefix(TOKEN_PREFIX).partition("_")[0]
@@ -79,7 +79,7 @@ def token_digest(token: str) -> str:
 
 
 def is_token(token: str, digest: str) -> bool:
-    """Return whether this is the token of which that was kept."""
+    """Return whether ``digest`` was made of this token."""
     return hmac.compare_digest(token_digest(token), digest)
 
 
@@ -95,9 +95,9 @@ _SESSIONS: Final = msgspec.json.Decoder(_Statement)
 
 
 def sign_session(caller: Caller, key: bytes) -> str:
-    """Return a token that states who the caller is; it has an end.
+    """Return a token that states who the caller is, and until when.
 
-    ``key``: that of the cluster, which only brokers have.
+    ``key``: the cluster's key, which only brokers have.
     """
     assert caller.expires_ms is not None
     stated = msgspec.json.encode(

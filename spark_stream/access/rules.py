@@ -1,8 +1,8 @@
 """Rules: a principal, allowed or denied an operation on a resource.
 
-Deny wins over allow, and what no rule allows is denied. Who may read, write, alter or delete a
-resource may describe it as well, unless a rule denies that. Whether something may be described
-decides whether it exists for the caller at all.
+Deny wins over allow, and what no rule allows is denied. Whoever may read, write, alter or delete a
+resource may describe it as well, unless a rule denies that. For the caller, a resource exists only
+if the caller may describe it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Operation(StrEnum):
 
 
 class Effect(StrEnum):
-    """What a rule says."""
+    """Whether a rule allows or denies."""
 
     ALLOW = "allow"
     DENY = "deny"
 
 
 class ResourceKind(StrEnum):
-    """The kinds of resources. Of ``cluster`` there is one, without a name."""
+    """The kinds of resources. There is only one ``cluster``, without a name."""
 
     TOPIC = "topic"
     CONSUMER = "consumer"
@@ -95,7 +95,7 @@ class Pattern(NamedTuple):
 
 
 class Rule(Struct, frozen=True):
-    """One rule. ``operation`` None: all of them."""
+    """One rule. ``operation`` None means all operations."""
 
     principal: str
     effect: Effect
@@ -129,7 +129,7 @@ class _Said(Struct):
 
 
 class RuleSet:
-    """Rules by what they speak of: a decision looks at those that fit, however many there are."""
+    """Rules by principal and pattern: a decision looks only at those that fit."""
 
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
         self._said: dict[tuple[str, Pattern], _Said] = defaultdict(_Said)

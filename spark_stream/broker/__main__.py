@@ -1,4 +1,4 @@
-"""``python -m spark_stream.broker --dir DIR``: what starts brokers in the background runs.
+"""``python -m spark_stream.broker --dir DIR``: the process of a broker in the background.
 
 On failure the error goes to standard output as one JSON line, for the process that started it.
 """
@@ -17,7 +17,7 @@ from spark_stream.errors import IsologError
 
 
 def main() -> int:
-    """Exit code 0 after a clean stop, 1 if the broker could not start."""
+    """Run a broker: exit code 0 after a clean stop, 1 if it could not start."""
     parser = argparse.ArgumentParser(prog="python -m spark_stream.broker")
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--listen")

@@ -1,4 +1,4 @@
-"""What a broker process does by itself, again and again: a thread for each task."""
+"""The tasks that a broker process repeats by itself, each on its own thread."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from spark_stream.scripts.steps import Script
 logger = logging.getLogger(__name__)
 
 Task = Callable[[], Script[Any] | float | None]
-"""A call, or one that returns a script. A call may return how long to pause after it."""
+"""Does the task, or returns a script that does. The former may return the pause after it."""
 
-_AFTER_ERROR_S: Final = 0.1  # a task without a pause of its own would be tried without end
+_AFTER_ERROR_S: Final = 0.1  # else a failing task that has no pause would keep a processor busy
 
 
 class BackgroundTasks:
@@ -28,7 +28,7 @@ class BackgroundTasks:
         self._threads: list[threading.Thread] = []
 
     def start(self, name: str, pause_s: float, task: Task) -> None:
-        """Start a thread that pauses, does the task, and so on.
+        """Start a thread that pauses, does the task, and repeats.
 
         An error with a known reason is logged in one line, once while the reason lasts.
         """

@@ -11,13 +11,13 @@ from spark_stream.transport.tls import RotatingContext, TlsFiles, client_context
 
 
 class Certificates:
-    """What a broker speaks TLS with; None where it does not. Its files are read again on change."""
+    """The TLS contexts of a broker; None where it uses no TLS. Changed files are read again."""
 
     def __init__(self, config: BrokerConfig) -> None:
         """Read the files.
 
         Raises:
-            InvalidConfig: one cannot be used.
+            InvalidConfig: a file cannot be used.
         """
         self.client_files = clients = config.tls.files("tls")
         peers = config.peer_tls.files("peer_tls")
@@ -37,11 +37,11 @@ class Certificates:
             raise InvalidConfig(error.message, setting=error.details.get("option")) from None
 
     def to_peers(self) -> ssl.SSLContext | None:
-        """Return what to connect to other brokers with."""
+        """Return the TLS context for connections to other brokers; None: without TLS."""
         return None if self._to_peers is None else self._to_peers.current()
 
     def refresh(self) -> bool:
-        """Read changed files again; return whether the certificate for clients is another now."""
+        """Read changed files again; return whether the certificate for clients has changed."""
         for each in (self.for_peers, self._to_peers):
             if each is not None:
                 each.refresh()

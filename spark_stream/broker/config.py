@@ -40,9 +40,9 @@ _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 
 class TlsSettings(BaseModel):
-    """The TLS of a door; without ``cert`` it has none. Paths are those of PEM files.
+    """The TLS settings of a door, which uses no TLS without ``cert``. Files are in PEM format.
 
-    ``ca``: the authorities whose certificates the other side may show, and must if
+    ``ca``: authorities; the other side may show a certificate of theirs, and has to if
     ``require_client_cert``. ``min_version``: the oldest version of TLS that is accepted.
     """
 
@@ -55,7 +55,7 @@ class TlsSettings(BaseModel):
     min_version: Literal["1.2", "1.3"] = "1.2"
 
     def absolute(self) -> Self:
-        """Return the same with paths that do not start at the working directory."""
+        """Return the same settings with absolute paths."""
         given = {name: getattr(self, name) for name in ("cert", "key", "ca")}
         paths = {name: None if each is None else each.absolute() for name, each in given.items()}
         return self.model_copy(update=paths)
@@ -95,15 +95,15 @@ class BrokerConfig(BaseSettings):
     ``authentication``: whether callers have to say who they are, and rules decide what they may do.
     ``super_users``: principals that may do everything. ``jwt``: an issuer whose JSON Web Tokens say
     who calls. All of these are the same for all brokers of a cluster. ``tls``: the certificate for
-    clients, here and of Flight. ``peer_tls``: that for the other brokers, which have to show one as
-    well: of the authorities in ``ca``, with the broker's id as one of its names.
+    clients, those of Flight too. ``peer_tls``: the one for the other brokers. They have to show one
+    as well, issued by an authority in ``ca``, with the broker's id among its names.
 
     ``id`` names the broker in a new directory (1 to 200 of a-z A-Z 0-9 _ -); by default one is
-    made. ``rack`` says where the broker is: replicas of a partition are put into different racks.
+    generated. ``rack`` is the broker's place: replicas of a partition go to different racks.
     ``metadata`` is the file of the metadata store, if several brokers of one host share it; by
     default it is in ``dir``.
 
-    ``lease_seconds``: how long the others take the broker for alive without a sign of life.
+    ``lease_seconds``: how long the others consider the broker alive without a sign of life.
     ``sink_expiry_seconds``: how long an unused id of a sink is kept. Both are the same for all
     brokers of a cluster.
 
@@ -234,7 +234,7 @@ class BrokerConfig(BaseSettings):
 
     @property
     def replication(self) -> ReplicationSettings:
-        """How this broker's streams to others are kept."""
+        """The settings of this broker's replication streams."""
         return ReplicationSettings(beat_s=self.lease_seconds / 3, death_s=self.lease_seconds)
 
     @property
@@ -264,7 +264,7 @@ class BrokerConfig(BaseSettings):
             if unknown and name in {setting.partition(".")[0] for setting in SETTINGS}:
                 message = "the defaults of topics belong under [topic]"
             raise InvalidConfig(f"{name}: {message}", setting=name) from None
-        except SettingsError as error:  # a variable that takes JSON has none
+        except SettingsError as error:  # a variable that takes JSON has no valid one
             name = str(error).partition('"')[2].partition('"')[0]
             raise InvalidConfig(
                 f"{name}: the variable ISOLOG_{name.upper()} is not JSON",

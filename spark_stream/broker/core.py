@@ -6,16 +6,16 @@ its scripts: by threads, by a schedule, or by plain calls.
 Order of a start. Each step relies on those before it:
 
 1. The constructor opens the logs.
-2. ``registration.decide_generation`` decides the generation of the logs; numbers that they use
-   are passed over.
+2. ``registration.decide_generation`` decides the generation of the logs; numbers that the logs
+   use are never given out again.
 3. ``registration.register`` puts the broker on record.
-4. :meth:`BrokerCore.take_lease`: from now on the others take the broker for alive.
-5. :meth:`BrokerCore.beginning`: it leads and follows. Only then :meth:`BrokerCore.control` and
-   what else is done again and again may run.
-6. :meth:`BrokerCore.recovering` finishes what was under way when the process before ended.
+4. :meth:`BrokerCore.take_lease`: from now on the others consider the broker alive.
+5. :meth:`BrokerCore.beginning`: it leads and follows. Only then may :meth:`BrokerCore.control`
+   and the other repeated tasks run.
+6. :meth:`BrokerCore.recovering` finishes what was under way when the previous process ended.
 
 Order of an end: others lead (:meth:`BrokerCore.leaving`), the logs are closed (``host.close``),
-what they hold is vouched for if all of that went well (``registration.end``), and the lease ends.
+the broker vouches for them if all of that went well (``registration.end``), and the lease ends.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from spark_stream.storage.settings import LogSettings
 
 
 class CoreSettings(Struct, frozen=True):
-    """What a broker's configuration says to its core; ``BrokerConfig`` has the meanings."""
+    """The part of a broker's configuration that its core needs; ``BrokerConfig`` explains it."""
 
     topic_defaults: LogSettings = field(default_factory=LogSettings)
     default_replication_factor: int | None = None
@@ -80,14 +80,14 @@ class BrokerNetwork(Protocol):
     """A broker's ways to the others."""
 
     def peers(self, core: BrokerCore) -> Peers:
-        """Return the other brokers, as threads ask them; called once, by the constructor."""
+        """Return what runs steps on the other brokers; called once, by the constructor."""
 
     def links(self, core: BrokerCore) -> FollowerLinks:
         """Return the streams from leaders; called once, before the broker follows any."""
 
 
 class BrokerCore:
-    """The parts of one broker. Who starts it keeps the order of the module's docstring."""
+    """The parts of one broker. Start and end it in the order of the module's docstring."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class BrokerCore:
         yield from self.transactions.recovering()
 
     def control(self) -> Script[None]:
-        """Look who is alive, and do what follows from that, as a replica and as the controller."""
+        """Check which brokers are alive, and act on that, as a replica and as the controller."""
         if self.members.look():
             self.host.tick_all()
         yield from self.registration.looking()

@@ -1,4 +1,4 @@
-"""A broker's connections to the others: steps asked of peers, and the streams of replication.
+"""A broker's connections to the others: steps that peers run, and the streams of replication.
 
 Order of an end: :meth:`ConnectedNetwork.stop_following`, the logs are closed, then
 :meth:`ConnectedNetwork.stop`. So nothing is appended to a log that is closed.
@@ -34,9 +34,9 @@ class ConnectedNetwork:
         addresses: Mapping[str, str],
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:
-        """``addresses``: where some brokers are reached, by id, instead of where they register.
+        """``addresses``: addresses of brokers by id, used instead of the registered ones.
 
-        ``tls`` returns what to connect to them with; None: without TLS.
+        ``tls`` returns the TLS context for these connections; None: without TLS.
         """
         self._tls = tls
         self._me = me

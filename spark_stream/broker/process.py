@@ -78,7 +78,7 @@ times: with Python's default of 5 ms, and hundreds of fetches at work, it would 
 time."""
 _CERTIFICATES_S: Final = 1.0
 _ACCESS_S: Final = 1.0
-_FLUSH_SECONDS: Final = 0.1  # the first time; then the task says
+_FLUSH_SECONDS: Final = 0.1  # the first pause; the task returns the next ones
 
 
 class Broker:
@@ -109,7 +109,7 @@ class Broker:
         Return who this broker is, and the boot id of its machine if its files may be mapped.
         """
         config, clock, machine = self._config, self._clock, SystemMachine()
-        # Without links: one that is switched meanwhile must not lead new files elsewhere.
+        # Links are resolved now: one that changes later must not lead new files elsewhere.
         path = Path(os.path.realpath(config.dir))
         check_directory(path)  # before the lock leaves a file in somebody else's directory
         self._lock = DirectoryLock(path)
@@ -239,7 +239,7 @@ class Broker:
             undo.callback(self._end_flight)
 
     def _extend_token(self, token: Token) -> None:
-        """Put a token that lives on into the store, unless it was revoked meanwhile."""
+        """Store a token whose life was extended, unless it was revoked meanwhile."""
         key = TOKENS + token.id
         record = self._store.get(key)
         if record is not None:
@@ -264,7 +264,7 @@ class Broker:
             self._flight.shutdown()
 
     def _look_at_certificates(self) -> None:
-        """Use new certificates. Flight cannot: it ends, once its calls have, and begins again."""
+        """Use new certificates. Flight has to restart for that, once its calls have ended."""
         if self._certificates.refresh() and self._flight is not None:
             self._flight.shutdown()
             self._flight = self._make_flight()
@@ -291,7 +291,7 @@ class Broker:
         self._tasks.start("lease", core.leases.pause_s, core.lease_keeper.renew)
         undo.callback(self._stop_asked.set)
         run(core.beginning())
-        # What is finished at the start may have to wait for followers, and these for leaders.
+        # These start before ``recovering``, which may wait for followers, and these for leaders.
         self._tasks.start("watcher", PAUSE_S, core.host.refresh)
         self._tasks.start("proposals", 0.0, self._put_proposals)
         self._tasks.start("controller", ROUND_S, core.control)
@@ -331,7 +331,7 @@ class Broker:
     def stop(self) -> None:
         """Stop; everything that was acknowledged is in the files."""
         core = self.core
-        with contextlib.suppress(IsologError):  # then its leases' end tells the others
+        with contextlib.suppress(IsologError):  # then the others see its lease end
             core.driver.run(core.leaving())
         self._stop_asked.set()
         self._network.stop_following()
@@ -346,7 +346,7 @@ class Broker:
             ended.join(_GRACE_SECONDS)
         self._tasks.join(_GRACE_SECONDS)
         if in_order:
-            with contextlib.suppress(IsologError):  # then the next start cannot vouch
+            with contextlib.suppress(IsologError):  # on an error the next start cannot vouch
                 core.registration.end()
         core.lease_keeper.end()
         self._store.close()
@@ -374,7 +374,7 @@ class Broker:
         listen = self._config.flight_listen
         if not listen:
             return "", ""
-        # Flight binds by itself, and does not say why it could not.
+        # Flight binds by itself, and does not say why that failed: so it is tried here first.
         with contextlib.closing(listening_socket(listen, "flight_listen")) as bound:
             port = port_of(bound)
         if listen.startswith(UNIX):
@@ -414,10 +414,10 @@ def serve(config: BrokerConfig) -> NoReturn:
     logging.Formatter.converter = time.gmtime
     os.umask(0o077)  # whatever this process makes belongs to its owner alone
     broker = Broker(config)
-    broker.heed_signals()  # who reads the next line may send one
+    broker.heed_signals()  # whoever reads the next line may send a signal
     print(f"isolog broker ready {broker.address}", flush=True)
     broker.run()
-    # A stream that its client keeps open without a word cannot be ended from here, and the
-    # interpreter cannot end beside its thread. Everything is closed, so the process just goes.
+    # A stream that a silent client keeps open cannot be ended from here, and the interpreter
+    # cannot exit while its thread runs. Everything is closed, so the process just ends.
     logging.shutdown()
     os._exit(0)

@@ -46,7 +46,7 @@ TO_COME: Final = ("log", "bench", "console")
 
 
 class _Commands(TyperGroup):
-    """The available commands. Those to come are refused by name, and never suggested."""
+    """The available commands. Planned ones are refused by name, and never suggested."""
 
     def get_command(self, context: Any, name: str) -> Any:
         """Return the command of this name, or None."""
@@ -138,7 +138,7 @@ def run() -> NoReturn:
 def execute(arguments: list[str] | None = None) -> int:
     """Run a command, by default that of this process, and return its exit code.
 
-    The context's ``obj`` tells commands whether they are the whole of this process.
+    The context's ``obj`` tells commands whether this process only runs the command.
     """
     try:
         app(arguments, prog_name="isolog", obj=arguments is None)

@@ -109,7 +109,7 @@ def durations_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
     digits = _DIGITS[want.unit]
     part = pc.utf8_rtrim(pc.struct_field(found, "part"), "0")
     if pc.any(pc.greater(pc.utf8_length(part), digits)).as_py():
-        raise pa.ArrowInvalid(f"a duration in {want.unit} has {digits} digits of a second")
+        raise pa.ArrowInvalid(f"a duration in {want.unit} has at most {digits} decimal places")
     sign, whole = pc.struct_field(found, "sign"), pc.struct_field(found, "whole")
     if digits:
         whole = _joined(whole, pc.utf8_rpad(part, digits, "0"))

@@ -207,7 +207,7 @@ _ACCESS: Final[dict[str, str | bool | None]] = {}
 
 
 def set_access(given: Mapping[str, str | bool | None]) -> None:
-    """Take the options that stand before the command."""
+    """Store the options that are given before the command."""
     _ACCESS.clear()
     _ACCESS.update(given)
 
@@ -233,7 +233,7 @@ def connection(
     Raises:
         InvalidOption: as :func:`where`, or an address is not valid.
         UnknownLog: there is no log in the directory.
-        BrokerUnavailable: nobody listens there. Raised at once; the client alone would retry.
+        BrokerUnavailable: no broker listens there. Raised at once; the client alone would retry.
     """
     bootstrap, path = where(bootstrap, path)
     opened = ClusterConnection(

@@ -2,7 +2,7 @@
 
 ``shown`` is for people and CSV, ``json_texts`` for JSON. Nested values are JSON in both. Binary is
 base64, as in Spark; in default-schema topics (``utf8``) it is text. There, bytes that are not UTF-8
-are ``{"base64": "…"}`` in JSON, which no text is; for people such a byte is shown as ``\\xff``.
+are an object in JSON, ``{"base64": "…"}``; for people such a byte is shown as ``\\xff``.
 
 ``json_lines.JsonBlocks`` reads all JSON of this module back to the same values.
 """
@@ -202,7 +202,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def as_json(value: Any) -> Any:
-    """Convert a value for ``json.dumps``, with every field, also if it has its default."""
+    """Convert a value for ``json.dumps``, with every field, even if it has its default."""
     match value:
         case IsologError():
             return value.to_wire()

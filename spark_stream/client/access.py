@@ -26,7 +26,7 @@ from spark_stream.wire.messages import Empty
 
 
 class AccessClient:
-    """The access of a connection's cluster; each call raises PermissionDenied if it is not allowed.
+    """Users, tokens and rules of a cluster; a call that is not allowed raises PermissionDenied.
 
     A change takes effect on every broker within a second, on open streams as well.
     """
@@ -35,17 +35,17 @@ class AccessClient:
         self._connection = connection
 
     def add_user(self, name: str, password: str) -> None:
-        """Make a user; InvalidRequest if there is one of this name."""
+        """Add a user, or raise InvalidRequest if the name is taken."""
         asked = PutUser.of(name=name, password=password)
         self._connection.act("put-user", asked, Empty)
 
     def change_password(self, name: str, password: str) -> None:
-        """Give a user another password; sessions of the former one end."""
+        """Change a user's password, and end the sessions of the old password."""
         asked = PutUser.of(name=name, password=password, is_new=False)
         self._connection.act("put-user", asked, Empty)
 
     def remove_user(self, name: str) -> None:
-        """Remove a user; InvalidRequest if there is none of this name."""
+        """Remove a user, or raise InvalidRequest if there is none of this name."""
         self._connection.act("delete-user", NamedUser.of(name=name), Empty)
 
     def users(self) -> list[str]:
@@ -60,11 +60,11 @@ class AccessClient:
         *,
         sliding: bool = False,
     ) -> CreatedToken:
-        """Make a token, for oneself unless ``principal`` says for whom.
+        """Make a token for ``principal``, by default for the caller.
 
-        ``grants``: what it may be used for, as (operation or ``all``, resource); by default
-        whatever its principal may. ``lifetime_s``: by default it does not expire. ``sliding``: it
-        expires when it was not used for that time.
+        ``grants``: what the token may be used for, as (operation or ``all``, resource); by default
+        all that its principal may do. ``lifetime_s``: by default the token does not expire.
+        ``sliding``: it expires once it was not used for that time.
         """
         asked = CreateToken.of(
             principal=principal,
@@ -75,7 +75,7 @@ class AccessClient:
         return self._connection.act("create-token", asked, CreatedToken)
 
     def open_session(self, grants: Iterable[tuple[str, str]], lifetime_s: float) -> str:
-        """Return a token of which nothing is kept: for oneself, for these grants, for that time.
+        """Return a token for the caller that no broker stores, with these grants and this lifetime.
 
         It ends sooner if the password changes, or the token that it was made with is revoked.
         """
@@ -85,7 +85,7 @@ class AccessClient:
         return answer.session
 
     def tokens(self) -> list[TokenDescription]:
-        """Return all tokens, or one's own."""
+        """Return all tokens, or only the caller's own if it may not see others."""
         return self._connection.act("list-tokens", Empty(), TokenList).tokens
 
     def revoke_token(self, token_id: str) -> None:
@@ -93,14 +93,14 @@ class AccessClient:
         self._connection.act("revoke-token", NamedToken.of(id=token_id), Empty)
 
     def add_rule(self, effect: str, principal: str, operation: str, resource: str) -> None:
-        """Add a rule, unless it is there."""
+        """Add a rule, unless it already exists."""
         asked = RuleText.of(
             effect=effect, principal=principal, operation=operation, resource=resource
         )
         self._connection.act("add-rule", asked, Empty)
 
     def remove_rule(self, effect: str, principal: str, operation: str, resource: str) -> None:
-        """Remove a rule; InvalidRequest if there is none like it."""
+        """Remove a rule, or raise InvalidRequest if it does not exist."""
         asked = RuleText.of(
             effect=effect, principal=principal, operation=operation, resource=resource
         )
@@ -111,7 +111,7 @@ class AccessClient:
         return self._connection.act("list-rules", Empty(), RuleList).rules
 
     def check(self, principal: str, operation: str, resource: str) -> Decision:
-        """Return whether the principal may do this, and the rules that speak of it."""
+        """Return whether the principal may do this, and the rules that apply."""
         asked = CheckAccess.of(principal=principal, operation=operation, resource=resource)
         return self._connection.act("check-access", asked, Decision)
 

@@ -1,4 +1,4 @@
-"""The base of what a ``with`` block closes at its end: the log and the consumer."""
+"""The base class of what a ``with`` block closes at its end: the log and the consumer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Closing(ABC):
-    """A ``with`` block around it ends with :meth:`close`, whatever happened inside."""
+    """An object that a ``with`` block closes at its end, whatever happened inside."""
 
     @abstractmethod
     def close(self) -> None:

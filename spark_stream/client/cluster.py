@@ -69,7 +69,7 @@ class ClusterClient:
         while reasons := self._without_store():
             if time.monotonic() > deadline:
                 raise MetadataLost(
-                    "a broker has written the metadata store back, and others have not taken it: "
+                    "a broker has written the metadata store back, but others do not use it: "
                     + "; ".join(f"broker {each}: {why}" for each, why in reasons.items()),
                     hint="See their log files. A broker that has stopped must be started again.",
                 )

@@ -80,7 +80,7 @@ class ConsumersClient:
 
 
 def _level(consumer: ConsumerDescription) -> Isolation:
-    """Return the level under which the lag is counted; that of a client's consumer is unknown."""
+    """Return the level to count the lag under; a client's own level is unknown."""
     return consumer.isolation or Isolation.READ_UNCOMMITTED
 
 

@@ -68,17 +68,19 @@ def connect(
 
     ``tls_ca``: the PEM file of the authority that issued the brokers' certificates; ``tls=True``
     trusts those of the system. ``tls_cert`` and ``tls_key``: a client certificate and its key.
-    ``user`` and ``password``, or a ``token``, or a ``token_file``, which is read again for each
-    connection, say who calls. What is left out comes from ISOLOG_TLS, ISOLOG_TLS_CA,
-    ISOLOG_TOKEN_FILE and so on, or else from the ``profile`` (or ISOLOG_PROFILE): a file with any
-    of these, and with ``bootstrap``.
+    ``user`` and ``password``, a ``token``, or a ``token_file`` (read again for each connection) say
+    who calls. Options that are left out come from ISOLOG_TLS, ISOLOG_TLS_CA, ISOLOG_TOKEN_FILE and
+    so on, or else from the ``profile`` (or ISOLOG_PROFILE): a file with any of these options, and
+    with ``bootstrap``.
 
     Raises:
-        InvalidOption: neither or both were given, an address is not valid, or an option is unknown.
-        Unauthenticated: the broker does not take the credential, or asks for one.
+        InvalidOption: neither or both of ``bootstrap`` and ``path`` are given, an address is not
+            valid, or an option is unknown.
+        Unauthenticated: the broker refuses the credential, or requires one.
         TlsFailed: the broker and the client do not agree on TLS; the message says why.
         UnknownLog: with ``create=False`` there is no log at ``path``.
-        BrokerUnavailable: no broker answers. With ``path`` also what kept it from starting.
+        BrokerUnavailable: no broker answers. With ``path`` also the error that kept its broker from
+            starting.
     """
     refuse_unknown("isolog.connect", unknown, known_options(connect))
     if path is not None and not os.fspath(path):
@@ -149,11 +151,11 @@ class Log(Closing):
         asked for.
 
         Raises:
-            TopicExists: there is one; with ``if_not_exists``: its schema is another, or it has
+            TopicExists: the topic exists; with ``if_not_exists``: its schema differs, or it has
                 fewer partitions than were asked for (the message has the difference).
-            InvalidTopic, InvalidConfig, SchemaMismatch, UnsupportedType: nothing is made.
-            InvalidAssignment: there are fewer brokers than replicas, or one is named that does not
-                exist, or twice.
+            InvalidTopic, InvalidConfig, SchemaMismatch, UnsupportedType: no topic is made.
+            InvalidAssignment: there are fewer brokers than replicas, or the assignment names a
+                broker that does not exist, or names one twice.
         """
         return self._topics.create(
             name,
@@ -216,9 +218,9 @@ class Log(Closing):
         return self._cluster.describe()
 
     def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str | int]]) -> None:
-        """Begin to move partitions to other brokers: for each the ids, the preferred leader first.
+        """Begin to move each partition to the brokers of these ids, the preferred leader first.
 
-        The old replicas go once all new ones are in sync; :meth:`describe` shows the progress.
+        Old replicas are removed once all new ones are in sync; :meth:`describe` shows the progress.
 
         Raises:
             UnknownTopic, UnknownPartition, InvalidAssignment: nothing is moved.
@@ -241,7 +243,7 @@ class Log(Closing):
 
         Raises:
             UnknownBroker: there is no broker of this id.
-            InvalidRequest: it is the only one that can keep replicas.
+            InvalidRequest: it is the only broker that can keep replicas.
         """
         self._cluster.decommission(broker)
 
@@ -271,7 +273,8 @@ class Log(Closing):
         """Abort an open transaction, whoever owns it: its owner's writes and commit then fail.
 
         Raises:
-            UnknownTransaction, InvalidTransaction: there is none, or it is not open.
+            UnknownTransaction: there is no such id.
+            InvalidTransaction: its transaction is not open.
         """
         return self._transactions.kill(transactional_id)
 
@@ -282,7 +285,7 @@ class Log(Closing):
     def delete_sink(self, transactional_id: str) -> None:
         """Forget a sink, with the last batch that it committed. Its id is free afterwards.
 
-        If its query writes that batch again, its rows are in the log twice.
+        If its query writes that batch again, the log has the rows twice.
 
         Raises:
             UnknownTransaction: there is no such sink.
@@ -293,7 +296,7 @@ class Log(Closing):
     # -- consumers ------------------------------------------------------------------------------
 
     def consumers(self) -> list[ConsumerDescription]:
-        """Return every consumer's name, of queries too, with where it reads and what is left."""
+        """Return all consumers' names, also of queries, with where each reads and what is left."""
         return self._consumers.all()
 
     def describe_consumer(self, name: str) -> list[ConsumerDescription]:
@@ -305,7 +308,7 @@ class Log(Closing):
         return self._consumers.describe(name)
 
     def delete_consumer(self, name: str) -> None:
-        """Forget a name: where its query first started, how far it is, a client's positions.
+        """Forget a name: its query's first start and progress, and its client's positions.
 
         Raises:
             UnknownConsumer: nothing is known under it.
@@ -376,8 +379,8 @@ class Log(Closing):
 
         ``topics``: a name, a list of names, or a compiled pattern (``re.compile("orders-.*")``),
         which selects every topic whose whole name it matches. A topic that is created later is read
-        within seconds, from its first record on. A topic that is deleted ends the iteration with
-        UnknownTopic, named or matched. ``partitions``: only these of each named topic.
+        within seconds, from its first record on. A deleted topic, named or matched, ends the
+        iteration with UnknownTopic. ``partitions``: only these of each named topic.
 
         ``start``: ``"earliest"``, ``"latest"``, an offset, ``{partition: offset}``, or a datetime,
         which is in UTC if it has no zone.
@@ -477,7 +480,7 @@ class Log(Closing):
         def of_partition(number: int) -> list[pa.RecordBatch]:
             source = Source(self._topics.router, view, span.topic.id, number, isolation)
             first, last = span.starts[number], span.ends[number]
-            if first >= last:  # empty; but an offset that never existed is an error of the leader
+            if first >= last:  # empty, but the leader refuses an offset that never existed
                 check_place(source, first, last)
             while True:
                 try:

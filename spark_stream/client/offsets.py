@@ -1,8 +1,8 @@
 """Look up offsets of topics whose partitions have several leaders, with few calls.
 
-First any broker is asked, about all topics at once. It answers for the partitions that it leads and
-names the leaders of the others; then each of those is asked once. So with a single leader one call
-is enough, whatever the number of topics, and new partitions are found as well.
+First one broker is asked about all topics at once. It answers for the partitions that it leads and
+names the leaders of the others; then each of these leaders is asked once. So with a single leader
+one call is enough, whatever the number of topics, and new partitions are found as well.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _LookUp:
         self._connection = connection
         self._router = router
         self._deadline = deadline
-        self._rounds = rounds  # how many there were before
+        self._rounds = rounds  # how many rounds came before
         self._failure: IsologError | None = None
         self._topics = {
             each.topic: _TopicAnswers(router, each, first.topics[each.topic])

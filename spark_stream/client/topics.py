@@ -88,7 +88,7 @@ class TopicsClient:
     def known(self, topic: str) -> TopicDescription:
         """Return the topic as this client last saw it: it may have been altered since.
 
-        Its id stays the same. Before refusing something because of the rest, ask with
+        Its id stays the same. Before refusing something because of any other field, call
         :meth:`describe`; a producer learns of new partitions with its next answer.
         """
         found = self._known.get(topic)
@@ -137,7 +137,7 @@ class TopicsClient:
             _check_key_as_asked(found, config)
             return found
         raise TopicExists(
-            f"topic {topic!r} is made and deleted by others all the time",
+            f"topic {topic!r} keeps being created and deleted by others",
             topic=topic,
             hint="Try again once they are done.",
         )
@@ -247,7 +247,7 @@ def named_topic(topic: str) -> NamedTopic:
 
 
 def _assigned(assignment: Sequence[Sequence[str | int]] | None) -> list[list[str]] | None:
-    """Return an assignment as it is sent; numbers of brokers are ids too."""
+    """Return an assignment as it is sent, with each broker id as a text."""
     if assignment is None:
         return None
     return [[str(broker) for broker in brokers] for brokers in assignment]

@@ -35,7 +35,7 @@ from spark_stream.wire.transaction_messages import (
 
 
 class TransactionsClient:
-    """The transactions of a connection's log; errors are the broker's, typed."""
+    """The transactions of a connection's log; calls raise the broker's errors, typed."""
 
     def __init__(self, connection: ClusterConnection) -> None:
         self._connection = connection
@@ -55,7 +55,8 @@ class TransactionsClient:
         """Begin the transaction that follows number ``after``.
 
         Raises:
-            ProducerFenced, InvalidTransaction: another instance took over; one is open.
+            ProducerFenced: another instance took over.
+            InvalidTransaction: a transaction is open.
         """
         asked = BeginTransaction(transactional_id=transactional_id, instance=instance, after=after)
         return self._connection.act("begin-transaction", asked, Branch)
@@ -103,7 +104,7 @@ class TransactionsClient:
         return self._connection.act("list-sinks", Empty(), SinkList).sinks
 
     def delete_sink(self, transactional_id: str) -> None:
-        """Forget a sink, or raise UnknownTransaction, InvalidTransaction."""
+        """Forget a sink, or raise UnknownTransaction or InvalidTransaction."""
         asked = NamedTransaction.of(transactional_id=transactional_id)
         self._connection.act("delete-sink", asked, Empty)
 
@@ -143,7 +144,7 @@ class TransactionsClient:
         return self._connection.act("commit-transaction", asked, TransactionDescription)
 
     def abort(self, transactional_id: str, instance: str, number: int) -> TransactionDescription:
-        """Abort; a decided commit is never undone but raises InvalidTransaction."""
+        """Abort, or raise InvalidTransaction if the commit is decided: it is never undone."""
         asked = EndTransaction(transactional_id=transactional_id, instance=instance, number=number)
         return self._connection.act("abort-transaction", asked, TransactionDescription)
 
@@ -163,7 +164,8 @@ class TransactionsClient:
         """Abort the transaction that is open now, whoever owns it: its writes and commit fail.
 
         Raises:
-            UnknownTransaction, InvalidTransaction: there is no such id; nothing is open.
+            UnknownTransaction: there is no such id.
+            InvalidTransaction: no transaction is open.
         """
         number = self.describe(transactional_id).number
         asked = KillTransaction(
@@ -192,5 +194,5 @@ class TransactionsClient:
         self._connection.act("commit-position", asked, Empty)
 
     def cut(self, topics: Iterable[CutTopic]) -> Mapping[str, Mapping[int, int]]:
-        """Return a cut: offsets that split no transaction; by topic and partition."""
+        """Return a cut, by topic and partition: offsets that split no transaction."""
         return self._connection.act("atomic-cut", AtomicCut(topics=list(topics)), Cut).offsets

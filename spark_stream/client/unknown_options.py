@@ -9,10 +9,10 @@ from typing import Any, Final
 from spark_stream.errors import InvalidOption, Unsupported
 from spark_stream.schema.nearest import meant
 
-_CONNECT: Final = 'The address is given once: isolog.connect("host:9092").'
+_CONNECT: Final = 'Give the address once: isolog.connect("host:9092").'
 _ISOLATION: Final = "Use isolation=: read_committed waits for all in-sync replicas."
 _TIMEOUT: Final = "Use timeout_ms=."
-_LEAVE_OUT: Final = "Leave it out: a producer sends again, and each record is in the log once."
+_LEAVE_OUT: Final = "Leave it out: a producer retries, and each record is in the log once."
 _BYTES: Final = "Leave it out: keys and values are bytes, or text, which is sent as UTF-8."
 
 _EVERYWHERE: Final = {
@@ -26,7 +26,7 @@ _KAFKAS: Final[Mapping[str, Mapping[str, str]]] = {
         "acks": _ISOLATION,
         "batch_size": "Use batch_bytes=.",
         "buffer_memory": "Use buffer_bytes=.",
-        "compression_type": "It is the topic's setting compression.",
+        "compression_type": "Use the topic's setting compression.",
         "delivery_timeout_ms": _TIMEOUT,
         "enable_idempotence": _LEAVE_OUT,
         "key_serializer": _BYTES,
@@ -64,7 +64,7 @@ def refuse_unknown(call: str, options: Iterable[str], known: Iterable[str]) -> N
 
     Raises:
         Unsupported: the option is about consumer groups.
-        InvalidOption: it is any other; the hint says what to use instead.
+        InvalidOption: it is any other option; the hint says what to use instead.
     """
     option = next(iter(options), None)
     if option is None:

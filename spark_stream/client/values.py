@@ -11,9 +11,9 @@ from msgspec import Struct
 class Written(Struct, frozen=True):
     """An acknowledgement: ``count`` records are in the log, the first of them at ``offset``.
 
-    A batch whose keys spread it over partitions has its ``parts``, one a partition; ``partition``
-    and ``offset`` are then those of its first record, and ``count`` is the sum. A batch without
-    records has ``count`` and ``offset`` 0.
+    A batch whose keys spread it over partitions has ``parts``, one for each partition;
+    ``partition`` and ``offset`` are then those of its first record, and ``count`` is the sum. A
+    batch without records has ``count`` and ``offset`` 0.
 
     Raises:
         ValueError: ``offset`` or ``count`` is negative. No broker acknowledges such a batch.

@@ -22,7 +22,7 @@ RULES: Final = "rules/"
 
 
 class User(Struct, frozen=True):
-    """A user. ``version`` is another one with each password: sessions of an earlier one end."""
+    """A user. ``version`` changes with each new password, which ends sessions of the old one."""
 
     name: str
     password: str
@@ -33,7 +33,7 @@ class Token(Struct, frozen=True):
     """A token of a principal. ``grants``: what it may be used for; None: all its principal may.
 
     Times are in ms since 1970; ``expires_ms`` None: never. ``sliding_ms``: a token that is used
-    lives so long again; None: it does not.
+    lives for this long from then on; None if use does not extend its life.
     """
 
     id: str
@@ -46,7 +46,7 @@ class Token(Struct, frozen=True):
 
 
 class AccessRecords(Struct, frozen=True):
-    """All of them, as a broker sees them."""
+    """All users, tokens and rules, as a broker sees them."""
 
     users: Mapping[str, User] = field(default_factory=dict)
     tokens: Mapping[str, Token] = field(default_factory=dict)

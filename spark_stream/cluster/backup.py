@@ -3,14 +3,14 @@
 The file's permissions decide who may copy it: a store has the cluster's secret, which no client may
 get. So backups are made from the file and never travel over a connection.
 
-**What a backup does not know.** Since it was made leaders may have changed, and replicas may have
+**What a backup does not know.** After it was made, leaders may have changed, and replicas may have
 left the ISR. A broker that leads by the backup may lack what another has acknowledged since. So a
 backup trusts no log, however it is put back: it names all replicas of a partition, in a generation
 that no broker has. As after a power cut, the partition waits until all its replicas have come back,
 and the one with the longest log leads, in an epoch that is later than any in the logs
 (``consistency.control.election``). Numbers of producers and transactions go on far above the
-store's, and a transactional id gets another producer id: the logs may have later epochs of the one
-that it had.
+store's, and a transactional id gets a new producer id: the logs may have later epochs of its old
+one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def back_up(store: Path, target: Path, *, force: bool = False) -> None:
 
     Raises:
         InvalidRequest: there is no such store, or the target exists and ``force`` is false.
-        MetadataLost: running brokers have another file open, or there is the log of another file.
+        MetadataLost: running brokers have another file open, or the log is that of another file.
         StorageFailure: the store is damaged, or the target cannot be written.
     """
     store = store.resolve()
@@ -70,9 +70,9 @@ def put_back(backup: Path, store: Path, *, force: bool = False) -> None:
     """Put a backup in the place of the store, whose brokers have ended.
 
     Raises:
-        InvalidRequest: brokers run on the store, the backup is none, or the store exists and
-            ``force`` is false.
-        WrongCluster: the store that is there is another cluster's.
+        InvalidRequest: brokers run on the store, ``backup`` is not a backup, or the store exists
+            and ``force`` is false.
+        WrongCluster: the existing store belongs to another cluster.
     """
     store = store.resolve()  # as brokers do: what a link names is replaced, not the link
     _check_store(backup)
@@ -90,7 +90,7 @@ def put_back(backup: Path, store: Path, *, force: bool = False) -> None:
 
 @contextmanager
 def _closed_to_brokers(store: Path) -> Iterator[None]:
-    """Let no broker open the store meanwhile.
+    """Keep brokers from opening the store within the block.
 
     Raises:
         InvalidRequest: brokers run on it.
@@ -109,9 +109,9 @@ def _closed_to_brokers(store: Path) -> Iterator[None]:
 
 @contextmanager
 def _distrusting_copy(source: Path, target: Path) -> Iterator[tuple[Mapping[str, Any], Path]]:
-    """Give a copy of the source beside the target, and its cluster's record; remove what is left.
+    """Yield the cluster's record, and a copy of the source that trusts no log; then clean up.
 
-    The copy lies in a folder of its own, with all that an open store has beside it.
+    The copy is in a folder of its own beside the target, with all files that an open store has.
     """
     folder = target.with_name(target.name + ".new")
     shutil.rmtree(folder, ignore_errors=True)

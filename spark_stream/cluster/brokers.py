@@ -19,7 +19,7 @@ from spark_stream.structs import learn_types
 
 BROKERS: Final = "brokers/"
 NO_GENERATION: Final = Generation("")
-"""Of a broker that has not yet decided which generation its logs are."""
+"""The generation of a broker that has not yet decided in which one its logs are."""
 
 
 class BrokerState(StrEnum):
@@ -35,7 +35,7 @@ class RegisteredBroker(Struct, frozen=True):
 
     ``id`` is its directory's and stays; ``incarnation`` is made anew with every start.
     ``generation`` is that of its logs (``generations``).
-    ``rack``: where it stands, or None if nobody said so.
+    ``rack``: its rack, or None if none was configured.
     ``boot_id``: that of its machine, if readers there may map its files.
     ``peer_address``: where it serves other brokers; empty if it has no such door.
     ``flight``: the address at which it serves Flight; empty if it does not.
@@ -72,7 +72,7 @@ class Brokers:
     def register(self, broker: RegisteredBroker) -> RegisteredBroker:
         """Register the broker in place of its earlier incarnation, and return the registration.
 
-        A broker that is leaving stays so: who decommissioned it decides that, not its next start.
+        A leaving broker stays so: its restart does not cancel the decommission.
         """
         key = BROKERS + broker.id
         while True:
@@ -107,11 +107,11 @@ class Brokers:
 def alive(
     known: Mapping[BrokerId, RegisteredBroker], holder: Callable[[str], str | None]
 ) -> dict[BrokerId, Generation]:
-    """Return the brokers whose lease is of their registered incarnation, with generations.
+    """Return the brokers whose registered incarnation holds the lease, with their generations.
 
-    ``known`` may be older than the leases. A broker that has started again holds its lease already,
-    while it is known with its earlier incarnation, and with a generation that may be over. It is
-    not alive in that generation: elected in it, it could lack what was acknowledged.
+    ``known`` may be older than the leases. A restarted broker may hold its lease already, while
+    ``known`` has its earlier incarnation, with a generation that may be over. It does not count as
+    alive: elected in that generation, it could lack acknowledged records.
     ``holder``: which incarnation of a broker holds its lease.
     """
     return {

@@ -1,9 +1,9 @@
 """Named consumers, and the queries that have a name, as records of the metadata store.
 
-A consumer's record has the positions where it goes on, and the instance that owns its name;
+A consumer's record has the positions where it reads on, and the instance that owns its name;
 ``scripts.transactions.positions`` changes them. A query's record has where the query first started,
-and how far its present run has come; ``scripts.queries`` changes them. The start is what the
-query's source said, and means something to the source only.
+and how far its present run has come; ``scripts.queries`` changes them. Only the query's source can
+interpret the start.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def decode_positions(values: Iterable[Mapping[str, Any]]) -> list[PositionOf]:
 
 
 class Query(Positional):
-    """What is known of a query. ``instance`` is its latest run, which alone tells of progress.
+    """What is known of a query. ``instance`` is its latest run, the only one to record progress.
 
-    ``selection`` says which topics it reads, ``starting`` how its start was asked for, ``start``
-    (None if nobody has pinned it) where that was. Times are in ms since the epoch.
+    ``selection``: which topics it reads. ``starting``: the option that asked for its start.
+    ``start``: where that was, None if it is not pinned. Times are in ms since the epoch.
     """
 
     instance: str

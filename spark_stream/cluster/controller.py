@@ -1,11 +1,11 @@
 """The controller: the broker that elects leaders while it lives. One record says who it is.
 
-A broker takes the place of a controller whose lease is over, or whose incarnation is. Nothing
-depends on there being only one controller: each of its decisions is a compare-and-set on the record
-that it is about, so one that does not know yet that it was replaced does no harm. The record is
-there so that not all brokers try the same at once.
+A broker replaces a controller whose lease, or whose incarnation, is over. Nothing depends on there
+being only one controller: each decision is a compare-and-set on the record that it changes, so a
+controller that does not know yet that it was replaced does no harm. The controller's record only
+keeps brokers from all trying the same at once.
 
-The term rises with each new controller. It tells them apart in what brokers log.
+The term rises with each new controller. It tells them apart in the brokers' logs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Alive = Callable[[BrokerId, str], bool]
 def successor(
     held: Controller | None, broker: BrokerId, incarnation: str, alive: Alive
 ) -> Controller | None:
-    """Return the record by which the broker becomes controller, or None if there is one."""
+    """Return the record that makes the broker controller, or None if there is a controller."""
     if held is None:
         return Controller(broker, incarnation, 0)
     is_mine = (held.broker, held.incarnation) == (broker, incarnation)
@@ -47,7 +47,7 @@ def successor(
 
 
 class ControllerSeat:
-    """The record, as one incarnation of a broker uses it."""
+    """The controller's record, as one incarnation of a broker uses it."""
 
     def __init__(self, store: MetadataStore, broker: BrokerId, incarnation: str) -> None:
         self._store = store

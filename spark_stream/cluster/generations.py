@@ -1,34 +1,34 @@
 """Whether a broker may vouch for its logs when it starts: a record for each broker.
 
 An in-sync replica is a broker in a *generation* of its logs. A broker keeps its generation for as
-long as it can vouch that every log holds all that it ever told others to be in it. If it cannot, it
-makes a new generation, and by that it is in sync nowhere until its logs have been compared with
-their leaders' (``consistency/partition_record``).
+long as it can vouch that every log holds all that it ever acknowledged. If it cannot, it begins a
+new generation. It is then in sync nowhere until its logs have been compared with their leaders'
+(``consistency.control.partition_record``).
 
 Invariant: whatever a broker acknowledged in a generation is in its logs for as long as the broker
 has this generation. It vouches for that at its start if nothing speaks against it, and
 
-* it had ended in order, which is after all logs were forced to the disk, and every log that it had
-  then, and still has, ends where it ended then; or
-* it had lost its process only. The machine was not started anew since, so the kernel has kept every
+* its last run ended in order, with all logs forced to the disk, and every log that it had then, and
+  still has, ends where it ended then; or
+* only its process was lost. The machine was not restarted since, so the kernel has kept every
   write, whether forced or not.
 
 What speaks against it: a log was cut below what had been forced, a log is damaged or missing, or a
 force had failed, after which the kernel may have dropped what it had not written. And the directory
 must be the one that the broker used last. So each start writes the name of its *run* into the
-record and into the directory: one that is empty, or a copy of an earlier run, has no name or
-another. A copy of everything, the record included, is told by its files, which are others; only a
-snapshot of a whole volume cannot be told from it.
+record and into the directory: an empty directory has no name, and a copy of an earlier run has
+another one. A copy of everything, the record included, has different files, which gives it away;
+only a snapshot of a whole volume cannot be told from the original.
 
 Order of a start: all logs are open; the record gets the generation, the run, and no end; then the
 directory gets the run; then the broker registers with the generation, and takes its lease. It can
 be elected only then. A crash between the record and the directory leaves them with different runs,
-whichever is written first, so it costs a generation and nothing else. Order of an end: the broker
-has ceased to serve, all logs are forced and closed, and then the record gets where they end.
+whichever is written first, so it costs only a generation. Order of an end: the broker ceases to
+serve, all logs are forced and closed, and then the record gets where they end.
 
-A broker whose force fails says so in the record at once, and before it does anything else: it may
-have been killed when it starts the next time. One that finds a log damaged while it runs puts its
-next generation there in the same way (``consistency.control.damage``).
+A broker whose force fails writes that into the record at once, before anything else, since it may
+be killed before its next start. A broker that finds a log damaged while it runs writes its next
+generation there in the same way (``consistency.control.damage``).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ Ends = Mapping[str, int]
 class LeftBehind(Positional, frozen=True):
     """What the record says of a broker's last run.
 
-    ``ends``: where all logs ended when the run had ended in order, or None if it has not.
-    ``boot`` is the start of the machine that the run belonged to, or None if that is not known.
+    ``ends``: where all logs ended, if the run ended in order, else None.
+    ``boot``: the machine's boot in which the run took place, or None if that is not known.
     """
 
     generation: Generation
@@ -69,7 +69,7 @@ class FoundLogs(Struct, frozen=True):
     """What a broker finds when it starts and has opened its logs.
 
     ``run``: the run that the directory names, if any. ``intact``: no log is missing or damaged,
-    and none was cut below what had been forced. ``boot``: the machine's start, if it is known.
+    and none was cut below what had been forced. ``boot``: the machine's boot, if it is known.
     """
 
     run: str | None
@@ -86,7 +86,7 @@ class Doubt(StrEnum):
     FORCE_FAILED = "its disk had failed to force what was written"
     DAMAGED = "a log is missing or damaged, or lost what had been forced"
     MOVED_ENDS = "the logs do not end where the broker had left them"
-    MACHINE_ENDED = "the broker had not ended in order, and its machine was started anew"
+    MACHINE_ENDED = "the broker did not end in order, and its machine was restarted"
 
 
 def doubt(left: LeftBehind | None, found: FoundLogs) -> Doubt | None:
@@ -100,7 +100,7 @@ def doubt(left: LeftBehind | None, found: FoundLogs) -> Doubt | None:
     if not found.intact:
         return Doubt.DAMAGED
     if left.ends is not None:
-        # Replicas may have come and gone on record meanwhile: those say nothing.
+        # Replicas may have been added or removed meanwhile: their logs prove nothing.
         moved = any(left.ends.get(name, end) != end for name, end in found.ends.items())
         return Doubt.MOVED_ENDS if moved else None
     same_boot = left.boot is not None and left.boot == found.boot
@@ -117,10 +117,10 @@ class GenerationRecords:
     def begin(
         self, found: FoundLogs, run: str, new_generation: Callable[[], str]
     ) -> tuple[Generation, Doubt | None]:
-        """Return the generation from now on, and the reason if it is a new one.
+        """Record the start; return the generation from now on, and the reason if it is a new one.
 
-        ``run`` is a name that no other start has. When this returns, it must be written into the
-        directory before the broker registers.
+        ``run`` is a name that no other start has. The caller must then write it into the directory
+        before the broker registers.
         """
         while True:
             record = self._store.get(self._key)

@@ -1,15 +1,15 @@
-"""What may be left of topics that are not there: records that announce it.
+"""Records that announce what may be left of topics that do not exist.
 
 ::
 
-    removed/<topic id>   a topic whose partition records and files may be there though it is not
+    removed/<topic id>   a topic that may have partition records and files without existing itself
 
-Such a record is there from before the first record of a topic in the making until the topic is
-there, and from before a topic is deleted until nothing is left of it; also while a topic gets more
-partitions, because it may be deleted then. As long as the topic is there, the record does nothing.
-``maker`` is the broker that makes the topic, or None if it was made. ``brokers`` are those that may
-have files of it: each takes itself off once it has removed its own, and the last one removes the
-record. None does while the maker may only stand still.
+Such a record exists while a topic is being made, from before its first record; while a topic gets
+more partitions, because it may be deleted meanwhile; and from before a topic is deleted until
+nothing is left of it. As long as the topic exists, the record has no effect unless it is
+``cleared``. ``maker`` is the broker that makes the topic, or None if none does. ``brokers`` are
+those that may have files of it: each takes itself off once it has removed its own, and the last one
+removes the record. No broker does so while there is a ``stalled`` maker.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ REMOVED: Final = "removed/"
 class LeftOver(Positional, frozen=True):
     """What may be left of a topic, and where.
 
-    ``cleared``: its maker was taken for dead, and what it made is being removed. So the topic is
-    not to be, also if its maker had only stood still and makes its record after all. ``stalled`` is
-    that maker, until it has started again or does not belong to the cluster any more: for so long
-    it may go on, and make what was removed already.
+    ``cleared``: the making was given up, for example because the maker was taken for dead. What was
+    made is removed, even if the maker had only paused and makes the topic's record after all.
+    ``stalled``: the maker that was taken for dead, until it has restarted or left the cluster: till
+    then it may go on, and make again what was removed.
     """
 
     topic: Topic

@@ -1,11 +1,10 @@
-"""Numbers that nobody else gets: of producers and of transactions.
+"""Unique numbers for producers and for transactions.
 
-A block of them is taken by one compare-and-set and given out from memory: most cost nothing. What
-a broker has not given out when it ends is lost: numbers have gaps.
+A broker takes a block of them by one compare-and-set and gives them out from memory, so most cost
+nothing. What it has not given out when it ends is lost, so numbers have gaps.
 
-Each broker gives out rising numbers, but the blocks of several brokers lie next to each other: what
-one gives out now may be below what another gave out before. Who needs a number above an earlier one
-says so.
+Each broker gives out rising numbers, but from a block of its own: what one gives out now may be
+below what another gave out before. Whoever needs a number above an earlier one passes that one.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from spark_stream.cluster.stores.store import MetadataStore
 
 BLOCK: Final = 1_000
 NUMBERS: Final = "numbers/"
-"""What the keys of all counters start with: a restore finds them by it."""
+"""The prefix of all counters' keys, by which a restore finds them."""
 
 
 class Numbers:
@@ -34,7 +33,7 @@ class Numbers:
     def take(self, above: int = -1) -> int:
         """Return a number above ``above`` that no other broker returns, now or later.
 
-        The numbers up to ``above`` that are left of this broker's block are given up.
+        Numbers up to ``above`` that are left in this broker's block are dropped.
         """
         with self._lock:
             self._next = max(self._next, above + 1)
@@ -46,7 +45,7 @@ class Numbers:
             return number
 
     def pass_over(self, used: int) -> bool:
-        """Return no number up to ``used`` from now on; True if the store did not know of it."""
+        """Never give out a number up to ``used`` again; True if the stored counter was behind."""
         with self._lock:
             while True:
                 record = self._store.get(self._key)

@@ -4,7 +4,7 @@ There is one record for each partition, ``partitions/<topic id>/<number>``. A to
 on record before the topic is, and are deleted after it: the topic's record decides whether there is
 a topic, and whoever finds that record finds those of its partitions.
 
-``consistency/election`` says which changes of a record are allowed.
+``consistency.control.election`` says which changes of a record are allowed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARTITIONS: Final = "partitions/"
 
 
 class PartitionId(NamedTuple):
-    """Which partition, whatever its topic is called."""
+    """Which partition, by its topic's id instead of its name."""
 
     topic_id: str
     number: int

@@ -1,8 +1,8 @@
 """Topics as records of the metadata store.
 
-A topic is there if its record is there, under ``topics/<name>``. As soon as that is deleted, the
-topic is deleted, and its name is free for a topic with another id. Its partitions have records of
-their own (``partitions``); what may be left of a topic that is not there is announced by others
+A topic exists if its record exists, under ``topics/<name>``. Deleting the record deletes the topic,
+and frees its name for a topic with another id. Its partitions have records of their own
+(``partitions``); other records announce what may be left of a topic that does not exist
 (``left_overs``). ``scripts/topics`` makes, alters and deletes topics.
 """
 
@@ -47,7 +47,7 @@ class Topic(Positional, frozen=True):
 
 
 def check_name(name: object) -> str:
-    """Return the name, or raise InvalidTopic; names are limited, for they name folders too."""
+    """Return the name, or raise InvalidTopic; names are limited because they also name folders."""
     if not isinstance(name, str) or not is_folder_name(name):
         raise InvalidTopic(f"{name!r} is not a topic name", topic=str(name))
     return name
@@ -82,7 +82,7 @@ class Topics:
 
 
 def unknown(name: str, names: Collection[str] = ()) -> UnknownTopic:
-    """Return the error for a topic that is not there, with the one of ``names`` that is near."""
+    """Return the error for a topic that does not exist; suggest a similar one of ``names``."""
     near = get_close_matches(name, names, 1, _NEAR) if len(names) <= _GUESSES_MAX else []
     guess = f"; did you mean {near[0]!r}?" if near else ""
     return UnknownTopic(f"there is no topic {name!r}{guess}", topic=name)

@@ -1,8 +1,8 @@
 """Transactions as records of the metadata store: their keys, and what a record holds.
 
-A transaction has one record, and one more for each partition that has joined it: what a join writes
-does not grow with the joins before it. The record of a sink whose id expired is moved to a
-prefix of its own, by query. ``scripts/records`` changes them.
+A transaction has one record, and one more for each partition that has joined it, so a join's write
+does not grow with the joins before it. The record of a sink whose id expired is moved to a prefix
+of its own, by query. ``scripts.transactions.records`` changes them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ EXPIRED: Final = "expired/"
 
 
 class By(StrEnum):
-    """What records of transactions are found by."""
+    """The kinds of keys by which records of transactions are found."""
 
     QUERY = "query"
     RUN = "run"
     CONSUMER = "consumer"
-    """Of the positions in the record, which are there until it is finished."""
+    """The consumer of positions that the record has until the transaction is finished."""
     UNDER_WAY = "under way"
     """Open, or decided and not finished on record."""
     ANY = "any"
@@ -66,7 +66,7 @@ def decode(value: Mapping[str, Any]) -> Transaction:
 def expired_of(query: str) -> str:
     """Return the prefix of the keys of what a query committed under ids that expired.
 
-    Queries whose names begin with this one and a slash have it as well.
+    Keys of queries whose names begin with this one and a slash have the same prefix.
     """
     return f"{EXPIRED}{query}/"
 
@@ -90,7 +90,7 @@ def decode_join(record: StoreRecord) -> Join:
 
 
 def keys_of(transaction: Transaction) -> set[FoundBy]:
-    """Return what the record is found by: its query, its run, consumers, and that it goes on."""
+    """Return what the record is found by: query, run, consumers, and whether it is under way."""
     keys = {(By.CONSUMER, each.consumer) for each in transaction.positions}
     keys.add((By.ANY, ""))
     if transaction.query:
@@ -117,7 +117,7 @@ class TransactionIndex:
         self._names: dict[FoundBy, set[str]] = {}
 
     def find(self, by: By, value: str) -> list[Transaction]:
-        """Return the records that are found by this, by id, as they are in the store by now."""
+        """Return the records that have this, ordered by id, as they are in the store now."""
         with self._lock:
             changes = self._store.changes(self._revision, (PREFIX,))
             if changes.complete:

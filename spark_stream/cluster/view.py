@@ -1,6 +1,6 @@
 """The cluster as a broker sees it: topics, partitions and brokers, in memory.
 
-The view follows the store: :meth:`ClusterView.refresh` asks what has changed and takes it over. A
+The view follows the store: :meth:`ClusterView.refresh` reads what has changed and applies it. A
 thread of the broker calls it again and again; so does whoever has just changed a record and wants
 to see that in the view. What is seen may be old by one refresh. So nothing is decided by the view
 alone: a decision is a compare-and-set that expects the version which the view has shown.
@@ -49,7 +49,7 @@ class Snapshot(Struct, frozen=True):
     topics: Mapping[str, Topic] = field(default_factory=dict)
     """By name."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Of topics, by their ids."""
+    """Names of topics, by their ids."""
     partitions: Mapping[str, Mapping[int, StoredPartition]] = field(default_factory=dict)
     """By topic id, and number; also of topics that are being made or deleted."""
     brokers: Mapping[BrokerId, RegisteredBroker] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class ClusterView:
         """Read what has changed in the store, and return it.
 
         Raises:
-            StorageFailure: the view is as it was before.
+            StorageFailure: the store could not be read; the view is as it was before.
         """
         with self._lock:
             changes = self._store.changes(self._revision, PREFIXES)
@@ -132,11 +132,11 @@ class ClusterView:
         try:
             return self._store.get(REMOVED + topic_id) is not None
         except IsologError:
-            logger.warning("whether topic %s is deleted", topic_id, exc_info=True)
+            logger.warning("cannot tell whether topic %s is deleted", topic_id, exc_info=True)
             return False
 
     def _really_changed(self, changes: Changes) -> dict[str, StoreRecord | None]:
-        """Return what is new, with what a complete answer lacks as gone."""
+        """Return what is new; what a complete answer lacks counts as deleted."""
         changed: dict[str, StoreRecord | None] = {}
         if changes.complete:
             changed = dict.fromkeys(self._versions.keys() - changes.changed.keys())
@@ -262,5 +262,5 @@ def _changed(before: Mapping[_K, _V], changes: Mapping[_K, _V | None]) -> dict[_
 def _call(listener: Callable[..., Any], news: News, now: Snapshot) -> None:
     try:
         listener(news, now)
-    except Exception:  # the others are to hear of it all the same
+    except Exception:  # the other listeners must be called all the same
         logger.exception("a listener of the cluster's view failed")

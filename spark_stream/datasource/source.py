@@ -48,7 +48,7 @@ class IsologDataSource(Travels, DataSource):
         if table is None:
             return to_spark(Planner.of(self._source(StructType(), None), has_tasks=False).shown())
         source = source_options(source_part(table.given))
-        sink_options(sink_part(table.given, streaming=True))  # so that a bad one is told at once
+        sink_options(sink_part(table.given, streaming=True))  # reports a bad one at once
         return table.at(source.place).kept_in(to_spark(Planner.of(source, has_tasks=False).shown()))
 
     def _source(self, schema: StructType, streaming: bool | None) -> SourceOptions:

@@ -21,10 +21,10 @@ any                 ERROR or CANCEL sent or received         over
 Invariants:
 
 * A frame of a stream is delivered after all earlier ones of it, once; nothing after its end.
-* *Credits.* A sender has a number of bytes for each stream, which the receiver gives. DATA may be
-  sent while it is above 0, so one frame of any size always passes, and it goes below 0 by that
-  frame. An empty last frame needs none. So what a stream holds at its receiver is bounded, and a
-  slow stream delays no other.
+* *Credits.* For each stream the receiver gives the sender a number of bytes. DATA may be sent while
+  this credit is above 0; so one frame of any size always passes, and may take it below 0. An empty
+  last frame needs none. So what a stream holds at its receiver is bounded, and a slow stream delays
+  no other.
 * A frame of a stream that is over is dropped: its sender may not have heard yet.
 * After ``Lost`` nothing is received any more. What the connection still has to send (the reason,
   in GOODBYE) is worth one attempt.
@@ -77,7 +77,7 @@ class ConnectionLimits(Struct, frozen=True):
     """After so long without a byte the peer is lost."""
     handshake_s: float = 10.0
     frame_s: float = 30.0
-    """How long a frame may take to arrive, beside its size at ``rate_min``."""
+    """How long a frame may take to arrive, besides the time for its size at ``rate_min``."""
     rate_min: float = 64 << 10
     """Bytes per second."""
 
@@ -116,7 +116,7 @@ class Goodbye(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The peer has said HELLO, and a version was found."""
+    """The peer has sent HELLO, and both sides speak one version."""
 
     version: int
     greeting: bytes
@@ -142,7 +142,7 @@ class Received(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """The bytes to give back."""
+        """The bytes of credit to give back."""
         return data_bytes(self.header, self.body)
 
 
@@ -183,12 +183,12 @@ Event = Ready | StreamOpened | Received | Credited | Failed | Cancelled | Ending
 
 
 def data_bytes(header: Bytes, body: Body) -> int:
-    """Return what a DATA frame costs of a stream's credit."""
+    """Return how much of a stream's credit a DATA frame takes."""
     return PREFIX.size + memoryview(header).nbytes + nbytes_of(body)
 
 
 class StreamOver(Exception):
-    """The stream has ended, or its sending side has, perhaps a moment ago by the peer."""
+    """The stream or its sending side has ended; perhaps the peer ended it a moment ago."""
 
 
 class _Stream(Struct):
@@ -203,7 +203,7 @@ class Connection:
     """One side of a connection. Not thread-safe: its shell has a lock.
 
     ``greeting``: what the peer gets in ``Ready``. ``allocate``: makes buffers of large bodies.
-    ``now`` is on a monotonic clock, in seconds, here and everywhere. A peer that is not
+    ``now``, in all methods, is in seconds on a monotonic clock. A peer that is not
     ``trusted`` may send small frames on few streams only, until :meth:`trust`.
     """
 
@@ -244,7 +244,7 @@ class Connection:
 
     @property
     def target(self) -> memoryview | None:
-        """Where to receive the next bytes, if a large part is arriving; then call `filled`."""
+        """Where to receive the next bytes, if a large part is arriving; then call `on_filled`."""
         return None if self.lost else self._reader.target
 
     def on_filled(self, count: int, now: float) -> list[Event]:
@@ -280,7 +280,7 @@ class Connection:
     def tick(self, now: float) -> list[Event]:
         """Note the time: ask a silent peer for a sign of life, or give it up.
 
-        Call it every :attr:`tick_s`. A call that is late judges nothing: this process stood still,
+        Call it every :attr:`tick_s`. A late call gives up no peer: this process was held up,
         and what the peer has sent meanwhile is yet to be received.
         """
         is_late, self._ticked = now - self._ticked > 3 * self.tick_s, now
@@ -297,8 +297,8 @@ class Connection:
             if now - self._frame_began > allowed_s:
                 return [self._end("TIMEOUT", f"a frame was not whole within {allowed_s:.1f} s")]
             if is_mute and self._peer is not None:
-                # A frame on a slow link takes longer than its sender bears silence, and what the
-                # sender would ask is queued behind it: give a sign of life without being asked.
+                # A frame on a slow link may take longer than its sender bears silence, and the
+                # sender's PING is queued behind it: give a sign of life without being asked.
                 self._put(FrameKind.PONG, 0)
         if silent_s > limits.heartbeat_s and not self._pinged and self._peer is not None:
             self._pinged = True
@@ -443,7 +443,7 @@ class Connection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether streams may be opened, if this is the client, or may be opened by the client."""
+        """Whether the client, on this side or the other, may open streams."""
         return self._peer is not None and not self._ending and self.lost is None
 
     @property
@@ -456,7 +456,7 @@ class Connection:
     ) -> int | None:
         """Open a stream and return its number; None if the broker allows no more at the moment.
 
-        ``end``: nothing more is sent on it. ``credit``: what may be sent back beside the usual.
+        ``end``: nothing more is sent on it. ``credit``: bytes that may come back beyond the usual.
 
         Raises:
             StreamOver: the connection takes no new streams (any more, or yet).
@@ -506,7 +506,7 @@ class Connection:
             self._forget_if_over(stream, found)
 
     def grant_credit(self, stream: int, size: int) -> None:
-        """Let the peer send ``size`` bytes more on a stream, in time."""
+        """Let the peer send ``size`` bytes more on a stream; small amounts are gathered first."""
         found = self._streams.get(stream)
         if found is None or not found.receives or self.lost:
             return
@@ -571,7 +571,7 @@ class Connection:
             del self._streams[number]
 
     def _drop(self, number: int) -> bool:
-        """End a stream in both directions; return whether it was not over."""
+        """End a stream in both directions; return whether it was open."""
         return self._streams.pop(number, None) is not None
 
     def _check_size(self, header: Bytes, body: Body) -> None:
@@ -606,8 +606,8 @@ class Connection:
         return self.lost
 
 
-# Made once, while the module is imported: two threads that teach msgspec a class at once crash the
-# process.
+# Made once, while the module is imported: if msgspec learned a class in two threads at once, the
+# process would crash.
 _HELLO: Final = msgspec.msgpack.Decoder(Hello)
 _OPENING: Final = msgspec.msgpack.Decoder(Opening)
 _GOODBYE: Final = msgspec.msgpack.Decoder(Goodbye)

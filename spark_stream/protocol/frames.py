@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 MARK: Final = 0x4C49
-"""In each prefix. A peer that speaks another protocol is told apart by its first bytes."""
+"""Begins each prefix: a peer that speaks another protocol is known by its first bytes."""
 PREFIX: Final = struct.Struct("<HBBIII")  # mark, kind, flags, stream, header bytes, body bytes
 END: Final = 1
 """The flag of a frame after which its sender sends no more on the stream."""
@@ -173,7 +173,7 @@ class FrameReader:
             self._kept = bytes(view)
 
     def _prepare_large(self, begun: memoryview) -> bool:
-        """Provide a target if a large part comes next, and return whether; `begun` starts it."""
+        """Provide a target if a large part comes next; return whether. `begun`: its first bytes."""
         wanted = self._part_bytes()
         if self._prefix is None or wanted <= SMALL_BYTES_MAX:
             return False

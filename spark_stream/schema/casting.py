@@ -1,8 +1,8 @@
 """Arrow's cast, for nested values that Arrow refuses or should have refused.
 
-A struct that is null has something in its fields all the same, as a rule nulls. Where a field is
-declared NOT NULL, Arrow's cast of the whole calls these invalid, though nobody can see them. So
-what it refuses is cast part by part. In lists and maps it takes nulls where none are allowed.
+Even a struct that is null has values in its fields, as a rule nulls. If a field is declared NOT
+NULL, Arrow's cast of the whole calls these nulls invalid, though nobody can see them. So what Arrow
+refuses is cast part by part. In lists and maps Arrow accepts nulls where none are allowed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def cast(array: pa.Array, kind: pa.DataType, *, cut: bool = False) -> pa.Array:
     ``cut``: nanoseconds that have no place in microseconds are cut off rather than refused.
 
     Raises:
-        pa.ArrowInvalid: a value, or a null, has no place in the type.
-        pa.ArrowNotImplementedError, pa.ArrowTypeError: nothing leads from one to the other.
+        pa.ArrowInvalid: a value, or a null, does not fit the type.
+        pa.ArrowNotImplementedError, pa.ArrowTypeError: there is no cast between the types.
     """
     if not pt.is_nested(kind):
         return array.cast(kind, safe=not (cut and _in_nanoseconds(array.type)))
@@ -67,12 +67,12 @@ def _field(array: pa.Array, place: int, field: pa.Field, cut: bool) -> pa.Array:
 
 
 def _compact(array: pa.Array) -> pa.Array:
-    """Copy the array into buffers that have nothing but its values."""
+    """Copy the array into buffers that hold only its values."""
     return array.take(pa.array(np.arange(len(array))))
 
 
 def _check_nulls(array: pa.Array) -> None:
-    """Raise ArrowInvalid for a null, seen through all that it is in, where its field takes none."""
+    """Raise ArrowInvalid for a visible null, at any depth, in a field that takes none."""
     kind = array.type
     if pt.is_struct(kind):
         within = zip(kind, array.drop_null().flatten(), strict=True)

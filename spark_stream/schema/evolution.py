@@ -1,9 +1,9 @@
-"""What a topic's schema may become: every record that is there stays readable, by old and new.
+"""What a topic's schema may become, so that every record stays readable by old and new readers.
 
 Columns keep their names and their order, and so do the fields of structs; new ones come last and
 take nulls. A type may become a wider one, which has all of its values, or the one that a topic
-stores in its place, and NOT NULL may go. So an older batch is read in the newer
-schema without a look at its values, and whoever writes in the older one goes on.
+stores in its place, and NOT NULL may be dropped. So an older batch is read in the newer schema
+without a look at its values, and those who write in the older one can continue.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def misfit(present: pa.Schema, asked: pa.Schema) -> SchemaMismatch | None:
     for name in added:
         field = asked.field(name)
         if not field.nullable:
-            why = "a new column takes nulls, for the records that are there have no value in it"
+            why = "a new column takes nulls, because existing records have no value in it"
             return _refused(name, f" ({type_name(field.type)}): {why}", want=str(field.type))
     return None
 
@@ -125,7 +125,7 @@ def _change(have: pa.Field, want: pa.Field) -> str | None:
 
 
 def _widening(have: pa.DataType, want: pa.DataType) -> str | None:
-    """Return why not every value of ``have`` is one of ``want`` in the same family, or None."""
+    """Return why ``have`` cannot become ``want``, which must be wider, or None if it can."""
     if have.equals(want) or converts(have, want):
         return None
     if pt.is_nested(have) or pt.is_nested(want):
@@ -181,7 +181,7 @@ def _nested(have: pa.DataType, want: pa.DataType) -> str | None:
     try:
         pa.nulls(0, have).cast(want)
     except pa.ArrowException:
-        return "Arrow has no way from one to the other"
+        return "Arrow cannot cast one to the other"
     return None
 
 

@@ -20,8 +20,8 @@ def takes_all_nulls(field: pa.Field) -> bool:
 def first_null(array: pa.Array, field: pa.Field, path: str) -> tuple[int, str] | None:
     """Return the first row with a null that ``field`` does not allow, and the path to it, or None.
 
-    ``path`` names the column. The array may lack fields at the end of structs. What stands in the
-    fields of a struct that is null itself does not count.
+    ``path`` names the column. The array may lack fields at the end of structs. Values in the
+    fields of a struct that is null itself do not count.
     """
     return min(_nulls(array, field, path), default=None)
 
@@ -32,7 +32,7 @@ def _nulls(array: pa.Array, field: pa.Field, path: str) -> Iterator[tuple[int, s
     if not pt.is_nested(array.type) or takes_all_nulls(field.with_nullable(True)):
         return
     rows = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
-    # A copy, because a slice would have what is before and behind it in its lists.
+    # A copy: the lists of a slice would still have the values before and behind it.
     there = array.take(pa.array(rows))
     if not pt.is_struct(array.type):
         rows = np.repeat(rows, _lengths(there))

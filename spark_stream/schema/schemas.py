@@ -61,8 +61,8 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
     """Return the schema in which a topic stores these columns: types that Spark reads.
 
     Raises:
-        SchemaMismatch: no columns, or two of one name (in any case: Spark does not tell them
-            apart).
+        SchemaMismatch: no columns, or two names that differ in case at most: Spark does not tell
+            them apart.
         UnsupportedType: a topic cannot store a column's type; the column is named.
     """
     if len(schema) == 0:
@@ -248,12 +248,12 @@ def _number_widens(have: pa.DataType, want: pa.DataType) -> bool:
 
 
 def _shaped_alike(have: pa.DataType, want: pa.DataType, altered: bool) -> bool:
-    """Return whether nested types differ in types within, nullability and names of lists alone.
+    """Return whether nested types differ only in inner types, nullability and names in lists.
 
-    ``altered``: and in fields that were added to a struct.
+    ``altered``: also in fields that were added to a struct.
 
-    The fields of structs have names that mean something: Arrow's cast drops the values of a field
-    whose name it does not find.
+    The names of struct fields must not differ: Arrow's cast drops the values of a field whose name
+    it does not find.
     """
     if pt.is_struct(have) and pt.is_struct(want):
         names, added = [each.name for each in have], list(want)[have.num_fields :]

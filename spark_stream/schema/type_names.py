@@ -31,7 +31,7 @@ SIMPLE_TYPES: Final[Mapping[str, pa.DataType]] = {
     "time": pa.time64("ns"),
     "void": pa.null(),
 }
-"""Of several names of a type the first is the one to show."""
+"""If a type has several names, the first one is shown."""
 
 _NAMES: Final = {kind: name for name, kind in reversed(list(SIMPLE_TYPES.items()))}
 
@@ -59,7 +59,7 @@ def told_apart(want: pa.DataType, have: pa.DataType) -> tuple[str, str]:
 
 
 def column_text(field: pa.Field, between: str) -> str:
-    """Write a column as DDL: its name, ``between``, its type, and NOT NULL if it is so."""
+    """Write a column as DDL: its name, ``between``, its type, and NOT NULL if it takes no nulls."""
     name = field.name
     if not re.fullmatch(r"\w+", name):
         name = "`" + name.replace("`", "``") + "`"

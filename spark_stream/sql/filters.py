@@ -24,7 +24,7 @@ def parsed(text: str) -> Predicate:
     """Parse a filter's text; results are cached.
 
     Raises:
-        InvalidFilter: it is no SQL, or SQL that a filter does not support.
+        InvalidFilter: the text is not SQL, or SQL that a filter does not support.
     """
     if len(text) > FILTER_CHARACTERS_MAX:
         raise InvalidFilter(

@@ -69,7 +69,7 @@ def predicate(text: str) -> Predicate:
     """Parse a predicate into its tree.
 
     Raises:
-        InvalidFilter: it is no SQL, or SQL that a filter does not support; the place is named.
+        InvalidFilter: the text is not SQL, or SQL that a filter does not support; names the place.
     """
     try:
         found = sqlglot.parse_one(text, dialect="spark", into=exp.Condition)

@@ -40,7 +40,7 @@ _NOT_FINITE: Final = re.compile(r"([+-]?)(inf|infinity|nan)", re.IGNORECASE)
 
 
 class NotAValue(ValueError):
-    """A literal is no value of a type; the message says why."""
+    """A literal is not a value of a type; the message says why."""
 
 
 def number(text: str) -> Literal:

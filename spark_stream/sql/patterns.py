@@ -37,7 +37,7 @@ def pieces_of(pattern: str, escape: str) -> list[str]:
             following = next(rest, "")
             if following not in ("%", "_", escape) or not following:
                 raise refused(
-                    f"LIKE {pattern!r}: behind the escape character {escape!r} there is %, _ or"
+                    f"LIKE {pattern!r}: the escape character {escape!r} must be followed by %, _ or"
                     " itself",
                     None,
                 )

@@ -37,7 +37,7 @@ Lookup = Callable[[str], pa.Array]
 """Returns a column of the rows at hand, by its name."""
 
 _NULL: Final = pa.nulls(1, pa.bool_())[0]  # not pa.scalar, which imports pandas
-_PARTS_MAX: Final = 32  # of a list: for a longer one, batches are compared with its ends only
+_PARTS_MAX: Final = 32  # items of a list: batches are compared only with the ends of a longer one
 
 
 class BoundPart(Struct, frozen=True):

@@ -157,7 +157,7 @@ class LocalCluster:
         if brokers < 1:
             raise InvalidOption(f"a cluster has at least one broker, not {brokers}")
         if racks is not None and len(racks) != brokers:
-            raise InvalidOption(f"{len(racks)} racks for {brokers} brokers: give each its own")
+            raise InvalidOption(f"{len(racks)} racks for {brokers} brokers: give one for each")
         self._temporary = not folder
         self.folder = Path(folder or tempfile.mkdtemp(prefix="isolog-")).absolute()
         self._links = Links() if cuttable and brokers > 1 else None
@@ -210,7 +210,7 @@ class LocalCluster:
                 if leader is not None and self.broker(int(leader)).alive:
                     return int(leader)
                 if time.monotonic() > deadline:
-                    raise BrokerUnavailable(f"{topic}/{partition} has no leader that lives")
+                    raise BrokerUnavailable(f"{topic}/{partition} has no live leader")
                 time.sleep(0.02)
 
     # -- what happens to brokers -------------------------------------------------------------------

@@ -31,7 +31,7 @@ class BufferPool:
         self._bytes = 0
 
     def allocate(self, size: int) -> memoryview:
-        """Return a writable buffer of ``size`` bytes, with any content."""
+        """Return a writable buffer of ``size`` bytes, with arbitrary content."""
         rounded = 1 << (size - 1).bit_length() if size > 1 else 1
         if size <= rounded // 4 * 3:
             rounded = rounded // 4 * 3
@@ -47,7 +47,7 @@ class BufferPool:
             return buffer[:size].data
 
     def leave_parent(self) -> None:
-        """Go on in a child that was forked: a thread that is not there may hold the lock."""
+        """Make a new lock in a forked child: a thread of the parent may hold the old one."""
         self._lock = threading.Lock()
 
     def _trim(self, wanted: int) -> bool:

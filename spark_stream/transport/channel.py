@@ -1,7 +1,7 @@
-"""A socket and the protocol's core of its side: the shell that both clients and brokers use.
+"""A socket and the protocol core of its side: the shell that both clients and brokers use.
 
-The loop receives. Any thread sends: what the socket takes at once is written by the caller, so that
-a small frame needs no other thread; the rest is written by the loop.
+The loop receives. Any thread sends: the caller writes what the socket takes at once, so that a
+small frame needs no other thread; the loop writes the rest.
 
 Locks: ``_lock`` guards the core and the socket's writing side. Events are handed on without it, on
 the loop's thread, in their order.
@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 UNSENT_BYTES_MAX: Final = 8 << 20
-"""Above so much that the socket has not taken yet, streams send no more data."""
+"""While more bytes than this are unsent, streams send no data."""
 UNREAD_ABOVE: Final = 2 * UNSENT_BYTES_MAX
-"""Above so much a server reads nothing more: answers to a peer that takes none need memory."""
+"""While more are unsent, a server reads nothing: answers that a peer does not take need memory."""
 _LINGER_S: Final = 1.0
 """How long the peer has to close its side of a connection that is over."""
 _SCRATCH: Final = 256 << 10
@@ -84,7 +84,7 @@ class SocketChannel:
 
     @property
     def unsent_bytes(self) -> int:
-        """What the socket has not taken yet."""
+        """How many bytes the socket has not taken yet."""
         return self._unsent_bytes
 
     @property
@@ -97,9 +97,9 @@ class SocketChannel:
         return self._unsent_bytes > UNSENT_BYTES_MAX
 
     def command(self, act: Callable[[Connection], T], *, more: bool = False) -> T:
-        """Call the core, and send what comes of it.
+        """Call the core, and send its output.
 
-        ``more``: another command is about to follow, and it is sent with what comes of that; or
+        ``more``: another command is about to follow: the output is sent with that command's, or
         within a second.
         """
         with self._lock:
@@ -109,7 +109,7 @@ class SocketChannel:
         return result
 
     def command_soon(self, act: Callable[[Connection], None]) -> None:
-        """Have the loop's thread call the core; takes no lock, so that a finalizer may call it."""
+        """Have the loop's thread call the core; take no lock here: a finalizer may call this."""
         self._loop.call_soon(lambda: self.command(act))
 
     def end(self, message: str) -> None:
@@ -157,7 +157,7 @@ class SocketChannel:
                 )
                 self._write()
                 if was_paused and self._unsent_bytes < unsent:
-                    self._connection.on_heard(time.monotonic())  # it takes what was sent
+                    self._connection.on_heard(time.monotonic())  # the peer takes what was sent
                     self._watch()
             if was_clogged and not self.is_clogged:
                 self._drained()
@@ -196,11 +196,11 @@ class SocketChannel:
                 return  # the socket is empty: do not ask it again
         if self._is_paused:
             self._watch()
-        elif self._tls:  # what OpenSSL has decrypted already makes no socket readable
+        elif self._tls:  # data that OpenSSL holds makes no socket readable
             self._loop.call_soon(self._read)
 
     def _received(self, data: memoryview | None, count: int) -> list[Event]:
-        """Tell the core; without data the bytes are in its target."""
+        """Pass received bytes to the core; without ``data`` they are in its target."""
         now = time.monotonic()
         with self._lock:
             if data is None:
@@ -232,7 +232,7 @@ class SocketChannel:
             self._over = True
             self._unsent.clear()
             self._unsent_bytes = 0
-        # To close a socket that has unread bytes resets the connection, and the peer loses what it
+        # Closing a socket that has unread bytes resets the connection, and the peer loses what it
         # has not read yet: the reason, and the last answers.
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
@@ -316,7 +316,7 @@ class SocketChannel:
 
 
 def _joined(parts: list[Bytes]) -> Iterator[Bytes]:
-    """Yield the parts with small neighbours as one: thousands may come of one read."""
+    """Yield the parts, small neighbours joined to one: one read may cause thousands."""
     if len(parts) < _FEW:
         yield from parts
         return

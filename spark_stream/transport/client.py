@@ -53,7 +53,7 @@ def client_loop() -> Loop:
 
 @in_child
 def _leave_parent() -> None:
-    """Leave the parent's loop and connections to it; in a child that was forked a moment ago."""
+    """Drop the parent's loop and connections, in a child that was just forked."""
     BUFFERS.leave_parent()
     for each in _loops.values():
         each.abandon()
@@ -86,7 +86,7 @@ class ClientChannel:
         deadline = time.monotonic() + timeout_s
         self.address = address
         self.greeting = b""
-        """What the broker said of itself."""
+        """The greeting that the broker sent."""
         self._ended = ended
         self._process = os.getpid()
         self._streams = Streams(address)
@@ -145,7 +145,7 @@ class ClientChannel:
         Raises:
             CallFailed: the broker answered with an error.
             ConnectionLost: the connection is over; the request may have been carried out.
-            TimeoutError: no answer in time; likewise.
+            TimeoutError: no answer in time; the request may have been carried out.
         """
         deadline = time.monotonic() + timeout_s
         stream = self.open(method, header, body, end=True, timeout_s=timeout_s)
@@ -168,7 +168,7 @@ class ClientChannel:
         credit: int = 0,
         timeout_s: float = 0.0,
     ) -> BlockingStream:
-        """Open a stream for threads that wait. ``credit``: what may come back beside the usual.
+        """Open a stream for threads that wait. ``credit``: how much more than usual may come back.
 
         Raises:
             ConnectionLost: the connection is over, or takes no new streams.

@@ -1,4 +1,4 @@
-"""Errors on the wire, and what a broker says of itself first."""
+"""Errors on the wire, and the greeting that a broker sends first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spark_stream.errors import (
 from spark_stream.transport.streams import CallFailed, ConnectionLost, StreamCancelled
 
 TRANSPORT_ERRORS = (CallFailed, ConnectionLost, StreamCancelled, TimeoutError)
-"""What a stream raises; :func:`failure_of` makes one of ours of it."""
+"""What a stream raises; :func:`failure_of` converts it to an IsologError."""
 
 
 ERROR_BYTES_MAX: Final = 256 << 10
@@ -24,14 +24,14 @@ _SHORTENED: Final = 10_000
 
 
 class Greeting(msgspec.Struct, frozen=True):
-    """What a broker says of itself in HELLO."""
+    """Which broker it is, as its HELLO says."""
 
     cluster_id: str
     broker_id: str
 
 
-# Made while the module is imported: two threads that teach msgspec a class at once crash the
-# process.
+# Made while the module is imported: if msgspec learned a class in two threads at once, the process
+# would crash.
 _GREETINGS: Final = msgspec.msgpack.Decoder(Greeting)
 _ERRORS: Final = msgspec.msgpack.Decoder(dict)
 
@@ -42,10 +42,10 @@ def greeting_bytes(cluster_id: str, broker_id: str) -> bytes:
 
 
 def read_greeting(data: bytes, address: str) -> Greeting:
-    """Return what the broker at ``address`` said of itself.
+    """Return the greeting of the broker at ``address``.
 
     Raises:
-        BrokerUnavailable: that is none of our brokers.
+        BrokerUnavailable: it is not a broker of this release.
     """
     try:
         return _GREETINGS.decode(data)
@@ -56,7 +56,7 @@ def read_greeting(data: bytes, address: str) -> Greeting:
 
 
 def error_bytes(error: IsologError) -> bytes:
-    """Return an error as it travels; without its details, and shortened, where it is too large."""
+    """Return an error as it is sent; if it is too large, shortened and without its details."""
     value = error.to_wire()
     data = msgspec.msgpack.encode(value)
     if len(data) > ERROR_BYTES_MAX:

@@ -37,7 +37,7 @@ class Timer:
         self.callback: Callback | None = callback
 
     def cancel(self) -> None:
-        """Do not call it any more."""
+        """Cancel the call."""
         self.callback = None
 
 
@@ -61,7 +61,7 @@ class Loop:
     # -- from any thread ------------------------------------------------------------------------
 
     def call_soon(self, callback: Callback) -> None:
-        """Call this on the loop's thread, after what was asked for before."""
+        """Call this on the loop's thread, after all earlier requests."""
         self._soon.append(callback)
         if self._sleeping:
             self._wake()

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 SERVER_LIMITS: Final = ConnectionLimits(credit=8 << 20)
 _BACKLOG: Final = 1024
 _ACCEPTED_AT_ONCE: Final = 64
-_ACCEPTS_AGAIN_S: Final = 0.1  # after it could not
+_ACCEPTS_AGAIN_S: Final = 0.1  # after accepting failed
 _LOOKS_EVERY_S: Final = 0.05
 _UNIX: Final = "unix"
 _TLS_HANDSHAKE: Final = b"\x16"
@@ -49,7 +49,7 @@ class Arrival:
         self._session: _Session | None = None
 
     def trust(self) -> None:
-        """Let it send what the server's limits allow."""
+        """Let the other side send what the server's limits allow."""
         if self._session is not None:
             self._session.trust()
 
@@ -59,14 +59,14 @@ class Arrival:
             self._session.refuse(code, message)
 
     def belongs_to(self, session: _Session) -> None:
-        """Note what serves the connection."""
+        """Note the session of the connection."""
         self._session = session
 
 
 class Door(Struct, frozen=True):
     """A listening socket. ``welcome`` returns what serves the streams of a connection.
 
-    With ``knows`` everybody who connects is trusted; else ``welcome`` trusts the arrival, later.
+    With ``knows`` everybody who connects is trusted at once; else only after :meth:`Arrival.trust`.
     ``tls`` returns the context for a new connection; None: the door speaks no TLS.
     """
 
@@ -110,9 +110,9 @@ class Server:
         return len(self._sessions)
 
     def stop(self, message: str, timeout_s: float) -> None:
-        """Accept nothing more, let open streams end and answers leave; then close.
+        """Accept nothing more, wait until streams have ended and answers are sent; then close.
 
-        What is not through after ``timeout_s`` is lost.
+        What is not finished after ``timeout_s`` is lost.
         """
         with self._changed:
             doors, self._doors = self._doors, []
@@ -178,7 +178,7 @@ class Server:
             shaken.close()
 
         def look(_: int) -> None:
-            """Tell a client that speaks no TLS so, in its own words."""
+            """Begin the handshake; refuse a client that speaks no TLS, in plain frames."""
             nonlocal shaken
             try:
                 begins_tls = sock.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE

@@ -58,7 +58,7 @@ class StreamCancelled(Exception):
 
 
 def ignore(_: StreamEvent) -> None:
-    """Take an event of a stream that has no use for it."""
+    """Ignore an event: the stream has no use for it."""
 
 
 class Stream:
@@ -91,15 +91,15 @@ class Stream:
         self.has_ended = False
         """Whether this side has ended it: by its last frame, an error, or by giving it up."""
         self.over: Failed | Cancelled | Lost | None = None
-        """How the stream was ended before its time; None if it was not."""
+        """The event that ended the stream before its time; None if none did."""
 
     def send(
         self, header: Bytes, body: Body = b"", *, end: bool = False, more: bool = False
     ) -> bool:
         """Send a frame if there is credit for it; return whether it was sent.
 
-        Where it was not, ``Credited`` tells when to try again. ``more``: it may wait for the next
-        frame, or for :meth:`flush`; a second at most.
+        If it was not sent, ``Credited`` tells when to try again. ``more``: the frame may wait for
+        the next one, or for :meth:`flush`; a second at most.
 
         Raises:
             StreamOver: the stream has ended.
@@ -120,7 +120,7 @@ class Stream:
         return self._channel.command(act, more=more)
 
     def flush(self) -> None:
-        """Send the frames that were to wait for more."""
+        """Send the frames that wait for others."""
         self._channel.command(lambda _: None)
 
     def take_last(self, event: Received) -> None:
@@ -134,7 +134,7 @@ class Stream:
             self._leave()
 
     def _leave(self) -> None:
-        """Get no more events; the stream and what handles them refer to each other no more."""
+        """Get no more events: the stream and its handler no longer refer to each other."""
         self._forget(self.number)
         self.handle = ignore
 
@@ -157,7 +157,7 @@ class Stream:
     def cancel(self) -> None:
         """Give the stream up, and get no more events; for clients.
 
-        Takes no lock: a generator that is garbage may call it, on a thread that holds any of them.
+        Takes no lock: a generator that is garbage may call it, on a thread that holds any lock.
         """
         if self._is_done:
             return
@@ -250,7 +250,7 @@ class BlockingStream:
         """Return the next frame; None after the last one, or after :meth:`cancel`.
 
         Raises:
-            CallFailed, ConnectionLost, StreamCancelled: the stream ended so.
+            CallFailed, ConnectionLost, StreamCancelled: how the stream ended.
             TimeoutError: nothing came in time; the stream goes on.
         """
         if self._ended:
@@ -277,7 +277,7 @@ class BlockingStream:
         """Send a frame; wait while there is no credit.
 
         Raises:
-            CallFailed, ConnectionLost, StreamCancelled: the stream ended so.
+            CallFailed, ConnectionLost, StreamCancelled: how the stream ended.
             StreamOver: this side has ended it.
             TimeoutError: there was no credit in time; nothing was sent.
         """

@@ -26,7 +26,7 @@ VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 class TlsFiles(Struct, frozen=True):
     """Paths of PEM files: a certificate (with its chain), its key, and the authorities to trust.
 
-    The key may be in the file of the certificate. ``setting``: what errors call the group.
+    The key may be in the file of the certificate. ``setting``: the group's name in errors.
     """
 
     cert: str | None = None
@@ -45,7 +45,7 @@ class TlsFiles(Struct, frozen=True):
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return what a client connects with; without ``ca`` it trusts the system's authorities.
+    """Return a client's context; without ``ca`` it trusts the system's authorities.
 
     Raises:
         InvalidOption: a file cannot be read or used; ``option`` says which.
@@ -61,10 +61,10 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
 def server_context(
     files: TlsFiles, least_version: str = "1.2", *, requires_client: bool = False
 ) -> ssl.SSLContext:
-    """Return what a broker accepts connections with.
+    """Return the context with which a broker accepts connections.
 
-    With ``ca`` clients may show a certificate of these authorities, and must if
-    ``requires_client``.
+    With ``ca`` clients may show a certificate from these authorities; with ``requires_client`` they
+    must.
 
     Raises: as :func:`client_context`.
     """
@@ -125,7 +125,7 @@ class RotatingContext:
     """A context that is made again when its files change. ``make`` reads them."""
 
     def __init__(self, files: Sequence[str], make: Callable[[], ssl.SSLContext]) -> None:
-        """Make the first; raise what ``make`` raises."""
+        """Make the first context; raise what ``make`` raises."""
         self._files = tuple(files)
         self._make = make
         self._stamps = self._look()
@@ -166,7 +166,7 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
 def certificate_names(connected: ssl.SSLSocket) -> tuple[str, ...]:
     """Return the names in the certificate that the other side has shown, the first one first.
 
-    They are its alternative names, or else its common name. Empty: it has shown none.
+    They are its alternative names, or else its common name; empty if it has shown none.
     """
     found: dict[str, Any] = connected.getpeercert() or {}
     alternative = found.get("subjectAltName", ())

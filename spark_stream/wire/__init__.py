@@ -7,6 +7,6 @@
 ``actions``        every action with its messages: the one table
 ``flight``         errors as Flight carries them
 ``limits``         every limit in one place, with its reason
-``allocator``      how a process is told how much memory Arrow may take
+``allocator``      how a process gets and keeps its memory
 ``methods``        the methods of the protocol's streams
 """

@@ -24,9 +24,9 @@ class Authenticate(Message):
 
 
 class Authenticated(Message):
-    """Who the caller is. ``session``: a token to give in the place of the password, till it ends.
+    """Who the caller is. ``session``: a token to send instead of the password, until it expires.
 
-    ``expires_ms``: on the wall clock, since 1970; None: without end.
+    ``expires_ms``: on the wall clock, since 1970; None: never.
     """
 
     principal: str
@@ -45,7 +45,7 @@ class GrantText(Message):
 
 
 class PutUser(Message):
-    """Makes a user, or gives one another password. ``is_new``: it must not be there yet."""
+    """Adds a user, or changes a user's password. ``is_new``: the user must not exist yet."""
 
     name: Principal
     password: Secret
@@ -70,8 +70,8 @@ class UserList(Description):
 class CreateToken(Message):
     """Makes a token for a principal. ``lifetime_ms`` None: it does not expire.
 
-    ``principal`` None: the caller's own. ``grants`` None: whatever its principal may. ``sliding``:
-    it expires when it was not used for its lifetime.
+    ``principal`` None: for the caller. ``grants`` None: all that its principal may do. ``sliding``:
+    it expires once it was not used for its lifetime.
     """
 
     principal: Principal | None = None
@@ -81,7 +81,7 @@ class CreateToken(Message):
 
 
 class OpenSession(Message):
-    """Asks for a token that nothing is kept of: for the caller, for these grants, for some time."""
+    """Asks for a token that no broker stores, for the caller, with these grants and lifetime."""
 
     grants: list[GrantText]
     lifetime_ms: Annotated[int, Meta(ge=1_000, le=86_400_000)]
@@ -145,7 +145,7 @@ class CheckAccess(Message):
 
 
 class Decision(Description):
-    """Whether it may, and the rules that speak of it."""
+    """Whether the principal may do it, and the rules that apply."""
 
     is_allowed: bool
     rules: list[RuleText]

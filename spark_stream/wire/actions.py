@@ -1,7 +1,7 @@
-"""The actions of a broker (Flight's DoAction): what each is asked with, and what it answers.
+"""The actions of a broker (Flight's DoAction): the request and the answer of each.
 
 This is the one table of them. The broker has a function for each, the client a method, and
-``docs/flight.md`` a row; ``tests/wire/test_actions.py`` holds all three against it.
+``docs/flight.md`` a row; ``tests/wire/test_actions.py`` compares all three with it.
 """
 
 from __future__ import annotations

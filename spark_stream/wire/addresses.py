@@ -17,8 +17,8 @@ _HOST: Final = re.compile(r"\[[^]\s/]+\]|[^][\s/:]+")
 def location(address: str, *, tls: bool = False) -> str:
     """Return the Flight location of an address.
 
-    A path may hold any character, and a location may not. It is decoded twice on its way to the
-    system, by Arrow and by gRPC, for servers and for clients.
+    A path may hold any character, and a location may not, so the path is quoted; twice, because
+    both Arrow and gRPC decode it, for servers and for clients.
     """
     if address.startswith(UNIX):
         return f"grpc+unix://{quote(quote(os.fsencode(address.removeprefix(UNIX))))}"

@@ -1,7 +1,6 @@
-"""How a process gets its memory: Arrow's has a bound in a broker, and glibc's is kept for a while.
+"""How a process gets its memory: a broker bounds Arrow's, and glibc keeps freed memory a while.
 
-Arrow's allocator reads its settings when the process begins, so whoever starts a broker gives them
-to it.
+Arrow's allocator reads its settings when the process begins, so whoever starts a broker sets them.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ _KEPT: Final = ((_M_TRIM_THRESHOLD, 64 << 20), (_M_TOP_PAD, 1 << 20), (_M_MMAP_T
 def keep_free_memory() -> None:
     """Let glibc keep the memory of messages from one to the next; elsewhere it does nothing.
 
-    The buffers that Spark's workers read into lie in glibc's heap. It gives the memory of a large
-    one back when that is freed and asks for the same again for the next: half of what it costs to
-    receive a message is that. These bounds are the highest that glibc sets itself.
+    Spark's workers read into buffers in glibc's heap. When a large one is freed, glibc gives its
+    memory back, and asks for the same again for the next: that is half of the cost of receiving a
+    message. These bounds are the highest that glibc sets itself.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -14,7 +14,7 @@ class BrokerDescription(Description, kw_only=False):
     """A broker of a cluster.
 
     ``state`` is "active", or "leaving" for one that was decommissioned and still has replicas.
-    ``leaders``, ``replicas`` and ``in_sync`` say of how many partitions.
+    ``leaders``, ``replicas`` and ``in_sync`` count its partitions: led, kept, and in sync.
     """
 
     id: str
@@ -42,7 +42,7 @@ class ProblemKind(StrEnum):
 class Problem(Struct, frozen=True):
     """Something that is amiss.
 
-    ``count``: of how many partitions or brokers. ``names``: the first twenty of them.
+    ``count``: how many partitions or brokers have it. ``names``: the first twenty of them.
     """
 
     kind: ProblemKind

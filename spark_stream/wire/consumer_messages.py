@@ -1,4 +1,4 @@
-"""The control messages about consumers' names: queries that have one, and what is known under all.
+"""The control messages about consumers' names: those of queries and those of clients.
 
 They are bodies and results of DoAction, by the action's name (``wire.actions``).
 """
@@ -22,8 +22,8 @@ StartField = Annotated[str, Meta(max_length=1 << 24)]
 class PinStart(Message):
     """A run of a query takes its name, and asks where the query first started.
 
-    ``start``: where it would start, in the words of its source; that is pinned if nothing is yet.
-    None if it only asks.
+    ``start``: where it would start, as its source writes it: this is pinned if nothing is yet. None
+    if it only asks.
     """
 
     consumer: Name
@@ -37,8 +37,8 @@ class PinStart(Message):
 class PinnedStart(Message):
     """Where the query of the name first started, how that was asked for, and when.
 
-    ``start`` is None where nothing is pinned. Where ``selection`` is another one than the query's,
-    the name is that of another query.
+    ``start`` is None if nothing is pinned. If ``selection`` differs from the query's, the name is
+    that of another query.
     """
 
     selection: str
@@ -48,7 +48,7 @@ class PinnedStart(Message):
 
 
 class RecordProgress(Message):
-    """How far a run of a query has come. ``claim``: it takes the name over with that."""
+    """How far a run of a query has come. ``claim``: the run also takes the name over."""
 
     consumer: Name
     instance: Name
@@ -61,8 +61,8 @@ class RecordProgress(Message):
 class ConsumedPartition(Description):
     """Where a named consumer, or a query, reads on in a partition.
 
-    ``end``: the bound of its isolation level now; None where the topic was deleted or made anew.
-    The broker leaves it out: it is the leaders that know.
+    ``end``: the bound of its isolation level now; None if the topic was deleted or made anew.
+    The broker leaves it out: only the leaders know it.
     """
 
     topic: str
@@ -81,8 +81,9 @@ class ConsumerDescription(Description):
     """What is known under a consumer's name; ``kind``: ``query`` (Spark's) or ``client``.
 
     Of a query: the ``isolation`` that it reads under, the topics of its ``selection``, how its
-    first start was asked for (``starting``) and when it was, and when it last reported how far it
-    has come. Times are in ms since the epoch. A client's lag is counted up to the logs' ends.
+    first start was asked for (``starting``) and when it was (``started_ms``), and when it last
+    reported its progress (``recorded_ms``). Times are in ms since the epoch. A client's lag is
+    counted up to the logs' ends.
     """
 
     name: str

@@ -25,24 +25,24 @@ from spark_stream.wire.messages import (
 
 
 class _Read(Message):
-    """What to read, but for the partition.
+    """What to read, without the partition.
 
-    It is read from ``start`` up to the isolation's bound, or ``end`` if that is lower.
+    Records are read from ``start`` up to the isolation's bound, or ``end`` if that is lower.
 
-    ``start_lineage``, ``end_lineage``: what the reader remembers of ``start``, where it is, and of
-    ``end`` (:mod:`spark_stream.consistency.replication.lineage`); DATA_LOSS if offsets below them
-    were cut off since, and are other records now. ``leader_epoch``: the epoch in which the reader
-    knows the leader that it asks. ``machine``: the boot id of the machine that the reader is on;
-    where a replica is on the same, the leader may say where records lie, in their place
+    ``start_lineage``, ``end_lineage``: the lineages of ``start`` and ``end``, as the reader knows
+    them (:mod:`spark_stream.consistency.replication.lineage`); DATA_LOSS if records below these
+    offsets were cut off since. ``leader_epoch``: the epoch in which the reader knows the leader
+    that it asks. ``machine``: the boot id of the reader's machine; if a replica is on the same
+    machine, the leader may send where the records lie instead of the records
     (:class:`PlacesFacts`).
 
     ``filter``: a predicate in Spark's SQL over the columns that the topic shows; only records for
     which it is true are sent. ``max_records`` counts those, ``max_bytes`` what is read for them.
-    The offsets of the rows are told only where the column ``_offset`` is asked for.
+    The offsets of the rows are sent only if the column ``_offset`` is asked for.
 
-    ``wait_ms``: for how long the leader waits where there are no records. ``follow``: the fetch
-    goes on, until nothing came for a minute. With both it goes on for ``wait_ms`` in all, and ends
-    sooner where more than ``max_bytes`` are left, or what was read is not visible or not meant.
+    ``wait_ms``: for how long the leader waits if there are no records. ``follow``: the fetch goes
+    on until nothing came for a minute. With both it goes on for ``wait_ms`` in all, and ends sooner
+    if more than ``max_bytes`` are left, or if the last records read are not sent.
     """
 
     topic: Name
@@ -74,15 +74,15 @@ class ReadTopic(_Read):
     partition: PartitionField | None = None
 
     def fetch(self, partition: int) -> Fetch:
-        """Return what reads one partition so."""
+        """Return the fetch that reads one partition like this."""
         fields = msgspec.structs.asdict(self) | {"partition": partition}
         return Fetch(ranges=[FetchRange(**fields)])
 
 
 class Fetch(Message):
-    """Read ranges, one after the other: all led by one broker, of equal columns.
+    """Read ranges, one after the other: all of one leader, with equal columns.
 
-    One of several neither waits nor follows.
+    If there are several, none of them waits or follows.
     """
 
     ranges: Annotated[list[FetchRange], Meta(min_length=1)]
@@ -96,7 +96,7 @@ class FilePlace(Message):
     """A file, and some messages in it.
 
     ``device`` and ``inode`` are the file's. ``parts``: start and length of each run of bytes, one
-    after the other. ``compressed``: maybe the messages' bodies are.
+    after the other. ``compressed``: the messages' bodies may be compressed.
     """
 
     path: str
@@ -109,14 +109,14 @@ class FilePlace(Message):
 class StoredFacts(Message):
     """Where records lie: in a file that a reader on the same machine can map.
 
-    ``file`` says which, where it is the leader's. Where it is a follower's, ``indexes`` has the
-    first and the count of each run of the entries, one after the other, and ``epoch`` the leader
-    epoch of the last one: the follower is asked for the file with these (``LocateEntries``).
+    ``file``: which file, if it is the leader's. If it is a follower's, ``indexes`` has the first
+    and the count of each run of entries, one after the other, and ``epoch`` the leader epoch of the
+    last entry: with these the follower is asked for the file (``LocateEntries``).
 
     ``entries``: how many messages they are. ``crc``: the CRC-32C of all of them, one behind the
-    other. Of the first one's rows ``lead`` are not meant; ``rows`` of those that follow are.
+    other. ``lead``: how many of the first rows to skip; ``rows``: how many rows to read after them.
     ``base``, ``next``, ``lineage`` and ``spans`` as in ChunkFacts.
-    ``timestamps``, of each message, and ``counts``, how many of its rows are meant, are there if
+    ``timestamps``, of each message, and ``counts``, how many of its rows to read, are there if
     ``_timestamp`` was asked for.
     """
 
@@ -142,9 +142,9 @@ class ChunkFacts(Message, tag_field="kind", tag="rows"):
 
     ``messages``: how many record batch messages the body has, one behind the other, if not one.
 
-    Where rows are missing (records of aborted transactions were dropped), ``spans`` has the offsets
-    that there are: [first, count] of each run of rows. Of a fetch with a filter there are no spans:
-    ``base`` is the first row's offset, and a column has the others.
+    If rows are missing (records of aborted transactions were dropped), ``spans`` has the offsets of
+    the others: [first, count] of each run of rows. A fetch with a filter has no spans: ``base`` is
+    the first row's offset, and a column has the other offsets.
     """
 
     base: OffsetField
@@ -156,10 +156,10 @@ class ChunkFacts(Message, tag_field="kind", tag="rows"):
 
 
 class PlacesFacts(Message, tag_field="kind", tag="places"):
-    """Where the rows from ``base`` to before ``next`` lie; the batch itself has none.
+    """Where the rows from ``base`` to before ``next`` lie; the batch itself has no rows.
 
-    ``replica``: the follower in whose files they lie, or None for the leader's. The others are
-    as in :class:`ChunkFacts`.
+    ``replica``: the follower in whose files they lie, or None for the leader's. The other
+    fields are as in :class:`ChunkFacts`.
     """
 
     base: OffsetField
@@ -170,7 +170,7 @@ class PlacesFacts(Message, tag_field="kind", tag="places"):
 
 
 class EntryRuns(Message):
-    """Entries: the first and the count of each run, one after the other, rising.
+    """Entries: the first and the count of each run, one after the other, in rising order.
 
     ``epoch``: the leader epoch of the last one.
     """
@@ -184,9 +184,9 @@ class EntryRuns(Message):
 
 
 class LocateEntries(Message):
-    """Asks a replica, whatever its part is, where the messages of entries lie in its files.
+    """Asks a replica, leader or follower, where the messages of entries lie in its files.
 
-    ``doubted``: a reader has found other bytes there. The replica looks whether they are damaged.
+    ``doubted``: a reader has found other bytes there. The replica checks whether they are damaged.
     """
 
     topic: Name
@@ -197,7 +197,7 @@ class LocateEntries(Message):
 
 
 class LocatedEntries(Message):
-    """One place for each of the runs asked for, or None if they are not all here, in one file."""
+    """One place for each of the runs asked for, or None if it is not whole in one file here."""
 
     places: list[FilePlace | None]
 
@@ -208,9 +208,8 @@ class EndFacts(Message, tag_field="kind", tag="end"):
     ``lineage``: that of ``next``.
 
     ``partitions``: how many the topic has now, so that a consumer learns when there are more.
-    ``leader_epoch``: in which the leader answered. ``bounds``: None where they cannot be told,
-    because a new leader does not know the previous leader's bounds yet. ``range``: which range of
-    the Fetch ends here.
+    ``leader_epoch``: in which the leader answered. ``bounds``: None if a new leader does
+    not know the previous leader's bounds yet. ``range``: which range of the Fetch ends here.
     """
 
     next: OffsetField

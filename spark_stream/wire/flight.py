@@ -1,7 +1,7 @@
 """Errors as Flight carries them: our JSON object rides in the error's ``extra_info``.
 
 There is little room for it (``limits.ERROR_BYTES_MAX``), and an error may name all columns of a
-table. What is too long is cut, for an error without its last words is still the error that it is.
+table. What is too long is cut: an error without its last words still says what is wrong.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def to_flight(error: IsologError) -> fl.FlightError:
 def _status_of(error: IsologError) -> Any:
     """Return the class of Flight's errors that gives the error its gRPC status.
 
-    Only Flight's own errors have room for our JSON object. None of them stands for NOT_FOUND or
-    INVALID_ARGUMENT; what does is sent with the broker's traceback, and without the object.
+    Only Flight's own errors have room for our JSON object. None of them means NOT_FOUND or
+    INVALID_ARGUMENT; exceptions that do are sent with the broker's traceback, without the object.
     """
     match error:
         case Unauthenticated():

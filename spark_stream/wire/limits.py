@@ -14,7 +14,7 @@ body; its header has at most ``ConnectionLimits.header_bytes_max``."""
 
 ERROR_BYTES_MAX: Final = 2_000
 """The words of an error that ends a call. They travel in gRPC's trailers, some of them three times;
-beyond 8 KiB of trailers gRPC drops one or the other, beyond 16 KiB all, and with them the error."""
+beyond 8 KiB gRPC drops some of the trailers, beyond 16 KiB all, and with them the error."""
 
 WAIT_MS_MAX: Final = 60_000
 """A long poll. Longer ones would hide a dead peer; a client simply asks again."""
@@ -23,8 +23,8 @@ FETCH_BYTES_DEFAULT: Final = 32 << 20
 """What a fetch of our client asks for: large enough to be free, small enough for a deadline."""
 
 FILTER_CHARACTERS_MAX: Final = 64 << 10
-"""The text of a filter: a list of some thousand values. To read so much takes a broker a second at
-most, and it remembers what it has read."""
+"""The text of a filter: a list of some thousand values. To parse so much takes a broker a second at
+most, and it caches the result."""
 
 REQUEST_TIMEOUT_S: Final = 30.0
 """How long a client waits for an answer that should come at once."""

@@ -1,7 +1,7 @@
 """The control messages about topics and records, and what all control messages have in common.
 
-Each is a JSON object with a fixed set of fields; one that has its default is left out. Nothing is
-ever unpickled. The tagged ones name what they are in the field ``kind``.
+Each is a JSON object with a fixed set of fields; a field that has its default is left out. Nothing
+is ever unpickled. Tagged messages say what they are in the field ``kind``.
 
 Where they travel:
 
@@ -50,7 +50,7 @@ _FIELD: Final = re.compile(r"Object (?:contains unknown|missing required) field 
 
 
 class Message(Struct):
-    """A message: immutable, no field too many, no silent conversion."""
+    """A message: immutable, without unknown fields and silent conversions."""
 
     def to_bytes(self) -> bytes:
         """Return the JSON text; fields that have their default are left out."""
@@ -64,8 +64,8 @@ class Message(Struct):
 
     @classmethod
     def of(cls, **fields: Any) -> Self:
-        """Make the message of values that a user gave; InvalidRequest as in :meth:`from_bytes`."""
-        decoder(cls)  # convert would learn the types by itself
+        """Make the message of values from a user; raise InvalidRequest as :meth:`from_bytes`."""
+        decoder(cls)  # learns the types under the lock, before convert would
         try:
             return msgspec.convert(fields, cls)
         except (msgspec.ValidationError, OverflowError) as error:
@@ -73,7 +73,7 @@ class Message(Struct):
 
 
 class Description(Message, kw_only=False, omit_defaults=False):
-    """A message that users get as it is: all of its fields travel, also with their defaults."""
+    """A message that users get as it is: all of its fields are sent, also those with defaults."""
 
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
@@ -81,7 +81,7 @@ _decoders_lock = threading.RLock()
 
 
 def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """Return what decodes messages of a kind, which may be a tagged union.
+    """Return the decoder of messages of a kind, which may be a tagged union.
 
     msgspec learns the types of a struct's fields when it first decodes one, and a second thread
     that meets the struct meanwhile crashes the process. So one thread at a time learns.
@@ -118,12 +118,12 @@ def _refused(name: str, error: Exception) -> InvalidRequest:
 
 
 def to_plain(value: Any) -> Any:
-    """Return what travels of a value that is no struct: an encoder's hook."""
+    """Return what is sent for a value that is no struct: an encoder's hook."""
     if isinstance(value, IsologError):
         return value.to_wire()
     if isinstance(value, pa.Schema):
         return schema_to_text(value)
-    raise NotImplementedError(f"{type(value).__name__} does not travel")
+    raise NotImplementedError(f"{type(value).__name__} cannot be sent")
 
 
 def from_plain(kind: type, value: Any) -> Any:
@@ -138,7 +138,7 @@ def from_plain(kind: type, value: Any) -> Any:
             return schema_from_text(value)
         except InvalidRequest as error:
             raise ValueError(error.message) from None
-    raise NotImplementedError(f"{kind.__name__} does not travel")
+    raise NotImplementedError(f"{kind.__name__} cannot be sent")
 
 
 _ENCODER: Final = msgspec.json.Encoder(enc_hook=to_plain)
@@ -184,8 +184,8 @@ class AppendTo(Message):
 class Envelope(Message):
     """Which partition a batch is for; ``number`` comes back with its acknowledgement.
 
-    Without a ``stamp`` the batch has no producer: sent twice, it is there twice. ``leader_epoch``:
-    the epoch in which the writer knows the partition's leader.
+    Without a ``stamp`` the batch has no producer: sent twice, it is in the log twice.
+    ``leader_epoch``: the epoch in which the writer knows the partition's leader.
     """
 
     number: Annotated[int, Meta(ge=0, le=INT64_MAX)] = 0
@@ -252,8 +252,8 @@ class CreateTopic(Message):
 
     ``replication_factor``: None means the cluster's default. ``assignment``: the ids of the brokers
     of each partition, the preferred leader first; with None they are spread over the brokers that
-    are alive. It says how many partitions and replicas there are. ``token``: a text that no other
-    request has; the request succeeds if it made the topic before.
+    are alive. It sets how many partitions and replicas there are. ``token``: a text that no other
+    request has: a repeated request succeeds if it made the topic before.
     """
 
     topic: Name
@@ -316,7 +316,7 @@ class PartitionDescription(Description, kw_only=False):
 class TopicDescription(Description, kw_only=False):
     """A topic with its partitions; ``config`` has every setting, defaults included.
 
-    ``schema_version``: how often its schema was altered. ``added``: the columns that it got so.
+    ``schema_version``: how often its schema was altered. ``added``: the columns that this added.
     ``warning``: what its maker should know, such as that it has one replica on a cluster.
     """
 
@@ -332,7 +332,7 @@ class TopicDescription(Description, kw_only=False):
 
     @property
     def partition_by(self) -> tuple[str, ...]:
-        """The columns that place the topic's records; none where each batch takes its turn."""
+        """The columns that place the topic's records; none if batches go to partitions in turn."""
         if is_default(self.schema):
             return DEFAULT_KEY
         return split_names(self.config.get(PARTITION_BY, ""))
@@ -360,8 +360,8 @@ class FindLeaders(Message):
 class LeaderFacts(Message):
     """Who leads a partition, as the broker that was asked knows it.
 
-    ``leader`` is the broker's id, None while there is no leader; ``address`` is "" where it is not
-    known. ``leader_epoch`` is None where only the leader itself can tell.
+    ``leader`` is the broker's id, None while there is no leader; ``address`` is "" if it is not
+    known. ``leader_epoch`` is None if only the leader itself knows it.
     """
 
     partition: int
@@ -391,15 +391,16 @@ class BrokerList(Message):
 
 
 class AskedTopic(Message):
-    """For each partition of a topic the offset that a place means, under an isolation level.
+    """Asks which offset a place means in each partition of a topic, under an isolation level.
 
     ``timestamp`` in microseconds since the epoch: the first offset at or after it, or the
     isolation's bound where there is none. Without it ``at``: -2 earliest, -1 latest.
-    ``partitions``: None is all. ``lineages``: of each partition those of which to tell up to where
-    they survive.
-    ``ranges``: partition → [start, end), of which to tell whether uncommitted records are in them.
-    ``sizes``: partition → [start, end), of which to tell the stored bytes. ``budgets``: partition →
-    [start, end, bytes]: how far does a reader at the start come with so many stored bytes?
+    ``partitions``: None is all. ``lineages``: partition → lineages: up to which offset does each
+    survive?
+    ``ranges``: partition → [start, end): are there uncommitted records in this range?
+    ``sizes``: partition → [start, end): how many stored bytes does it have?
+    ``budgets``: partition → [start, end, bytes]: how far does a reader at the start come with so
+    many stored bytes?
     """
 
     topic: Name
@@ -421,13 +422,13 @@ class ListOffsets(Message):
 
 
 class PartitionOffset(Message):
-    """What was asked about a partition, by its leader of ``epoch``.
+    """The answer about a partition, by its leader in ``epoch``.
 
-    ``lineage``: that of ``offset``. ``surviving``: up to which offset the log still has what each
-    lineage tells of that was asked about, in their order. ``uncommitted``: records of aborted or
-    open transactions are in the range that was asked about. ``size``: the stored bytes of a range,
-    and those of its first record. ``reached``: up to which offset whole records take no more than
-    a budget of bytes.
+    ``lineage``: that of ``offset``. ``surviving``: each lineage that was asked about, in their
+    order, and up to which offset the log still has its records. ``uncommitted``: records of aborted
+    or open transactions are in the range that was asked about. ``size``: the stored bytes of a
+    range, and those of its first record. ``reached``: up to which offset whole records take no more
+    than a budget of bytes.
     """
 
     offset: int
@@ -442,10 +443,10 @@ class PartitionOffset(Message):
 
 
 class PartitionOffsets(Message):
-    """What was asked about a topic, by partition.
+    """The answers about a topic, by partition.
 
-    ``elsewhere``: partitions that were asked for and are led by other brokers, which are to be
-    asked for them.
+    ``elsewhere``: partitions that were asked for but are led by other brokers: these have to be
+    asked.
     """
 
     topic_id: str
@@ -458,7 +459,7 @@ class PartitionOffsets(Message):
 
     @property
     def lineages(self) -> dict[int, LineageField]:
-        """Those of the offsets."""
+        """The lineages of the offsets."""
         return {number: each.lineage for number, each in self.partitions.items()}
 
     @property
@@ -485,7 +486,7 @@ class PartitionOffsets(Message):
 
 
 class ListedOffsets(Message):
-    """What ListOffsets found, by topic; ``unknown``: the errors of topics that there are not."""
+    """What ListOffsets found, by topic; ``unknown``: the errors of topics that do not exist."""
 
     topics: dict[str, PartitionOffsets]
     unknown: dict[str, IsologError]
@@ -493,14 +494,14 @@ class ListedOffsets(Message):
 
 
 class BrokerStatus(Description, kw_only=False):
-    """A broker's own account of itself; ``memory`` in bytes, without mapped files.
+    """The status that a broker reports; ``memory`` in bytes, without mapped files.
 
     ``flight``: the address at which it serves Flight; empty if it does not.
 
-    ``checked_ms``: when the last look at all segments ended, in ms since the epoch; None:
-    none has. ``damaged``: the first offset that is known to be damaged in each of its replicas
-    that has damage, by ``"topic/partition"``. ``principal``: for whom the broker takes the caller;
-    what a caller may not know of the cluster is empty.
+    ``checked_ms``: when the last check of all segments ended, in ms since the epoch; None: none
+    has. ``damaged``: the first offset that is known to be damaged in each of its damaged replicas,
+    by ``"topic/partition"``. ``principal``: that of the caller; what a caller may not know of the
+    cluster is empty.
     """
 
     version: str

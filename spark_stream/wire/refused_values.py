@@ -28,5 +28,5 @@ def problem_of(refused: Mapping[str, Any]) -> str:
     """Return what one of the ``errors()`` of a ValidationError says."""
     words = _WORDS.get(refused["type"])
     if words is None:
-        return str(refused["msg"]).removeprefix("Value error, ")  # what it puts before ours
+        return str(refused["msg"]).removeprefix("Value error, ")  # pydantic's own prefix
     return f"{words.format(**refused.get('ctx', {}))}, not {refused['input']!r}"

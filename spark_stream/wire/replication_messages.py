@@ -1,8 +1,8 @@
 """What a leader and a follower say to each other on a stream of replication.
 
 A stream carries all partitions that an ordered pair of brokers shares. The follower opens it with
-:class:`OpenReplication`. What comes after that is MessagePack in the headers of frames: an array of
-a number that tells the kind, and the fields in their order.
+:class:`OpenReplication`. What follows is MessagePack in the headers of frames: an array of a number
+for the kind, and the fields in their order.
 
 ======================  ===========  ===============================================================
 :class:`Welcome`        leader       the first message: a proof of who it is
@@ -18,8 +18,8 @@ a number that tells the kind, and the fields in their order.
 :class:`Bye`            leader       it is about to stop
 ======================  ===========  ===============================================================
 
-A slot number stands for one session of one partition and is never given again on its stream. So
-what is still on its way for a slot that has ended is known, and dropped.
+A slot number stands for one session of one partition and is never reused on its stream. So messages
+that are still on their way for a slot that has ended are recognised, and dropped.
 
 The bytes of a :class:`Frame` are its body: they go from the mapped file to the socket without a
 copy. All other messages have no body.
@@ -108,7 +108,7 @@ class Acked(Packed, tag=4):
 
 
 class Room(Packed, tag=5):
-    """At most so many bytes of frames may be on their way or unacknowledged; one frame always."""
+    """At most so many bytes of frames may be on their way or unacknowledged, or one frame."""
 
     window_bytes: int
 
@@ -117,7 +117,7 @@ class Agreed(Packed, tag=6):
     """A slot's first frame will begin at ``entry``.
 
     ``reset_offset`` None: both logs hold the same entries before it, and the follower cuts the rest
-    of its log off. Else nothing is shared: the follower's log begins anew, at this entry and
+    of its log off. Otherwise nothing is shared: the follower's log begins anew, at this entry and
     offset.
     """
 
@@ -174,7 +174,7 @@ class Frame(Struct, frozen=True, eq=False):
 
     @property
     def size(self) -> int:
-        """What it takes of the window, in bytes."""
+        """How many bytes of the window it takes."""
         return int(self.rows.nbytes + self.data.size)
 
     @property
@@ -211,10 +211,10 @@ def unpack(header: Bytes, body: Bytes) -> Said:
     """Return the message in a frame of the stream.
 
     Raises:
-        InvalidRequest: it is none.
+        InvalidRequest: the frame has no valid message.
     """
     if not header:
-        raise _malformed("a message that says nothing")
+        raise _malformed("an empty message")
     try:
         found = _DECODER.decode(header)
     except (ValueError, RecursionError) as error:

@@ -12,11 +12,11 @@ from spark_stream.wire.messages import Description, Message, TimeoutField, Trans
 
 
 class OpenBranch(Message):
-    """A branch of the transaction that writes batch ``batch`` of a sink; begins it if need be.
+    """Opens a branch of the transaction that writes a sink's batch; begins it if need be.
 
-    ``query`` is who the sink belongs to for good, ``instance`` the query's present run: a new run
-    fences those before it. ``run`` names the driver, ``planned`` when it planned the batch (see
-    ``StopRun``). ``renamed``: what the query committed under other ids counts here.
+    ``query`` is the sink's owner for good, ``instance`` the query's present run: a new run fences
+    those before it. ``run`` names the driver, ``planned`` says when it planned the batch (see
+    ``StopRun``). ``renamed``: what the query committed under other ids before counts here.
     """
 
     transactional_id: TransactionalId
@@ -74,7 +74,7 @@ class DropBranchRequest(Message):
 
 
 class StopRun(Message):
-    """Aborts what the driver ``run`` planned up to ``planned``: it has given the batch up."""
+    """Aborts what the driver ``run`` planned up to ``planned``: it has given up the batch."""
 
     run: Name
     planned: OffsetField

@@ -57,8 +57,8 @@ class CommitTransaction(Message):
     """Commits transaction ``number`` with the ``branches`` (producer ids) it takes.
 
     Other branches abort. ``batch`` is remembered as the sink's last, with its ``content``.
-    ``owners`` are those of the consumers whose ``positions`` move with it. Answered when it is
-    visible.
+    ``owners`` are those of the consumers whose ``positions`` move with it. The
+    answer comes when the transaction is visible.
     """
 
     transactional_id: TransactionalId
@@ -86,7 +86,7 @@ class NamedTransaction(Message):
 
 
 class KillTransaction(Message):
-    """Aborts the open transaction of an id; with ``number`` that one and no later."""
+    """Aborts the open transaction of an id; with ``number`` only the one of this number."""
 
     transactional_id: TransactionalId
     number: OffsetField | None = None
@@ -146,7 +146,7 @@ class OwnedConsumer(Message):
 
 
 class Positions(Message):
-    """Where named consumers go on. ``owners``: by name, the instance that must own it."""
+    """Where named consumers go on. ``owners``: by name, the instance that must own the name."""
 
     positions: list[PositionOf]
     owners: dict[Name, Name] = {}

@@ -53,7 +53,7 @@ class Audit:
             )
 
     def note(self, caller: Caller | None, address: str, action: str, on: str, outcome: str) -> None:
-        """Write a line; a disk that refuses it stops nobody."""
+        """Write a line; if the disk refuses it, the call goes on."""
         if self._file is None:
             return
         moment = datetime.fromtimestamp(self._clock.wall_us() / 1e6, UTC)

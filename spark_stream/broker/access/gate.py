@@ -46,9 +46,9 @@ from spark_stream.wire.access_messages import Authenticate, Authenticated
 logger = logging.getLogger(__name__)
 
 SESSION_S: Final = 3600.0
-"""How long a session is valid that a password was traded for."""
+"""How long a session is valid that was opened with a password."""
 _EXTENDED_BELOW: Final = 0.75
-"""A sliding token that is used gets its whole life again once less than this part is left."""
+"""Using a sliding token renews its whole life, once less than this part of it is left."""
 _HASHING_AT_ONCE: Final = 2
 """Passwords that are compared at once: each takes 32 MiB and most of a processor."""
 _FAILURES_FREE: Final = 5
@@ -59,7 +59,7 @@ _WAIT_MAX_S: Final = 60.0
 _HINT: Final = "Give user and password, or a token; `isolog user add` makes a user."
 
 Need = tuple[Operation, Resource]
-"""What a caller has to be allowed."""
+"""What a caller has to be allowed to do, and with which resource."""
 
 
 class AccessSettings(Struct, frozen=True):
@@ -79,7 +79,7 @@ def who_calls() -> Unauthenticated:
 
 
 class Visit:
-    """A connection, and who calls through it: None until that is known. It may be told again."""
+    """A connection and its caller: None until that is known. It may authenticate again."""
 
     def __init__(self, address: str, caller: Caller | None) -> None:
         self.address = address
@@ -123,7 +123,7 @@ class Gate:
         self._refresh = refresh
         self.audit = audit
         self.extend: Callable[[Token], None] = lambda token: None
-        """Writes a token that lives on; set once the broker can write records."""
+        """Stores a token whose life was extended; set once the broker can write records."""
         self._view = view
         self._key = key
         self._clock = clock
@@ -163,7 +163,7 @@ class Gate:
 
         Raises:
             Unauthenticated: the credential is wrong, has expired, or was revoked.
-            InvalidRequest: there is not one credential.
+            InvalidRequest: there is no credential, or more than one.
             BrokerBusy: too many passwords are compared at the moment.
         """
         try:
@@ -269,10 +269,10 @@ class Gate:
         return replace(caller, is_super=is_super)
 
     def check_valid(self, caller: Caller) -> None:
-        """Check that what the caller is known by still holds.
+        """Check that the caller's credential is still valid.
 
         Raises:
-            Unauthenticated: it has expired, or was taken back.
+            Unauthenticated: it has expired, or was revoked.
         """
         if caller.expires_ms is not None and self._now_ms() >= caller.expires_ms:
             raise Unauthenticated(f"the {_said(caller)} has expired", hint=_HINT)
@@ -302,13 +302,13 @@ class Gate:
     def check(self, caller: Caller, needs: Sequence[Need], *, is_open: bool = False) -> None:
         """Check that the caller may do all of this.
 
-        ``is_open``: the caller has done so until now, so it knows what is there. To say then that
-        there is no such topic would mean that what was written is gone.
+        ``is_open``: the caller was allowed this until now, so it knows that the topic exists. To
+        raise UnknownTopic would then mean that what it wrote is gone.
 
         Raises:
-            Unauthenticated: what the caller is known by holds no longer.
+            Unauthenticated: the caller's credential is no longer valid.
             UnknownTopic: the caller may not even know that the topic is there.
-            PermissionDenied: one of them is not allowed.
+            PermissionDenied: one of the operations is not allowed.
         """
         self.check_valid(caller)
         for operation, resource in needs:
@@ -339,14 +339,14 @@ class Gate:
     def admit(
         self, visit: Visit, needs: Sequence[Need], refused: Callable[[IsologError], None]
     ) -> Pass:
-        """Check what an open stream needs, now and after each change; hold on to the pass.
+        """Check what an open stream needs, now and after each change, as long as the pass is kept.
 
         Raises: as :meth:`check`.
         """
         admitted = Pass(visit, needs, refused)
         if self._settings.asks:
             self._passes.add(admitted)
-        self.check(visit.known(), needs)  # after it is noted: no change is missed meanwhile
+        self.check(visit.known(), needs)  # after the pass is noted, so that no change is missed
         return admitted
 
     def look_again(self) -> None:

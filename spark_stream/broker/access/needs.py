@@ -52,7 +52,7 @@ def commit(asked: Any) -> Sequence[Need]:
 
 
 def anybody(asked: Any) -> Sequence[Need]:
-    """Need nothing but to be known: the answer tells nothing that a rule protects."""
+    """Need only a known caller: the answer has nothing that a rule protects."""
     return ()
 
 

@@ -47,7 +47,7 @@ ALL = "all"
 
 def put_user(context: BrokerContext, asked: PutUser) -> Empty:
     if asked.name == ANYBODY:
-        raise InvalidRequest("a user is not called *: that stands for everybody in rules")
+        raise InvalidRequest("a user cannot be called *: rules use it for everybody")
     made = User(asked.name, hash_password(asked.password), secrets.token_hex(8))
     there = _put(context, USERS + asked.name, encode(made), is_new=asked.is_new)
     if there and asked.is_new:
@@ -106,9 +106,9 @@ def _no_more_than(caller: Caller, grants: tuple[Grant, ...] | None) -> tuple[Gra
 
 
 def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
-    """Make a token for the caller, or by an administrator for anybody.
+    """Make a token for the caller; an administrator may make one for anybody.
 
-    A token of a caller that itself has a restricted token gets no more than that allows.
+    A caller that uses a restricted token cannot make one that allows more.
     """
     caller = context.caller
     principal = asked.principal or caller.principal

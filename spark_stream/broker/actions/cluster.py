@@ -123,7 +123,7 @@ def find_problems(
 def _cannot_leave(broker: BrokerId, partitions: Iterable[Watched], takers: Set[BrokerId]) -> bool:
     """Return whether the broker has a replica that no other broker can take.
 
-    One that a move takes away has its heir already.
+    A replica that a move takes away already has a replacement.
     """
     return any(
         broker in staying and takers <= {*staying}

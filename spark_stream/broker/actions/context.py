@@ -25,7 +25,7 @@ class StoreFile(Protocol):
 
     @property
     def lost(self) -> MetadataLost | None:
-        """Why changes are refused: the file at the path is not the open one; None if it is."""
+        """Why changes are refused, if the file at the path is not the open one; else None."""
 
     def write_back(self) -> None:
         """Write the open copy to its path, from which a file was deleted.
@@ -36,7 +36,7 @@ class StoreFile(Protocol):
 
 
 class BrokerFacts(Struct, frozen=True):
-    """What the broker says of itself. ``started``: on its monotonic clock.
+    """Facts about the broker for its callers. ``started``: on its monotonic clock.
 
     ``flight``: the address at which it serves Flight; empty if it does not.
     """
@@ -73,7 +73,7 @@ class BrokerContext(Struct, frozen=True):
 
     @contextmanager
     def without_guesses(self) -> Iterator[None]:
-        """Keep from the caller which other topics there are, where an unknown one is named."""
+        """Remove from an error about an unknown topic what tells which other topics there are."""
         try:
             yield
         except UnknownTopic as error:

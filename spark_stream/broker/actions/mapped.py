@@ -1,9 +1,9 @@
-"""For a reader on a replica's machine: where its records lie, in the place of the records.
+"""The answer to a reader on a replica's machine: where the records lie, not the records.
 
-The leader decides everything else as ever: what is visible, what was aborted, where the range ends.
-The files are its own if it is on that machine, and else those of a follower there: the leader names
-the entries then, and the follower says where it has them. The reader maps the files
-(``docs/flight.md``); if it cannot, it asks the leader for the records.
+The leader decides everything else as always: what is visible, what was aborted, where the range
+ends. The files are the leader's if it is on that machine. Otherwise they are those of a follower
+there: the leader names the entries, and the follower says where it has them. The reader maps the
+files (``docs/flight.md``); if it cannot, it asks the leader for the records.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def holder_for(
     """
     if request.machine is None:
         return None
-    if request.filter is not None or request.follow:  # what is counted, or dropped, is read here
+    if request.filter is not None or request.follow:  # then the leader reads the records
         return None
     if stored_bytes(log.tables(), found.start, found.end) < _MAPPED_BYTES_MIN:
         return None
@@ -83,7 +83,7 @@ def locate_entries(context: BrokerContext, asked: LocateEntries) -> LocatedEntri
     """Answer the action ``locate-entries``.
 
     Raises:
-        InvalidRequest: the runs do not rise, or name what is no batch.
+        InvalidRequest: the runs do not rise, or name an entry that is no batch.
     """
     replica = context.host.replica(Joined(asked.topic, asked.topic_id, asked.partition))
     if replica is None:
@@ -105,7 +105,7 @@ def _place_of(replica: Partition, runs: EntryRuns, *, doubted: bool) -> FilePlac
 def in_groups(chunks: Iterator[tuple[Chunk, Lineage]]) -> Iterator[list[tuple[Chunk, Lineage]]]:
     """Return neighbouring chunks together: one message says where all of them lie.
 
-    It has some numbers for each entry, and is the header of a frame, of 1 MiB at most.
+    The message has some numbers for each entry, and has to fit in a frame's header of 1 MiB.
     """
     held: list[tuple[Chunk, Lineage]] = []
     entries = 0

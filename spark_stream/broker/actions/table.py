@@ -1,7 +1,7 @@
-"""Who runs an action, and who may ask for it: a row for each name in ``wire.actions``.
+"""What runs an action, and who may ask for it: a row for each name in ``wire.actions``.
 
 To add an action, add it there, here with its function (in a neighbouring module) and the permission
-that it needs, and to the table in ``docs/flight.md``. Tests hold them against each other.
+that it needs, and to the table in ``docs/flight.md``. Tests compare them.
 """
 
 from __future__ import annotations

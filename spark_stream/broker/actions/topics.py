@@ -187,7 +187,7 @@ def _offset(partition: Partition, asked: AskedTopic) -> PartitionOffset:
     """Return what was asked about a partition, all of one leader epoch.
 
     Raises:
-        NotLeader, LeaderEpochFenced: another one has begun meanwhile.
+        NotLeader, LeaderEpochFenced: another epoch has begun meanwhile.
     """
     number, epoch = partition.number, int(partition.leader_epoch)
     bounds, offset = partition.bounds(), _place(partition, asked)

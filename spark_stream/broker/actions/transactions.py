@@ -258,7 +258,7 @@ def describe_transaction(context: BrokerContext, asked: NamedTransaction) -> Tra
 def kill_transaction(context: BrokerContext, asked: KillTransaction) -> TransactionDescription:
     transactions = context.transactions
     found = transactions.run(deciding.describe(transactions.finished, asked.transactional_id))
-    places = transactions.run(records.read_places(found.number))  # they go when it has ended
+    places = transactions.run(records.read_places(found.number))  # they are removed when it ends
     script = deciding.kill(transactions.finished, asked.transactional_id, asked.number)
     return _facts(context, transactions.run(script), places)
 
@@ -291,9 +291,9 @@ def _facts(
 
 
 def _first_offset(context: BrokerContext, joined: Joined, number: int) -> int | None:
-    """Return where an open transaction begins in a partition; None once it is ended there.
+    """Return where an open transaction begins in a partition; None once it has ended there.
 
-    None as well where another broker leads the partition.
+    Also None if another broker leads the partition.
     """
     try:
         partition = context.host.topic(joined.topic, joined.topic_id).partition(joined.partition)

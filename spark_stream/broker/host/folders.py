@@ -1,12 +1,12 @@
 """The folders of topics and the logs in them: an empty one never takes the place of a lost one.
 
 A topic's folder holds all replicas that the broker has of it, and a replica has no files before its
-first record. So a folder that is there says that nothing is missing, and whoever makes one has to
-know that for all of these replicas: when the topic is made, when it gets partitions, when a replica
-moves here, and when the broker starts.
+first record. So if the folder is there, nothing is missing. Whoever makes a folder has to know that
+this holds for all of these replicas: when the topic is made, when it gets partitions, when a
+replica moves here, and when the broker starts.
 
-Where others have what is lost the broker begins with an empty folder or log. It says so before
-(``losing``), for the next start finds nothing amiss any more, and it doubts its logs.
+If other brokers have what is lost, the broker begins with an empty folder or log. It first reports
+that (``losing``), since the next start would find nothing wrong, and it doubts its logs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RESTART = "Restore it from a backup, or just restart the broker: it fetches the
 
 
 class TopicFolders:
-    """One broker's. ``losing``: as :class:`~spark_stream.storage.logs.FileLogs` says."""
+    """One broker's folders. ``losing``: as :class:`~spark_stream.storage.logs.FileLogs` says."""
 
     def __init__(self, directory: LogDirectory, logs: Logs, losing: Callable[[], None]) -> None:
         self.doubts: list[str] = []
@@ -51,18 +51,19 @@ class TopicFolders:
     ) -> None:
         """Make a topic's folder if it is missing, and force its name in any case.
 
-        A process that died may have made it without forcing it; a power cut would then take it.
+        A process that died may have made it without forcing it: a power cut would then remove it.
 
         ``records``: of all partitions of which this broker has a replica by now. ``starts``: none
-        of these is open, and the broker has not vouched for its logs; only then can it be filled
-        again.
+        of these replicas is open, and the broker has not vouched for its logs; only then may a
+        lost folder be filled again.
 
         Raises:
-            UnknownTopic: this process has removed it. A maker that was taken for dead puts such a
-                topic on record, and takes it back once it learns of that.
-            DamagedSegment: it is missing, and must stay so: the next start would take what is lost
-                for empty logs.
-            DiskFull, StorageFailure: it may be there or not; a broker that starts doubts its logs.
+            UnknownTopic: this process has removed the folder. A maker that was considered dead puts
+                such a topic on record, and takes it back once it learns of the removal.
+            DamagedSegment: the folder is missing, and must stay so: the next start would take lost
+                logs for empty ones.
+            DiskFull, StorageFailure: the folder may exist or not; a starting broker doubts its
+                logs.
         """
         folder = self._directory.topic(topic, topic_id)
         had = [each for each in records if each.member(self._me)]
@@ -88,11 +89,11 @@ class TopicFolders:
     ) -> ReplicaLog:
         """Open the replica's log.
 
-        An empty one if its files are unusable and other replicas have the data.
+        Open an empty one if its files are unusable and other replicas have the data.
 
         Raises:
-            DamagedSegment: they cannot be opened, and nobody else has what is in them.
-            DiskFull: nothing was lost by that.
+            DamagedSegment: the files cannot be opened, and no other replica has their records.
+            DiskFull: there is no space; nothing was lost.
             StorageFailure: the disk fails, so the broker doubts its logs.
         """
         folder = self._directory.partition(topic.name, topic.id, number)
@@ -121,13 +122,13 @@ class TopicFolders:
         try:
             self._logs.remove(self._directory.partition(topic.name, topic.id, number))
         except IsologError:
-            logger.exception("%s/%d: the files of a replica that moved", topic.name, number)
+            logger.exception("%s/%d: cannot remove files of a moved replica", topic.name, number)
 
     def remove(self, topic: Topic) -> None:
         """Remove the folder of a deleted topic, with everything in it.
 
         Raises:
-            StorageFailure: some of that may be left.
+            StorageFailure: some of its files may be left.
         """
         folder = self._directory.topic(topic.name, topic.id)
         self._removed.add(topic.id)

@@ -59,7 +59,7 @@ PRODUCER_AGE_US: Final = 24 * 3_600 * 1_000_000
 
 
 class Host:
-    """The replicas of one broker, for any thread; one at a time does :meth:`refresh`."""
+    """The replicas of one broker, for any thread; one at a time runs :meth:`refresh`."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Host:
         self._applying = threading.RLock()
         self._stopping = False
         self.generation: Generation | None = None
-        """Of this broker's logs; known once it has decided whether it vouches for them."""
+        """The generation of this broker's logs; None until it has decided about vouching."""
         self._has_begun = False
         self._serves: Callable[[], bool] = lambda: True
         self._hosted: dict[str, HostedTopic] = {}
@@ -292,7 +292,7 @@ class Host:
         return found
 
     def tick_all(self) -> None:
-        """Look who is in sync after brokers came or went, also while this one may not serve."""
+        """Check who is in sync after brokers came or went, even while this one may not serve."""
         for partition in self.open_replicas():
             partition.role.tick()
 
@@ -314,7 +314,7 @@ class Host:
         return [now.topics[name] for name in sorted(names) if name in now.topics]
 
     def _reconcile(self, topics: Iterable[Topic]) -> None:
-        """Open and close replicas of these topics, and give the others their roles."""
+        """Open and close replicas of these topics, and give the open ones their roles."""
         for topic in topics:
             hosted = self._hosted.get(topic.name)
             wanted = set(self._numbers_here(topic))
@@ -323,12 +323,12 @@ class Host:
             settings = parse_settings(topic.config, self._defaults)
             replicas = {} if hosted is None else hosted.replicas
             for number in sorted(replicas.keys() - wanted):
-                if self.record(topic, number) is not None:  # else it is missing: that says nothing
+                if self.record(topic, number) is not None:  # a missing record says nothing
                     self._remove_replica(topic, number, replicas.pop(number))
             if added := sorted(wanted - replicas.keys()):
                 self._open_replicas(topic, settings, added, replicas)
             fresh = HostedTopic(topic, settings, self._elsewhere, replicas)
-            if hosted is not None:  # first the logs: whoever sees the topic may write to them
+            if hosted is not None:  # logs first: whoever sees the topic may write to them
                 for partition in hosted.open_partitions():
                     partition.configure(format_of(topic, settings, partition.number))
             self._hosted[topic.name] = fresh
@@ -368,7 +368,7 @@ class Host:
             if now is not None and now.id == hosted.topic.id:
                 continue
             del self._hosted[name]
-            # Its files go when its deletion is found announced: the record may just be missing.
+            # Files are removed only if the deletion is announced: the record may just be missing.
             deleted = self.view.is_deletion_announced(hosted.topic.id)
             closing = CloseReason.TOPIC_DELETED if deleted else CloseReason.TOPIC_MISSING
             for partition in hosted.open_partitions():
@@ -382,7 +382,7 @@ class Host:
         try:
             partition.close(closing)
         except IsologError as error:
-            logger.warning("%s: closing what is to be removed: %s", partition.name, error)
+            logger.warning("%s: closing it failed: %s", partition.name, error)
 
     def _remove_strays(self) -> None:
         """Remove the files of replicas that moved to other brokers while this one was down."""
@@ -491,7 +491,7 @@ class Host:
                 partition.close()
             except IsologError:
                 in_order = False
-                logger.exception("%s/%d: closing", partition.topic, partition.number)
+                logger.exception("%s/%d: closing it failed", partition.topic, partition.number)
         return in_order
 
     def ends(self) -> Ends:

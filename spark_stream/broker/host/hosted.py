@@ -77,7 +77,7 @@ class HostedTopic:
         return [each for _, each in sorted(found.items()) if isinstance(each, Partition)]
 
     def led(self) -> list[Partition]:
-        """Return those that this broker leads."""
+        """Return the replicas that this broker leads."""
         return [each for each in self.open_partitions() if each.leads]
 
     def ends(self) -> Iterator[tuple[str, int]]:
@@ -109,7 +109,7 @@ def unknown_partition(topic: Topic, number: int) -> UnknownPartition:
 
 
 def check_id(topic: Topic, topic_id: str | None) -> None:
-    """Raise UnknownTopic if the id that is meant is that of an earlier topic of the name."""
+    """Raise UnknownTopic if ``topic_id`` is not this topic's, but an earlier one's of its name."""
     if topic_id is not None and topic_id != topic.id:
         raise UnknownTopic(
             f"topic {topic.name!r} was deleted and created again:"

@@ -1,8 +1,8 @@
-"""In-sync replicas that leaders propose, on their way to the partitions' records; epochs too.
+"""Writes the in-sync replicas and epochs that leaders propose to the partitions' records.
 
 A leader's core proposes (``consistency.partition.progress``); here the proposal becomes a
-compare-and-set, and its outcome goes back to the core. Where the store does not say what became of
-it, the record is looked at until that is known: meanwhile the leader counts everybody who may be in
+compare-and-set, and its outcome goes back to the core. If the store does not say what became of it,
+the record is read until that is known; meanwhile the leader counts every replica that may be in
 sync.
 """
 
@@ -37,7 +37,7 @@ class _Proposed(Struct, frozen=True):
 
 
 class Proposals:
-    """Those of one broker. Any thread notes one, one thread puts them on record."""
+    """The proposals of one broker. Any thread notes one, a single thread puts them on record."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class Proposals:
         self.noted.clear()
         with self._lock:
             noted, self._noted = self._noted, []
-        latest = {each.id: each for each in noted}  # of one partition the last counts
+        latest = {each.id: each for each in noted}  # of each partition the last one counts
         if not latest:
             return
         proposed = list(latest.values())
@@ -76,7 +76,7 @@ class Proposals:
                 raise
 
     def _put_back(self, proposed: list[_Proposed]) -> None:
-        """Note a proposal again whose outcome is not known; the next round looks."""
+        """Note proposals again whose outcome is not known: the next round finds it out."""
         with self._lock:
             self._noted = [*proposed, *self._noted]
         self.noted.set()

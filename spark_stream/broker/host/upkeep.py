@@ -24,11 +24,11 @@ K = TypeVar("K", bound=Hashable)
 class Agenda(Generic[K]):
     """When each member is due. Any thread may :meth:`move` one; one thread does the rest.
 
-    Moments are numbers of any one clock.
+    All moments are times of one clock; any clock will do.
     """
 
     def __init__(self) -> None:
-        self._moved: dict[K, None] = {}  # in their order: the same run has the same
+        self._moved: dict[K, None] = {}  # ordered, so that runs can be repeated
         self._at: dict[K, float] = {}
         self._earliest: float | None = None  # not above the least of them
 
@@ -37,8 +37,8 @@ class Agenda(Generic[K]):
         self._moved[member] = None
 
     def take_due(self, now: float) -> list[K]:
-        """Return who is due by now. They are due no more, unless :meth:`put_down` says so again."""
-        # One by one: what another thread adds at that moment could be lost with the whole.
+        """Return the members that are due by now; they are not due any more."""
+        # One by one: to replace the whole could lose what another thread adds at that moment.
         due = [self._moved.popitem()[0] for _ in range(len(self._moved))][::-1]
         if self._earliest is not None and self._earliest <= now:
             due += [member for member, at in self._at.items() if at <= now]
@@ -61,12 +61,12 @@ class Agenda(Generic[K]):
 
 logger = logging.getLogger(__name__)
 
-# Nobody asks later than this what has moved, also while no topic has flush=interval.
+# What has moved is looked at this often, or more, even if no topic has flush=interval.
 _FLUSH_PAUSE_S: Final = 0.1
 
 
 class Upkeep:
-    """What keeps partitions in order; one thread houses, another one forces."""
+    """Keeps partitions in order: one thread does the housekeeping, another one forces."""
 
     def __init__(self, clock: Clock, marks: CommittedMarks) -> None:
         self._clock = clock
@@ -75,7 +75,7 @@ class Upkeep:
         self._forces: Agenda[Partition] = Agenda()  # by flush.ms, by the monotonic clock
         self._ticks: Agenda[Partition] = Agenda()  # who is in sync, by the steady clock
         self._flush_pause_s = _FLUSH_PAUSE_S
-        self._remembering = threading.Lock()  # a broker that stops does it too
+        self._remembering = threading.Lock()  # a stopping broker does it too
         self._forces_marks = False
 
     def take(self, partition: Partition) -> None:
@@ -102,12 +102,12 @@ class Upkeep:
             self._forces.move(partition)
 
     def note_settings(self, settings: Iterable[LogSettings]) -> None:
-        """Return how long may pass until somebody asks what has moved: the least ``flush.ms``."""
+        """Look at what has moved as often as the least ``flush.ms`` requires."""
         intervals = [each.flush_ms / 1000 for each in settings if each.flush is Flush.INTERVAL]
         self._flush_pause_s = min([_FLUSH_PAUSE_S, *intervals])
 
     def housekeep(self) -> None:
-        """Remove and roll by age where due; one failing partition stops no other."""
+        """Roll and remove segments by age where due; a failing partition does not stop others."""
         now = self._clock.steady_us()
         looked_at = self._chores.take_due(now)
         for partition in looked_at:
@@ -122,7 +122,7 @@ class Upkeep:
         self.remember(looked_at)
 
     def remember(self, partitions: Iterable[Partition]) -> None:
-        """Write down up to where the entries of these partitions are known to be committed."""
+        """Store up to where the entries of these partitions are known to be committed."""
         with self._remembering:
             self._remember(partitions)
 
@@ -134,13 +134,13 @@ class Upkeep:
                 self._marks.note(_key(partition.topic_id, partition.number), Mark(*found))
         try:
             self._marks.write(forced=self._forces_marks)
-        except IsologError as error:  # the file lags behind then, which it may
+        except IsologError as error:  # the file lags behind, which is allowed
             logger.warning("high watermarks are not written down: %s", error)
         else:
             self._forces_marks = False
 
     def tick_due(self) -> None:
-        """Tell leaders whose followers may lag too far behind by now that time has passed."""
+        """Tick the leaders whose followers may lag too far behind by now."""
         now = self._clock.steady_us()
         for partition in self._ticks.take_due(now):
             due = partition.role.tick_due()

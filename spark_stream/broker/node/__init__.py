@@ -1,7 +1,7 @@
 """A broker's place in its cluster.
 
 ``identity``      which broker this is, and whether a caller is a broker of the same cluster
-``lock``          one broker a directory, and how clients find it
+``lock``          one broker per directory, and how clients find it
 ``stores``        opens the directory with the metadata store that belongs to it
 ``members``       the other brokers: who is registered, who is alive
 ``registration``  its record: its address, the generation of its logs

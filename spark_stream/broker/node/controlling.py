@@ -1,8 +1,8 @@
-"""A broker as the controller, while it is that: it gives partitions leaders that live, ends moves.
+"""A broker while it is the controller: it gives partitions living leaders, and finishes moves.
 
-Each round looks whether anybody died or came back, or a record changed; where nothing did, a round
-costs next to nothing. What is due and could not be done is tried again, though less often: a
-partition may be without a leader until a broker is back.
+Each round checks whether a broker died or came back, or a record changed; if nothing did, the round
+costs next to nothing. What could not be done is tried again, though less often: a partition may be
+without a leader until a broker is back.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from spark_stream.scripts.steps import Script
 logger = logging.getLogger(__name__)
 
 ROUND_S: Final = 0.1
-"""How long to pause between two rounds: so long may nobody notice that a leader died."""
+"""How long to pause between two rounds: a leader's death may go unnoticed for this long."""
 MOVES_S: Final = 0.3
 """How long to pause between two looks whether a move can be finished."""
 _NAMED: Final = 3  # how many partitions a line of the log names
@@ -80,7 +80,7 @@ class Controlling:
     def finishing(self) -> Script[None]:
         """Finish the moves that can be, if this broker is the controller.
 
-        Brokers force what they have for that, which may take long: it runs beside the rounds.
+        Brokers first force what they have, which may take long: so this runs beside the rounds.
         """
         now = self._host.view.now
         if not self._seat.holds(now.controller) or self._no_moves == now.revision:
@@ -90,7 +90,7 @@ class Controlling:
         log_changes((yield from finish_moves(moving, self._members.alive())))
 
     def _may_rest(self) -> bool:
-        """Return whether a round may pass in which nothing has changed since the last."""
+        """Return whether to skip this round if nothing has changed since the last one."""
         if self._rests is not None:
             self._rests -= 1
         return self._rests is None or self._rests > 0

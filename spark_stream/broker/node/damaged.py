@@ -1,7 +1,7 @@
 """The damaged replicas of this broker, and whether it is to leave the ISRs for them.
 
-``consistency.control.damage`` decides. Here is what it is asked about, and what is said in the
-broker's log, once for each damage and each verdict.
+``consistency.control.damage`` decides. This module collects the facts for it, and logs each damage
+with its verdict once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class DamagedReplicas:
-    """One thread asks."""
+    """The damaged replicas of one broker, for one thread."""
 
     def __init__(self, host: Host, members: Members) -> None:
         self._host = host
@@ -31,13 +31,13 @@ class DamagedReplicas:
 
     @property
     def left_replicas(self) -> list[str]:
-        """The replicas that were damaged when this broker left last, and are still."""
+        """The replicas that were damaged when this broker last left the ISRs, and still are."""
         return sorted(self._left)
 
     def need_to_leave(self, me: Member) -> bool:
         """Return whether to begin a new generation, so that damaged replicas leave their ISRs.
 
-        Ask it often: it costs nothing while no log has had damage.
+        Call it often: it costs nothing while no log has had damage.
         """
         if not WAS_NOTED.is_set():
             return False
@@ -77,11 +77,10 @@ class DamagedReplicas:
         elif verdict is Verdict.WAIT:
             what = (
                 "another in-sync replica has them; this broker leaves the in-sync replicas once"
-                " none of its partitions loses its only living one by that"
+                " none of its partitions would lose its last living one"
             )
         else:
             what = (
-                "no other in-sync replica lives: nothing is cut, and who reads damaged records is"
-                " told so"
+                "no other in-sync replica lives: nothing is cut, and reads of damaged records fail"
             )
         logger.error("%s: entries from %d on are damaged; %s", partition.name, hole, what)

@@ -3,8 +3,8 @@
 It does so when it ends in order, where its log refuses writes, and where another broker is the
 preferred leader.
 
-Order of steps: the other brokers are asked who can lead, and each probes its own log for that
-(``ProbeReplica``); nothing is appended any more; the followers get what they lack, for a while;
+Order of steps: this broker asks the others who can lead, and each probes its own log for that
+(``ProbeReplica``); appends are refused; for a while, the followers get what they still lack;
 then the records name other leaders, one compare-and-set each. What a follower lacked by then is cut
 off later: nothing of it was acknowledged as replicated. A partition that nobody else can lead
 stays.
@@ -101,7 +101,7 @@ def _resigning(
 ) -> Script[list[PartitionId]]:
     """Let followers catch up, then change the records; return the partitions that others lead.
 
-    ``complete``: a partition whose in-sync replicas have not caught up by then stays.
+    ``complete``: a partition whose in-sync replicas have not caught up by then stays here.
     """
     for partition in led:
         partition.role.begin_hand_over()
@@ -121,7 +121,7 @@ def id_of(partition: Partition) -> PartitionId:
 
 
 class _News(NamedTuple):
-    """What the broker's log says of a replica in trouble: its part, and the error's code."""
+    """What was logged about a replica in trouble: whether it leads, and the error's code."""
 
     leads: bool
     code: str
@@ -181,7 +181,7 @@ class Withdrawals:
         return True
 
     def _report(self, partitions: Collection[Partition], outcome: str, *, leads: bool) -> None:
-        """Log what became of partitions in trouble, in one line, and again once it is different.
+        """Log what became of partitions in trouble, in one line, and again when that changes.
 
         Args:
             partitions: The partitions in trouble.
@@ -227,7 +227,7 @@ class Balance:
         due = balance.due(self._settling, self._settle_us, now)
         if not due:
             return
-        for each in due:  # where nothing comes of it, it is tried again after that time
+        for each in due:  # what fails is tried again after that time
             self._settling[each] = replace(self._settling[each], since=now)
         led = yield from self._taking_writes(due)
         try:

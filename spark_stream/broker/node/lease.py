@@ -1,7 +1,7 @@
 """A broker's lease, as the broker lives by it: it leads only while its own clock says so.
 
-If the lease was over in between (the process had stood still), others may lead by now. So the
-broker takes a new one, and leads again only after it has seen the records anew.
+If the lease has run out meanwhile (the process was paused), others may lead by now. So the broker
+takes a new one, and leads again only after it has read the records again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class LeaseKeeper:
     def __init__(
         self, leases: Leases, broker_id: str, incarnation: str, refresh: Callable[[], None]
     ) -> None:
-        """``refresh``: sees the records anew, and acts on them."""
+        """``refresh`` reads the records again, and acts on them."""
         self._hold: Callable[[Lease | None], Lease] = lambda after: leases.hold(
             broker_id, incarnation, after
         )
@@ -32,14 +32,14 @@ class LeaseKeeper:
         return self._lease.may_serve()
 
     def renew(self) -> None:
-        """Renew the lease; to be called several times in its duration."""
+        """Renew the lease; to be called several times before it runs out."""
         if self._lease.renew():
             return
         logger.warning("the lease was over: other brokers may lead what this one led")
         self._lease.release()
         fresh = self._hold(
             self._lease
-        )  # the file of the old one may be gone, by whoever cleared the folder
+        )  # somebody may have cleared the folder, and with it the old lease's file
         self._refresh()
         self._lease = fresh
 

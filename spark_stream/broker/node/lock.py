@@ -1,4 +1,4 @@
-"""One broker a directory and one process a broker id, and how clients on the host find a broker.
+"""One broker per directory, one process per broker id, and how clients on the host find a broker.
 
 The locks are the kernel's (flock): they cannot outlive their process, so ``kill -9`` leaves nothing
 to clean up. The lock of a directory is on ``broker.lock``; ``broker.json`` says where its holder
@@ -25,7 +25,7 @@ _PAUSE_S: Final = 0.02
 
 
 class DirectoryLock:
-    """Held from construction to :meth:`release`.
+    """The lock of a directory, held from construction to :meth:`release`.
 
     Raises:
         DirectoryInUse: another process holds it.
@@ -42,10 +42,10 @@ class DirectoryLock:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                # A client that looks whether a broker lives holds the lock for an instant.
+                # A client that checks whether a broker is alive holds the lock for an instant.
                 time.sleep(_PAUSE_S)
             else:
-                self._facts.unlink(missing_ok=True)  # of one that was killed
+                self._facts.unlink(missing_ok=True)  # of a broker that was killed
                 return
         os.close(self._descriptor)
         raise DirectoryInUse(f"another broker serves {directory}", path=str(directory))

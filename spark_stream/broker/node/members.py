@@ -11,7 +11,7 @@ from spark_stream.consistency.ids import BrokerId, Generation
 
 
 class Members:
-    """From any thread."""
+    """The brokers of one cluster, for any thread."""
 
     def __init__(self, view: ClusterView, leases: Leases) -> None:
         self._view = view
@@ -20,14 +20,14 @@ class Members:
         self._looked_at: dict[BrokerId, str] = {}
 
     def look(self) -> bool:
-        """Look which brokers are alive. Return whether that has changed since the last look."""
+        """Check which brokers are alive. Return whether that has changed since the last check."""
         looked_at = {broker: each.incarnation for broker, each in self._view.now.brokers.items()}
         before, self._alive = self._alive, self.alive()
         self._looked_at = looked_at
         return before != self._alive
 
     def generation_of(self, broker: BrokerId) -> Generation | None:
-        """Return the broker's generation, or None if it was not alive at the last look.
+        """Return the broker's generation, or None if it was not alive at the last check.
 
         One that has started since then counts as alive: it may be in sync with a new topic.
         """
@@ -41,7 +41,7 @@ class Members:
         return self._view.now.brokers.get(BrokerId(broker))
 
     def is_alive(self, broker: str) -> bool:
-        """Return whether the broker has a lease that may not be over."""
+        """Return whether the broker has a lease that may still last."""
         return self._leases.alive(broker)
 
     def registered(self) -> dict[BrokerId, Generation]:
@@ -49,16 +49,16 @@ class Members:
         return {broker: each.generation for broker, each in self._view.now.brokers.items()}
 
     def alive(self) -> dict[BrokerId, Generation]:
-        """Return the living brokers, in the generation that each of them has registered."""
+        """Return the living brokers, each with the generation that it has registered."""
         return brokers.alive(self._view.now.brokers, self._leases.holder)
 
     def count_staying(self) -> int:
-        """Return how many brokers there are, dead ones too, without those that leave."""
+        """Return how many brokers there are, dead ones included, except those that leave."""
         known = self._view.now.brokers.values()
         return sum(each.state is BrokerState.ACTIVE for each in known)
 
     def takers(self) -> Racks:
-        """Return those that may be given replicas: alive, and not leaving; each with its rack."""
+        """Return the brokers that may get replicas (alive, not leaving), each with its rack."""
         alive = self.alive()
         return {
             broker: each.rack

@@ -97,7 +97,7 @@ def placed_by_hand(
     """Return the first records of partitions whose brokers an operator chose.
 
     Raises:
-        InvalidAssignment: naming the partition and the broker that cannot be.
+        InvalidAssignment: it names the partition, and the broker that cannot be chosen.
     """
     wrong = misassigned(assignment, members.registered().keys(), first_partition=first)
     if wrong is not None:
@@ -120,12 +120,12 @@ def check_stay(topic: Topic, number: int, brokers: Iterable[str], members: Membe
 def _check_alive(
     topic: Topic, assignment: Sequence[Sequence[str]], members: Members, first: int
 ) -> None:
-    """Check that all brokers live: each makes the topic's folder before the topic is there."""
+    """Check that all brokers live: each makes the topic's folder before the topic exists."""
     alive = members.alive()
     for number, replicas in enumerate(assignment, first):
         dead = next((each for each in replicas if BrokerId(each) not in alive), None)
         if dead is not None:
-            hint = "Name brokers that are alive, and move replicas to it when it is back."
+            hint = "Name brokers that are alive; move replicas to the other when it is back."
             raise _unfit(topic, number, dead, "not alive", hint)
 
 

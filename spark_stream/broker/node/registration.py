@@ -35,13 +35,13 @@ class Runs(Protocol):
     """Where the broker's directory names the run that uses it."""
 
     def recorded_run(self) -> str | None:
-        """Return the run that used it last."""
+        """Return the run that last used the directory."""
 
     def record_run(self, run: str) -> None:
-        """Record this run as its user, forced to the disk."""
+        """Record this run as the directory's user, forced to the disk."""
 
     def forget_run(self) -> None:
-        """Forget the named run, also after a power cut."""
+        """Forget the recorded run, so that a power cut does not bring it back."""
 
 
 class Registration:
@@ -99,7 +99,7 @@ class Registration:
         Brokers(self._store).register(self._registered)
 
     def leading_again(self, earlier: Member | None = None) -> Script[list[Changed]]:
-        """Lead on what no other broker can lead, in new epochs; return what was changed.
+        """Keep leading what no other broker can lead, in new epochs; return what was changed.
 
         ``earlier``: as ``resume``.
         """
@@ -126,7 +126,7 @@ class Registration:
             yield from self.leading_again(before)
 
     def _begin_generation(self, reason: str) -> None:
-        """Begin a generation: by its registration this broker is in sync nowhere."""
+        """Begin a generation: once it is registered, this broker is in sync nowhere."""
         assert self._registered is not None
         generation = Generation(self._ids.new_id())
         logger.error(

@@ -1,11 +1,11 @@
-"""The slow look at what lies in all segments: is it still what was written?
+"""Slowly reads all segments to find out whether they still hold what was written.
 
-A byte that changes on a disk is noticed by a reader, who may come in a year, or never; until then
-the replica counts as a good one, and may be elected when the really good ones are gone. So all
-segments are read again and again, at a pace that leaves the disk to others, and past the
-system's memory (``storage.segment.checking``). The first look begins when the broker has started.
+Only a reader notices a byte that has changed on a disk, and it may come in a year, or never; until
+then the replica counts as a good one, and may be elected when the really good ones are gone. So all
+segments are read again and again, at a pace that leaves the disk to others, from the disk itself,
+not from memory (``storage.segment.checking``). The first look begins when the broker has started.
 
-One thread looks. It holds no lock while it reads; it stops between two pieces.
+One thread does it. It holds no lock while it reads, and can stop between two pieces.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 BEGIN_S: Final = 0.5
 """How long after the start the first look begins."""
-_BREATH_S: Final = 0.02  # shorter waits are saved up
+_BREATH_S: Final = 0.02  # shorter waits are added up
 
 
 class Looked(Struct, frozen=True):
@@ -47,7 +47,7 @@ class Scrub:
         period_s: float,
         stopped: threading.Event,
     ) -> None:
-        """``bytes_per_second`` 0: it looks at nothing. ``period_s``: from one look to the next."""
+        """``bytes_per_second``: 0 for no looks. ``period_s``: from one look to the next."""
         self._host = host
         self._clock = clock
         self._pace = bytes_per_second
@@ -82,7 +82,7 @@ class Scrub:
         return max(BEGIN_S, self._period_s - took_s)
 
     def _settle(self, partition: Partition, piece: CheckedPiece) -> int:
-        """Return how many of the piece's suspects are damaged; their log knows it then."""
+        """Let the log confirm the piece's suspects; return how many are damaged."""
         found = 0
         for suspect in piece.suspects:
             if partition.confirm(suspect):

@@ -40,8 +40,8 @@ def open_store(
     ``broker_id``: whose directory it must be; None means anybody's.
 
     Raises:
-        WrongCluster: they do not; or a broker has run in the directory, and the store is empty or
-            missing.
+        WrongCluster: they do not belong together; or a broker has run in the directory, and the
+            store is empty or missing.
         MetadataLost: running brokers have another file open than the one at its path, or the
             write-ahead log beside it is that of another file.
     """
@@ -82,8 +82,8 @@ def lease_folder(path: Path, metadata: Path | None) -> Path:
 def _check_unused(path: Path, lost: str) -> None:
     """Raise WrongCluster if a broker has run in the directory, for then a store knows it.
 
-    ``lost``: what has become of that store, for the message. Without it the broker would be a
-    cluster of its own, under the id of the one that the directory belongs to.
+    ``lost``: what has become of that store, for the message. Without that store the broker would
+    be a cluster of its own, under the id of the directory's cluster.
     """
     topics = sorted(set(topic_folders(path).values()))
     if topics:
@@ -108,7 +108,7 @@ def _report_unknown_folders(store: MetadataStore, path: Path) -> None:
     for topic_id, name in sorted(topic_folders(path).items()):
         if topic_id not in known:
             logger.error(
-                "%s: the metadata store knows no topic of this id: it is older than the directory,"
-                " or has lost the topic; its records are left there and not served",
+                "%s: the metadata store knows no topic of this id: the store is older than the"
+                " directory, or has lost the topic; the records are kept and not served",
                 path / "topics" / name / topic_id,
             )

@@ -46,7 +46,7 @@ from spark_stream.storage.format.log_format import Prepared
 
 
 class Appends:
-    """What producers ask of one partition, from any thread."""
+    """Appends of producers to one partition, from any thread."""
 
     def __init__(self, state: PartitionState) -> None:
         self._state = state
@@ -77,7 +77,7 @@ class Appends:
         isolation: Isolation,
         patience_s: float = -1,
     ) -> Taken | None:
-        """Judge and append a message. A batch that is there already is not appended again.
+        """Judge and append a message. A batch that is in the log already is not appended again.
 
         Return None, with nothing done, if the lock was not free within ``patience_s`` (negative: no
         limit).
@@ -114,7 +114,7 @@ class Appends:
         """Wait until the append is as safe as it asked to be.
 
         Raises:
-            UnknownOutcome: it is not by then; the records stay, and may still be.
+            UnknownOutcome: it is not so in time; the records stay, and may still become so.
             BrokerStopping, UnknownTopic, NotLeader: the partition was closed meanwhile.
         """
         state, pending, done = self._state, taken.pending, taken.appended
@@ -129,13 +129,13 @@ class Appends:
         return ()
 
     def call_when_free(self, wake: WakeUp) -> None:
-        """Call this once no other thread holds the partition; wait for nothing."""
+        """Call ``wake`` once no other thread holds the partition; wait for nothing."""
         self._state.lock.do_soon(lambda: (wake,))
 
     def _judge_and_append(
         self, prepared: Prepared | None, stamp: Stamp | None
     ) -> tuple[Appended, Effects]:
-        """Judge and append a batch, or None: a message with no good record.
+        """Judge and append a batch, or None for a message with no good record.
 
         The caller holds the lock.
         """
@@ -175,7 +175,7 @@ class Appends:
         members = () if progress is None else progress.record.isr
         needed = state.log.format.settings.min_insync_replicas
         return NotEnoughReplicas(
-            f"{state.name}: in sync is {', '.join(each.broker for each in members)} alone, and"
+            f"{state.name}: the ISR is only {', '.join(each.broker for each in members)}, and"
             f" min.insync.replicas is {needed}; nothing was appended",
             topic=state.topic,
             partition=state.number,

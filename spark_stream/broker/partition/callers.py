@@ -1,7 +1,8 @@
 """Who waits for a partition: appends for their acknowledgements, reads for something to see.
 
 The partition's core (``consistency.partition.replica``) gives each waiter a number; its effects
-list the waiters to release. Here each number has its caller. All under the partition's lock.
+list the waiters to release. This module has the caller of each number. All of it runs under the
+partition's lock.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Callers:
                 settled += [self._appends.pop(number).settle() for number in effect.tickets]
             elif isinstance(effect, Disown):
                 for number in effect.tickets:
-                    cut = UnknownOutcome(f"{self._partition}: a new leader cut it off")
+                    cut = UnknownOutcome(f"{self._partition}: a new leader cut the records off")
                     settled.append(self._appends.pop(number).settle(cut))
             elif isinstance(effect, Abandon):
                 for number in effect.tickets:
@@ -79,5 +80,5 @@ class Callers:
         return woken
 
     def _abandoned(self) -> NotLeader:
-        """Return the error of an append in the log that another leader will acknowledge."""
+        """Return the error of an append that is in the log; another leader will acknowledge it."""
         return NotLeader(f"{self._partition}: another broker leads now", leader="", appended=True)

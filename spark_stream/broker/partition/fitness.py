@@ -33,7 +33,7 @@ class Fitness:
         self._on_trouble = on_trouble
         self.trouble: Trouble | None = None
         self.error: IsologError | None = None
-        """What the last refused write said."""
+        """The error of the last refused write."""
 
     def __enter__(self) -> None:
         pass
@@ -58,7 +58,7 @@ class Fitness:
         self._on_trouble()
 
     def check(self) -> None:
-        """Raise what the last write said if the log is in trouble."""
+        """Raise the last write's error if the log is in trouble."""
         if self.trouble is not None and self.error is not None:
             raise self.error.again()
 

@@ -1,7 +1,7 @@
 """A leader's partition as its followers see it: sessions, entries, reports.
 
-A thread that serves a follower's stream serves all partitions of that stream. So what it has to
-tell a partition waits for nothing (``lock``).
+A thread that serves a follower's stream serves all partitions of that stream. So it waits for
+nothing when it reports something to a partition (``lock``).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Followers:
     ) -> LeaderAnswer:
         """Begin a follower's session; ``news`` is called, under the lock, whenever there is any.
 
-        The follower's session before ends, if there is one. Of two requests the earlier may be
-        handled last: the session that the follower holds by then ends too, and it asks once more.
+        The follower's earlier session ends, if there is one. If two requests are handled in the
+        wrong order, the session that the follower holds ends too, and the follower asks once more.
 
         Raises:
-            NotLeader, LeaderEpochFenced, UnknownLeaderEpoch: it asks the wrong broker, or too early
-                or too late.
+            NotLeader, LeaderEpochFenced, UnknownLeaderEpoch: the follower asks the wrong broker, or
+                too early or too late.
         """
         state = self._state
         with state.lock:
@@ -61,7 +61,7 @@ class Followers:
         state = self._state
         if session not in state.sessions:
             raise state.not_leader()
-        end = state.core.bounds_state.log_end.entry  # what is in the log and not published waits
+        end = state.core.bounds_state.log_end.entry  # unpublished entries of the log wait
         if first >= end:
             return None
         recent = state.sessions.recent.get(first, end, max_bytes)
@@ -81,8 +81,8 @@ class Followers:
     def take_complaint(self, session: int, entry: EntryIndex) -> None:
         """Forget what is kept in memory: this entry arrived damaged at the session's follower.
 
-        When the follower asks again, the entry is read from the file, and checked. If the file is
-        damaged, the log knows it then; else the damage was on the way. Wait for nothing.
+        When the follower asks again, the entry is read from the file, and checked. That shows
+        whether the file is damaged, or the damage happened on the way. Wait for nothing.
         """
         logger.warning(
             "%s: entry %d arrived damaged at a follower: it is read from the file again",

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class FollowerRole:
-    """A replica as it follows, from any thread. ``turn``: that of the state when it asked."""
+    """A replica as a follower, for any thread. ``turn``: the state's turn that a call is for."""
 
     def __init__(self, state: PartitionState) -> None:
         self._state = state
@@ -45,15 +45,15 @@ class FollowerRole:
         return history if hole is None else history.below(hole)
 
     def sound_end(self) -> tuple[int, EntryIndex]:
-        """Return the last epoch of what is sound of the log (-1: no entry), and where that ends."""
+        """Return the last epoch of the log's sound part (-1: no entry), and where that ends."""
         history = self.history()
         return (history.epochs[-1][0] if history.epochs else -1), EntryIndex(history.end)
 
     def report_what_is_forced(self, *, moves: bool) -> None:
         """Force what is appended before the leader hears of it, as long as a move goes on.
 
-        Those that go have perhaps forced what was committed, and that is to be on a disk of those
-        that stay.
+        The replicas that go may have forced what was committed, so it has to be on the disks of
+        those that stay.
         """
         self._reports_forced = moves
 
@@ -62,7 +62,7 @@ class FollowerRole:
 
         Raises:
             NotLeader: that turn is over.
-            DiskFull, StorageFailure: it is as it was; the log has refused writes, and no probe has
+            DiskFull, StorageFailure: the log is as it was; it has refused writes, and no probe has
                 succeeded since.
         """
         state = self._state
@@ -92,7 +92,7 @@ class FollowerRole:
                 logger.info("%s: cut entries %d to %d", state.name, end.entry, before - 1)
                 if hole is not None:
                     logger.warning(
-                        "%s: what is sound of them is kept in %s until it has come again",
+                        "%s: their sound part is kept in %s until it has been fetched again",
                         state.name,
                         log.directory / FOLDER,
                     )
@@ -108,14 +108,14 @@ class FollowerRole:
         return end_entry
 
     def take_back(self, turn: int) -> None:
-        """Append what this log had cut at damage, where its leader's next entry is damaged.
+        """Append what this log cut off at its damage, if the leader's next entry is damaged.
 
-        The next session begins after that: the leader is told of these entries, and what it does
-        not have of them is cut off again.
+        The next session begins after that: the leader learns of these entries, and those that it
+        does not have are cut off again.
 
         Raises:
             NotLeader: that turn is over.
-            DiskFull, StorageFailure: nothing of them is taken back.
+            DiskFull, StorageFailure: nothing is taken back.
         """
         state = self._state
         with state.lock:
@@ -146,7 +146,7 @@ class FollowerRole:
         Raises:
             NotLeader: that turn is over.
             EntriesGone, DamagedEntries: the entries do not follow the log's end; a checksum fails.
-            DiskFull, StorageFailure: nothing of them is kept, or not all.
+            DiskFull, StorageFailure: none of the entries are kept, or not all.
         """
         state = self._state
         core, log = state.core, state.log
@@ -176,7 +176,8 @@ class FollowerRole:
         """Compare the log with the offset of the leader's next entry; the caller holds the lock.
 
         Raises:
-            EntriesGone: the log is of another past, and begins anew; the leader is asked again.
+            EntriesGone: the log has another past than the leader's: it begins anew, and the leader
+                is asked again.
         """
         state = self._state
         log_end = state.core.bounds_state.log_end
@@ -184,8 +185,8 @@ class FollowerRole:
         if estrangement is None:
             return
         logger.error(
-            "%s: the log is of another past than its leader's (offset %d instead of %d): it begins"
-            " anew, and what it had is lost",
+            "%s: the log has another past than its leader's (offset %d instead of %d): it begins"
+            " anew, and the records that it had are lost",
             state.name,
             log_end.offset,
             base_offset,
@@ -205,5 +206,5 @@ class FollowerRole:
 
 
 def _data_of(frame: StoredEntries, skip: int) -> pa.Buffer:
-    """Return the bytes of the batches behind the first ``skip`` entries."""
+    """Return the bytes of the batches after the first ``skip`` entries."""
     return frame.data.slice(int(frame.rows["length"][:skip].sum())) if skip else frame.data

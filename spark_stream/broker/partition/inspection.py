@@ -44,7 +44,7 @@ def inspected(
 
     Raises:
         InvalidRecord: the buffers do not hold such a batch.
-        BatchTooLarge: the batch is above what a message may be; nothing of it is looked at.
+        BatchTooLarge: the batch is larger than a message may be; it is not inspected.
     """
     try:
         batch.validate()
@@ -103,7 +103,7 @@ def refusal(
 
 
 def _remains(kept: int, offset: int | None, in_transaction: bool) -> tuple[str, str | None]:
-    """Describe what stays of a refused message, and what to do; None: what the error says."""
+    """Return what stays of a refused message, and a hint (None: the error has its own)."""
     if in_transaction:
         return (
             "; nothing of the message is kept, for it is part of a transaction",
@@ -182,7 +182,7 @@ def _valid(data: pa.RecordBatch | pa.Array) -> bool:
 
 
 def bytes_at_most(batch: pa.RecordBatch) -> int:
-    """Return a bound of any record's bytes: the sum of each column's largest value."""
+    """Return an upper bound of any record's bytes: the sum of each column's largest value."""
     return sum(map(_at_most, batch.columns))
 
 

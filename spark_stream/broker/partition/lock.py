@@ -1,12 +1,12 @@
-"""A partition's lock, and what is left to its holder by those who must not wait for it.
+"""A partition's lock, and work that threads leave to its holder because they must not wait.
 
 Whoever appends holds the lock while the disk takes the bytes. A thread that serves a follower, for
-all partitions of its stream, must not stand still for that. So it leaves its work here: it does it
-itself if the lock is free, and else the holder does it as soon as it lets go.
+all partitions of its stream, must not wait for that. So it queues its work here: the thread does it
+itself if the lock is free; otherwise the holder does it right after releasing the lock.
 
-Why nothing is left lying: work is put down before its owner tries the lock, and a holder looks for
-work after it has let go. So if a release and a new piece of work cross, one of the two threads sees
-the work.
+Why no work is forgotten: work is queued before its owner tries the lock, and a holder looks for
+work after it has released the lock. So if a release and a new piece of work cross, one of the two
+threads sees the work.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from spark_stream.broker.partition.outcomes import WakeUp, wake_all
 logger = logging.getLogger(__name__)
 
 Work = Callable[[], tuple[WakeUp, ...]]
-"""Is done under the lock; returns whom to wake without it."""
+"""Runs under the lock; returns what to call after its release."""
 
 
 class PartitionLock:
-    """Not to be taken twice by one thread."""
+    """A lock that one thread must not take twice."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class PartitionLock:
         return self._lock.acquire(timeout=timeout)
 
     def release(self) -> None:
-        """Release it, then do what was left meanwhile."""
+        """Release it, then do the work that was left meanwhile."""
         self._lock.release()
         if self._left:
             self._work_off()
@@ -74,5 +74,5 @@ def _do(work: Work) -> tuple[WakeUp, ...]:
     try:
         return work()
     except Exception:
-        logger.exception("what was left to the holder of a partition's lock")
+        logger.exception("work left to the holder of a partition's lock failed")
         return ()

@@ -30,8 +30,8 @@ def wake_all(woken: Iterable[WakeUp]) -> None:
 class Appended(Struct, frozen=True):
     """What became of a message: ``count`` records from ``offset`` on are in the log.
 
-    ``refused`` is the error for the first bad record, if there was one; those before it count.
-    ``duplicate``: they were there already.
+    ``refused`` is the error for the first bad record, if there was one; ``count`` is the number of
+    records before it. ``duplicate``: they were in the log already.
     """
 
     offset: Offset
@@ -75,13 +75,13 @@ class Acknowledgement:
         self._heard: WakeUp = lambda: None
 
     def settle(self, failure: IsologError | None = None) -> WakeUp:
-        """Note that it is safe, or will never be; return what to call without any lock."""
+        """Note that the append is safe, or never will be; return what to call without any lock."""
         self._failure = failure
         self._settled.set()
         return self._heard
 
     def when_settled(self, heard: WakeUp) -> None:
-        """Call ``heard`` when it is settled, perhaps twice; at once if it is."""
+        """Call ``heard`` when the append is settled (at once if it is), perhaps twice."""
         self._heard = heard
         if self._settled.is_set():
             heard()
@@ -109,7 +109,7 @@ class Taken(Struct):
     woken: tuple[WakeUp, ...] = ()
 
     def take_woken(self) -> tuple[WakeUp, ...]:
-        """Return the reads to wake; once more returns none."""
+        """Return the reads to wake; a second call returns none."""
         woken, self.woken = self.woken, ()
         return woken
 

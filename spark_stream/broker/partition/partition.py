@@ -18,9 +18,9 @@ Parts, over one :class:`~spark_stream.broker.partition.state.PartitionState`:
 
 =================  ==============================================================
 ``role``           leading, following, in-sync replicas
-``appends``        what producers ask of the leader
+``appends``        appends of producers to the leader
 ``transactions``   joins and ends of transactions
-``followers``      what followers ask of the leader
+``followers``      what the leader gives its followers
 ``following``      what the replica takes from its leader
 =================  ==============================================================
 """
@@ -73,12 +73,12 @@ from spark_stream.storage.settings import LogSettings
 
 
 class CloseReason(Enum):
-    """Why a partition is closed. Who asks for it afterwards is told so."""
+    """Why a partition is closed. The errors of later callers say so."""
 
     BROKER_STOPS = auto()
     TOPIC_MISSING = auto()  # its record is gone; its files stay
     TOPIC_DELETED = auto()
-    MOVED = auto()  # to other brokers: who asks is to go there
+    MOVED = auto()  # to other brokers: callers should go there
 
     @property
     def removes_files(self) -> bool:
@@ -87,7 +87,7 @@ class CloseReason(Enum):
 
 
 class Partition:
-    """A replica of a partition. What is asked of its leader is refused while it does not lead."""
+    """A replica of a partition. It refuses requests to the leader while it does not lead."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class Partition:
         )
 
     def check_alone(self, damage: DamagedSegment) -> None:
-        """Check that only this leader can give what is damaged in its log.
+        """Check that no other replica can replace what is damaged in this leader's log.
 
         Raises:
             LeaderUnavailable: another replica is in sync, and is about to lead.
@@ -252,7 +252,7 @@ class Partition:
 
         Raises:
             LeaderEpochFenced: the client's epoch is over.
-            UnknownLeaderEpoch: it is newer: this broker may be a leader that was replaced.
+            UnknownLeaderEpoch: the client's epoch is newer: this leader may have been replaced.
         """
         present = int(self.leader_epoch)
         if known is None or known == present:
@@ -273,10 +273,10 @@ class Partition:
     def is_replicated(self, entry: EntryIndex, epoch: int) -> bool:
         """Return whether the entries below ``entry`` of the leader of this epoch are replicated.
 
-        False too while an in-sync replica may have others, which would be there if it led next.
+        Also False while an in-sync replica may have other entries, which would stay if it led next.
 
         Raises:
-            NotLeader: another leader's epoch has begun: they may be cut off.
+            NotLeader: another leader's epoch has begun: the entries may be cut off.
         """
         with self._state.lock:
             self._state.check_leads()
@@ -337,7 +337,7 @@ class Partition:
         return lineage_of(self.core.epochs, offset, self.core.bounds_state.high_watermark.offset)
 
     def surviving(self, lineage: Lineage) -> Offset:
-        """Return up to which offset this log has what the (not empty) lineage names."""
+        """Return the offset up to which this log has the records that the lineage describes."""
         bounds = self.core.bounds_state
         return surviving(lineage, self.core.epochs, bounds.log_start.offset, bounds.log_end)
 
@@ -352,7 +352,7 @@ class Partition:
             raise self.hw_not_known()
 
     def hw_not_known(self) -> LeaderUnavailable:
-        """Return the error for what is asked before the high watermark is known."""
+        """Return the error for a request that comes before the high watermark is known."""
         return LeaderUnavailable(
             f"{self.name}: the leader of epoch {self.leader_epoch} does not know yet up to"
             f" where all in-sync replicas have its records",
@@ -371,14 +371,15 @@ class Partition:
         Return a number for :meth:`stop_waiting`, or None if it has passed already.
 
         Raises:
-            NotLeader, BrokerStopping, UnknownTopic: it cannot be read here. What comes later wakes.
+            NotLeader, BrokerStopping, UnknownTopic: it cannot be read here. If that happens later,
+                ``wake`` is called.
         """
         beyond = offset
         if isolation is Isolation.READ_ATOMIC:
             seen = self.bounds(isolation)
             if seen.atomic_cut is not None and seen.atomic_cut > offset:
                 return None
-            beyond = max(offset, seen.last_stable_offset)  # the cut moves only with that
+            beyond = max(offset, seen.last_stable_offset)  # the cut moves only with the LSO
         callers = self._state.callers
         with self._state.lock:
             self._state.check_leads()
@@ -402,10 +403,10 @@ class Partition:
             self.fitness.note(self.log.failed)
 
     def probe(self) -> None:
-        """Check by a write, which is taken back, that the log takes entries.
+        """Check that the log takes entries, by a write that is taken back.
 
         Raises:
-            DiskFull, StorageFailure: It does not.
+            DiskFull, StorageFailure: The log does not.
             BrokerStopping, UnknownTopic, NotLeader: The partition is closed.
         """
         with self._state.lock:

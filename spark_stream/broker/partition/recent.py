@@ -1,8 +1,8 @@
 """What a leader has appended and its followers do not have yet, in memory.
 
 A follower that keeps up asks for a batch a moment after it was appended: it gets the bytes that the
-leader still has, instead of a copy from the file for each follower. A batch goes when the high
-watermark has passed it; so a partition at rest keeps nothing. What there is no room for, and what a
+leader still has, instead of a copy from the file for each follower. A batch is dropped once the
+high watermark has passed it; so a partition at rest keeps nothing. What does not fit, and what a
 follower far behind asks for, comes from the file.
 """
 
@@ -19,7 +19,7 @@ from spark_stream.storage.format.message import EncodedBatch
 from spark_stream.storage.format.stored import StoredEntries
 
 PARTITION_BYTES: Final = 8 << 20
-"""Of one partition: twice what may be on its way to a follower."""
+"""The limit of one partition: twice what may be on its way to a follower."""
 
 BROKER_BYTES: Final = 64 << 20
 
@@ -82,7 +82,8 @@ class Recent:
     def get(self, entry: int, end: int, max_bytes: int) -> StoredEntries | None:
         """Return the entry alone, if it is the last before ``end`` or no second one fits.
 
-        None if it is not kept, or the file gives more at once: ``max_bytes`` of rows and data.
+        None if it is not kept, or if the file gives several entries within ``max_bytes`` (of rows
+        and data).
         """
         found = self._kept.get(entry)
         if found is None or entry + 1 == end:

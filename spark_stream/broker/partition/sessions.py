@@ -1,7 +1,7 @@
 """The sessions of a leader's followers, as the replica's shell keeps them.
 
-Who is told of news, and the last batches, which are kept in memory while there is anyone to give
-them to.
+They hold the followers that get news, and the last batches, which stay in memory while there is
+a follower to give them to.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from spark_stream.consistency.entries import Entry
 from spark_stream.storage.format.message import EncodedBatch
 
 News = Callable[[bool], None]
-"""Tells a follower's stream of news: of entries, or (False) only of the high watermark."""
+"""Tells a follower's stream that there are entries, or (False) only a new high watermark."""
 
 
 class Sessions:
-    """By their numbers. The caller holds the replica's lock."""
+    """A replica's sessions, by number. The caller holds the replica's lock."""
 
     def __init__(self, recent: Recent) -> None:
         self.recent = recent
@@ -33,9 +33,9 @@ class Sessions:
     def keep(self, sessions: Collection[int]) -> None:
         """End all other sessions: their followers ask for new ones."""
         if not self._news:
-            return  # asked with every append, and most partitions have no followers
+            return  # every append comes here, and most partitions have no followers
         for session in [each for each in self._news if each not in sessions]:
-            self._news.pop(session)(True)  # it looks, and finds that its session is over
+            self._news.pop(session)(True)  # the stream looks, and finds its session over
         self._let_go()
 
     def end(self, session: int) -> bool:
@@ -59,6 +59,6 @@ class Sessions:
             self.give_news()
 
     def give_news(self, *, entries: bool = True) -> None:
-        """Tell them that there are entries, or (False) only that the high watermark has moved."""
+        """Tell all that there are entries, or (False) only that the high watermark has moved."""
         for news in self._news.values():
             news(entries)

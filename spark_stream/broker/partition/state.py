@@ -48,7 +48,7 @@ class Role(Enum):
 
 
 class PartitionState(Struct, eq=False):
-    """The names, the log and the core stay; the rest changes under the lock."""
+    """One replica's state: names, log and core stay, the rest changes under the lock."""
 
     topic: str
     number: int
@@ -85,12 +85,12 @@ class PartitionState(Struct, eq=False):
         return self.role is Role.LEADER and self.serves()
 
     def begin_role(self, role: Role) -> None:
-        """Begin a role: the sessions of followers of the one before end."""
+        """Begin a role: the sessions of followers end that belong to the role before."""
         self.role, self.turn = role, self.turn + 1
         self.sessions.end_all()
 
     def check_open(self) -> None:
-        """Raise why the partition is closed if it is."""
+        """Raise the error that says why the partition is closed, if it is."""
         if self.closed is not None:
             raise self.closed.again()
 
@@ -121,7 +121,7 @@ class PartitionState(Struct, eq=False):
             )
 
     def not_leader(self) -> NotLeader:
-        """Return the error for what only the leader answers."""
+        """Return the error for a request that only the leader answers."""
         return NotLeader(
             f"{self.name}: this broker does not lead the partition any more",
             topic=self.topic,
@@ -130,7 +130,7 @@ class PartitionState(Struct, eq=False):
         )
 
     def refused(self, refusal: Refusal, epoch: int) -> IsologError:
-        """Return the error for what a leader or a follower of this epoch is refused."""
+        """Return the error for the refusal of a leader or a follower of this epoch."""
         kinds: dict[Refusal, type[IsologError]] = {
             Refusal.FENCED: LeaderEpochFenced,
             Refusal.UNKNOWN_EPOCH: UnknownLeaderEpoch,
@@ -144,7 +144,7 @@ class PartitionState(Struct, eq=False):
     # -- its log -----------------------------------------------------------------------------------
 
     def force(self) -> None:
-        """Put what was appended on the disk, where the topic wants that at all.
+        """Force what was appended to the disk, unless the topic says ``flush=none``.
 
         The caller does not hold the lock.
 

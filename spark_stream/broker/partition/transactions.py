@@ -23,7 +23,7 @@ class PartitionTransactions:
         self._state = state
 
     def has_joined(self, transaction: int, producer_id: int) -> bool:
-        """Return whether batches of the transaction are taken; judged again when one comes."""
+        """Return whether batches of the transaction are taken; each is judged again on arrival."""
         return (transaction, producer_id) in self._state.core.joins
 
     def open_join(
@@ -46,8 +46,8 @@ class PartitionTransactions:
         """Confirm a join if the record names this partition; give it up if the record refused.
 
         A transaction that was sealed meanwhile has not joined: its batches are refused
-        (``consistency.partition.joins``). ``waits=False``: where others hold the partition, return
-        at once; the holder does this when it lets go.
+        (``consistency.partition.joins``). ``waits=False``: if others hold the partition, return at
+        once; the holder does this when it releases the lock.
         """
         state = self._state
 
@@ -65,7 +65,7 @@ class PartitionTransactions:
             state.lock.do_soon(close)
 
     def open(self) -> list[OpenTransaction]:
-        """Return the open ones, with where each producer's part of them begins, earliest first."""
+        """Return the open parts of transactions and where each begins, earliest first."""
         with self._state.lock:
             return [
                 OpenTransaction(transaction, producer_id, part.first_offset)
@@ -73,7 +73,7 @@ class PartitionTransactions:
             ]
 
     def seal(self, transaction: int) -> None:
-        """Take nothing more of a decided transaction; NotLeader: ask another broker."""
+        """Take nothing more of a decided transaction; raise NotLeader if another broker leads."""
         with self._state.lock:
             self._state.check_leads()
             self._state.core.joins.seal(transaction)
@@ -81,7 +81,7 @@ class PartitionTransactions:
     def end(self, transaction: int, takes: Callable[[int], bool]) -> Marked:
         """Write the markers of a decided transaction: commits for the producer ids it takes.
 
-        What is ended already stays as it is. The answer says up to where its markers are.
+        Parts that have ended stay as they are. The answer says up to where the markers are.
 
         Raises:
             DiskFull, StorageFailure: some markers may be missing; the call can be repeated.
@@ -116,14 +116,14 @@ class PartitionTransactions:
                         if ends(producer_id):
                             kind = Kind.COMMIT if takes(producer_id) else Kind.ABORT
                             written.append(self._mark(kind, producer_id, part.epoch, transaction))
-                finally:  # all at once: a transaction may have many branches
+                finally:  # all markers at once: a transaction may have many branches
                     effects = core.apply(*written)
                     if written:
                         state.sessions.give_news()
                     woken = state.carry_out(effects)
                 bounds = core.bounds_state
                 settled = core.is_settled(bounds.log_end.entry)
-        finally:  # also of a transaction whose next marker found no room
+        finally:  # even if the transaction's next marker found no room
             wake_all(woken)
         end = bounds.log_end.entry
         return Marked(end, bounds.leader_epoch, settled)

@@ -1,4 +1,4 @@
-"""Where the streams of replication do what takes time, and what calls them when it is time."""
+"""Other threads for the slow work of replication streams, and timers for their calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Work = Callable[[], None]
 
 
 class Background(Struct, frozen=True):
-    """``submit`` does work on another thread, and returns False once it does no more.
+    """``submit`` does work on another thread, and returns False once it has stopped.
 
     ``submit_after`` does the same; a thread that has just appended may do short work itself.
     ``call_later`` calls something after so many seconds, on the loop's thread; it must not block.

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class Fetcher:
-    """The follower of one leader. ``endpoint`` returns where that is, or None if not registered."""
+    """The follower of one leader. ``endpoint`` returns its address; None: it is not registered."""
 
     def __init__(
         self,
@@ -79,20 +79,20 @@ class Fetcher:
         return self._core.at_work > 0
 
     def follow(self, partition: FollowedPartition) -> None:
-        """Follow a partition from now on; what was followed of that key ends."""
+        """Follow a partition from now on, in place of any earlier one with the same key."""
         with self._changed:
             self._core.follow(partition, self._clock.monotonic())
             self._carry_out()
 
     def unfollow(self, key: PartitionKey) -> bool:
-        """Follow it no more, and return whether others are left. Work may still be under way."""
+        """Stop following; return whether other partitions are left. Work may still be under way."""
         with self._changed:
             others = self._core.unfollow(key)
             self._carry_out()
             return others
 
     def set_window(self, window_bytes: int) -> None:
-        """Let so much be on its way, or not yet appended."""
+        """Set how many bytes may be on their way, or not yet appended."""
         with self._changed:
             self._core.set_window(window_bytes)
             self._carry_out()
@@ -124,7 +124,7 @@ class Fetcher:
             except IsologError as error:
                 self._core.on_lost(error, now)
             except Exception as error:
-                logger.exception("what leader %s says", self._leader)
+                logger.exception("handling what leader %s says failed", self._leader)
                 self._core.on_lost(InternalError(f"{type(error).__name__}: {error}"), now)
             self._carry_out()
 
@@ -162,7 +162,7 @@ class Fetcher:
                     case bytes():
                         self._unsent.append(effect)
                     case Job():
-                        self._flush()  # what is sent before does not wait for it
+                        self._flush()  # earlier messages do not wait for it
                         self._background.submit(partial(self._do, effect))
                     case Connect():
                         self._connect(effect.window_bytes)
@@ -186,7 +186,7 @@ class Fetcher:
             while self._unsent and line.send(self._unsent[0]):
                 self._unsent.popleft()
         except StreamOver:
-            self._unsent.clear()  # its end is about to be told
+            self._unsent.clear()  # an event is about to report the end
 
     def _connect(self, window_bytes: int) -> None:
         endpoint = self._endpoint()
@@ -218,7 +218,7 @@ class Fetcher:
         except IsologError as failure:
             error = failure
         except Exception as failure:
-            logger.exception("a replica of broker %s", self._leader)
+            logger.exception("work on a replica that follows broker %s failed", self._leader)
             error = InternalError(f"{type(failure).__name__}: {failure}")
         with self._changed:
             now = self._clock.monotonic()
@@ -233,7 +233,7 @@ class Fetcher:
 class Fetchers:
     """Which partition follows which leader. What is received and not appended is bounded.
 
-    ``endpoint_of`` returns where a broker is now, or None if it is not registered.
+    ``endpoint_of`` returns a broker's present address, or None if it is not registered.
     """
 
     def __init__(

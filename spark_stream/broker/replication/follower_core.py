@@ -30,8 +30,8 @@ Invariants:
 
 * The leader is sent nothing before it has proved who it is, and nothing is taken from it.
 * The work of a partition is done one piece at a time, in the order in which the leader sent it.
-* Work of a slot that is over is dropped; what comes of work that is under way then counts for
-  nothing. A slot number is never used again, on no stream of this leader.
+* Work of a slot that is over is dropped; the result of work that is under way then is ignored. A
+  slot number is never used again, on any stream of this leader.
 * Nothing is appended before the log was cut back to what it shares with the leader's.
 * Entries are acknowledged after they were appended, on the slot and stream on which they came.
 * A partition that fails ends its session and no other.
@@ -96,18 +96,18 @@ class Following(Struct, eq=False):
     """A partition that is to be followed, over all streams and sessions."""
 
     partition: FollowedPartition
-    earlier: Following | None = None  # of the same partition: it comes to its end first
-    slot: int | None = None  # of its present session
-    has_agreed: bool = False  # the leader, where that begins
+    earlier: Following | None = None  # of the same partition: its work ends first
+    slot: int | None = None  # that of its present session
+    has_agreed: bool = False  # whether the leader has said where the session begins
     retry_at: float = 0.0
-    jobs: deque[Job] = field(default_factory=deque)  # that wait for the one under way
+    jobs: deque[Job] = field(default_factory=deque)  # jobs that wait for the one under way
     is_at_work: bool = False
     failure: str = ""  # the last one
     pause_s: float = _PAUSE_FIRST_S
 
     @property
     def is_busy(self) -> bool:
-        """Whether work is under way, or that of the one before it."""
+        """Whether its work, or that of the one before it, is under way."""
         if self.earlier is not None and not self.earlier.is_busy:
             self.earlier = None
         return self.is_at_work or self.earlier is not None
@@ -121,7 +121,7 @@ class Job(Struct, frozen=True):
     what: Begin | Agreed | Frame | Refused | int
 
     def run(self) -> EpochHistory | EntryIndex | None:
-        """Do it; return what the log holds, or where it ends after that.
+        """Do the work; return the log's history, or where the log ends after it.
 
         Raises:
             IsologError: as the partition's methods.
@@ -160,7 +160,7 @@ Effect = bytes | Job | Connect | HangUp
 
 
 class FollowerState(Enum):
-    """Of the stream."""
+    """The state of the stream."""
 
     RESTING = "resting"
     CALLING = "calling"
@@ -197,7 +197,7 @@ class FollowerStreamCore:
         return effects
 
     def wake_at(self) -> float | None:
-        """Return when time alone decides that there is something to do (``tick``)."""
+        """Return when to call :meth:`tick` even if nothing else happens; None: not at all."""
         if self._state is FollowerState.RESTING:
             return self._retry_at
         if self._state is not FollowerState.WELCOME:
@@ -209,18 +209,18 @@ class FollowerStreamCore:
     # -- what is to be followed ------------------------------------------------------------------
 
     def follow(self, partition: FollowedPartition, now: float) -> None:
-        """Follow a partition from now on; what was followed of that key ends."""
+        """Follow a partition from now on, in place of any earlier one with the same key."""
         following = Following(partition, self._drop(partition.key))
         self._followings[partition.key] = self._waiting[partition.key] = following
         self.tick(now)
 
     def unfollow(self, key: PartitionKey) -> bool:
-        """Follow it no more, and return whether others are left. Work may still be under way."""
+        """Stop following; return whether other partitions are left. Work may still be under way."""
         self._drop(key)
         return bool(self._followings)
 
     def set_window(self, window_bytes: int) -> None:
-        """Take so much at once from now on."""
+        """Set how many bytes the leader may have under way from now on."""
         if window_bytes != self._window_bytes:
             self._window_bytes = window_bytes
             if self._state is FollowerState.WELCOME:
@@ -274,7 +274,7 @@ class FollowerStreamCore:
         """Take what the leader says. ``check`` raises if a proof is not the leader's.
 
         Raises:
-            IsologError: it makes no sense, or the leader stops; the stream is to end.
+            IsologError: the message makes no sense, or the leader stops; the stream is to end.
         """
         if isinstance(message, Welcome):
             check(message.proof)
@@ -282,7 +282,7 @@ class FollowerStreamCore:
             self.tick(now)
             return
         if self._state is not FollowerState.WELCOME:
-            raise InvalidRequest("a leader says first who it is")
+            raise InvalidRequest("a leader must first say who it is")
         match message:
             case Frame() | Agreed() | Refused():
                 self._take(message.slot, message, now)
@@ -332,7 +332,7 @@ class FollowerStreamCore:
     def _take(self, number: int, what: Agreed | Frame | Refused | int, now: float) -> None:
         following = self._slots.get(number)
         if following is None:
-            return  # it has ended, and this was on its way
+            return  # the session has ended, and this was on its way
         epoch = following.partition.epoch
         if isinstance(what, Agreed):
             following.has_agreed = True
@@ -359,7 +359,7 @@ class FollowerStreamCore:
         if following.jobs:
             self._do(following.jobs.popleft())
         elif self._waiting:
-            self.tick(now)  # that may have waited for the end of this
+            self.tick(now)  # a waiting partition may need this work to end
 
     def _ask(self, number: int, partition: FollowedPartition, history: EpochHistory) -> None:
         key, epoch = partition.key, int(partition.epoch)
@@ -385,7 +385,7 @@ class FollowerStreamCore:
             self._end_session(following)
 
     def _fail(self, following: Following, error: IsologError, now: float) -> None:
-        """End a session because the follower cannot go on; the others do."""
+        """End a session with which the follower cannot go on; the other sessions go on."""
         if following.failure != str(error):
             following.failure = str(error)
             logger.warning("the copy of %s: %s", following.partition.key, error)

@@ -80,7 +80,7 @@ Step = bytes | Follow | tuple[Slot, ...] | Slot | Last
 
 
 class LeaderStreamCore:
-    """What one follower is sent, for all partitions that it follows here."""
+    """What is sent to one follower, for all partitions that it follows here."""
 
     def __init__(
         self, window_bytes: int, welcome: Welcome, settings: ReplicationSettings, now: float
@@ -100,10 +100,10 @@ class LeaderStreamCore:
     # -- what happens ----------------------------------------------------------------------------
 
     def take(self, message: Said, now: float) -> list[Call]:
-        """Take what the follower says; return what sessions are to be told.
+        """Take what the follower says; return the calls that tell sessions of it.
 
         Raises:
-            InvalidRequest: it makes no sense.
+            InvalidRequest: the message makes no sense.
         """
         self._heard_at = now
         match message:
@@ -140,7 +140,7 @@ class LeaderStreamCore:
     def tick(self, now: float) -> None:
         """Note the time, every :attr:`tick_s`. A call that is late judges nothing.
 
-        Then this process stood still, and what the follower has said is yet to be received.
+        It is late if this process was paused: what the follower said is yet to be received then.
 
         Raises:
             BrokerUnavailable: the follower is dead.
@@ -173,7 +173,7 @@ class LeaderStreamCore:
 
     @property
     def silence_s(self) -> float:
-        """How long the follower may say nothing: what is under way to it takes a while."""
+        """How long the follower may be silent: receiving what is under way takes it a while."""
         return self._settings.death_s + self._queue.unacked_bytes / SLOWEST_LINE
 
     @property
@@ -183,12 +183,12 @@ class LeaderStreamCore:
 
     @property
     def unacked_bytes(self) -> int:
-        """What is under way, or not yet appended."""
+        """The bytes that are under way, or not yet appended."""
         return self._queue.unacked_bytes
 
     @property
     def tell_at(self) -> float | None:
-        """When there is a step although nothing happens."""
+        """When there is a step to do even if nothing happens."""
         return self._tell_at
 
     def has_step(self, now: float) -> bool:
@@ -225,7 +225,7 @@ class LeaderStreamCore:
     # -- what came of it -------------------------------------------------------------------------
 
     def session_started(self, number: int, epoch: int, session: LeaderSession) -> bool:
-        """Begin to send on a slot; return False if it is over, and its session to be closed."""
+        """Begin to send on a slot; return False if it is over: then close the session."""
         if number not in self._starting or self._ending:
             return False
         self._starting.discard(number)
@@ -252,14 +252,14 @@ class LeaderStreamCore:
         end: EntryIndex,
         now: float,
     ) -> Sent | None:
-        """Return the frame to send of a turn; None if there is nothing, or the slot is over.
+        """Return the frame to send in a turn; None if there is nothing, or the slot is over.
 
-        ``end`` is that of the log.
+        ``end``: where the log ends.
         """
         if self._queue.get(slot.number) is not slot:
             return None
         if found is None:
-            self.take_news(slot.number, now, is_urgent=False)  # that may have moved
+            self.take_news(slot.number, now, is_urgent=False)  # the high watermark may have moved
             return None
         frame = Frame(slot.number, slot.epoch, slot.next, high_watermark, found.rows, found.data)
         slot.high_watermark_told = high_watermark
@@ -267,7 +267,7 @@ class LeaderStreamCore:
         return frame.pack()
 
     def high_watermarks(self, found: list[tuple[Slot, EntryIndex]]) -> bytes | None:
-        """Return the message that tells them; None if frames have done so meanwhile."""
+        """Return the message with these high watermarks; None if frames have told them all."""
         told = []
         for slot, high_watermark in found:
             if high_watermark > slot.high_watermark_told:
@@ -289,7 +289,7 @@ class LeaderStreamCore:
         for number, entry in message.entries:
             slot = self._queue.get(number)
             if slot is None:
-                continue  # it is over, and this was on its way
+                continue  # the slot is over, and this was on its way
             if entry > slot.next:
                 raise InvalidRequest(f"entry {entry} was acknowledged before it was sent")
             self._queue.on_acked(slot, EntryIndex(entry))

@@ -72,7 +72,7 @@ class LeaderStream:
         self._ended = ended
         self._lock = threading.Lock()  # guards what follows
         self._core = LeaderStreamCore(opened.window_bytes, welcome, settings, clock.monotonic())
-        self._held: Sent | None = None  # what there was no credit for
+        self._held: Sent | None = None  # a frame for which there was no credit
         self._is_stepping = False  # or about to
         self._has_timer = False
         self._over = False
@@ -86,7 +86,7 @@ class LeaderStream:
 
     @property
     def unacked_bytes(self) -> int:
-        """What is under way, or not yet appended."""
+        """The bytes that are under way, or not yet appended."""
         return self._core.unacked_bytes
 
     def stop(self) -> None:
@@ -120,7 +120,7 @@ class LeaderStream:
             except IsologError as error:
                 self.end(error)
             except Exception as error:
-                logger.exception("what follower %s says", self.follower)
+                logger.exception("handling what follower %s says failed", self.follower)
                 self.end(InternalError(f"{type(error).__name__}: {error}"))
         else:
             self.end()
@@ -186,7 +186,7 @@ class LeaderStream:
             try:
                 call()
             except Exception:
-                logger.exception("a session of follower %s", self.follower)
+                logger.exception("a session of follower %s failed", self.follower)
 
     # -- on the pool's threads, one at a time ----------------------------------------------------
 
@@ -196,9 +196,9 @@ class LeaderStream:
                 if not self._do_step():
                     return
         except StreamOver:
-            return  # its end is about to be told
+            return  # an event is about to report the end
         except Exception as error:
-            logger.exception("the stream to follower %s", self.follower)
+            logger.exception("the stream to follower %s failed", self.follower)
             self.end(InternalError(f"{type(error).__name__}: {error}"))
             return
         self._background.submit(self._do_steps)
@@ -211,7 +211,7 @@ class LeaderStream:
                 step = None if self._over else self._core.next_step(self._clock.monotonic())
                 if step is None:
                     self._is_stepping = False
-                    self._wake()  # for the timer
+                    self._wake()  # sets the timer
                     return False
         return self._send(held) if step is None and held is not None else self._carry_out(step)
 
@@ -277,7 +277,7 @@ class LeaderStream:
 
     def _refuse(self, number: int, error: Exception) -> None:
         if not isinstance(error, IsologError):
-            logger.error("a session of follower %s", self.follower, exc_info=error)
+            logger.error("a session of follower %s failed", self.follower, exc_info=error)
             error = InternalError(f"{type(error).__name__}: {error}")
         with self._lock:
             calls = self._core.refuse(number, error)

@@ -38,7 +38,7 @@ class LineChannel(Protocol):
 
 
 class ReplicationLine:
-    """A line from when it is asked for. ``opening``: the bytes that open the stream."""
+    """A line, from the request for it on. ``opening``: the bytes that open the stream."""
 
     def __init__(self, opening: bytes, happened: Happened) -> None:
         self._opening = opening
@@ -60,7 +60,7 @@ class ReplicationLine:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has had its stream, whose events tell what becomes of it."""
+        """Whether its stream was opened: events of the stream then tell what becomes of it."""
         return self._stream is not None
 
     def _begin(self, stream: Stream) -> Handle:
@@ -93,7 +93,7 @@ class ReplicationLine:
 
 
 Happened = Callable[[ReplicationLine, StreamEvent | IsologError], None]
-"""Takes the events of a line, on the loop's thread; an error: there is no line."""
+"""Takes the events of a line, on the loop's thread; an error means that there is no line."""
 Call = Callable[[str, bytes, Happened], ReplicationLine]
 """Opens a line to an address, with the bytes that open the stream; waits for nothing."""
 
@@ -140,5 +140,5 @@ class Lines:
         except TRANSPORT_ERRORS as error:
             line.fail(failure_of(error, address))
         except Exception as error:
-            logger.exception("connecting to %s", address)
+            logger.exception("connecting to %s failed", address)
             line.fail(InternalError(f"{type(error).__name__}: {error}"))

@@ -89,7 +89,7 @@ class FollowerSession:
 
 
 class Followed(Struct, frozen=True):
-    """A replica that follows a leader in one epoch, until it has another part or begins again."""
+    """A replica that follows a leader in one epoch, until it changes its role or begins again."""
 
     partition: Partition
     epoch: LeaderEpoch
@@ -104,7 +104,7 @@ class Followed(Struct, frozen=True):
         generation: Generation,
         refresh: Callable[[], None] = lambda: None,
     ) -> Self:
-        """Return it as it follows now; it does not change while the caller uses it.
+        """Return the partition as it follows now; the result does not change.
 
         ``refresh`` lets this broker see what is on record.
         """

@@ -31,8 +31,8 @@ class PartitionKey(NamedTuple):
 class Agreement(Struct, frozen=True):
     """Where a session's first frame will begin.
 
-    ``reset`` None: at ``entry``, up to which the two logs hold the same. Else they share nothing:
-    the follower's log begins anew there.
+    If ``reset`` is None, at ``entry``: up to there the two logs are equal. Otherwise they share
+    nothing, and the follower's log begins anew at ``reset``.
     """
 
     entry: EntryIndex
@@ -43,8 +43,8 @@ class Agreement(Struct, frozen=True):
 class LeaderSession(Protocol):
     """A leader with one of its followers, in one leader epoch.
 
-    A session of a follower ends the earlier one of the same follower: what an ended session is told
-    counts for nothing.
+    A new session ends the earlier one of the same follower. Calls to an ended session have no
+    effect.
     """
 
     @property
@@ -127,8 +127,8 @@ class FollowedPartition(Protocol):
         """Check and append entries that follow the log's end. Return its end after that.
 
         Raises:
-            IsologError: they do not follow, they are damaged, or they cannot be written. Nothing of
-                them is kept. The session ends, and another one begins after a pause.
+            IsologError: the entries do not follow, are damaged, or cannot be written. None of them
+                are kept. The session ends, and another one begins after a pause.
         """
 
     def take_high_watermark(self, high_watermark: EntryIndex) -> None:

@@ -6,13 +6,13 @@ take turns. What is not acknowledged is bounded three times:
 
 * of the stream, by the window that the follower has given;
 * of the slots that are behind, all together, by a share of it: a catch-up leaves room for live
-  records, and keeps short what lies before them on the line;
+  records, and puts little ahead of them on the line;
 * of a slot, by the same share: one partition whose follower does not append holds up no other.
 
 Within each bound one frame is always allowed, however large it is.
 
-No lock and no clock: the stream that owns this has them. Nothing of a session is called here: that
-takes the partition's lock, under which news comes, which takes the stream's.
+No lock and no clock: the stream that owns this has them. No session is called here: that takes the
+partition's lock, while news takes the stream's lock under the partition's.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SendQueue:
         self._queue(slot)
 
     def can_send(self) -> bool:
-        """Return whether somebody has a turn."""
+        """Return whether a slot has a turn."""
         return self._queue_of_turn() is not None
 
     def next_slot(self) -> Slot | None:

@@ -18,21 +18,21 @@ STEPS_AT_ONCE: Final = 16
 """Steps of one stream, after which others have their turn in the pool."""
 
 STEPS_AFTER_APPEND: Final = 2
-"""Steps that a thread does that has appended: a frame, and the look whether there is more."""
+"""Steps that a thread does after it has appended: a frame, and the check for more."""
 
 HIGH_WATERMARK_LINGER_S: Final = 0.01
 """How long a high watermark waits for a frame that takes it along."""
 
 SLOWEST_LINE: Final = 4 << 20
-"""Bytes a second. A follower that is still receiving a large batch has nothing to say: what is
-under way to it gets the time that it takes on a slow line."""
+"""Bytes a second. A follower that is still receiving a large batch is silent: it is allowed the
+time that the bytes under way take on a slow line."""
 
 ENDING_S: Final = 1.0
 """How long the other side has to end its part of a stream before the connection is ended."""
 
 
 class ReplicationSettings(Struct, frozen=True):
-    """Of one broker.
+    """The settings of one broker.
 
     ``beat_s``: after so long without a word a leader asks its follower for a sign of life.
     ``death_s``: after so long without one the connection is ended, by either side.

@@ -1,7 +1,7 @@
 """Transactions as a broker looks after them: in sweeps, and at its start.
 
-What is asked of transactions is scripts (``spark_stream.scripts``); here is what a broker keeps for
-them in memory, and what it runs by itself.
+Requests about transactions are scripts (``spark_stream.scripts``); this module has what a broker
+keeps for them in memory, and what it runs by itself.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from spark_stream.scripts.transactions.sweeping import SINK_EXPIRY_S, LostMarker
 
 logger = logging.getLogger(__name__)
 
-_ALL_S: Final = 30.0  # between two looks at what is over as well, which may be old enough to forget
+_ALL_S: Final = 30.0  # between two looks that include what is over, to forget what is old
 T = TypeVar("T")
 
 
 class TransactionCoordinator:
-    """The transactions that are asked of one broker."""
+    """The transactions of one broker."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class TransactionCoordinator:
     ) -> None:
         """``coordinator``: this broker's id, as records name it.
 
-        ``sink_expiry_s``: how long the id of a sink is kept that is not used.
+        ``sink_expiry_s``: how long an unused id of a sink is kept.
         """
         self._driver = driver
         self._host = host
@@ -58,7 +58,7 @@ class TransactionCoordinator:
         self._watch = Watch()
         self._complaints: dict[str, str] = {}
         self._all_at = -math.inf  # when it last looked at all records
-        self._found_open: list[tuple[Joined, int]] = []  # when it began to lead
+        self._found_open: list[tuple[Joined, int]] = []  # when this broker began to lead
         self._led: dict[Partition, LeaderEpoch] = {}  # when it looked last
         self._lost: list[LostMarker] = []  # which the next sweep tries to write again
 
@@ -102,7 +102,7 @@ class TransactionCoordinator:
             self._all_at = began
             self._watch.keep_only(found)
         for record in found:
-            if self._looks_after(record.coordinator):  # the one before may have taken long
+            if self._looks_after(record.coordinator):  # sweeping the one before may have taken long
                 yield from self._sweep_record(record)
         yield from self._forget_joins()
 
@@ -117,8 +117,8 @@ class TransactionCoordinator:
     def _restore_markers(self) -> Script[None]:
         """Write the lost markers of transactions that were open at the start.
 
-        What its record calls decided is left to who finishes it. That may be a broker that has done
-        so before the marker was lost, and puts it on record only now: so each look includes these.
+        What is decided on record is left to the broker that finishes it. It may have done so before
+        the marker was lost, and put it on record only now: so each look includes these.
         """
         if not self._found_open:
             return

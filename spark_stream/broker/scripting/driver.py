@@ -3,10 +3,10 @@
 A thread that calls :meth:`Driver.run` drives its script to the end; any number may do so at once. A
 step on a partition that this broker leads runs here. One that another broker leads goes there as an
 internal action; there it runs or is refused, and calls nobody else: so two brokers that call each
-other cannot wait for each other. If that one does not lead the partition any more, this broker
-looks once more who does.
+other cannot wait for each other. If the other broker does not lead the partition any more, this one
+looks up the leader once more.
 
-What a step does is in ``step_table``; who drives scripts in another way uses the same table.
+``step_table`` has what a step does; those who drive scripts in another way use the same table.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Driver:
 
 
 def elsewhere(answers: Sequence[Answer], numbers: Iterable[int]) -> dict[str, list[int]]:
-    """Return which of these answers say that another broker is to be asked, by that broker."""
+    """Return the numbers of answers that name another broker to ask, grouped by that broker."""
     found: dict[str, list[int]] = {}
     for number in numbers:
         answer = answers[number]

@@ -23,7 +23,7 @@ from spark_stream.scripts.transactions.finishing import Finished
 
 
 class TakeBatch(Step[Taken | None]):
-    """Return that the partition takes the batch; None if others held it for ``patience_s``."""
+    """Lets the partition take the batch; None if others held it for ``patience_s``."""
 
     partition: Partition
     candidate: Candidate
@@ -38,7 +38,7 @@ class TakeBatch(Step[Taken | None]):
 
 
 class AwaitAcknowledgement(Step[None]):
-    """Waits until a batch that was taken is as safe as it asked to be; fails where it never is."""
+    """Waits until a batch that was taken is as safe as it asked to be; fails if it cannot be."""
 
     partition: Partition
     taken: Taken
@@ -53,7 +53,7 @@ def take_in_transaction(
 ) -> Script[Taken | None]:
     """Take a batch of a transaction, after the partition has joined it.
 
-    None if others held the partition for as long as the batch has patience, and it was not taken.
+    Return None, with nothing taken, if others held the partition for the batch's ``patience_s``.
 
     Raises: as ``Partition.take``, and as ``deciding.join``.
     """
@@ -89,7 +89,7 @@ def join_together(
 ) -> Script[None]:
     """Let different partitions join the transaction, as far as they are free and led here.
 
-    What has not joined then joins with its first batch, or learns why it cannot.
+    A partition that has not joined by then joins with its first batch, or that batch is refused.
 
     Raises: as ``deciding.join``.
     """
@@ -113,7 +113,7 @@ def _put_on_record(
     *,
     waits: bool,
 ) -> Script[None]:
-    """Put joins on record that are open, and close them; ``waits``: as ``close_join``."""
+    """Put open joins on record, and close them; ``waits``: as in ``close_join``."""
     on_record = False
     places = [Joined(at.topic, at.topic_id, at.number) for at, _ in opened]
     try:

@@ -41,7 +41,7 @@ _PAUSE_S: Final = 1.0
 
 
 class _Peer(Struct):
-    """What is known of one of them; ``lock`` is held during a call."""
+    """What is known of one broker; ``lock`` is held during a call."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     endpoint: Endpoint | None = None
@@ -50,7 +50,7 @@ class _Peer(Struct):
     refusal: LeaderUnavailable | None = None  # why it is not asked until then
 
     def disconnect(self) -> None:
-        """Connect anew for the next call."""
+        """Close the connection; the next call opens another one."""
         channel, self.channel = self.channel, None
         if channel is not None:
             channel.close()
@@ -59,8 +59,8 @@ class _Peer(Struct):
 class ConnectedPeers:
     """The brokers that are registered.
 
-    ``refresh`` reads the records anew. ``addresses``: where some of them are reached, by their ids;
-    others where they have registered.
+    ``refresh`` reads the records again. ``addresses``: addresses of brokers by id, used instead of
+    the registered ones.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ConnectedPeers:
         self._peers: dict[str, _Peer] = {}
 
     def endpoint_of(self, broker_id: str) -> Endpoint | None:
-        """Return where the broker is reached, or None if it has not registered such an address."""
+        """Return where the broker is reached, or None if it registered no address for that."""
         known = self._members.get(broker_id)
         address = None if known is None else self._addresses.get(broker_id, known.peer_address)
         if known is None or not address:
@@ -93,8 +93,8 @@ class ConnectedPeers:
         """Have the broker run the steps; return its answers.
 
         Raises:
-            LeaderUnavailable: it does not answer, or another one does, or it refuses the message.
-                What was asked may have happened or not: every step can be repeated.
+            LeaderUnavailable: the broker does not answer, another process does, or it refuses the
+                message. The steps may have run or not: each can be repeated.
         """
         with self._lock:
             peer = self._peers.setdefault(broker_id, _Peer())

@@ -24,7 +24,7 @@ from spark_stream.wire.limits import CONTROL_BYTES_MAX
 from spark_stream.wire.messages import decoded, from_plain, to_plain
 
 _PART_BYTES_MAX: Final = CONTROL_BYTES_MAX // 4
-"""Of the steps in one message, which has an envelope too. The peer is to answer each in time."""
+"""A bound on the steps in one message: it has an envelope too, and its answer must come in time."""
 
 
 class RunSteps(Struct):
@@ -64,9 +64,9 @@ def asked_of(
 def pack_in_parts(
     steps: Sequence[RemoteStep],
 ) -> Iterator[tuple[Sequence[RemoteStep], msgspec.Raw]]:
-    """Yield the steps in their order, a part for each message, and as they travel.
+    """Yield the steps in their order, a part for each message, with their packed form.
 
-    The markers of a transaction of many producers in many partitions are more than a message takes.
+    The markers of many producers of a transaction in many partitions do not fit in one message.
     """
     packed = pack_steps(steps)
     if len(bytes(packed)) <= _PART_BYTES_MAX or len(steps) == 1:
@@ -97,7 +97,7 @@ def run_steps(
 
     Raises:
         Unauthenticated: the caller is no broker of this cluster, or means another broker.
-        InvalidRequest: the message is none.
+        InvalidRequest: the message cannot be read.
     """
     call: RunSteps = decoded(asked, _CALLS, "RunSteps")
     me.check_caller(call.caller, call.proof, names)
@@ -115,7 +115,7 @@ def _answer(table: StepTable, step: RemoteStep) -> StepAnswer:
 def answers_of(
     result: bytes, me: BrokerIdentity, broker: str, nonce: str, steps: Sequence[RemoteStep]
 ) -> list[Answer]:
-    """Return the broker's answers to the steps that it was asked for with this nonce.
+    """Return the broker's answers to the steps that were sent with this nonce.
 
     Raises:
         Unauthenticated: another process has answered.

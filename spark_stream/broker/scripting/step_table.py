@@ -98,8 +98,8 @@ class StepTable:
         for what, number in zip((Numbering.PRODUCERS, Numbering.TRANSACTIONS), used, strict=True):
             if self._numbers[what].pass_over(number):
                 logger.error(
-                    "the metadata store is older than the logs: number %d of %s, which is in a"
-                    " log, was not known to it",
+                    "the metadata store is older than the logs: it did not know number %d of %s,"
+                    " which is in a log",
                     number,
                     what.value,
                 )
@@ -126,7 +126,7 @@ class StepTable:
         partition = self._host.topic(place.topic, place.topic_id).partition(place.partition)
         if partition.leader_epoch >= step.least_epoch:
             return partition
-        self._host.refresh()  # who asks has seen a later leader on record
+        self._host.refresh()  # the caller has seen a later leader on record
         partition = self._host.topic(place.topic, place.topic_id).partition(place.partition)
         if partition.leader_epoch >= step.least_epoch:
             return partition

@@ -1,4 +1,4 @@
-"""Topics as operators ask for them: checked and placed here, made, altered, deleted by scripts.
+"""Operators' requests for topics: checked and placed here; scripts make, alter and delete.
 
 Changes of one topic come one after the other; changes of different topics, and everything else,
 do not wait for each other.
@@ -75,7 +75,7 @@ class TopicAdmin:
     ) -> HostedTopic:
         """Make a topic; on any error nothing is left of it. Raises: as :meth:`plan`.
 
-        ``token``: the topic that an earlier request with it made is the answer.
+        ``token``: if an earlier request with it made a topic, return that one.
         """
         topic, records = self.plan(name, partitions, replication_factor, schema, config, assignment)
         topic = replace(topic, token=token)
@@ -148,7 +148,7 @@ class TopicAdmin:
     def plan_added(
         self, assignment: Sequence[Sequence[str]] | None = None
     ) -> Callable[[Topic, Topic], Sequence[PartitionRecord]]:
-        """Return where the partitions go that a topic's new form has and its old one has not."""
+        """Return a function that places the partitions that a topic's new form adds."""
 
         def place(old: Topic, new: Topic) -> Sequence[PartitionRecord]:
             added = new.partitions - old.partitions
@@ -171,7 +171,7 @@ class TopicAdmin:
         config: Mapping[str, Any],
         schema: pa.Schema | None = None,
     ) -> Callable[[Topic], Topic]:
-        """Return a function that makes the changed topic of the one on record.
+        """Return a function that makes the changed topic from the one on record.
 
         It raises:
             InvalidTopic: fewer partitions than there are, or too many; too many schemas.
@@ -214,7 +214,7 @@ class TopicAdmin:
             self._driver.run(left_overs.remove_own(topic, self._host.broker_id))
 
     def removing_left_overs(self, *, starts: bool = False) -> Script[list[str]]:
-        """Remove what a crash, or a deletion, left of topics; return the names of those.
+        """Remove what a crash, or a deletion, left of topics; return their names.
 
         ``starts``: nothing that an earlier process of this broker was making is under way.
         """

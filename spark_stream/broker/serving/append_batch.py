@@ -1,7 +1,8 @@
 """One batch, from a stream to its acknowledgement, as scripts.
 
-Its time begins when it is read. Over it, a batch that is not in the log yet is refused and may be
-sent again; of one that is in the log, and not as safe as it asked to be, the outcome is unknown.
+A batch's time begins when it is read. When the time is over, a batch that is not in the log is
+refused and may be sent again. If it is in the log, and not as safe as it asked to be, its outcome
+is unknown.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Append:
 
     @property
     def size(self) -> int:
-        """What it holds of memory, in bytes."""
+        """How much memory it holds, in bytes."""
         return 0 if self._batch is None else int(self._batch.nbytes)
 
     @property
@@ -125,13 +126,13 @@ class Append:
         )
 
     def try_once(self) -> Script[bool]:
-        """Append and acknowledge it, or acknowledge why not; never raise.
+        """Append and acknowledge the batch, or answer why not; never raise.
 
         Return False if it is in the log and :attr:`pending`, or if others hold the partition
         (:attr:`held` is then true). Others' appends are short, so it waits for them briefly.
         """
         left = self._seconds_left()
-        if left <= 0:  # it has waited for its turn
+        if left <= 0:  # its time passed while it waited for its turn
             self._answer(self._late())
             return True
         return (yield from self._advance(min(_PATIENCE_S, left), wait=False))
@@ -144,7 +145,7 @@ class Append:
             self._answer(self._late())
 
     def _advance(self, patience_s: float, *, wait: bool) -> Script[bool]:
-        """Go one step on, to the acknowledgement if possible; False: the partition is held."""
+        """Go on, to the answer if possible; return False if the batch has to wait."""
         try:
             target = self._target
             if target is None:
@@ -161,10 +162,10 @@ class Append:
             if taken is None:
                 self.held = target
                 return False
-            self._target = target  # also if it does not lead any more: it knows what became of it
+            self._target = target  # even if it leads no more: it knows the batch's outcome
             if taken.pending is not None:
                 self._batch = self._candidate = None  # all that is left to do is to wait
-                self._stream.wake(taken.take_woken())  # they read what is not replicated
+                self._stream.wake(taken.take_woken())  # reads that need no replication
                 if not wait:
                     return False
                 yield AwaitAcknowledgement(target, taken, max(0.0, self._seconds_left()))

@@ -1,6 +1,6 @@
 """The rules of one stream of appends: no thread, lock, clock or socket.
 
-The shell (``stream``) hands in frames, and what came of the work on each batch; it sends
+The shell (``append_stream``) hands in frames, and the results of the work on each batch; it sends
 :attr:`AppendStreamCore.outbox`. A frame becomes a batch when its turn comes:
 
 ==========  ============================================  =================================
@@ -18,14 +18,14 @@ Invariants:
 
 * *Order.* The batches of a partition are tried in the order in which they came, by one thread at a
   time: frames are taken one after the other, and while a partition has a queue, none of its batches
-  passes that. The partitions do not wait for each other.
-* *Answers* of a partition leave in that order too, whichever is there first. A client
-  expects them in this order: it takes an early answer for one to a batch that it has given up.
+  overtakes the queue. The partitions do not wait for each other.
+* *Answers* of a partition are sent in that order too, whichever is ready first. A client expects
+  them in this order: it takes an early answer for one to a batch that it has given up.
 * Each batch is answered once.
 * *Bounds.* Beyond ``QUEUED_BYTES_MAX`` of queued batches, or ``UNANSWERED_MAX`` batches without an
   answer sent, no frame is taken; so its client gets no credit.
-* A queue whose partition is held is tried again when that is let go, or when the time of its first
-  batch is over, whichever comes first. Until then it costs no thread.
+* A queue whose partition is held is tried again when the partition is released, or when the time of
+  its first batch is over, whichever comes first. Until then it costs no thread.
 * Partitions that have to join a transaction do so together: while one group is put on record, the
   next one gathers.
 * The stream is over when the client sends no more and all answers are sent. After a failure no
@@ -47,7 +47,7 @@ F = TypeVar("F")
 W = TypeVar("W")
 
 QUEUED_BYTES_MAX: Final = 64 << 20
-"""Of one stream; a batch that is larger is queued alone."""
+"""The bound of one stream; a batch that is larger is queued alone."""
 UNANSWERED_MAX: Final = 4096
 _LINGERING_MAX: Final = 64  # how many outdated deadlines are not worth looking for
 
@@ -93,7 +93,7 @@ class AppendStreamCore(Generic[F, W]):
     # -- frames ----------------------------------------------------------------------------------
 
     def receive(self, frame: F) -> None:
-        """Take a frame; nothing after a failure."""
+        """Take a frame; ignore it after a failure."""
         if self.failure is None:
             self._frames.append(frame)
 
@@ -109,7 +109,7 @@ class AppendStreamCore(Generic[F, W]):
         self._frames.clear()
 
     def begin_taking(self) -> bool:
-        """Return whether to call :meth:`next_frame` now: there are some, and no other thread is."""
+        """Return whether to call :meth:`next_frame` now: frames wait, and no thread takes them."""
         if self._is_taking or not self._frames or not self._has_room:
             return False
         self._is_taking = True
@@ -163,7 +163,7 @@ class AppendStreamCore(Generic[F, W]):
         return self._queues[partition].places[0]
 
     def through(self, place: BatchPlace[W]) -> BatchPlace[W] | None:
-        """Remove the first of a queue, which was tried; return the next one, None if none is."""
+        """Remove the first of a queue, which was tried; return the next one, or None."""
         places = self._queues[place.partition].places
         places.popleft()
         self._queued_bytes -= place.size
@@ -180,7 +180,7 @@ class AppendStreamCore(Generic[F, W]):
         return wait
 
     def resume(self, partition: int, wait: int) -> bool:
-        """End this wait for a held partition; return False if it has ended."""
+        """End this wait for a held partition; return False if it had ended before."""
         queue = self._queues.get(partition)
         if queue is None or queue.wait != wait:
             return False
@@ -191,7 +191,7 @@ class AppendStreamCore(Generic[F, W]):
     # -- joining ---------------------------------------------------------------------------------
 
     def join(self, place: BatchPlace[W]) -> bool:
-        """Let the first of a queue join with the next group; return whether to begin with one."""
+        """Let the first of a queue join with the next group; return whether to begin with it."""
         self._joining.append(place)
         if self._is_joining:
             return False
@@ -199,7 +199,7 @@ class AppendStreamCore(Generic[F, W]):
         return True
 
     def next_group(self) -> list[BatchPlace[W]]:
-        """Return the batches whose partitions join together now; empty: there are none left."""
+        """Return the batches whose partitions join together now; empty if none are left."""
         group, self._joining = self._joining, []
         self._is_joining = bool(group)
         return group
@@ -212,7 +212,7 @@ class AppendStreamCore(Generic[F, W]):
         self._watch(place)
 
     def settle(self, place: BatchPlace[W]) -> bool:
-        """End its wait; return False if it has ended. Its answer is to come then."""
+        """End the batch's wait, to answer it; return False if the wait had ended before."""
         if not place.is_waiting:
             return False
         place.is_waiting = False
@@ -220,7 +220,7 @@ class AppendStreamCore(Generic[F, W]):
         return True
 
     def next_deadline(self) -> float | None:
-        """Return when the next time is over; None if nothing waits."""
+        """Return the next deadline; None if nothing waits."""
         heap = self._deadlines
         while heap and not self._is_watched(heap[0][2]):
             heapq.heappop(heap)[2].has_deadline = False

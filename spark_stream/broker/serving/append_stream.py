@@ -55,10 +55,10 @@ class AppendClient(Protocol):
     """The client's end of a stream. Nothing here waits for it."""
 
     def send(self, header: Bytes, /, *, end: bool = False) -> bool:
-        """Send an answer, or the end; return False if it takes none now."""
+        """Send an answer, or the end; return False if the client takes none now."""
 
     def grant_credit(self, size: int, /) -> None:
-        """Let it send so many bytes more."""
+        """Let the client send so many bytes more."""
 
     def fail(self, error: IsologError, /) -> None:
         """End the stream with an error."""
@@ -172,7 +172,7 @@ class ServedAppends:
             try:
                 if not self._is_gone and not self._client.send(outbox[0]):
                     return
-            except Exception:  # its end is about to be told
+            except Exception:  # an event is about to report the end
                 self._is_gone = True
             self._core.on_sent()
 
@@ -209,14 +209,14 @@ class ServedAppends:
                 with self._lock:
                     frame = self._core.next_frame()
                     if frame is None:
-                        self._go_on()  # perhaps there is one by now, or this was the last
+                        self._go_on()  # a frame may have come by now, or this was the last
                         return
                 if frame.size:
                     self._client.grant_credit(frame.size)
                 self._try(self._begin(frame))
         except Exception as error:
             if not isinstance(error, IsologError):
-                logger.exception("a stream of appends")
+                logger.exception("a stream of appends failed")
                 error = InternalError(f"append: {type(error).__name__}: {error}")
             with self._lock:
                 self._core.fail(error)
@@ -247,7 +247,7 @@ class ServedAppends:
         """Decode a frame; return its batch, in its place.
 
         Raises:
-            IsologError: it makes no sense, or the topic is gone; the stream ends.
+            IsologError: the frame makes no sense, or the topic is gone; the stream ends.
         """
         if frame.envelope:
             envelope = Envelope.from_bytes(bytes(frame.envelope))
@@ -388,8 +388,8 @@ class ServedAppends:
 def _check_fits(host: Host, hosted: HostedTopic, schema: pa.Schema) -> None:
     """Check that a stream's schema is the topic's or may become that; raise SchemaMismatch.
 
-    A client that writes in an earlier schema of the topic goes on; so does one that has heard of a
-    newer one before this broker.
+    A client that writes in an earlier schema of the topic goes on; so does one that learnt of a
+    newer schema before this broker did.
     """
     if _misfit(hosted.topic, schema) is not None:
         host.refresh()
@@ -402,6 +402,6 @@ def _misfit(topic: Topic, schema: pa.Schema) -> SchemaMismatch | None:
     wrong = mismatch(topic.schema, schema)
     if wrong is None or not topic.earlier:
         return wrong
-    # Where no nulls are taken, each batch is looked at; what its schema says does not count.
+    # For columns that take no nulls, each batch is inspected, whatever its schema says.
     taken = pa.schema([each.with_nullable(True) for each in topic.schema])
     return None if evolves(schema, taken) else wrong

@@ -210,7 +210,7 @@ class FetchTask:
         except IsologError as error:
             self._stream.fail(error_bytes(error))
         except Exception as error:
-            logger.exception("a fetch")
+            logger.exception("a fetch failed")
             text = f"the fetch failed: {type(error).__name__}: {error}"
             self._stream.fail(error_bytes(InternalError(text)))
         self._end()
@@ -267,7 +267,7 @@ class FetchTask:
                     return False
 
     def _flush(self) -> None:
-        """Send what waits for more, if there is an answer among it."""
+        """Send the frames that wait for more, if there is an answer among them."""
         if self._held:
             self._held = 0
             self._stream.flush()
@@ -298,7 +298,7 @@ class FetchTask:
                 self._timer = wait.deadline, self._tasks.loop.call_later(left, self._expire)
             with self._lock:
                 self._records = wait, place
-                # Its end may have come before the task waited for it.
+                # The wait may have ended before the task began to wait.
                 self._is_waiting = not self._is_woken and self._stream.over is None
                 if self._is_waiting:
                     return False

@@ -67,7 +67,7 @@ Answer = tuple[pa.RecordBatch | tuple[memoryview, ...], bytes]
 class AwaitRecords(Struct, frozen=True):
     """An instruction of a fetch: wait until the isolation's bound is above ``offset``.
 
-    It is answered with whether that is so; False: ``deadline`` came first, or too many wait.
+    The reply is whether that is so; False if ``deadline`` came first, or too many fetches wait.
     """
 
     partition: Partition
@@ -143,9 +143,9 @@ def bound(
     """Return the topic, with the request's columns and filter bound to its schema.
 
     Raises:
-        UnknownTopic: there is none, or it is another one by now.
+        UnknownTopic: there is no such topic, or another one has its name by now.
         SchemaMismatch, InvalidRequest, InvalidFilter: as :func:`projection_of` and
-            :func:`row_filter_of`, still after this broker's view was refreshed.
+            :func:`row_filter_of`, even after this broker's view was refreshed.
     """
     hosted = host.topic(request.topic, request.topic_id)
     try:
@@ -215,7 +215,7 @@ class RangeStream:
     def _check_lineages(self) -> None:
         """Raise DataLoss if the records before the start, or the end, were cut off since.
 
-        Its ``left`` is where to go on.
+        The error's ``left`` is where to go on.
         """
         request = self._request
         for offset, lineage in (
@@ -245,7 +245,7 @@ class RangeStream:
         self._partition.check_leads()
         self._partition.check_leader_epoch(self._epoch)
         end = None if request.end is None else Offset(request.end)
-        self._bound_known = self._partition.core.hw_known  # asked before the bounds are
+        self._bound_known = self._partition.core.hw_known  # read before the bounds
         bounds = self._partition.bounds(request.isolation)
         found = visible_range(bounds, request.isolation, self._position, end)
         where = f"{request.topic}/{request.partition}"
@@ -289,7 +289,7 @@ class RangeStream:
                 told = self._position
             more = more and request.follow and not self._at_end() and left > 0
             more = more and not self._cancelled()
-            if request.wait_ms:  # its reader asks again, and is told more then
+            if request.wait_ms:  # the reader asks again, and gets more then
                 more = more and self._position == told and self._position >= found.end
                 more = more and self._clock.monotonic() < self._until
         if self._position == begin:
@@ -299,11 +299,11 @@ class RangeStream:
             yield self._last()
 
     def _check_not_short(self) -> None:
-        """Raise a retriable error if a range may show nothing only because of who is asked.
+        """Raise a retriable error if a range may be empty only because of the broker that is asked.
 
-        The range's end may be another leader's bound: an earlier leader's, whose bound this one
-        does not know yet, or a later leader's, of which this one has not heard. If the range seemed
-        to be over below its end, its reader would miss records.
+        The range's end may be another leader's bound: an earlier leader's, which this one does not
+        know yet, or that of a later leader of which this one has not heard. If the range seemed to
+        end too early, its reader would miss records.
 
         Raises:
             LeaderUnavailable: the bound is not known yet.

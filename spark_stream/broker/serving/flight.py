@@ -1,7 +1,7 @@
 """The Flight facade: appends, fetches and actions for clients in any language, if it is configured.
 
 Any Flight client finds its way: ``ListFlights`` names the topics, ``GetFlightInfo`` of a path
-[topic] or [topic, partition] gives one endpoint a partition, and its ticket reads that partition.
+[topic] or [topic, partition] gives one endpoint per partition, and its ticket reads that partition.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class FlightFacade(fl.FlightServerBase):
         """Return who makes a call: by its header, or else by the certificate that was shown.
 
         Raises:
-            Unauthenticated: neither says so, and this broker asks.
+            Unauthenticated: neither says so, and callers have to say who they are.
         """
         told = context.get_middleware(_WHO)
         if told is not None:
@@ -324,19 +324,19 @@ def _credential(header: str) -> Authenticate:
 
 
 class _Put:
-    """The client of a DoPut. A thread of its own writes the answers, for each may wait for it."""
+    """The client of a DoPut. Its own thread writes the answers, since each may have to wait."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self._write = write
         self._answers: SimpleQueue[bytes | None] = SimpleQueue()
         self._is_full = False
         self.go = Event()
-        """There is work to do for the thread that reads."""
+        """Set when there is work to do for the thread that reads."""
         self.over = Event()
         self.failure: IsologError | None = None
 
     def send(self, header: Bytes, /, *, end: bool = False) -> bool:
-        self._is_full = not end  # before the look: the other thread looks after each answer
+        self._is_full = not end  # first: the other thread checks it after each answer
         if not end and self._answers.qsize() < _ANSWERS_MAX:
             self._is_full = False
             self._answers.put(bytes(header))

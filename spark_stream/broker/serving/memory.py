@@ -1,8 +1,8 @@
 """How much memory the batches in a broker may take, whatever arrives.
 
 Flight decodes a batch before anybody can look at it, and a few KiB of compressed data can become
-gigabytes. So the bound lies under Arrow itself, in its allocator: what finds no room fails, for the
-one call that asked for it, and everybody else goes on.
+gigabytes. So the bound is in Arrow's allocator: an allocation that finds no room fails, and with it
+the one call that needed it; all other calls go on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SpareMemory:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._pool = pa.default_memory_pool()
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)  # glibc's alone
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)  # only glibc has it
         self._seen = False
 
     def give_back(self) -> None:
@@ -78,8 +78,8 @@ def bound_memory(memory_bytes: int) -> None:
 def keep_pandas_out() -> None:
     """Keep pandas out of this process from now on.
 
-    pyarrow imports it where it is installed, for conversions that need none of it: half of a
-    broker's memory, and a third of a second before the answer to whoever came first.
+    pyarrow imports it if it is installed, for conversions that do not need it. That would take half
+    of a broker's memory, and delay the first answer by a third of a second.
     """
     sys.meta_path.insert(0, _NoPandas())
 
@@ -93,8 +93,8 @@ class _NoPandas(MetaPathFinder):
 def memory_error(memory_bytes: int) -> IsologError:
     """Return the error of a batch for which there is no memory.
 
-    BrokerBusy: others have the memory now; later there is room. BatchTooLarge: there is none even
-    if nobody else has any.
+    BrokerBusy: other batches have much of the memory now; later there is room. BatchTooLarge: the
+    batch needs more than there is.
     """
     taken = pa.total_allocated_bytes()
     if taken > memory_bytes // 4:

@@ -3,11 +3,11 @@
 Work beyond the usual number of threads waits its turn, since threads that all want the interpreter
 delay each other. A disk or a broker that does not answer would hold those few for ever. So while
 work waits and none was taken for ``PATIENCE_S``, one more thread is started. (A long queue of quick
-work gets none: it would be no sooner through.) Threads without work end after a while.
+work gets none: it would not be done sooner.) Threads without work end after a while.
 
 A pool may give way to another one: while much work waits here, each of its threads lets the other
 pool go first. A single thread that always wants the interpreter makes an append take four times as
-long, since each call of the system gives the interpreter away.
+long, since each system call gives the interpreter away.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _left = _LeftWork()
 
 
 class TakesWork:
-    """Within this, the thread takes what :meth:`Pool.submit_after` gets from it, for the end.
+    """A context in which the thread takes work by :meth:`Pool.submit_after`, to do it at the end.
 
-    It must wait for nothing that the work does.
+    Within it, the thread must not wait for that work.
     """
 
     __slots__ = ()
@@ -62,7 +62,7 @@ class TakesWork:
 class Pool:
     """Run work in the order in which it was submitted.
 
-    ``loop``: for the time. ``prior``: the pool to give way to.
+    ``loop``: for timers. ``prior``: the pool to give way to.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Pool:
         self._work: deque[Work] = deque()  # what no thread was free for
         self._taken = 0.0  # when work was taken last, or came while none waited
         self._threads = 0
-        self._can_start = True  # a thread, the last time
+        self._can_start = True  # whether a thread could start, the last time
         self._idle: list[SimpleQueue[Work | None]] = []  # of each idle thread, the last one last
         self._looks = False
         self._stopped = False

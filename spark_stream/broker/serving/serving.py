@@ -72,11 +72,11 @@ from spark_stream.wire.replication_messages import OpenReplication
 logger = logging.getLogger(__name__)
 
 _AUTHENTICATE_S: Final = 10.0
-"""How long a connection may last without telling who calls."""
+"""How long a connection may last before it is known who calls."""
 _FEW: Final = 4
-"""Reads that an append wakes itself."""
+"""How many reads an append wakes itself; if there are more, another thread wakes all."""
 _WOKEN_THREADS: Final = 1
-"""What answers woken fetches: each more delays appends, which want the same interpreter."""
+"""Threads that answer woken fetches: more would delay appends, which need the interpreter too."""
 
 
 class Serving:
@@ -165,7 +165,7 @@ class Serving:
         return self._appends
 
     def stop(self) -> None:
-        """Serve no more short requests; streams that are served end by themselves."""
+        """Serve no more short requests; streams that are under way end by themselves."""
         self._append_pool.stop()
         self._woken_pool.stop()
         self._pool.stop()
@@ -288,18 +288,18 @@ class _Appender:
 
 def _end_if_unknown(visit: Visit, arrival: Arrival) -> None:
     if visit.caller is None:
-        arrival.refuse("UNAUTHENTICATED", f"nobody said who calls within {_AUTHENTICATE_S:g} s")
+        arrival.refuse("UNAUTHENTICATED", f"the caller is not known after {_AUTHENTICATE_S:g} s")
 
 
 def _not_served(method: str) -> InvalidRequest:
     if method in PEER_METHODS:
         return InvalidRequest(
-            f"{method} is what brokers ask of one another",
+            f"{method} is a method for brokers only",
             hint="Brokers connect to the address of peer_listen, and clients to that of listen.",
         )
     if method in CLIENT_METHODS:
         return InvalidRequest(
-            f"{method} is what clients ask, and this address is for other brokers",
+            f"{method} is a method for clients, and this address is for other brokers",
             hint="Connect to the address of listen, not to that of peer_listen.",
         )
     return InvalidRequest(f"there is no method {method!r}")

@@ -8,5 +8,5 @@
 ``produce``       records in
 ``sending``       an input's records to the leaders; in a transaction all of them or none
 ``consume``       records out
-``ranges``        which offsets to read, and reading them: up to an end, or without end
+``ranges``        which offsets to read, and how: up to an end, or without end
 """

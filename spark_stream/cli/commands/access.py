@@ -1,6 +1,6 @@
 """``isolog user``, ``isolog token`` and ``isolog acl``: who may do what.
 
-A password never stands in an argument: those are in the list of processes, and in the shell's
+A password is never an argument: arguments show up in the list of processes, and in the shell's
 history.
 """
 
@@ -130,7 +130,7 @@ def add_user(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Add a user. What the user may do is said by `isolog acl allow`, or by `super_users`.
+    """Add a user. `isolog acl allow`, or `super_users`, says what the user may do.
 
     \b
     isolog user add alice --bootstrap localhost:9092
@@ -166,10 +166,10 @@ def passwd(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Change a user's password. What was connected with the former one is refused at once."""
+    """Change a user's password. Whatever connected with the old one is refused at once."""
     with _client(bootstrap, path) as client:
         client.change_password(name, _password(password_file))
-    note(f"user {name} has another password")
+    note(f"user {name} has a new password")
 
 
 @users.command("list")
@@ -186,7 +186,7 @@ def list_users(
 def remove_user(
     name: UserName, yes: Yes = False, bootstrap: Bootstrap = None, path: LogPath = None
 ) -> None:
-    """Remove a user. Rules about the name stay, and tokens of it do."""
+    """Remove a user. Rules about this name, and its tokens, stay."""
     confirm(yes, f"Remove user {name}?", "remove the user")
     with _client(bootstrap, path) as client:
         client.remove_user(name)
@@ -213,7 +213,7 @@ def create_token(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Create a token, and print it. It is shown this once.
+    """Create a token, and print it. It is shown only once.
 
     \b
     isolog token create --for etl --expires 30d --only 'read topic:flights' > etl.token
@@ -276,7 +276,7 @@ def revoke_token(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Revoke a token: what is connected with it is refused at once."""
+    """Revoke a token: whatever connected with it is refused at once."""
     with _client(bootstrap, path) as client:
         client.revoke_token(token_id)
     note(f"token {token_id} is revoked")
@@ -290,7 +290,7 @@ def allow(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Allow an operation on a resource. Who may read, write, alter or delete may describe, too.
+    """Allow an operation on a resource. Reading, writing, altering or deleting allows describing.
 
     \b
     isolog acl allow alice read 'topic:flights*'
@@ -308,7 +308,7 @@ def deny(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Deny an operation on a resource. It wins over everything that allows it."""
+    """Deny an operation on a resource. This wins over every rule that allows it."""
     with _client(bootstrap, path) as client:
         client.add_rule("deny", principal, operation, resource)
 
@@ -351,7 +351,7 @@ def check(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Say whether a principal may do something, and which rules speak of it. Exit code 1: no.
+    """Say whether a principal may do something, and which rules apply. Exit code 1 means no.
 
     \b
     isolog acl check alice read topic:flights

@@ -1,7 +1,7 @@
 """The broker process of a directory: start it in the background, find it, end it.
 
-Whether a broker runs is known from the lock that it holds, never from ``broker.json`` alone: that
-file survives a ``kill -9``, and its process id may belong to another process by then.
+The lock that a broker holds tells whether it runs, never ``broker.json`` alone: that file survives
+a ``kill -9``, and its process id may belong to another process by then.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def running(directory: Path) -> Running | None:
 def start(directory: Path, flags: list[str], variables: Mapping[str, str]) -> str:
     """Start a broker in a session of its own, and return its ready line.
 
-    It is a new interpreter: this process has threads, so it must not fork. The broker's output goes
-    to ``broker.log`` in its directory.
+    The broker is a new interpreter: this process has threads, so it must not fork. The broker's
+    output goes to ``broker.log`` in its directory.
 
     Raises:
         IsologError: the reason why it did not start.

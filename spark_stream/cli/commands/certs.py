@@ -1,4 +1,4 @@
-"""``isolog certs``: certificates of an authority of one's own, for a test or a small cluster."""
+"""``isolog certs``: certificates from your own authority, for a test or a small cluster."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def create(
         int, typer.Option(min=1, max=36_500, help="For how many days they are valid.")
     ] = 365,
 ) -> None:
-    """Make an authority in DIR, unless it is there, and a certificate for each NAME.
+    """Make an authority in DIR, unless there is one, and a certificate for each NAME.
 
     NAME.pem and NAME-key.pem are for `tls.cert` and `tls.key`, ca.pem is for `tls.ca`. An existing
-    certificate is made anew, so this renews it. Guard ca-key.pem: who has it can be anybody.
+    certificate is made anew, which renews it. Guard ca-key.pem: its owner can pose as anybody.
 
     \\b
     isolog certs create certs/ 1 2 3 --host broker.example.org
@@ -56,7 +56,7 @@ def create(
     for name in names:
         if not name or name == _AUTHORITY or "/" in name or name.startswith("."):
             raise InvalidOption(
-                f"{name!r} is no name for a certificate", hint="Take letters, digits, - and _."
+                f"{name!r} cannot name a certificate", hint="Take letters, digits, - and _."
             )
     try:
         import cryptography  # noqa: F401

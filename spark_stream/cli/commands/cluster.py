@@ -164,7 +164,7 @@ def backup(
     path: LogPath = None,
     force: Force = False,
 ) -> None:
-    """Write a consistent copy of the metadata store, while its brokers run or not.
+    """Write a consistent copy of the metadata store, whether its brokers run or not.
 
     The copy has the cluster's secret: keep it where only the brokers' user can read it.
 
@@ -222,7 +222,7 @@ def restore(
             " lost, give --force.",
         )
     backups.put_back(file, store, force=force)
-    note(f"{store} is the backup {file} now: start all brokers")
+    note(f"{store} is restored from {file}: start all brokers")
 
 
 def _store(metadata: Path | None, path: Path | None) -> Path:

@@ -168,7 +168,7 @@ def delete(
     """
     with log(bootstrap, path) as opened:
         what = " and ".join(map(_known, opened.describe_consumer(name)))
-        confirm(yes, f"Forget of consumer {name} {what}?", "forget it")
+        confirm(yes, f"Forget, for consumer {name}, {what}?", "forget it")
         opened.delete_consumer(name)
     note(f"forgot consumer {name}")
 

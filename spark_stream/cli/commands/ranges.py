@@ -1,4 +1,4 @@
-"""Which offsets ``consume`` reads, and reading them: up to an end, or without end."""
+"""Which offsets ``consume`` reads, and how: up to an end, or without end."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check_order(start: Place, end: Place | None) -> None:
     if turned:
         raise InvalidOption(
             f"the range would end (--to {end}) before it starts (--from {start})",
-            hint="Change one for the other, or leave --to out.",
+            hint="Swap the two, or leave --to out.",
             option="--to",
         )
 
@@ -81,7 +81,7 @@ class Span(Struct, frozen=True):
 
 
 class RangeRequest(Struct, frozen=True):
-    """What to read of a topic. Without ``end``: up to the isolation's bound, or on (``follow``)."""
+    """What to read of a topic. No ``end``: up to the isolation's bound, or on with ``follow``."""
 
     topic: str
     isolation: Isolation
@@ -139,7 +139,7 @@ def bounded(spans: list[Span]) -> Iterator[pa.RecordBatch]:
 
 
 def followed(spans: list[Span], idle: Callable[[], None]) -> Iterator[pa.RecordBatch]:
-    """Yield batches as they come, of all partitions, until Ctrl-C or SIGTERM, between two batches.
+    """Yield batches of all partitions as they come; Ctrl-C or SIGTERM ends this between batches.
 
     ``idle`` is called from time to time while nothing comes.
     """

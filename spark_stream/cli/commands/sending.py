@@ -1,4 +1,4 @@
-"""Send records of an input to a topic: as far as the leader takes them, or all or none."""
+"""Send records of an input to a topic: up to the first that is refused, or all or none."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NOT_COMMITTED: Final = (
     InvalidTransaction,
     ForeignBranch,
 )
-"""The errors of a commit after which none of it is visible; after others it may be."""
+"""Errors of a commit that leave nothing of it visible; after other errors it may be visible."""
 
 
 class Work(Struct, frozen=True):
@@ -146,7 +146,7 @@ class Interrupts:
     """
 
     def __init__(self, *signals: signal.Signals, at_once: bool) -> None:
-        """Handle signals; ``at_once``: by raising, since the input is read without :meth:`wait`."""
+        """Handle signals. ``at_once``: raise at once, as the input is read without :meth:`wait`."""
         self._signals = signals
         self._at_once = at_once
         self._found: int | None = None
@@ -179,7 +179,7 @@ class Interrupts:
             raise SystemExit(128 + self._found)
 
     def wait(self, number: int | None) -> None:
-        """Wait until there is something to read from this descriptor; raise as :meth:`check`."""
+        """Wait until this descriptor has something to read; raise as :meth:`check` does."""
         self.check()
         while number is not None and number not in select.select([number, self._woken], [], [])[0]:
             with suppress(BlockingIOError):

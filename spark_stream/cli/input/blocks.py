@@ -23,7 +23,7 @@ _LINGER_S: Final = 0.05
 _COMPRESSIONS: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 Cut = Callable[[bytearray, bool], int]
-"""Where the last whole record in these bytes ends; 0 if none does. True: the input has ended."""
+"""From bytes, and whether the input has ended, to where the last whole record ends, or 0."""
 
 Idle = Callable[[int | None], None]
 """Called before a wait for more of the input, with the descriptor that it comes from."""
@@ -50,7 +50,7 @@ class PlainInput:
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._size = os.fstat(number).st_size  # 0 of a pipe
+        self._size = os.fstat(number).st_size  # 0 for a pipe
 
     def read(self) -> bytes:
         return os.read(self._number, BLOCK_BYTES)

@@ -50,7 +50,7 @@ class Fitting(Struct, frozen=True):
 
     @classmethod
     def of_topic(cls, schema: pa.Schema, text: bool) -> Fitting:
-        """Convert to a topic's schema; in a default-schema topic the client fills in columns.
+        """Return the fitting to a topic's schema; the client fills in a default schema's columns.
 
         In text, columns that take nulls may be missing.
         """

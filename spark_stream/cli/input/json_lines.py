@@ -35,9 +35,9 @@ _NO_VALUE: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError)
 
 
 class JsonBlocks(Struct, frozen=True):
-    """Blocks of JSON lines, read by the columns of ``schema``; a missing one is null.
+    """Blocks of JSON lines, read by the columns of ``schema``; a missing column is null.
 
-    ``metadata``: more columns that a line may have; the batch has those that some line has.
+    ``metadata``: more columns that a line may have; the batch has those that occur in its lines.
     ``utf8``: binary is text, or ``{"base64": "…"}`` for other bytes (default-schema topics).
     """
 
@@ -122,7 +122,7 @@ class JsonBlocks(Struct, frozen=True):
 def read_type(want: pa.DataType, raw: pa.DataType = _TEXT) -> pa.DataType:
     """Return the type in which JSON has values of ``want``: a string if JSON has no such type.
 
-    ``raw`` is that of binary values.
+    ``raw`` is the type for binary values.
     """
     if pt.is_map(want):
         key = want.key_type
@@ -135,7 +135,7 @@ def read_type(want: pa.DataType, raw: pa.DataType = _TEXT) -> pa.DataType:
         return pa.struct([pa.field(each.name, read_type(each.type, raw)) for each in fields])
     if pt.is_integer(want):
         return pa.int64()
-    if pt.is_decimal(want):  # wide: not the reader but the later cast checks the precision
+    if pt.is_decimal(want):  # wide: the later cast checks the precision, not the reader
         return pa.decimal256(76, want.scale)
     if pt.is_float16(want):
         return pa.float32()

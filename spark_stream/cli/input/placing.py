@@ -1,7 +1,7 @@
 """The partition that a record of the input names, in the columns that ``consume`` adds.
 
 ``partition`` (``_partition`` in a typed topic) is where a record is written; null leaves it to the
-key. The others (topic, offset, timestamp of the append) are set by the new log, and are ignored.
+key. The new log sets the others (topic, offset, timestamp of the append): they are ignored here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ANYWHERE: Final = -1
 
 
 def metadata_of(stored: pa.Schema) -> pa.Schema:
-    """Return the columns that such a topic's records are shown with but that it does not store."""
+    """Return the metadata columns of such a topic: shown with its records, but not stored."""
     if is_default(stored):
         return pa.schema([each for each in KAFKA_COLUMNS if each.name not in stored.names])
     return pa.schema(METADATA)

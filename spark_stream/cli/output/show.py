@@ -99,7 +99,7 @@ def show_status(status: BrokerStatus, shape: Listing) -> None:
 
 def console() -> Console:
     """Return a console on standard output, for tables."""
-    # In a pipe or a file a table is as wide as it needs: only a terminal has a width.
+    # In a pipe or a file a table is as wide as it needs to be: only a terminal has a width.
     return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_MAX)
 
 

@@ -1,6 +1,6 @@
-"""Who a client is, and how its connections are protected: as the caller says, or the environment.
+"""Who a client is and how its connections are protected: by options, environment or profile.
 
-One process may hold connections of several accesses to the same broker; they share nothing.
+One process may connect to the same broker with several accesses; their connections share nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Access(Struct, frozen=True):
     """How to connect. ``tls``: the files of TLS; None: without TLS.
 
     ``user`` and ``password``, ``token``, ``token_file`` or ``profile`` say who calls; the files are
-    read again for each connection. Without any it is nobody, or the holder of the certificate.
+    read again for each connection. Without any the caller is nobody, or the holder of the
+    certificate.
     """
 
     tls: TlsFiles | None = None
@@ -43,7 +44,7 @@ class Access(Struct, frozen=True):
 
     @property
     def has_credential(self) -> bool:
-        """Whether it says who calls."""
+        """Whether a credential is given."""
         return any((self.user, self.token, self.token_file, self.profile))
 
     def credential(self) -> Authenticate | None:
@@ -69,7 +70,7 @@ class Access(Struct, frozen=True):
         return None
 
     def context(self) -> ssl.SSLContext | None:
-        """Return the TLS of a new connection; its files are read each time.
+        """Return the TLS context of a new connection, or None; its files are read each time.
 
         Raises:
             InvalidOption: a file cannot be used.
@@ -88,7 +89,7 @@ def access_of(
     They are ``tls``, ``tls.ca``, ``tls.cert``, ``tls.key``, ``user``, ``password``, ``token``,
     ``tokenFile`` and ``profile``. Those that are missing or None come from ISOLOG_TLS,
     ISOLOG_TLS_CA, ISOLOG_TOKEN_FILE and so on, or else from the profile; a credential comes as a
-    whole from one of the three. With any file of TLS there is TLS; ``tls`` alone trusts the
+    whole from one of the three. Any file of TLS turns TLS on; ``tls`` alone trusts the
     authorities of the system.
 
     Raises:
@@ -139,7 +140,7 @@ def _said_in(
     files = TlsFiles(cert, key, ca)
     wanted = _flag("tls", value("tls"))
     if wanted is False and files.paths:
-        raise InvalidOption("tls is false, and a file of TLS is given", option="tls")
+        raise InvalidOption("tls is false, but a file of TLS is given", option="tls")
     said: dict[str, str | bool | None] = dict.fromkeys(_CREDENTIAL)
     variables = {name: environment.get(_variable(name)) or None for name in _CREDENTIAL}
     for each in (given, variables, profile):

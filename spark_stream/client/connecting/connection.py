@@ -1,10 +1,10 @@
-"""Calls to a log, through any of its brokers: a lost broker is an error in time, never a hang.
+"""Calls to a log, through any of its brokers: a lost broker causes an error in time, never a hang.
 
 A connection belongs to one log. Each broker first tells the id of its cluster; a broker of another
 cluster is refused.
 
-Control calls go to one broker for as long as it answers; then another is chosen, of those that the
-user named and those that the cluster has besides. A broker that names a topic's leader redirects
+Control calls go to one broker for as long as it answers. Then another is chosen, among those that
+the user named and the other brokers of the cluster. A broker that names a topic's leader redirects
 the caller there. Calls to the leader of a partition use :meth:`Connection.at`.
 
 A connection belongs to the process that made it: a forked process has to make its own.
@@ -51,7 +51,7 @@ _TRIES_COUNTED: Final = 10
 _LONG_TURN_LEAST_S: Final = 2.0
 _LONG_TURN_PART: Final = 3
 # If one of these is repeated at another broker while the first still works on it, the answer may
-# be that it is done already. So they wait longer for one broker.
+# be that it is done already. So each broker gets more time for them.
 _ONCE: Final = frozenset(
     {
         "alter-topic",
@@ -128,7 +128,7 @@ class ClusterConnection:
     def act(self, name: str, body: Message, result: type[R], timeout_s: float | None = None) -> R:
         """Run an action and return its result; retry what can be retried.
 
-        ``timeout_s``: instead of the connection's own, which is longer.
+        ``timeout_s``: replaces the connection's own limit, which is longer.
         """
         return self.retry(
             lambda link, within_s: link.act(name, body, result, within_s),
@@ -200,7 +200,8 @@ class ClusterConnection:
 
         Raises:
             BrokerUnavailable, RequestTimeout: none answers, or not in ``timeout_s``.
-            WrongCluster, UnknownLog: the broker is of another log; there is no log.
+            WrongCluster: the broker is of another log.
+            UnknownLog: there is no log.
         """
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         found = self._present()
@@ -227,7 +228,7 @@ class ClusterConnection:
             raise
 
     def turn(self, deadline: float, tries: int = 0, *, once: bool = False) -> float:
-        """Return how long one try may take, in seconds: not all of it if there is another broker.
+        """Return the seconds for one try: not all that are left if there is another broker.
 
         ``tries``: how many tries there were before. ``once``: as in :meth:`retry`.
         """
@@ -308,7 +309,7 @@ class ClusterConnection:
         raise BrokerUnavailable(f"no broker answers at {names}", address=names)
 
     def _ask_for_brokers(self, link: BrokerLink, deadline: float) -> None:
-        """Ask from time to time which brokers the cluster has; ignore it if there is no answer."""
+        """Ask which brokers the cluster has, unless asked lately; ignore a failure."""
         if time.monotonic() - self._asked < _ASK_AGAIN_S:
             return
         self._asked = time.monotonic()

@@ -69,7 +69,7 @@ class BrokerLink:
         except Unauthenticated:
             if not self._access.has_credential:
                 raise
-        # What the connection was known by holds no longer; the credential may be another by now.
+        # The broker no longer knows who calls on this connection; the credential may have changed.
         self.forget()
         return self._act(name, body, result, deadline)
 
@@ -82,7 +82,7 @@ class BrokerLink:
         return result.from_bytes(bytes(answer.body))
 
     def forget(self) -> None:
-        """Connect anew for the next call, and say again who calls."""
+        """Forget the connection: the next call connects and authenticates again."""
         found, self._shared = self._shared, None
         if found is not None:
             forget_channel(self.address, self._access, found)
@@ -100,7 +100,7 @@ class BrokerLink:
             return found
         if not self._connecting.acquire(timeout=seconds_left(deadline)):
             raise RequestTimeout(
-                f"another thread connects to {self.address}, and has not done so in time",
+                f"another thread connects to {self.address}, and did not succeed in time",
                 address=self.address,
             )
         try:
@@ -137,5 +137,5 @@ class BrokerLink:
 
 
 def seconds_left(deadline: float) -> float:
-    """Return the seconds left until then, always more than 0, as a call needs it."""
+    """Return the seconds left until the deadline, always more than 0, as a call needs."""
     return max(0.001, deadline - time.monotonic())

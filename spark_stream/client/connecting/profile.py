@@ -1,6 +1,6 @@
 """A profile: a file that says where a log is, how to connect to it, and who calls.
 
-It is TOML, with the options of the same names::
+It is TOML, and its keys are names of options::
 
     bootstrap = "broker.example.org:9092"
     tls.ca = "/etc/isolog/ca.pem"
@@ -35,8 +35,8 @@ def read_profile(path: str) -> Mapping[str, str | bool]:
     """Return the options in a profile.
 
     Raises:
-        InvalidOption: it cannot be read, is not TOML, or has a name that is none. What is in it is
-            not told.
+        InvalidOption: it cannot be read, is not TOML, or has an unknown option. The error shows
+            none of its values.
     """
     try:
         with open(path, "rb") as file:

@@ -94,7 +94,7 @@ class Router:
         return known
 
     def no_leader(self, topic: str, partition: int) -> LeaderUnavailable:
-        """Return the error of a partition of which no leader is known."""
+        """Return the error for a partition without a known leader."""
         return LeaderUnavailable(
             f"{topic}/{partition} has no leader now, as far as {self._connection.address} knows",
             topic=topic,
@@ -127,7 +127,7 @@ class Router:
             return place.routes.note_epoch(partition, epoch)
 
     def on_failed(self, route: Route, error: IsologError) -> None:
-        """Record that a call along the route failed; if the leader may be why, ask before the next.
+        """Record a failed call along the route; if the leader may be why, ask before the next one.
 
         If the error names another leader, that one is used without asking.
         """
@@ -157,7 +157,7 @@ class Router:
 
     @contextmanager
     def _asking(self, topic: str, topic_id: str, deadline: float) -> Iterator[_Topic]:
-        """Be the only thread that asks about a topic; raise RequestTimeout if another one is."""
+        """Let one thread ask about a topic; raise RequestTimeout if another asks for too long."""
         place = self._place(topic, topic_id)
         if not place.asking.acquire(timeout=seconds_left(deadline)):
             raise RequestTimeout(f"another thread asks for the leaders of topic {topic!r}")

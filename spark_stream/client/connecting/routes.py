@@ -42,7 +42,7 @@ class Routes:
         return None if partition in self._doubted else self._routes.get(partition)
 
     def learn_leader(self, facts: LeaderFacts) -> bool:
-        """Take over what a broker says; return False, and change nothing, if its epoch is older."""
+        """Use what a broker says; return False, and change nothing, if its epoch is older."""
         partition, epoch = facts.partition, facts.leader_epoch
         if epoch is not None:
             if epoch < self._epochs.get(partition, 0):

@@ -42,10 +42,10 @@ class SharedChannel:
         weakref.finalize(self, channel.close).atexit = False
 
     def authenticate(self, timeout_s: float) -> None:
-        """Tell who calls, and again before that expires.
+        """Tell the broker who calls, and again before that expires.
 
-        A session that another connection was given for the password is used, while it lasts: to
-        compare a password costs a broker much.
+        While a session that another connection got for the password lasts, it is used: checking a
+        password costs a broker much.
 
         Raises:
             Unauthenticated: the broker does not take the credential.
@@ -77,13 +77,13 @@ class SharedChannel:
             ends = time.monotonic() + left_s * _RENEWED_AT
             _sessions[self.greeting.cluster_id, self._access] = answer.session, ends
         renew = partial(_renew, weakref.ref(self))
-        # By its address: the timer must not keep the connection.
+        # By the address, so that the timer does not keep the connection alive.
         again = partial(call_elsewhere, self.channel.address, renew)
         client_loop().call_later(left_s * _RENEWED_AT, again)
 
 
 def _renew(known: weakref.ref[SharedChannel]) -> None:
-    """Tell a connection's broker again who calls, before what it knows expires."""
+    """Authenticate a connection again before its session expires."""
     shared = known()
     if shared is None or not shared.channel.is_usable:
         return
@@ -98,7 +98,7 @@ _RENEWED_AT: Final = 0.75
 _RENEW_S: Final = 30.0
 
 _sessions: dict[tuple[str, Access], tuple[str, float]] = {}
-"""By cluster: a session, and until when to use it, on the monotonic clock."""
+"""By cluster and access: a session, and until when to use it, on the monotonic clock."""
 _lock = new_lock()
 _channels: weakref.WeakValueDictionary[tuple[str, Access], SharedChannel] = (
     weakref.WeakValueDictionary()
@@ -116,7 +116,7 @@ def shared_channel(address: str, access: Access, timeout_s: float) -> SharedChan
     """Return this process's connection to the broker at an address; connect if there is none.
 
     Raises:
-        BrokerUnavailable: no broker is there, or no isolog broker.
+        BrokerUnavailable: nothing answers there, or it is not an isolog broker.
         RequestTimeout: something is there but does not answer in ``timeout_s``.
         TlsFailed: the two sides do not agree on TLS.
         Unauthenticated: the broker does not take the access's credential.
@@ -146,7 +146,7 @@ def shared_channel(address: str, access: Access, timeout_s: float) -> SharedChan
 
 
 def forget_channel(address: str, access: Access, found: SharedChannel) -> None:
-    """Give this connection to nobody any more; who has it may go on."""
+    """Share this connection no more; its present users may go on."""
     with _lock:
         if _channels.get((address, access)) is found:
             del _channels[address, access]

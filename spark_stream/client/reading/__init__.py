@@ -1,6 +1,6 @@
 """How records get from the leader to the reader, up to the bound of an isolation level.
 
-``consumer``   ``Consumer``: all partitions of topics, followed
+``consumer``   ``Consumer``: follows all partitions of topics
 ``subscription``  what a consumer reads: topics, a pattern of them, chosen partitions
 ``polling``    what is kept from one poll to the next
 ``feed``       the fetching threads behind a consumer

@@ -112,9 +112,9 @@ class View:
         chosen.
 
         Raises:
-            InvalidOption: ``columns`` is one text.
+            InvalidOption: ``columns`` is a text, not a list.
             SchemaMismatch: the topic lacks a column; the error names it.
-            InvalidFilter: the filter is none, or does not fit the topic's columns.
+            InvalidFilter: the filter is not valid, or does not fit the topic's columns.
         """
         if filter is not None:
             row_filter(filter, topic, stored)
@@ -208,9 +208,9 @@ class View:
 
 
 def _repeated(value: str | int, rows: int) -> pa.Array:
-    """Return a column of one text, or one number of 32 bits.
+    """Return a column that repeats one text, or one number of 32 bits.
 
-    Most batches have similar numbers of rows, so they share its memory.
+    Most batches have similar numbers of rows, so they share the column's memory.
     """
     if rows > _SHARED_ROWS:
         return _all_alike(value, rows)

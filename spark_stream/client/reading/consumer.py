@@ -1,7 +1,7 @@
 """Reads the records of topics as they come, under an isolation level.
 
-Records are fetched ahead, by long polls, so that an idle log costs nothing, into one queue
-(:mod:`spark_stream.client.reading.feed`). Within a partition records come in the order of their
+Records are fetched ahead into one queue (:mod:`spark_stream.client.reading.feed`), by long polls,
+so that an idle log costs nothing. Within a partition records come in the order of their
 offsets; between partitions in any order.
 
 Under ``read_atomic`` a consumer goes from cut to cut: it asks for offsets that split no
@@ -140,8 +140,8 @@ class Consumer(Closing):
     def records(self, until: str | None = None, timeout: float | None = None) -> Iterator[Record]:
         """Yield records as they come; with ``until="latest"`` up to the isolation's present bound.
 
-        With a ``timeout`` it ends once no record came for that many seconds; with 0 at once, as
-        nothing has come yet. The position moves past a record once it is yielded.
+        With a ``timeout`` it ends once no record came for that many seconds; with 0, at once. The
+        position moves past a record once it is yielded.
 
         Raises:
             InvalidOption: ``until`` or ``timeout`` has a value that it does not take.
@@ -368,7 +368,7 @@ class Consumer(Closing):
             if self._atomic and not (until and ends):
                 ends = self._cut(self._position)
                 while self._find_topics(now=self._below(ends)):
-                    ends = self._cut(self._position)  # its transactions may be in a new topic too
+                    ends = self._cut(self._position)  # its transactions may also be in a new topic
                 self._take_up(ends)
                 nothing = not self._below(ends)
             if nothing:
@@ -514,7 +514,7 @@ class Consumer(Closing):
             feed.stop()
 
     def _leave_parent(self) -> None:
-        """Fetch anew in a forked child: what is under way is the parent's."""
+        """Fetch anew in a forked child: the fetches under way are the parent's."""
         feed, self._feed = self._feed, None
         if feed is not None:
             feed.leave_parent()

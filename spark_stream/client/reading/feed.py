@@ -5,7 +5,7 @@ core says so; the consumer's thread decodes. What may wait for a broker (connect
 leaders) is done elsewhere (``ways``).
 
 Each fetch has a size limit, after which the core decides again, and a limit for its broker's
-silence, to notice one that has stopped.
+silence, so that a stopped broker is noticed.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class _FetchCall(Struct):
 
 
 class _Arrived(Struct, frozen=True):
-    """A frame for the consumer. ``position`` and ``lineage``: where its range was before it."""
+    """A frame for the consumer. ``position`` and ``lineage``: of its range, before it."""
 
     number: int
     key: int
@@ -113,11 +113,11 @@ _Item = _Arrived | RangeMoved[int] | RangeOver[int] | IsologError | None
 class Feed:
     """Reads ranges ahead of the consumer. When it stops, what was read ahead is dropped.
 
-    ``watch`` is called every two seconds meanwhile; a final error of it ends the iteration. Records
-    that are gone are an error too, unless ``fail_on_loss`` is false. ``wait_ms``: how long a leader
-    waits for records if there are none, by default only in ranges without an end. ``together``: ask
-    a leader for all ranges in one call. ``patience_s``: how long to retry, by default as long as a
-    call may take.
+    Meanwhile ``watch`` is called every two seconds; if it raises a final error, the iteration ends.
+    Records that are gone are an error too, unless ``fail_on_loss`` is false. ``wait_ms``: how long
+    a leader waits for records if there are none, by default only in ranges without an end.
+    ``together``: ask a leader for all ranges in one call. ``patience_s``: how long to retry, by
+    default as long as a call may take.
 
     ``_lock`` guards the core; nothing blocks while it is held.
     :meth:`stop` takes no lock: a generator that is garbage may call it, on any thread.
@@ -145,7 +145,7 @@ class Feed:
         self._stopped = False
         self._lock = threading.Lock()
         self._calls: dict[int, _FetchCall] = {}
-        self._unmapped: set[int] = set()  # do not map in the next fetch of these ranges
+        self._unmapped: set[int] = set()  # ranges whose next fetch must not map files
         self._timer: Timer | None = None
         self._timer_due = 0.0
         if not ranges:
@@ -245,7 +245,7 @@ class Feed:
         waiting.put(None)
 
     def leave_parent(self) -> None:
-        """Stop in a forked child, without a word to the brokers: the calls are the parent's."""
+        """Stop in a forked child, without telling the brokers: the calls are the parent's."""
         self._stopped = True
         self._calls.clear()
 
@@ -450,7 +450,7 @@ class Feed:
         if isinstance(facts, PlacesFacts):
             place = 0
             if call.ranges[0].machine is None:
-                raise InvalidRequest("an answer tells places that were not asked for")
+                raise InvalidRequest("an answer names places that were not asked for")
         else:
             place = facts.range
         ask, route = call.sendings[place]

@@ -1,4 +1,4 @@
-"""Decides which ranges to ask for, and when, for a reader of many; no I/O, no clock.
+"""Decides which ranges to ask for, and when, for a reader of many ranges; no I/O, no clock.
 
 ``range_core`` decides what happens within one range.
 """

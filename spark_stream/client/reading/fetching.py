@@ -67,7 +67,7 @@ class Fetched(Struct, frozen=True):
 
 
 class Source(Struct, frozen=True):
-    """What to read: one partition of a topic (of this id), under an isolation, through a view.
+    """What to read: one partition of a topic (of this id), under an isolation level, in a view.
 
     ``lineage``: that of the ends of ranges, if it is known. ``maps``: records may be read from the
     log's own files, if these are on this machine.
@@ -115,7 +115,7 @@ def mapped_rows(
     """Yield the rows at these places in files.
 
     Raises:
-        CannotMap: they cannot be read there; those up to the last ``next`` were yielded.
+        CannotMap: the rows cannot be read there; those up to the last ``next`` were yielded.
     """
     router, file = source.router, None
     columns = pa.schema([source.view.field(name) for name in source.view.asked])

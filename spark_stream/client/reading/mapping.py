@@ -1,11 +1,11 @@
 """Local reads: a reader on the machine of a replica maps its files.
 
 The leader says where the records are (``StoredFacts``); only what it names is read.
-If the files are a follower's, it names entries, and the follower says where it has them.
+If the files are a follower's, the leader names entries, and the follower says where they are.
 A file is identified by its device and inode, and by the topic and partition in its header, never
 by its path alone: in another container another file may have that path. All bytes that are read
 are compared with the leader's checksum, each time: what a disk returns may differ from what was
-written, even if it was right a moment ago. If it differs, the replica that has the file is told.
+written, even if it was right a moment ago. If it differs, a follower that has the file is told.
 
 Mapped data stays valid. A published file never shrinks in place; one that is removed or replaced
 lives on while it is mapped. A file that is gone, or that may not be opened, is no error of the
@@ -98,7 +98,7 @@ def placed(
         message = f"{where} does not say where its files are: {error}"
         raise CannotMap(message, lasting=True) from None
     if len(found.places) != len(runs) or None in found.places:
-        raise CannotMap(f"{where} has not got all of the entries, or in several files")
+        raise CannotMap(f"{where} does not have all of the entries in one file")
     return [
         Run(run, place) for run, place in zip(runs, found.places, strict=True) if place is not None
     ]
@@ -127,7 +127,7 @@ class OtherBytes(CannotMap):
 
 
 class MappingLeaders:
-    """The leaders that are asked for files to map: all but those where that has failed lately."""
+    """The leaders that are asked for files to map: all but those where mapping failed lately."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic

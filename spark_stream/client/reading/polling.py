@@ -22,7 +22,7 @@ class Patience:
         self.renew(seconds)
 
     def renew(self, seconds: float | None) -> None:
-        """Wait for this many seconds from now on; None is without end.
+        """Wait for this many seconds from now on; None: without end.
 
         Raises:
             InvalidOption: it is no number of seconds.

@@ -1,4 +1,4 @@
-"""Resolve where to start and to end, as a user says it, to an offset for each partition."""
+"""Resolve where a user wants to start or end to an offset for each partition."""
 
 from __future__ import annotations
 

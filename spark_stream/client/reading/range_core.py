@@ -30,7 +30,7 @@ class PauseUntil(Struct, frozen=True):
 
 
 class RangeCore:
-    """The reader of ``[start, end)`` of a partition, or of all from ``start`` on (None).
+    """The reader of ``[start, end)`` of a partition; ``end`` None: of all from ``start`` on.
 
     ``lineage``: that of ``start``. ``checks``: if the range is empty, ask whether the log has, or
     had, such an offset. ``patience_s``: how long to retry. Without ``fail_on_loss`` continue with
@@ -99,8 +99,8 @@ class RangeCore:
     ) -> bool:
         """Record a batch; return whether to deliver it: it has rows, or news.
 
-        ``following``: where to read on, of this lineage. ``partitions``: how many the topic has, if
-        the leader said so.
+        ``following``: where to read on; ``lineage``: that of ``following``. ``partitions``: how
+        many the topic has, if the leader said so.
         """
         moved = following != self.position
         told = partitions not in (None, self._partitions)
@@ -118,7 +118,7 @@ class RangeCore:
     def on_failed(self, error: IsologError, now: float) -> int | None:
         """Record that the leader was not reached, or refused.
 
-        Return where to continue if records are gone; None: where it was.
+        Return where to continue if records are gone, else None.
 
         Raises:
             IsologError: ``error`` itself, if it is final or patience has run out.

@@ -39,10 +39,10 @@ T = TypeVar("T")
 class Subscription:
     """The topics that a consumer reads, by name: their ids and their views.
 
-    ``partitions``: only these of each topic, by default all, also those that are added later.
+    ``partitions``: only these of each topic, by default all, with those that are added later.
 
     Raises:
-        InvalidOption: there is no topic or no partition, or an argument is of the wrong type.
+        InvalidOption: no topic or no partition is named, or an argument is of the wrong type.
         UnknownTopic, UnknownPartition: a named topic does not exist, or lacks a chosen partition.
         SchemaMismatch, InvalidFilter: as ``view``.
     """

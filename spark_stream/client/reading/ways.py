@@ -1,4 +1,4 @@
-"""Send asks to their leaders: what is known is used at once, the rest is looked up.
+"""Send asks to their leaders: at once to known leaders; the others are looked up first.
 
 Nothing here blocks, except on the few threads of ``connecting.calls``: one call looks up the
 leaders of a topic, and one connects to a broker, however many asks wait for them.

@@ -48,9 +48,9 @@ class AppendStream:
         self._ended = ended
         self._lock = new_lock()
         self._unsent: deque[tuple[bytes, Outgoing]] = deque()  # waiting for credit
-        self._first: memoryview | None = None  # the serialized first of them
+        self._first: memoryview | None = None  # the first of them, serialized
         self._is_over = False
-        self._taken = 0  # bytes of answers for which the broker was not given credit back
+        self._taken = 0  # bytes of answers whose credit was not given back yet
         self._stream: Stream | None = None
 
     def start(self, topic: TopicDescription, request: AppendTo) -> None:
@@ -71,7 +71,7 @@ class AppendStream:
         return self._handle
 
     def send(self, envelope: bytes, batch: Outgoing) -> None:
-        """Send a batch as soon as there is credit for it; nothing once the stream has ended."""
+        """Send a batch as soon as there is credit for it; drop it once the stream has ended."""
         with self._lock:
             if self._unsent or not self._send(envelope, batch):
                 self._unsent.append((envelope, batch))

@@ -124,7 +124,7 @@ def joining_bytes(batch: pa.RecordBatch, known: TopicDescription) -> int:
     size = int(pa.ipc.get_record_batch_size(batch))
     if size > _JOINING_BYTES_MAX:
         return 0
-    # Not even if all of it were one record, whose flags count for eight times their size.
+    # Even if all of it were one record, whose flags count for eight times their size, it must fit.
     if 8 * size > int(known.config["max.record.bytes"]):
         return 0
     for field, column in zip(known.schema, batch.columns, strict=True):

@@ -48,7 +48,7 @@ class Buffer:
         self.outstanding = 0
         """How many records were taken and are not settled."""
         self.closed = ""
-        """Why it takes nothing more; empty while it does."""
+        """Why it takes nothing more; empty while it takes records."""
 
     @property
     def urgent(self) -> bool:
@@ -56,10 +56,11 @@ class Buffer:
         return bool(self._flushing or self._crowded or self.closed)
 
     def reserve(self, size: int, records: int = 1) -> None:
-        """Reserve room, waiting for it; the caller holds the lock, which is released meanwhile.
+        """Reserve room, or wait for it; the caller holds the lock, which a wait releases.
 
         Raises:
-            BufferFull, InvalidRequest: there was no room in time; the producer is closed.
+            BufferFull: there was no room in time.
+            InvalidRequest: the producer is closed.
         """
         if self._bytes and self._bytes + size > self._limit:
             self._crowded += 1
@@ -105,7 +106,7 @@ class Buffer:
         self._give_back(unused, -records)
 
     def release(self, share: Share) -> None:
-        """Settle a part; its share's room is freed after the last of its parts."""
+        """Settle a part of a share; after its last part, free the share's room."""
         with self.lock:
             share.parts -= 1
             if share.parts <= 0:
@@ -137,8 +138,8 @@ class Buffer:
                     lambda: min(self._unsettled, default=flush) >= flush, timeout
                 ):
                     raise TimeoutError(
-                        f"not everything is acknowledged yet: {self.outstanding} records wait, with"
-                        " those that were sent since"
+                        f"not everything is acknowledged yet: {self.outstanding} records wait,"
+                        " including those that were sent since"
                     )
         finally:
             with self.lock:

@@ -14,7 +14,8 @@ Invariants:
   carries its batches; it is on at most one stream, which leads to the known leader;
 * a batch that was sent and may be in the log has an *unknown outcome*, whatever kept it from being
   sent again. One that was never sent, or surely not appended, gets the error that kept it from the
-  log. In a transaction an error of the leader is passed on as it is: a failed write aborts it.
+  log. In a transaction an error of the leader is passed on as it is: a failed write aborts the
+  transaction.
 
 Transitions of a lane: *homeless* → (leaders found) → *placed* on an opening or open stream → (the
 stream is lost, or the broker does not lead) → homeless again, after a pause that grows with each
@@ -217,7 +218,7 @@ class ProducerCore:
         if known is not None:
             batch = known.lane.head(ack.number)
             if isinstance(error, _NOT_TAKEN) and not error.details.get("appended"):
-                known.lane.on_refused(ack.number)  # whichever of the sent ones it is
+                known.lane.on_refused(ack.number)  # it may be any of the batches in flight
         if ack.partitions is not None and ack.partitions != len(target.topic.partitions):
             self.outcomes.append(NoteTopic(target.topic, ack.partitions))
         placed = stream.lanes.get(ack.partition)
@@ -276,7 +277,7 @@ class ProducerCore:
         self._find(target, now)
 
     def leaders_found(self, topic_id: str, routes: Mapping[int, Route | None], now: float) -> None:
-        """Place lanes on streams to the leaders that were asked for; None stands for no leader."""
+        """Place lanes on streams to the leaders that were asked for; None means no leader."""
         target = self._targets[topic_id]
         asked, target.asked = target.asked or (), None
         for placed in asked:

@@ -75,7 +75,7 @@ class NoteTopic(msgspec.Struct, frozen=True):
 
 
 class WakeAt(msgspec.Struct, frozen=True):
-    """Call ``tick`` at this time, instead of at the time of the instruction before."""
+    """Call ``tick`` at this time, instead of the time in the previous instruction."""
 
     at: float
 

@@ -13,9 +13,8 @@ float, double                  8 bytes, IEEE 754, big endian; -0.0 as 0.0, each 
 decimal                        16 bytes, big endian, of its digits without the point
 =============================  =====================================================
 
-The values of several columns follow each other: 0 for a null; else 1, then the value, which has its
-length before it, in 4 bytes, if it is text or bytes. A record whose key columns are all null has no
-key.
+The values of several columns follow each other: 0 for a null; else 1, then the length in 4 bytes if
+the value is text or bytes, then the value. A record whose key columns are all null has no key.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ from spark_stream.wire.messages import Ack, Acknowledged, BatchRefused, TopicDes
 class Unacknowledged(Struct, frozen=True):
     """The settlement of a batch that failed.
 
-    ``kept`` acknowledges its first records. Only an error that refuses the next record does so: no
+    ``kept`` acknowledges its first records. It needs an error that refuses the next record: no
     other error tells which records stay in the log.
 
     Raises:
@@ -74,7 +74,7 @@ Settle = Callable[[Settlement], None]
 JOINED_BYTES_MAX: Final = 1 << 20
 """How many bytes joined batches may have together."""
 JOINED_WITHIN_S: Final = 1.0
-"""How much later than the first of them the deadline of the others may be."""
+"""How much later than the deadline of the first of them the others' may be."""
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 1.0
@@ -145,7 +145,7 @@ class Outgoing(Struct):
 
 
 def settlement_of(topic: str, batch: Outgoing, ack: Ack, error: IsologError | None) -> Settlement:
-    """Return a batch's settlement by the leader's answer; ``error``: as its caller gets it."""
+    """Return a batch's settlement by the leader's answer; ``error``: the one for its caller."""
     whole, written = isinstance(ack, Acknowledged), None
     if ack.offset is not None and (whole or ack.count):
         rows = batch.rows if whole else ack.count
@@ -245,7 +245,7 @@ class Lane:
         return batch
 
     def _join(self, batch: Outgoing) -> None:
-        """Join the small batches that wait behind this one with it.
+        """Join this batch with the small ones that wait behind it.
 
         It has no stamp yet, so those behind it have none: batches are stamped in order.
         """
@@ -273,7 +273,7 @@ class Lane:
         return self.sent > 0 and self._batches[0].deadline < now
 
     def head(self, number: int) -> Outgoing | None:
-        """Return the batch that is answered next, if its number is this; else None."""
+        """Return the batch that is answered next, if it has this number; else None."""
         found = self._batches[0] if self.sent else None
         return found if found is not None and found.number == number else None
 

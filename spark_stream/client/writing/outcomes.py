@@ -35,7 +35,7 @@ class RecordPromise(Promise):
     """The future of one record."""
 
     def __init__(self, outcomes: Outcomes, row: int) -> None:
-        # __getattr__ makes the rest.
+        # __getattr__ makes the other attributes.
         self._outcomes = outcomes
         self.row = row
 
@@ -47,7 +47,7 @@ class RecordPromise(Promise):
         return self.__dict__[name]
 
     def result(self, timeout: float | None = None) -> Written:
-        """Return the result as any future does, without making it complete if it is written."""
+        """Return the result as any future does; do not become complete if the record is written."""
         if _MADE_LAST not in self.__dict__:
             written = self._outcomes.written(self.row)
             if written is not None:
@@ -97,7 +97,7 @@ class Outcomes:
             promise.fulfil(*outcome)
 
     def watch(self, promise: RecordPromise) -> None:
-        """Make a promise that is used a complete future, and settle it if its row is settled."""
+        """Make a used promise a complete future, and settle it if its row is settled."""
         with self._lock:
             if _MADE_LAST in promise.__dict__:
                 return  # another thread was faster
@@ -162,7 +162,7 @@ class FailedRows:
         return self.error_of(int(np.argmin(self._reported)))
 
     def error_of(self, row: int) -> IsologError:
-        """Return the error of a row; if it refuses the first row alone, others were not tried."""
+        """Return the error of a row; if the first one alone was refused, others were not tried."""
         if row and self._error.details.get("record") is not None:
             return RecordNotAttempted(
                 f"not tried, for an earlier one was refused: {self._error.message}"
@@ -174,7 +174,7 @@ class FailedRows:
 
 
 class FailedRow:
-    """One row of those."""
+    """One of the rows that failed together."""
 
     def __init__(self, failure: FailedRows, row: int) -> None:
         self._failure = failure

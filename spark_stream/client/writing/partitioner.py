@@ -104,7 +104,7 @@ _FACTOR: Final = np.array([1, _M, _M, _M], np.uint32)
 def _gathered(data: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], words: int) -> Hashes:
     """Gather ``words`` words from each of these places on, shape (places, words).
 
-    They are taken as one item each, which is as fast as taking a byte.
+    The words of a place are taken as one item, which is as fast as taking a byte.
     """
     size = 4 * words
     items = np.ndarray((len(data) - size + 1,), f"V{size}", data, strides=(1,))

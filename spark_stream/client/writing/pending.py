@@ -25,16 +25,16 @@ from spark_stream.transport.loop import Timer
 Headers = list[tuple[str, bytes | None]]
 
 Part = tuple[int, pa.RecordBatch, npt.NDArray[np.int64]]
-"""A partition, its rows, and their numbers in the whole."""
+"""A partition, its rows, and their indexes in the whole batch."""
 
 
 class Pending(Struct):
     """The records of one default-schema topic that are not sent yet.
 
     ``room``: what is reserved for them in the producer's buffer. ``left``: how much of that is
-    still unused: a smaller record needs neither more room nor another batch. ``largest``: the most
-    that such a record may have. ``counted``: how many of the records the buffer has counted.
-    ``flushes``: how many had begun before the first of them was taken.
+    still unused: a smaller record needs neither more room nor another batch. ``largest``: the size
+    limit of such a record. ``counted``: how many of the records the buffer has counted.
+    ``flushes``: how many flushes had begun before the first record was taken.
     """
 
     outcomes: Outcomes

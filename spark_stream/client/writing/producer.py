@@ -79,8 +79,8 @@ def check_setting(name: str, value: float, low: int, high: int) -> None:
 class Producer:
     """A producer, for any thread. Use it as a context manager, or call :meth:`close`.
 
-    One that is dropped without either still sends what it has taken; a failure is then logged as a
-    warning. A process that ends takes with it what was not sent yet: flush first.
+    A producer that is dropped without either still sends what it has taken, and logs a failure as a
+    warning. When the process ends, what was not sent yet is lost: flush first.
 
     ``isolation``: with ``read_uncommitted`` records are acknowledged when the leader has appended
     them, with ``read_committed`` when they are below the high watermark. ``linger_ms``: how long a
@@ -142,8 +142,8 @@ class Producer:
 
         ``timestamp``: an int, in milliseconds since 1970, or a datetime, which is in UTC if it has
         no zone (for now, ``datetime.now(UTC)``); now if it is left out. A key decides the partition
-        unless ``partition`` does. ``headers``: a mapping of names to bytes,
-        or a list of ``(name, bytes)``. Text is sent as UTF-8.
+        unless ``partition`` does. ``headers``: a mapping of names to bytes, or a list of
+        ``(name, bytes)``. Text is sent as UTF-8.
 
         An error in the record is reported by the future.
 

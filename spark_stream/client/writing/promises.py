@@ -50,7 +50,7 @@ class Unreported(Protocol):
 
     @property
     def is_reported(self) -> bool:
-        """Whether all holders have taken it."""
+        """Whether all holders have taken the error."""
 
     @property
     def holder(self) -> Callable[[], object | None]:
@@ -145,7 +145,7 @@ class Promise(Future[Written]):
         try:
             fn(self)
         except Exception:
-            logger.exception("a callback of %r", self)
+            logger.exception("a callback of %r failed", self)
 
     def settle(self, outcome: Written | IsologError) -> None:
         """Set the result or the error; do nothing if the caller cancelled the future."""

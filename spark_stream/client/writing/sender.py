@@ -7,8 +7,8 @@ Threads: a producer has none. Callers send from their own thread what can be sen
 process's loop sends what has waited for its linger, for an acknowledgement or for credit, and
 settles. So no caller waits for a broker, except for room, and in ``flush``.
 
-Locks, in the order in which they are taken: ``_order`` from taking records until the core has
-them, so that none overtakes another; ``_lock`` guards everything else, and is never held for long.
+Locks, in the order in which they are taken: ``_order`` is held while records are passed to the
+core, so that none overtakes another; ``_lock`` guards everything else, and is never held for long.
 Instructions of the core are carried out (``shell``) without either.
 """
 
@@ -57,7 +57,7 @@ _Waiting = tuple[TopicDescription, Pending]
 
 
 class Sender:
-    """Sends for one producer. ``identified`` is called for an identity if none is given."""
+    """Sends for one producer. ``identified`` gets an identity if none is given."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Sender:
     ) -> RecordPromise | None:
         """Take a record of ``size`` bytes, to go with the waiting ones of its topic.
 
-        Return None, without taking it, if none wait or it needs more care (:meth:`send`).
+        Return None, without taking it, if no records wait or it needs :meth:`send`.
         """
         with self._lock:
             pending = self._open.get(topic)
@@ -163,7 +163,8 @@ class Sender:
         records gather. So a lone record is fast, and a flood makes batches.
 
         Raises:
-            BufferFull, InvalidRequest: no room in time; the producer is closed.
+            BufferFull: no room in time.
+            InvalidRequest: the producer is closed.
         """
         topic, linger_s = known.name, self._settings.linger_s
         with self._lock:
@@ -203,7 +204,8 @@ class Sender:
         """Take a batch of ``size`` bytes, split by partition.
 
         Raises:
-            BufferFull, InvalidRequest: no room in time; the producer is closed.
+            BufferFull: no room in time.
+            InvalidRequest: the producer is closed.
         """
         least = self._settings.buffer_bytes // _LEAST_PART
         room = max(size, least * len(parts))
@@ -249,7 +251,7 @@ class Sender:
         self.failures.tell()
 
     def discard(self, error: IsologError) -> None:
-        """Settle everything that is unsettled with the error; it may be in the log."""
+        """Settle all unsettled records with the error; they may be in the log."""
         with self._order:
             with self._lock:
                 waiting = [each for listed in self._pending.values() for _, each in listed]
@@ -368,7 +370,7 @@ class Sender:
     def _settle_records(
         self, outcomes: Outcomes, number: int, rows: int, share: Share, settlement: Settlement
     ) -> None:
-        """Settle the part of this number, of records that each have a promise of their own."""
+        """Settle the part of this number; each of its records has a promise of its own."""
         try:
             outcomes.settle(number, rows, settlement)
         finally:

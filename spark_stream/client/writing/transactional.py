@@ -49,10 +49,10 @@ _DECIDED: Final = (TransactionAborted, InvalidTransaction, UnknownTransaction)
 
 
 class Positioned(Protocol):
-    """What the transaction that stores a named consumer's position has to know of it."""
+    """A named consumer, as far as a transaction needs it to store its position."""
 
     def places(self, connection: ClusterConnection) -> list[PositionOf]:
-        """Return its position by partition, or raise: it has no name, or reads another log."""
+        """Return its position by partition, or raise InvalidOption: no name, or another log."""
 
     def check_owner(self) -> None:
         """Raise ConsumerFenced if another consumer has taken over the name."""
@@ -64,7 +64,7 @@ class Positioned(Protocol):
 class TransactionalProducer(Producer):
     """A producer of transactions, under an id that one producer at a time may have.
 
-    A new one takes the id over: a producer that had it is fenced, its open transaction aborted.
+    A new one takes the id over: a producer that had it is fenced, and its open transaction aborted.
     ``transaction_timeout_ms``: a transaction that is open for longer is aborted by the broker. The
     other settings are those of :class:`Producer`. Writes may come from any thread, but none may be
     under way when a transaction is ended: it may land in the next one.
@@ -123,7 +123,8 @@ class TransactionalProducer(Producer):
         """Send a record as :meth:`Producer.send` does, in the open transaction.
 
         Raises:
-            InvalidTransaction, ProducerFenced: none is open; the id was taken over.
+            InvalidTransaction: no transaction is open.
+            ProducerFenced: another producer has taken the id over.
         """
         self._writable("a write")
         return super().send(
@@ -140,7 +141,8 @@ class TransactionalProducer(Producer):
         """Append as :meth:`Producer.append` does, in the open transaction: all rows or none.
 
         Raises:
-            InvalidTransaction, ProducerFenced: none is open; the id was taken over.
+            InvalidTransaction: no transaction is open.
+            ProducerFenced: another producer has taken the id over.
         """
         self._writable("a write")
         return super().append(topic, batch, partition, key)
@@ -214,7 +216,7 @@ class TransactionalProducer(Producer):
 
         Raises:
             InvalidTransaction: none is open, or it is committed (the answer was lost).
-            ProducerFenced: another producer has taken the id over; it is aborted.
+            ProducerFenced: another producer has taken the id over; the transaction is aborted.
             BrokerUnavailable, RequestTimeout: no broker answers: abort again.
         """
         with self._deciding:
@@ -271,8 +273,8 @@ class TransactionalProducer(Producer):
         self._opened(asked)
         if self._committing:
             raise InvalidTransaction(
-                f"{asked}: {self._named()} was asked to commit, and nobody has answered",
-                hint="Call commit_transaction() again: it tells what became of it.",
+                f"{asked}: {self._named()} was asked to commit, and no broker has answered",
+                hint="Call commit_transaction() again to learn the outcome.",
             )
 
     def _take_over(self) -> None:

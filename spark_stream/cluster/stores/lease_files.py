@@ -2,11 +2,11 @@
 
 A renewal rewrites some bytes of an open file. It takes no lock, makes no room on the disk and waits
 for no flush: a lease need not outlive the host. A new incarnation puts a new file in the place of
-the old one; whoever still has that open writes into a file that nobody finds.
+the old one; whoever still has the old one open writes into a file that nobody finds.
 
-The holder has its file locked (flock). The kernel lets go of the lock when the process ends,
+The holder keeps its file locked (flock). The kernel releases the lock when the process ends,
 however it does; so a file that is not locked is nobody's lease any more. A holder locks its file
-before it is in place, so nobody who looks at the lock is ever in its way.
+before it puts it in place, so others that check the lock never block the holder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LeaseFiles:
         self._make_folder()
 
     def take_place(self, broker_id: str, incarnation: str, duration_s: float) -> LeaseFile:
-        self._make_folder()  # a broker takes its place again if somebody removed all of it
+        self._make_folder()  # somebody may have removed it while the broker ran
         return LeaseFile(self._path(broker_id), _checked(incarnation), duration_s)
 
     def read(self, broker_id: str) -> Renewal | None:
@@ -49,7 +49,7 @@ class LeaseFiles:
                     shown = _renewal(os.pread(descriptor, _LENGTH_MAX, 0))
                     if _is_locked(descriptor):
                         return shown
-                    if os.fstat(descriptor).st_nlink:  # no later file had its place meanwhile
+                    if os.fstat(descriptor).st_nlink:  # no later file has taken its place
                         return None
                 finally:
                     os.close(descriptor)
@@ -123,7 +123,7 @@ def _renewal(content: bytes) -> Renewal:
     incarnation, *numbers = line.split(" ")
     if len(numbers) == 2 and all(each.isdecimal() for each in numbers):
         return Renewal(incarnation, int(numbers[0]), int(numbers[1]) / 1000)
-    # Somebody has tampered with it: it is nobody's, and is not renewed.
+    # Somebody has tampered with the file: it is nobody's lease, and is not renewed.
     return Renewal("", 0, DURATION_S)
 
 

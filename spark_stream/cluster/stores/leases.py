@@ -1,25 +1,25 @@
 """Leases: which brokers are alive, without a clock that they share.
 
 A broker renews its lease by changing what is written on a board. Others see it change, and judge by
-their own clocks how long ago that was. The board also shows how long the holder counts on it, so
-brokers need not be set to the same duration.
+their own clocks how long ago that was. The board also shows how long the lease lasts, so brokers
+need not be set to the same duration.
 
-Invariant: whenever somebody finds a lease over, its holder's own clock had said so before, and the
-holder's next renewal says so as well; or the holder has given it up; or the holder's process has
-ended, so that it cannot act on a lease at all. (As long as their clocks run equally fast: a broker
-steps down a little earlier.) It holds because each side counts on its safe side:
+Invariant: whenever an observer finds a lease over, the holder's own clock had said so before, and
+the holder's next renewal says so as well; or the holder has given the lease up; or the holder's
+process has ended, so that it cannot act on a lease at all. (As long as their clocks run equally
+fast: a broker steps down a little earlier.) It holds because each side errs on the safe side:
 
 * the holder counts from the moment before it wrote a renewal;
 * an observer counts from the moment after it first read that renewal, up to the moment before it
   read that there is no later one.
 
 A board shows nothing of a process that has ended, if it can know that: the lease is over at once. A
-process that stands still keeps its lease until the time is over.
+paused process keeps its lease until the time is over.
 
-Whoever looks for the first time knows only what is there now: the lease gets its full time.
+An observer that looks for the first time grants the lease its full time from then on.
 
 A holder whose lease was over once may not act on it again (:meth:`Lease.may_serve`), though it can
-renew it: others may have taken its place meanwhile. It steps down, holds a new lease, and looks at
+renew it: others may have taken its place meanwhile. It steps down, takes a new lease, and reads
 what the others have put on record before it serves.
 """
 
@@ -33,7 +33,7 @@ from msgspec import Struct
 from spark_stream.environment import Clock
 
 DURATION_S: Final = 3.0
-"""How long a lease lasts without a renewal, where nobody sets something else."""
+"""How long a lease lasts without a renewal, unless it is configured."""
 _RENEWALS: Final = 6  # in a lease's duration: it outlives five of them that come late
 _MARGIN: Final = 0.1  # of a lease's duration: how much earlier its holder ceases to serve
 
@@ -81,7 +81,7 @@ class Lease:
         duration_s: float,
         after: Lease | None = None,
     ) -> None:
-        """``after``: the incarnation's lease that is over; whoever saw that is shown another."""
+        """``after``: the incarnation's earlier lease, now over; observers see that this is new."""
         self._clock = clock
         self._duration = duration_s
         self._count = 0
@@ -93,7 +93,7 @@ class Lease:
             self._was_over = not self._place.write(self._count)
 
     def renew(self) -> bool:
-        """Renew it; return False if it was over, or another incarnation took its place.
+        """Renew the lease; return False if it was over, or another incarnation took its place.
 
         Others may have acted on that: the broker has to step down.
         """
@@ -109,7 +109,7 @@ class Lease:
         return in_time
 
     def left_s(self) -> float:
-        """Return how long the broker holds the lease without renewal; not above 0: it is over."""
+        """Return how long the lease lasts without a renewal; 0 or less if it is over."""
         return self._renewed_at + self._duration - self._clock.monotonic()
 
     def may_serve(self) -> bool:
@@ -148,7 +148,7 @@ class Leases:
     """All leases of a board, as one broker sees them. From any thread."""
 
     def __init__(self, board: Board, clock: Clock, duration_s: float = DURATION_S) -> None:
-        """``duration_s``: how long a lease lasts that this broker holds."""
+        """``duration_s``: how long this broker's own lease lasts."""
         self._board = board
         self._clock = clock
         self._duration = duration_s

@@ -6,16 +6,16 @@ does not happen at all if a read lock becomes a write lock, as when a new file g
 
 Changes that wait in one process go into the file by one commit: its force to the disk is nearly all
 that a change costs. Each remains a compare-and-set of its own. Reads have a connection of their own
-and wait for no change. The table ``deleted`` has the deleted keys and their revisions, apart from
-old ones, up to the revision ``forgotten``. The file's ``user_version`` is the form of its tables
-and records: a store in any other form is refused.
+and wait for no change. The table ``deleted`` has the deleted keys and their revisions, except those
+up to the revision ``forgotten``. The file's ``user_version`` is the form of its tables and records:
+a store in any other form is refused.
 
 The file may be deleted, replaced or overwritten while brokers have it open. Each poll and each
-change looks what is at the path, and no process opens another file than others have open
-(``store_files``):
+change checks which file is at the path, and no process opens a different file than the others have
+open (``store_files``):
 
 ============  =================  ========  ======================================================
-state         file at the path   changes   how it is in place again
+state         file at the path   changes   how it gets back in place
 ============  =================  ========  ======================================================
 in place      the open one       accepted
 deleted       none               refused   it is moved back, or a broker writes it back
@@ -103,18 +103,18 @@ _CHANGED: Final = (
     " union all select 'deleted', key, null, revision from deleted where revision > ? and ({keys})"
     " union all select 'record', key, value, version from record where version > ? and ({keys})"
 )
-_STAMP: Final = "pragma data_version"  # moves with every change of the file by somebody else
+_STAMP: Final = "pragma data_version"  # changes whenever somebody else changes the file
 DELETED_KEPT: Final = 100_000
-"""For as many changes a deletion is remembered: whoever asks later reads all records anew."""
-_WAIT_S: Final = 10.0  # no change takes so long: a process that has the file longer has stopped
+"""For how many changes a deletion is remembered: whoever asks later reads all records again."""
+_WAIT_S: Final = 10.0  # no change takes this long: a process that holds the file longer has stopped
 _CLOSE_WAIT_S: Final = 1.0
 _READ_PAUSE_S: Final = 0.001
 
 
 class _Waiting(Struct, Generic[_A]):
-    """A change that a thread waits for: what it does from a revision on, and what came of it.
+    """A change that a thread waits for: its function of connection and revision, and its outcome.
 
-    Each answer that is true stands for one revision.
+    Each answer that is true takes one revision.
     """
 
     change: Callable[[sqlite3.Connection, int], Sequence[_A]]
@@ -132,7 +132,7 @@ class SqliteStore:
         self._committing = threading.Lock()
         self._waiting: deque[_Waiting[Any]] = deque()
         self._closed = False
-        # SQLite's stamp of the file at the last look, the revision, and what to say until it moves.
+        # SQLite's stamp and the revision at the last look, and the answer until the stamp changes.
         self._unchanged: tuple[tuple[int], int] | None = None
         self._nothing = Changes(0, {}, complete=True)
         with ExitStack() as undo, self._named():
@@ -213,7 +213,7 @@ class SqliteStore:
             try:
                 stamp = self._reader.execute(_STAMP).fetchone()
             except sqlite3.Error:
-                stamp = None  # what is wrong, or busy, the long way finds out
+                stamp = None  # the long way finds out what is wrong or busy
             if stamp is not None and self._unchanged == (stamp, since):
                 return self._nothing
         with self._named(), self._reading:
@@ -229,7 +229,7 @@ class SqliteStore:
             return changes
 
     def _none_since(self, since: int) -> Changes:
-        """Return no changes: those that can be read of an overwritten file are of two files."""
+        """Return no changes: a read of an overwritten file may mix the content of two files."""
         if since == 0:
             self._check_in_place()
         return Changes(since, {}, complete=False)
@@ -258,7 +258,7 @@ class SqliteStore:
             self._closed = True
             self._look(takes=False)
             if self._place.is_overwritten:
-                # To close the connections would write their log into what is in the file now.
+                # Closing the connections would write their log into the file's new content.
                 self._place.close()
                 return
             if self._lost is not None:
@@ -269,7 +269,7 @@ class SqliteStore:
             with self._reading:
                 self._reader.close()
             self._writer.close()
-            if in_turn:  # else others stand in the line, and its file must stay
+            if in_turn:  # else others wait in line, and its file must stay open
                 self._writers.close()
                 self._writers.end()
             self._place.close()
@@ -280,7 +280,7 @@ class SqliteStore:
         return self._lost
 
     def write_back(self) -> None:
-        """Write the open copy to its path, from which a file was deleted. All stores then take it.
+        """Write the open database to its path, where the file was deleted; all stores then open it.
 
         Raises:
             InvalidRequest: nothing is missing, or there is another file.
@@ -321,14 +321,14 @@ class SqliteStore:
             try:
                 for each in fresh:
                     undo.callback(each.close)
-                    each.execute(_SCHEMA[1])  # of a connection, not of the file
+                    each.execute(_SCHEMA[1])  # a setting of the connection, not of the file
                     each.execute(_COUNTER, (_REVISION,)).fetchone()
             except sqlite3.Error:  # another process has the file: the next look tries again
                 return False
             if not self._writers.take(lambda: True, _WAIT_S):
                 return False
             try:
-                if not self._place.is_copy():  # it went away while this waited
+                if not self._place.is_copy():  # the copy went away while this waited
                     return False
                 with self._reading:
                     # SQLite leaves the write-ahead log at the path alone: the file has moved.
@@ -345,10 +345,10 @@ class SqliteStore:
     def _check_in_place(self) -> None:
         """Raise MetadataLost if the file at the path is not the open one: changes would be lost."""
         if not self._place.is_unchanged():
-            self._look(takes=False)  # the turn that this takes is the caller's
+            self._look(takes=False)  # taking a copy needs a turn, which the caller may hold
             if self._lost is not None:
                 raise self._lost.again()
-            if not self._place.is_there():  # another thread is finding it out
+            if not self._place.is_there():  # another thread is looking into it
                 raise MetadataLost(f"the metadata store {self._path} is not in its place")
 
     def _read(self, statement: str, *arguments: str) -> Sequence[StoreRecord]:
@@ -378,7 +378,7 @@ class SqliteStore:
 
     def _change(self, mine: _Waiting[_A]) -> Sequence[_A]:
         """Carry out a change, together with all others that wait by then; return its answers."""
-        if self._lost is not None:  # brokers try again and again: that costs no turn in the line
+        if self._lost is not None:  # brokers retry all the time: this costs no turn in the line
             with self._named():
                 self._check_in_place()
         self._waiting.append(mine)
@@ -391,7 +391,7 @@ class SqliteStore:
         return mine.answers
 
     def _commit_all(self, group: Sequence[_Waiting[Any]]) -> None:
-        """Carry out the changes together; one by one if one of them is wrong itself."""
+        """Carry out the changes together; one by one if one of them is at fault."""
         try:
             self._commit(group)
         except BaseException as error:
@@ -420,7 +420,7 @@ class SqliteStore:
                 if self._writer.in_transaction:
                     self._writer.execute("commit")
             except BaseException:
-                if self._writer.in_transaction:  # a full disk ends it by itself
+                if self._writer.in_transaction:  # SQLite itself ends it on a full disk
                     self._writer.execute("rollback")
                 raise
         for each, done in zip(group, answers, strict=True):
@@ -504,7 +504,7 @@ def _counter(connection: sqlite3.Connection, name: str) -> int:
 
 
 def _forget_deleted(connection: sqlite3.Connection, revision: int) -> None:
-    """Delete old records of deletions; up to twice the promised number stay, so it acts rarely."""
+    """Forget old deletions: only once there are twice as many as promised, so it acts rarely."""
     (first,) = connection.execute(_FIRST_DELETED).fetchone()
     if first is not None and revision - first >= 2 * DELETED_KEPT:
         forgotten = revision - DELETED_KEPT

@@ -40,8 +40,8 @@ class Changes(Struct, frozen=True):
     """What became of a store's records since an earlier revision.
 
     ``changed`` has the last state of each key that changed, or None if the record was deleted.
-    ``complete``: the store does not remember what was deleted since then, so ``changed`` has every
-    record that there is, and a key that it lacks has none.
+    ``complete``: the store does not remember what was deleted since then, so ``changed`` has all
+    records, and a key that is not in it has no record.
     """
 
     revision: int
@@ -64,7 +64,7 @@ class MetadataStore(Protocol):
     def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
         """Write if the record's version is ``expected`` (0: it must not exist).
 
-        Return the new version; None if the version was another: nothing changed then.
+        Return the new version; None, with nothing changed, if the version was another.
         """
 
     def delete(self, key: str, expected: int) -> bool:
@@ -83,9 +83,8 @@ class MetadataStore(Protocol):
     def changes(self, since: int, prefixes: Sequence[str] = ("",)) -> Changes:
         """Return what changed after the revision ``since``, of keys with one of these prefixes.
 
-        Since 0: every record that there is. Whoever asks again and again, each time since the
-        revision of the answer before, misses no change that lasts. To ask where nothing has changed
-        is cheap.
+        Since 0: every record. A caller that always asks since the revision of the answer before
+        misses no lasting change. A call is cheap if nothing has changed.
         """
 
     def close(self) -> None:

@@ -1,16 +1,15 @@
 """The files of a metadata store: copies of them, and which one a path names.
 
-Processes that have a store open hold the lock of a note in the folder of the leases (flock,
-shared). The first of them writes into it which file is open: its device and inode, and the number
-that is in the file's header (SQLite's ``application_id``). A process that comes later opens the
-store only if the file at the path is that one: SQLite would apply the write-ahead log of the open
-file to any other file of that name, and both would be damaged.
+Processes that have a store open share a lock (flock) on a note in the folder of the leases. The
+first of them writes into the note which file is open: its device and inode, and the number that is
+in the file's header (SQLite's ``application_id``). A process that comes later opens the store only
+if the file at the path is that one: SQLite would apply the write-ahead log of the open file to any
+other file of that name, and both would be damaged.
 
 Each store and each backup has a number of its own, and the note also has the revision that was last
 seen in the file. So a file whose bytes were overwritten is noticed: it has another number, or an
-older revision. A store that was deleted is written back by
-one broker, which then notes the copy and the file that it was made of, so that the other brokers
-take the copy, and no other file.
+older revision. If a store was deleted, one broker writes it back and notes the copy, and the file
+that it was made of, so that the other brokers take the copy, and no other file.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ FileId = tuple[int, int]
 
 _HEADER: Final = b"SQLite format 3\0"
 _UNKNOWN: Final = -1
-_NOTE_LENGTH: Final = 256  # behind it is the revision, which others write
+_NOTE_LENGTH: Final = 256  # after it comes the revision, which every process may write
 _DIGITS: Final = 20
 _OPENING_S: Final = 10.0
-_ENDING_S: Final = 1.0  # so long a process may take to end that has another file open
+_ENDING_S: Final = 1.0  # how long a process that has another file open may take to end
 _PAUSE_S: Final = 0.002
 _READS: Final = 5  # a checkpoint may be under way while the file is read
 _READ_PAUSE_S: Final = 0.01
@@ -129,7 +128,7 @@ class StorePlace:
 
         Raises:
             MetadataLost: One has, or the write-ahead log at the path is that of another file.
-            StorageFailure: Another process has been opening the store for long.
+            StorageFailure: Another process takes too long to open the store.
         """
         first = self._lock_note()
         if first:
@@ -146,7 +145,7 @@ class StorePlace:
             raise self._open_elsewhere()
 
     def close(self) -> None:
-        """Give the note's lock up: this process has closed the store."""
+        """Release the note's lock: this process has closed the store."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -223,7 +222,7 @@ class StorePlace:
                 self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
             self._write_note(file_at(fresh), self._opened)
             try:
-                os.link(fresh, self._path)  # never in the place of another file
+                os.link(fresh, self._path)  # never replaces another file
             except BaseException:
                 self._write_note(self._opened, None)
                 raise
@@ -234,10 +233,10 @@ class StorePlace:
             fresh.unlink(missing_ok=True)
 
     def check_open(self) -> None:
-        """Refuse to open the file for a moment if its write-ahead log is that of another file.
+        """Check that the file may be opened for a moment.
 
         Raises:
-            MetadataLost: It is.
+            MetadataLost: Its write-ahead log is that of another file.
         """
         if self._lock_note():
             self._check_log()
@@ -266,7 +265,7 @@ class StorePlace:
         )
 
     def _check_log(self) -> None:
-        """Refuse a write-ahead log of another file; none runs that has the store open."""
+        """Refuse a write-ahead log of another file. No other process must have the store open."""
         note = self._note()
         if not note or not self._log.exists() or not self._path.exists():
             return

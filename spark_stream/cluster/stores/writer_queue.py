@@ -1,10 +1,10 @@
 """Writers of one file take turns: threads of a process, and processes of a host.
 
-A lock that is only free or held is not fair: whoever lets go of it and wants it again at once gets
-it before those who slept. Here everybody stands in line. In a process the line is a queue. Between
-processes it has one place: its owner waits for the resource itself, all others wait for that place.
-So whoever comes back at once finds somebody before it. A process that stands still in that place
-would hold up all others, though it has nothing but the place: after a while they go past it.
+A simple lock is not fair: whoever releases it and wants it again at once gets it before those who
+slept. Here everybody stands in line. In a process the line is a queue. Between processes it has one
+place: its owner waits for the resource itself, all others wait for that place. So whoever comes
+back at once finds somebody ahead. A process that is paused in that place would hold up all others,
+though it does not have the resource: after a while they go past it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Final
 
 from spark_stream.environment import Clock
 
-# A write takes 0.1 to 5 ms: who is next looks often, who waits for that place less often.
+# A write takes 0.1 to 5 ms: the next in line looks often, the others look less often.
 _NEXT_PAUSE_S: Final = 0.0002
 _LINE_PAUSE_S: Final = 0.0005
 _PATIENCE_S: Final = 0.25  # many times what a write takes
-_PASSING_S: Final = 1.0  # for so long nobody is waited for who did not move
+_PASSING_S: Final = 1.0  # how long to pass a place that did not move, without waiting for it
 
 
 class ThreadLine:
@@ -36,7 +36,7 @@ class ThreadLine:
         self._waiting: deque[threading.Lock] = deque()
 
     def acquire(self, timeout_s: float) -> bool:
-        """Return whether the lock is the caller's."""
+        """Wait for the lock; return whether the caller has got it."""
         with self._guard:
             if not self._held:
                 self._held = True
@@ -78,7 +78,7 @@ class WriterQueue:
         """Wait in line, then call ``attempt`` until it is true; False if the time ran out.
 
         ``attempt`` tries to get the resource and does not wait for it. After True the caller has
-        its turn and must call :meth:`end`; after False, or an error of ``attempt``, it has not.
+        its turn and must call :meth:`end`; after False, or an error of ``attempt``, it has no turn.
 
         Raises:
             ValueError: the line is closed.

@@ -82,7 +82,7 @@ def _refuse_kafkas(names: Iterable[str]) -> None:
 
 
 def check_kind(given: Given, kind: Use) -> None:
-    """Raise InvalidOption if an option is for streams only and the query is none, or vice versa."""
+    """Raise InvalidOption if an option is for streams only and the query is a batch, or reverse."""
     for name, option in options_for(given.side).items():
         if name in given and not option.uses & kind:
             called = "streaming" if kind & (Use.STREAM_SOURCE | Use.STREAM_SINK) else "batch"
@@ -111,7 +111,7 @@ def counted_in_table(use: Use) -> set[str]:
 
 
 def _lowered(names: Iterable[str]) -> dict[str, str]:
-    """Lower case → proper name; a pattern of names (``topic.<setting>``) is none."""
+    """Map names in lower case to proper names; leave out patterns (``topic.<setting>``)."""
     return {name.lower(): name for name in names if "<" not in name}
 
 

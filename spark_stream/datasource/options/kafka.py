@@ -49,7 +49,7 @@ def _same(name: str, side: str, default: str, differs: str = "") -> KafkaOption:
     return KafkaOption(name, side, default, (name,), differs)
 
 
-# Before a family come the options of it that have a row of their own.
+# Options of a family that have a row of their own come before the family.
 KAFKAS: Final = (
     KafkaOption(
         "kafka.bootstrap.servers",

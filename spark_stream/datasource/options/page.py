@@ -1,4 +1,4 @@
-"""The tables of options in the docs, as the tables in the code say it."""
+"""The tables of options in the docs, made from the tables in the code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "options": rendered,
     "Kafka's options": rendered_beside_kafkas,
 }
-"""What is written, by the name that stands in the marks around it."""
+"""What renders each table, by the table's name in the marks around it."""
 
 
 def begin(name: str) -> str:

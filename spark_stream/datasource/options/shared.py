@@ -24,7 +24,7 @@ def source_part(given: Mapping[str, str], *, streaming: bool | None = None) -> d
 def sink_part(given: Mapping[str, str], *, streaming: bool) -> dict[str, str]:
     """Return this kind of sink's part of options for a source and a sink together.
 
-    ``isolation`` is the source's: what it may be there is more than a sink takes.
+    ``isolation`` is the source's, which takes more levels than a sink.
     """
     settings, given = topic_settings(given)
     part = _part(given, Use.STREAM_SINK if streaming else Use.BATCH_SINK)

@@ -86,7 +86,7 @@ def _partition_by(asked: tuple[str, ...] | None, own: str | None) -> tuple[str, 
 
 
 def _check_identity(options: Given, *, streaming: bool, transactional: bool) -> None:
-    """Check the options of ``sinkId``: a stream has its own batch ids, a batch write none."""
+    """Check the options around ``sinkId``: a stream has its own batch ids, a batch write none."""
     for option in ("sinkId", "batchId", "differentReplay"):
         if option in options and not transactional:
             raise InvalidOption(f"{option} is for transactional=true", option=option)

@@ -33,7 +33,7 @@ SELECTING: Final = ("subscribe", "subscribePattern", "assign")
 
 STARTING: Final = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
 ENDING: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
-"""Of those that are given the first counts."""
+"""The first of these that is given counts."""
 
 
 class Bound(Struct, frozen=True):
@@ -117,7 +117,7 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
 
 
 def _bound(options: Given, names: tuple[str, ...], selection: Selection) -> Bound:
-    """Return the bound that the options give; those that lose to another are checked as well."""
+    """Return the bound that the options give; overridden options are checked as well."""
     bounds = [Bound(name, options.value(name)) for name in names if name in options]
     for each in bounds:
         _check_selected(each.option, each.place, selection)
@@ -175,7 +175,7 @@ def _check_selected(option: str, named: Named, selection: Selection) -> None:
 
 
 def _selection(options: Given, selecting: list[str], short: str | None) -> Selection:
-    """Return which topics; ``short`` is what ``load`` was given where that is no directory."""
+    """Return which topics to read; ``short`` is the topic that was given to ``load``, if any."""
     if len(selecting) > 1:
         raise InvalidOption(
             f"{' and '.join(selecting)}: give one of the two, to say which topics are read"

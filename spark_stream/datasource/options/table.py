@@ -31,9 +31,9 @@ NOBODY: Final = Use(0)
 class Option(Struct, frozen=True):
     """An option.
 
-    ``default`` is the text that counts where the option is left out; ``shown`` stands in the docs
-    in its place, where that text does not say it. ``in_table`` says for whom the option counts
-    where it is one of a table's: None as ``uses`` says, NOBODY if a table does not have it.
+    ``default`` is the text that counts if the option is left out; the docs show ``shown`` instead,
+    if it is set. ``in_table`` says for whom the option counts if a table has it: None means as
+    ``uses`` says, NOBODY that a table cannot have it.
     """
 
     name: str

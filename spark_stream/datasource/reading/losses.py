@@ -1,8 +1,8 @@
 """Records of a query's range that are gone: an error, or one warning, as ``failOnDataLoss`` says.
 
-Everything here is known from the log's answers, not guessed: a topic that was made anew by its id,
-records that were cut off by the lineages of the query's offsets, what retention removed by the
-first offset that is left.
+Nothing here is guessed; the log's answers tell it. A topic's id shows that it was made anew, the
+lineages of the query's offsets show which records were cut off, and the first offset that is left
+shows what retention removed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spark_stream.wire.messages import PartitionOffsets
 logger = logging.getLogger(__name__)
 
 _NAMED_MAX: Final = 8
-"""So many partitions of a topic are named in a message."""
+"""How many partitions of a topic a message names at most."""
 
 
 class Losses:
@@ -32,7 +32,7 @@ class Losses:
         self._told: set[str] = set()
 
     def report(self, message: str, **details: str | int) -> None:
-        """Raise DataLoss, or warn once, though a query may come to it at every trigger."""
+        """Raise DataLoss, or warn only once, even if a query meets the loss at every trigger."""
         if self._fail:
             raise DataLoss(message, hint=None, **details)
         if message not in self._told:
@@ -42,8 +42,8 @@ class Losses:
     def kept(self, at: Offsets, now: Found) -> dict[str, TopicOffsets]:
         """Lower offsets to where their lineages still hold; report what was cut off.
 
-        ``now`` has been asked about the lineages of ``at``. Topics that are not as they were stay
-        as they are in ``at``.
+        ``now`` has been asked about the lineages of ``at``. Topics that were deleted or made anew
+        keep their offsets.
         """
         found = {}
         for name, topic in at.items():
@@ -70,7 +70,7 @@ class Losses:
         if lineage:
             held = dict(now.surviving).get(lineage, end)
             left = lost_above(offset, lineage, held)
-        else:  # the checkpoint does not tell it: what is beyond the log's end is gone for certain
+        else:  # without a lineage, only what is beyond the log's end is gone for certain
             left = end if end < offset else None
         if left is None:
             return offset
@@ -123,8 +123,8 @@ class Losses:
     def passed_over(self, at: Offsets, now: Found) -> Offsets:
         """Return the offsets from which a query that goes on after losses finds records again.
 
-        What retention removed before takes no share of a limit. A query that fails plans it, and
-        is told.
+        So what retention removed takes no share of a limit. A query with ``failOnDataLoss`` plans
+        the removed records all the same, and fails.
         """
         if self._fail:
             return at
@@ -148,7 +148,7 @@ class Losses:
     def report_made_anew(self, name: str, before: TopicOffsets, now: str) -> None:
         """Report that the topic was deleted and made again since the query read it.
 
-        ``now``: its id.
+        ``now``: its present id.
         """
         self.report(
             f"topic {name!r} was deleted and created again: its id was {before.id}, now it is {now}"
@@ -159,7 +159,7 @@ class Losses:
     def readable(
         self, asked: Iterable[Range], now: Found, new: Collection[str] = ()
     ) -> list[Range]:
-        """Return the ranges without what retention removed or what was deleted; report that.
+        """Return the ranges without what was deleted or removed by retention; report these losses.
 
         Topics that are ``new`` to the query are read from their first record that is left, and
         nothing of them is lost.
@@ -186,7 +186,7 @@ class Losses:
 
 
 def _not_below(before: TopicOffsets, bounds: TopicOffsets) -> TopicOffsets:
-    """Return the bounds, lifted to what was read: under another level that may be above them."""
+    """Return the bounds, raised to what was read: another level may have shown more."""
     above = {n: at for n, at in before.offsets.items() if at > bounds.offsets.get(n, at)}
     lineages = {n: before.lineages.get(n, NOTHING_KNOWN) for n in above}
     return TopicOffsets(bounds.id, {**bounds.offsets, **above}, {**bounds.lineages, **lineages})

@@ -1,8 +1,8 @@
 """A query under its ``consumer`` name: its first start is pinned, its progress is written down.
 
 What is pinned is a streaming offset, as in a checkpoint. A query that starts anew under the name
-begins there, and losses since then are told as for a checkpoint (``losses``). Progress is for
-people who watch: that it cannot be written down never fails a query, and nothing is read from it.
+begins there, and losses since then are reported as for a checkpoint (``losses``). Progress is only
+for people who watch: no query reads it, and a failure to write it down never fails a query.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PATIENCE_S: Final = 2.0
 """How long a micro-batch may wait for its progress to be written down."""
 
 _PAUSE_S: Final = 30.0
-"""After a failure nothing is written down for so long."""
+"""For how long nothing is written down after a failure."""
 
 
 class NamedQuery:
@@ -40,7 +40,7 @@ class NamedQuery:
         self._name = name
         self._instance = uuid.uuid4().hex
         self._claimed = False  # whether this run has the name
-        self._told = False  # of a failure: once
+        self._told = False  # whether a failure was logged
         self._quiet_until = 0.0
         self._last: Offsets | None = None
 

@@ -1,6 +1,6 @@
 """A query may declare a column NOT NULL only if the topic does so as well.
 
-Spark takes a reader's word for it: it drops ``is null`` from a query over such a column, and reads
+Spark trusts a reader's schema: it drops ``is null`` from a query over a NOT NULL column, and reads
 memory that a null does not have.
 """
 

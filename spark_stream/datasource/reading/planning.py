@@ -62,8 +62,8 @@ class Planner:
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self.losses = Losses(options.fail_on_data_loss)
-        self._told = False  # of uncommitted records: once a query
-        self._dropped: set[str] = set()  # what was told of as no longer selected
+        self._told = False  # whether uncommitted records were logged: once a query
+        self._dropped: set[str] = set()  # what was logged as no longer selected
         self._matching: tuple[str, ...] = ()  # the topics of a pattern that were seen last
 
     @property
@@ -84,7 +84,7 @@ class Planner:
     def of(
         cls, options: SourceOptions, *, has_tasks: bool = True, lasting: bool = False
     ) -> Planner:
-        """Plan for the log that is there now; its options are what the query's tasks get.
+        """Return a planner for the log that is there now; the query's tasks get its options.
 
         ``lasting``: for a streaming query, whose end nobody knows.
         """
@@ -140,8 +140,8 @@ class Planner:
                 found[name] = self.topics.describe(name)
                 self.selection.check_partitions(name, len(found[name].partitions))
             except UnknownTopic:
-                # One of a pattern was deleted a moment ago. Of others it is told when it is known
-                # what the query has read of them.
+                # A topic of a pattern was deleted a moment ago. Without failOnDataLoss, the loss of
+                # a named one is logged once it is known what the query has read of it.
                 if by_name and self.options.fail_on_data_loss:
                     raise
         return found
@@ -150,8 +150,8 @@ class Planner:
         """Return the columns that the query shows where it does not choose them.
 
         Raises:
-        SchemaMismatch: the topics differ; the message names a column.
-            InvalidFilter: the filter is none, or does not fit a topic's columns.
+            SchemaMismatch: the topics differ; the message names a column.
+            InvalidFilter: the filter is not valid, or does not fit a topic's columns.
             UnknownTopic: none of the topics exists.
         """
         topics = self.describe()
@@ -223,10 +223,10 @@ class Planner:
     ) -> Found:
         """Look up the present bounds of what is selected; deleted topics are in ``missing``.
 
-        Those of ``reading`` are looked at whether they are selected or not. With up to where the
-        lineages of the offsets in ``seen`` survive. Where the level shows them, the first time that
-        uncommitted records are in the ranges of ``reading`` is told. ``watched``: whether there are
-        any from these offsets on is in the answer, and not told.
+        Topics of ``reading`` are looked up whether they are selected or not. The answer says up to
+        where the lineages of the offsets in ``seen`` survive. If the level shows uncommitted
+        records, a warning is logged the first time that ``reading`` has some. With ``watched``, the
+        answer says whether there are any from these offsets on, and nothing is logged.
         """
         asked = _by_topic(reading)
         shown: dict[str, dict[int, tuple[int, int]]] = {}
@@ -262,8 +262,8 @@ class Planner:
     def check_checkpoint(self, at: Offsets) -> None:
         """Raise InvalidOption if a checkpoint's offsets are of other partitions only.
 
-        It is another query's then, and this one would begin as if it were new. Where
-        ``failOnDataLoss`` is not set, that is told of as whatever else is no longer selected.
+        The checkpoint is another query's then, and this one would begin as if it were new. If
+        ``failOnDataLoss`` is not set, nothing is raised: :meth:`still_selected` logs it.
         """
         kept = self.selection.kept(at).values()
         there = [name for name, topic in at.items() if topic.offsets]
@@ -280,7 +280,7 @@ class Planner:
     def still_selected(self, at: Offsets) -> dict[str, TopicOffsets]:
         """Return the offsets of what is selected.
 
-        Log once what a checkpoint has and is not selected now.
+        Log once what a checkpoint has that is no longer selected.
 
         Raises: as :meth:`check_checkpoint`.
         """
@@ -301,7 +301,7 @@ class Planner:
         return kept
 
     def with_new_topics(self, begin: Offsets, now: Found) -> dict[str, TopicOffsets]:
-        """Return the offsets, with the earliest ones of topics that are new to them."""
+        """Return the offsets, together with the earliest ones of topics that they lack."""
         new = {
             name: TopicOffsets(topic.topic_id, topic.log_start_offsets, {})
             for name, topic in now.latest.items()
@@ -318,7 +318,7 @@ class Planner:
         if names:
             self._told = True
             logger.warning(
-                "%s: records of aborted or open transactions are among those that are read, for"
+                "%s: records of aborted or open transactions are among those that are read, because"
                 " isolation is read_uncommitted; to read committed records only, set the option"
                 " isolation=read_committed",
                 ", ".join(names),
@@ -407,10 +407,10 @@ class Planner:
         }
 
     def cut_between(self, begin: Offsets, limited: Offsets, ends: Offsets) -> Offsets:
-        """Return how far a reader at ``begin`` goes that wants to go no farther than ``limited``.
+        """Return how far a reader at ``begin`` goes that should go no farther than ``limited``.
 
-        To the greatest cut within. Where a transaction is larger than that, beyond it, but never
-        above ``ends``, which is a cut: records below it that are not in ``limited`` come later.
+        It goes to the greatest cut within. Where a transaction is larger than that, it goes beyond
+        ``limited``, but never above ``ends``, which is a cut; what it leaves out comes later.
         """
         moving = {each.topic for each in ranges(begin, ends)}
         asked = {
@@ -437,7 +437,7 @@ class Planner:
     ) -> Mapping[str, Mapping[int, int]]:
         """Ask for a cut.
 
-        ``topics``: for each its id, and the offsets that it has to lie between.
+        ``topics``: each topic's id, and the offsets between which the cut has to lie.
         """
         return self._session.transactions.cut(
             CutTopic.of(topic=name, topic_id=topic_id, lower=dict(lower), upper=dict(upper))
@@ -446,7 +446,7 @@ class Planner:
 
 
 def _lineages(name: str, seen: Iterable[Offsets]) -> dict[int, set[Lineage]]:
-    """Return those of the topic's offsets, by partition."""
+    """Return the lineages of the topic's offsets, by partition."""
     found: dict[int, set[Lineage]] = {}
     for each in seen:
         for number, lineage in each[name].lineages.items() if name in each else ():
@@ -456,7 +456,7 @@ def _lineages(name: str, seen: Iterable[Offsets]) -> dict[int, set[Lineage]]:
 
 
 def _from_here_on(begin: Offsets) -> dict[str, dict[int, tuple[int, int]]]:
-    """Return topic → partition → where it begins, and the greatest offset that there may be."""
+    """Return topic → partition → where it begins, and the greatest possible offset."""
     return {
         name: {number: (offset, INT64_MAX) for number, offset in topic.offsets.items()}
         for name, topic in begin.items()
@@ -484,13 +484,13 @@ def _difference(one: pa.Schema, other: pa.Schema) -> str:
 def planned_view(topic: TopicDescription, wanted: pa.Schema, filter: str | None) -> View:
     """Return the columns of a query, in its types.
 
-    The topic's schema may have been altered since the query was planned; or it was before, and what
-    this process knows of the topic is older. What was widened since is narrowed again, as long as
-    all values fit.
+    The topic's schema may have been altered after the query was planned; or it was altered before,
+    and this process still knows the older schema. Columns that were widened are narrowed again, as
+    long as all values fit.
 
     Raises:
-        SchemaMismatch: the topic lacks a column; it is named.
-        InvalidFilter: the filter is none, or does not fit the topic's columns.
+        SchemaMismatch: the topic lacks a column; the error names it.
+        InvalidFilter: the filter is not valid, or does not fit the topic's columns.
     """
     view = View.of(topic.name, topic.schema, wanted.names, filter=filter)
     fields = [

@@ -1,11 +1,11 @@
-"""Filters that Spark hands to a batch read: those that the leader can apply, Spark need not.
+"""Filters that Spark hands to a batch read: Spark need not apply those that the leader can apply.
 
-Spark asks a reader for them only where ``spark.sql.python.filterPushdown.enabled`` is on, and
-where it is off it refuses a reader that would take them. No reader is told that setting. But Spark
-asks in a Python worker that is there for nothing else, and in all others it only plans or reads.
+Spark hands them to a reader only if ``spark.sql.python.filterPushdown.enabled`` is on; if it is
+off, Spark refuses a reader that would take them. A reader cannot see that setting. But Spark hands
+them over in a Python worker that does nothing else, and all other workers only plan or read.
 
-Spark keeps what a reader took with the DataFrame, for all queries over it: who wants that asks for
-it, with the option ``pushFilters``.
+Spark keeps the filters that a reader took with the DataFrame, for all queries over it. So they are
+taken only if the option ``pushFilters`` asks for it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PushingReader(IsologReader):
 
 
 def _tree_of(pushed: Any) -> Predicate | None:
-    """Return the filter as a tree; None if there is none."""
+    """Return the filter as a tree; None if no tree expresses it."""
     if isinstance(pushed, spark.Not):
         part = _tree_of(pushed.child)
         return None if part is None else Not(part)
@@ -77,10 +77,10 @@ def _tree_of(pushed: Any) -> Predicate | None:
 
 
 def _literal(value: Any) -> Literal | None:
-    """Return the value as a literal, or None if a filter has no such value, or it may be rounded.
+    """Return the value as a literal; None if a filter has no such value, or it may be rounded.
 
     PySpark multiplies decimals in the context of the process, which rounds to its precision (28).
-    A value with as many digits may have been another one, and Spark drops a filter that is taken.
+    A value with that many digits may be rounded, and Spark does not apply a taken filter itself.
     """
     if isinstance(value, Decimal) and len(value.as_tuple().digits) >= getcontext().prec:
         return None

@@ -79,7 +79,7 @@ class RangeReader(Struct, frozen=True):
         for number, asked in left.items():
             try:
                 sources[number] = self._source(asked, schema, views)
-            except IsologError:  # it is told when the range is read by itself
+            except IsologError:  # it is raised again when the range is read by itself
                 logger.debug("%s/%d is read by itself", asked.topic, asked.partition)
         numbers = list(sources)
         wanted = [WantedRange(sources[n], task[n].start, task[n].end) for n in numbers]
@@ -265,7 +265,7 @@ class IsologReader(Travels, DataSourceReader):
         )
 
     def check_filter(self, text: str) -> None:
-        """Raise InvalidFilter if it does not fit the columns of a topic."""
+        """Raise InvalidFilter if the filter does not fit the columns of a topic."""
         for name, topic in self._planner.describe().items():
             row_filter(text, name, topic.schema)
 

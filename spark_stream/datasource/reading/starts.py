@@ -1,4 +1,4 @@
-"""Where a query starts and ends by its options: words, numbers, times or a progress, to offsets."""
+"""The offsets where a query starts and ends, from options: words, numbers, times or a progress."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Resolved(Struct, frozen=True):
-    """The offsets that an option means now; ``moving``: asked later, it may mean other ones."""
+    """The offsets that an option means now; ``moving``: whether it may mean others later."""
 
     offsets: dict[str, TopicOffsets]
     moving: bool
@@ -41,10 +41,10 @@ def resolved(planner: Planner, bound: Bound, unnamed: int) -> Resolved:
 
     Raises:
         UnknownTopic: there is no such topic.
-        InvalidOption: a partition that the topic does not have.
-        OffsetOutOfRange: an offset above the log's end, where ``failOnDataLoss`` is set.
-        DataLoss: a progress of a topic that was deleted or made anew since, likewise.
-        WrongCluster: a progress of a query on another log.
+        InvalidOption: the topic does not have a partition.
+        OffsetOutOfRange: an offset is above the log's end, and ``failOnDataLoss`` is set.
+        DataLoss: a topic of a progress was deleted or made anew, and ``failOnDataLoss`` is set.
+        WrongCluster: the progress is of a query on another log.
     """
     option, place = bound.option, bound.place
     if isinstance(place, FromProgress):
@@ -74,9 +74,9 @@ def resolved(planner: Planner, bound: Bound, unnamed: int) -> Resolved:
 
 
 def check_order(options: SourceOptions, start: Offsets, end: Offsets) -> None:
-    """Raise InvalidOption if a partition ends before it starts. ``latest`` ends before no start.
+    """Raise InvalidOption if a partition ends before it starts, unless the end is ``latest``.
 
-    Under a level with a lower bound than the start "latest" may be below it: nothing is read then.
+    The level's bound, which "latest" means, may be below the start: nothing is read then.
     """
     starting, ending = options.starting, options.ending
     for name, topic in end.items():
@@ -164,7 +164,7 @@ def _offsets(
             isolation=planner.options.isolation,
             partitions=numbers,
         )
-        # What has come since the bounds were looked up comes later, and a cut stays a cut.
+        # Records that came after the bounds were looked up are left for later: a cut stays a cut.
         found |= {n: min(at, now.partitions[n].offset) for n, at in at_moment.offsets.items()}
     return dict(sorted(found.items()))
 

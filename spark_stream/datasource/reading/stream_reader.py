@@ -10,7 +10,7 @@ What Spark does, and what follows (facts in ``docs/spark.md``):
 * limits count records (aborted ones as well, where their level hides them), and are shared out by
   backlog; ``ReadAllAvailable`` means no limit. Under read_atomic a batch ends at a cut: it may be
   smaller than the limit, and is larger where one transaction is. Spark's limit objects cannot
-  express isolog's (``limits``), so Spark gets one only so that it passes it back.
+  express isolog's (``limits``), so Spark gets one only to pass it back.
 * with Trigger.AvailableNow the end is fixed once, at the start, and nothing more is waited for.
 * a trigger looks at the log once: what ``latestOffset`` has found is what ``partitions`` and
   ``reportLatestOffset`` of that trigger need. The tasks find out by themselves what is gone since.
@@ -63,9 +63,9 @@ class _Planned(Struct, frozen=True):
     now: Found
 
     def covers(self, begin: Offsets, until: Offsets) -> bool:
-        """Return whether it is this very batch, and nothing is left to ask about it.
+        """Return whether this is the plan of that batch, and nothing is left to ask about it.
 
-        The warning about uncommitted records needs the batch's end, so it is asked for later.
+        The warning about uncommitted records needs the batch's end, so the log is asked again.
         """
         if begin != self.begin or until != self.ends:
             return False
@@ -159,8 +159,8 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
         begin, until = self._planner.read_back(start), self._planner.read_back(end)
         if begin == until:
             return []
-        # A batch that is planned again after a restart was planned over an earlier log: its end may
-        # be above what is left of it, just as its start.
+        # A batch that is planned again after a restart was first planned over an earlier log: its
+        # start and its end may be above the log's present end.
         losses = self._planner.losses
         planned = self._planned
         if planned is not None and planned.covers(begin, until):

@@ -1,7 +1,7 @@
 """This process: its host, the JVM above it, and which of Spark's Python workers it is.
 
-Spark makes a data source, its readers and its writers anew in each kind of worker, and tells them
-nothing of what for. But each kind of worker runs a module of its own, and does nothing else.
+Spark makes a data source, its readers and its writers anew in each kind of worker, and does not
+tell them what for. But each kind of worker runs a module of its own, and does nothing else.
 """
 
 from __future__ import annotations

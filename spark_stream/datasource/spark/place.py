@@ -6,7 +6,7 @@ Spark Connect in a folder that it deletes with the session. So a path is made ab
 whoever plans, from the working directory of the JVM that started the planner. Tasks get it absolute
 (decision 23).
 
-A log in a folder that Spark deletes would be lost without a word. Such a path is refused.
+A log in a folder that Spark deletes would be lost silently. Such a path is refused.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Place(Struct, frozen=True):
 
     ``host`` is the host that a directory is on, ``cluster_id`` the log that the query was planned
     with. Both travel to the tasks, which refuse another host, and another log (``session``).
-    ``timeout_s`` is how long a call, with its retries, waits for a broker there; ``access`` how it
-    is connected to.
+    ``timeout_s`` is how long a call, with its retries, waits for a broker there; ``access`` is how
+    to connect.
     """
 
     bootstrap: str | None = None

@@ -1,9 +1,9 @@
 """One connection a process and place, made after the fork.
 
-Spark's Python workers are forked and used again. A forked child must not use what its parent has
+Spark's Python workers are forked and reused. A forked child must not use what its parent has
 opened: so sessions are remembered by process id.
 
-A session speaks to one log, and to none that the query was not planned with. Whoever plans writes
+A session speaks only to the log that the query was planned with. Whoever plans writes
 the id of the log's cluster, and the host of a directory, into the place that the tasks get
 (:func:`located`). A task on another host, or one that finds another log there, fails before it
 reads or writes anything.
@@ -53,10 +53,10 @@ _sessions: dict[tuple[int, Place], Session] = {}
 def session(place: Place, *, create: bool = False) -> Session:
     """Return this process's session with the log at ``place``.
 
-    With ``create`` it is made if missing.
+    With ``create`` the log is made if it is missing.
 
     Raises:
-        UnknownLog: there is no log, and none is to be made.
+        UnknownLog: there is no log, and ``create`` is false.
         WrongCluster: the log there is not the one that the place means.
         InvalidOption: the place is a directory of another host.
     """
@@ -75,9 +75,9 @@ def located(
 ) -> Place:
     """Return the place with the id of the log there, for the tasks of a query.
 
-    If the place has a credential, tasks get a token in its place, which is good for the ``grants``
-    only: of twelve hours, or with ``lasting`` until it was not used for twelve hours. Without
-    ``grants`` no tasks come.
+    If the place has a credential, tasks get a token instead, which is good for the ``grants`` only.
+    It expires after twelve hours; with ``lasting``, after twelve hours without use. If there are no
+    ``grants``, there are no tasks.
 
     Raises as a session.
     """
@@ -101,7 +101,7 @@ Grant = tuple[str, str]
 """An operation, and a resource."""
 
 _TOKEN_S: Final = 12 * 3600.0
-_TOKEN_NEW_S: Final = 3600.0  # for so long other plans of this process get the same token
+_TOKEN_NEW_S: Final = 3600.0  # for how long other plans of this process get the same token
 _tokens: dict[tuple[int, Access, tuple[Grant, ...], bool], tuple[str, float]] = {}
 
 
@@ -127,8 +127,8 @@ def _token_for(
 def session_for_aborts(place: Place) -> Session:
     """Return a session whose calls wait for a moment only.
 
-    An abort is best effort: a transaction also times out. What is stopped must not wait once more
-    for brokers that are gone. Raises as a session.
+    An abort is best effort: a transaction also times out. A query that stops must not wait once
+    more for brokers that are gone. Raises as a session.
     """
     return session(replace(place, timeout_s=min(place.timeout_s, _ABORT_S)))
 

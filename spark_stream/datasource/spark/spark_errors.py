@@ -1,10 +1,9 @@
 """Our errors as Spark shows them: the useful line first, with no traceback before it.
 
 Spark puts the traceback of a Python worker into its own message, thousands of characters before the
-line that says what is wrong. Its switch for that is a variable of the worker's environment, looked
-at when an exception has come out of the worker's work; the worker then ends. So the switch is set
-when one of our errors leaves our code: no other traceback is hidden by it, and a defect in our code
-keeps its own.
+line that says what is wrong. A variable in the worker's environment turns that off. Spark reads it
+when an exception ends the worker's work; the worker then exits. So the variable is set when one of
+our errors leaves our code: it hides no other traceback, and a defect in our code keeps its own.
 """
 
 from __future__ import annotations
@@ -59,9 +58,9 @@ def with_spark_errors(method: Callable[P, R]) -> Callable[P, R]:
 
 
 class RefusedStream(DataSourceStreamReader):
-    """Stands for a stream reader that could not be made, and raises its error when it is asked.
+    """Replaces a stream reader that could not be made, and raises its error on every call.
 
-    If ``streamReader`` itself raises, PySpark fails over the reader that is missing, and shows that
+    If ``streamReader`` itself raised, PySpark would fail because it has no reader, and show that
     error instead of ours.
     """
 

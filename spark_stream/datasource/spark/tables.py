@@ -1,15 +1,15 @@
 """Tables of a catalog: ``CREATE TABLE … USING isolog OPTIONS (…)``.
 
-Spark shows a table's OPTIONS to ``schema()`` alone, when the table is created without columns. Who
-reads or writes the table later is given none of them. It is given the table's columns, though, with
-their comments (``tests/spark/test_tables.py``). So the options are kept in the comment of the
-table's first column, and are found there again (decision 24):
+Spark shows a table's OPTIONS only to ``schema()``, when the table is created without columns. Later
+readers and writers get none of them. They do get the table's columns, though, with their comments
+(``tests/spark/test_tables.py``). So the options are kept in the comment of the table's first
+column, and are found there again (decision 24):
 
     isolog {"path": "/data/log", "subscribe": "numbers", "topic": "numbers"}
 
-A table with declared columns never meets ``schema()``: whoever declares them writes that comment.
-And rows that have the table's column names already are inserted without its comments: there the
-query has to say where (``WITH (path '…', topic '…')``).
+Spark never calls ``schema()`` for a table with declared columns: whoever declares them writes that
+comment. Rows that already have the table's column names are inserted without its comments: there
+the query has to say where (``WITH (path '…', topic '…')``).
 
 One set of options serves the source and the sink. Each takes those that are for it. The table's
 ``isolation`` is the source's.
@@ -96,8 +96,8 @@ def with_one_topic(given: Mapping[str, str]) -> dict[str, str]:
 def kept_options(options: Mapping[str, str], schema: st.StructType) -> TableOptions | None:
     """Return the options of the table whose columns these are; None if they are no table's.
 
-    Options that say where to read or write are the query's own. Then a comment that a DataFrame has
-    from a table is not looked at.
+    Options that say where to read or write are the query's own. A comment that a DataFrame has from
+    a table is then ignored.
     """
     if any(name.lower() in _WHERE for name in options):
         return None
@@ -119,8 +119,8 @@ def _parsed(column: str, comment: str) -> dict[str, str]:
         found = json.loads(comment.removeprefix(_PREFIX))
     except ValueError as error:
         raise InvalidOption(
-            f"the comment of column {column!r} starts with {_PREFIX!r}, and what follows is no JSON"
-            f" object: {error}",
+            f"the comment of column {column!r} starts with {_PREFIX!r}, but what follows is not a"
+            f" JSON object: {error}",
             hint='Write it as: COMMENT \'isolog {"path": "/data/log", "topic": "numbers"}\'.',
         ) from None
     return {

@@ -1,4 +1,4 @@
-"""Spark's types as Arrow's, and back. What cannot be carried is refused by the column's name.
+"""Spark's types as Arrow's, and back. The error for a type that has no match names the column.
 
 Spark compares the schema of what a reader yields with its own, to the letter: list items are called
 ``element``, timestamps are ``us`` with the zone ``UTC`` or none. So the mapping is written down

@@ -6,12 +6,12 @@ the values and on nothing else, and sums of parts add up.
 
 * A fixed-width value counts whole. A text is hashed in pieces of 512 bytes, each byte at its place.
 * Floating-point values have a digest of their own, of their exact bits. A query that adds floats up
-  may get another last digit each time, since Spark adds in another order. Such a query is told
-  apart from a different batch by this digest alone (decision 98). All NaNs count as one, and -0.0
-  counts as 0.0.
-* Each column has a factor of its own, from its name. The digest does not tell
-  which values are in one row: two batches with the same values in each column, but in other
-  combinations, have the same digest.
+  may get another last digit each time, since Spark adds in another order. Then only this digest
+  differs, which tells the replay from a different batch (decision 98). All NaNs count as one, and
+  -0.0 counts as 0.0.
+* Each column has a factor of its own, from its name. The digest does not tell which values are in
+  one row: two batches with the same values in each column, but in other combinations, have the same
+  digest.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _WORD: Final = 8
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT: Final = np.uint64(32)
 _EIGHT: Final = np.uint64(8)
-_PIECE: Final = 512  # bytes of a text that are hashed as one: so many passes at most, a word each
+_PIECE: Final = 512  # bytes of a text that are hashed as one, a word a pass: this limits the passes
 _CHUNK: Final = 64  # bytes of a text that are gathered at once
-_BLOCK_ROWS: Final = 4096  # what is in between stays in the processor's cache
+_BLOCK_ROWS: Final = 4096  # intermediate values then stay in the processor's cache
 
 
 class Measure(Struct, frozen=True):
@@ -91,7 +91,7 @@ def _sums(name: str, column: Any) -> Iterator[tuple[str, int]]:
     """Yield the parts of a column by name, and a sum over each."""
     yield f"{name}/null", column.null_count
     if column.null_count:
-        column = column.drop_null()  # what stands under a null is anything
+        column = column.drop_null()  # the bytes under a null are arbitrary
     kind = column.type
     if pa.types.is_null(kind) or not len(column):
         return

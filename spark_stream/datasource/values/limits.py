@@ -1,8 +1,8 @@
 """How far a micro-batch goes: at least so many records, at most so many records and bytes.
 
 All limits hold together. The least is waited for, but no longer than ``max_delay_s`` from when the
-first of the records that wait was seen. What Spark's own read limits can say is less: it has no two
-of them at once, and no delay (``docs/spark.md``).
+first of the records that wait was seen. Spark's own read limits can say less: there are no two of
+them at once, and no delay (``docs/spark.md``).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Pace:
         self._waiting_since: float | None = None
 
     def awaits_more(self, begin: Offsets, ends: Offsets) -> bool:
-        """Return whether there is too little to read yet, and it has not waited long enough."""
+        """Return whether there is too little to read yet, and the query may wait longer."""
         least = self._limits.min_offsets
         waiting = sum(each.end - each.start for each in ranges(begin, ends))
         if least is None or waiting >= least or not waiting:

@@ -2,14 +2,14 @@
 
 As JSON: ``{"<topic>": {"id": "<topic id>", "cluster": "<cluster id>", "partitions": {"0":
 {"offset": 42, "epoch": 3}}}}``. The topic's id tells a topic that was deleted and created again
-from the one that was read before; the cluster's id tells another log from that one's. A checkpoint
-always has it; an option with offsets that were written by hand may leave it out.
+from the one that was read before; the cluster's id tells another log from the one that was read. A
+checkpoint always has it; an option with offsets that were written by hand may leave it out.
 
-``epoch`` is the leader epoch in which the record before the offset was written; it is left out
-where nobody knows it. That is a lineage of one claim
-(:mod:`spark_stream.consistency.replication.lineage`). Beside it is ``lineage``, ``[[epoch, end],
-…]``, where the offset has another one: the query stands below, or above, the offset that it was
-told of, or records of several epochs are not replicated.
+``epoch`` is the leader epoch in which the record before the offset was written; it is left out if
+it is unknown. That is a lineage of one claim
+(:mod:`spark_stream.consistency.replication.lineage`). Any other lineage is beside it as
+``lineage``, ``[[epoch, end], …]``: when the query is below, or above, the offset that the log
+reported, or when records of several epochs are not replicated.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ def ranges(start: Offsets, end: Offsets) -> Iterator[Range]:
     """Yield the ranges between two offsets, by partition.
 
     A partition that the start does not know begins at 0, and so does one of a topic that was made
-    anew. Where the end is below the start there is nothing: the records up to the end were given
-    before (Spark asks so when a query with a moving start begins again).
+    anew. If the end is below the start, there is no range: the records up to the end were given
+    before (Spark asks for that when a query with a moving start begins again).
     """
     for name, topic in sorted(end.items()):
         known = known_offsets(start, name, topic.id)

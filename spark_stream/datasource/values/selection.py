@@ -1,7 +1,7 @@
 """Which topics and partitions a query reads: named ones, those of a pattern, or given partitions.
 
-Named topics have to be there. A pattern takes every topic whose whole name it matches, those that
-are made later included. Given partitions are read and no others, however many a topic gets.
+Named topics have to exist. A pattern takes every topic whose whole name it matches, those that are
+made later included. Given partitions are read and no others, however many a topic gets.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from spark_stream.errors import InvalidOption
 
 
 class Selection(Struct, frozen=True):
-    """``names``: those of the topics, where no ``pattern`` (Python's ``re``) says which.
+    """``names``: the topics, unless a ``pattern`` (Python's ``re``) selects them.
 
-    ``assigned``: topic → its partitions, where not all of them are read.
+    ``assigned``: topic → its partitions, unless all of them are read.
     """
 
     names: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Selection(Struct, frozen=True):
 
     @property
     def option(self) -> str:
-        """The option that says so."""
+        """The option that makes this selection."""
         if self.pattern is not None:
             return "subscribePattern"
         return "assign" if self.assigned else "subscribe"

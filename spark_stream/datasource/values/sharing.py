@@ -1,7 +1,7 @@
 """How much of a backlog a micro-batch takes: a limit, shared out by the partitions' backlogs.
 
-A batch that is planned again has to come out the same. So whose turn it is depends on nothing but
-where the query is: on how many records it has read before.
+A batch that is planned again has to come out the same. So whose turn it is depends only on how many
+records the query has read before.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ K = TypeVar("K")
 def shared_out(backlog: Mapping[K, int], limit: int, turn: int = 0) -> dict[K, int]:
     """Return how many records each partition gives: ``limit`` in all, or the backlog if less.
 
-    Every partition that has a backlog gives one at least, and beyond that in proportion, remainders
-    to the largest fractions. Where the limit is too small for that, partitions take turns.
+    Every partition with a backlog gives at least one record, and more in proportion; what is left
+    over goes to the largest fractions. If the limit is too small for that, partitions take turns.
 
     ``backlog`` names all partitions, those without a backlog too, always in the same order.
     ``turn`` is how many records they gave before, in all: so a batch that is planned again comes
@@ -32,7 +32,7 @@ def shared_out(backlog: Mapping[K, int], limit: int, turn: int = 0) -> dict[K, i
 def _in_turn(backlog: Mapping[K, int], limit: int, turn: int) -> dict[K, int]:
     """Take one record each of the first partitions with a backlog, starting at the turn's place.
 
-    The turn moves on by the limit with every such batch, so the places pass by all partitions.
+    The turn moves on by the limit with every such batch, so it comes to every partition.
     """
     keys = list(backlog)
     first = turn % len(keys)
@@ -44,7 +44,8 @@ def _in_proportion(backlog: Mapping[K, int], limit: int) -> dict[K, int]:
     taken = dict.fromkeys(backlog, 0)
     sizes = {key: size for key, size in backlog.items() if size}
     left, total = limit, sum(sizes.values())
-    # Who would get less than one record gets one, which leaves less for the others; so again.
+    # A partition that would give less than one record gives one; less is left for the others, so
+    # look again.
     while small := [key for key, size in sizes.items() if size * left < total]:
         for key in small:
             taken[key] = 1
@@ -65,13 +66,13 @@ def shared_bytes(backlog: Mapping[K, tuple[int, int]], limit: int, turn: int = 0
     ``backlog`` has the bytes of each partition's records, and those of its first one; ``turn`` is
     how many records were read before. As many partitions as possible get their first record, and
     the rest is shared out in proportion. The first in turn always gets its first record, even if
-    that alone is larger than the limit: so a query gets over every record.
+    that alone is larger than the limit: so a query gets past every record.
     """
     if sum(size for size, _ in backlog.values()) <= limit:
         return {key: size for key, (size, _) in backlog.items()}
     keys = [key for key, (size, _) in backlog.items() if size]
-    # Whoever had the turn by the number of records, of which a batch may always have as many, might
-    # have it always.
+    # Not turn % len(keys): if every batch has the same number of records, that may always be the
+    # same partition.
     at = random.Random(turn).randrange(len(keys))
     given = dict.fromkeys(backlog, 0)
     left = limit

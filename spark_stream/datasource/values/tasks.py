@@ -16,8 +16,7 @@ from spark_stream.datasource.values.offsets import Range
 from spark_stream.datasource.values.sharing import shared_out
 
 SHARED_RECORDS: Final = 50_000
-"""Ranges share a task up to so many records: what a worker reads in about the time it takes to
-start."""
+"""Up to this many records ranges share a task: a worker reads them in about its start time."""
 
 Task = tuple[Range, ...]
 
@@ -35,8 +34,8 @@ NO_SPLITTING: Final = Splitting()
 def tasks(asked: Iterable[Range], splitting: Splitting) -> list[Task]:
     """Return the tasks that read the ranges: each record once, in the order of its partition.
 
-    There are at least ``min_partitions`` of them where there are as many records, and in proportion
-    to the sizes of the ranges.
+    There are at least ``min_partitions`` tasks if there are as many records, split in proportion to
+    the sizes of the ranges.
     """
     pieces = list(asked)
     if splitting.max_records is not None:

@@ -4,8 +4,8 @@
 
     spark.streams.addListener(LagListener(metrics_port=9465))
 
-It looks at what Spark tells of every micro-batch, and asks no broker. Under which name a query
-shows where it is in ``isolog consumers list`` says the query's option ``consumer``.
+It looks at what Spark reports of every micro-batch, and asks no broker. A query's option
+``consumer`` is the name under which ``isolog consumers list`` shows where it is.
 
 The metrics need prometheus-client (``isolog[metrics]``).
 """
@@ -42,11 +42,11 @@ _PARTITION: Final = ("query", "topic", "partition")
 class QueryMetrics:
     """Gauges and counters of queries, by the query's name (its id where it has none).
 
-    A query that has ended takes its gauges along; its counters stay. For any thread.
+    When a query ends, its gauges are removed; its counters stay. For any thread.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """``registry``: where they are, by default one of their own, which is served."""
+        """``registry``: where the metrics go, by default one of their own, which is served."""
         client = _client()
         where = registry if registry is not None else client.CollectorRegistry()
         self._registry = where
@@ -130,9 +130,9 @@ LOG_EVERY_S: Final = 10.0
 
 
 class LagListener(StreamingQueryListener):
-    """Watches all queries of a session that read isolog; the others it leaves alone.
+    """Watches all queries of a session that read isolog, and ignores the others.
 
-    Of each query a line is logged at level INFO, every ``log_every_s`` seconds at most:
+    For each query a line is logged at level INFO, every ``log_every_s`` seconds at most:
     ``query flights: batch 12, 1,204 records behind (t/0: 1,000, t/1: 204)``.
     """
 
@@ -169,7 +169,7 @@ class LagListener(StreamingQueryListener):
             return {self._names[run]: list(found) for run, found in self._found.items()}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Do nothing: nothing is known of it yet."""
+        """Do nothing: nothing is known of the query yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = json.loads(event.progress.json)

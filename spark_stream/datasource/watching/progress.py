@@ -37,7 +37,7 @@ _LOOK_S: Final = 0.25
 
 @contextmanager
 def progress_bar(spark: SparkSession, console: Console | None = None) -> Iterator[None]:
-    """Return bars for what runs within the block, gone at its end.
+    """Show bars for what runs within the block, and remove them at its end.
 
     ``console``: where they are drawn, by default on standard error if it is a terminal.
     """

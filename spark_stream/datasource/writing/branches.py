@@ -1,4 +1,4 @@
-"""The branches that a sink's tasks write under, and what the driver makes of them.
+"""The branches that a sink's tasks write under, and how the driver decides on them.
 
 Every attempt of a task has a branch of its own in the transaction of its micro-batch. A commit
 message carries it, and the commit takes the branches of the messages that it is given, and no
@@ -6,8 +6,8 @@ others: what a failed, killed or slower attempt wrote aborts with the same decis
 
 A task that fails drops its branch: what it wrote is aborted at once, and the others go on.
 
-The driver keeps nothing between calls. If the answer to a commit is lost, the same commit is asked
-again and gets the same answer; and whatever an abort asks, a decided commit stays.
+The driver keeps nothing between calls. If the answer to a commit is lost, the same commit is sent
+again and gets the same answer; and no abort undoes a decided commit.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _rows(found: Mapping[str, Measure]) -> str:
 
 
 class TaskBranch(Branch, kw_only=True):
-    """The branch of one task attempt. ``committed``: it wrote nothing."""
+    """The branch of one task attempt. ``committed``: the batch is already, so it writes nothing."""
 
     instance: str
     batch: int
@@ -147,8 +147,8 @@ def commit(
 ) -> None:
     """Commit the micro-batch that these tasks wrote; return when it is visible.
 
-    If it was committed before, or no task had a row, nothing is written. Then the rows must be
-    those on record, as far as ``replays`` says so, and what a dead run left open is aborted.
+    If the batch was committed before, or no task had a row, nothing is written. Then the rows must
+    be those on record, as far as ``replays`` says so, and what a dead run left open is aborted.
 
     Raises:
         DifferentReplay: other rows were committed as this batch.
@@ -190,7 +190,7 @@ def _one_transaction(branches: Sequence[TaskBranch], batch: int) -> tuple[str, s
         )
     if written != batch:
         raise InvalidTransaction(
-            f"Spark commits batch {batch} of {name!r}, its tasks wrote batch {written}",
+            f"Spark commits batch {batch} of {name!r}, but its tasks wrote batch {written}",
             hint="Restart the query; if it happens again, this Spark release is not supported.",
         )
     return transaction
@@ -208,7 +208,7 @@ def drop(transactions: TransactionsClient, branch: TaskBranch) -> None:
 def abort(transactions: TransactionsClient, branches: Iterable[TaskBranch]) -> None:
     """Abort what is still open of the branches' transactions. Raise nothing.
 
-    What cannot be aborted now, the query's next run aborts, or its own timeout does.
+    The query's next run, or the timeout, aborts what cannot be aborted now.
     """
     for whole in {branch.transaction for branch in branches if not branch.committed}:
         try:
@@ -220,7 +220,7 @@ def abort(transactions: TransactionsClient, branches: Iterable[TaskBranch]) -> N
 
 
 def stop(transactions: TransactionsClient, plan: Plan, batch: int) -> None:
-    """Give up what the driver has planned until now, whatever tasks there were. Raises nothing."""
+    """Give up what the driver has planned until now, whatever tasks there were. Raise nothing."""
     if not plan.run:
         return
     try:

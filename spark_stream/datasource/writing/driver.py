@@ -1,10 +1,10 @@
 """Which driver planned a micro-batch, and when: so that it can give the batch up.
 
 Spark tells a sink's ``abort`` the batch id and the messages of the tasks that had ended, perhaps
-none; neither query nor run. But planning, commit and abort all run in Python processes that the
+none, but neither query nor run. But planning, commit and abort all run in Python processes that the
 driver's JVM has started, and a checkpoint has one query in it. So JVM and checkpoint name the run,
-and a clock that all processes of the host share says which plans are the given-up ones: a later
-run of the same query in the same JVM plans later.
+and a clock that all processes of the host share tells which plans are given up: a later run of the
+same query in the same JVM plans later.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NO_PLAN: Final = Plan()
 
 
 def plan_of(checkpoint: str | None) -> Plan:
-    """Make a plan in this process. An abort gives up all plans that are older than one."""
+    """Make a plan in this process. An abort makes one too, and gives up the run's earlier ones."""
     run = "" if checkpoint is None else _run(os.getpid(), checkpoint)
     return Plan(run, time.monotonic_ns())
 
@@ -42,7 +42,7 @@ def plan_of(checkpoint: str | None) -> Plan:
 def _run(process: int, checkpoint: str) -> str:
     """Return a text that is the same in all Python processes of one JVM, and in no other's.
 
-    ``process`` is this one, which a fork of it is not.
+    ``process`` is the id of this process: a fork must not get its parent's cached text.
     """
     java = _java()
     if java is None:

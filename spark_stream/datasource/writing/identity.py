@@ -23,7 +23,7 @@ QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
 RUN: Final = "spark.jobGroup.id"
 BATCH_WRITES: Final = "batch writes of "
-"""How the query of a ``sinkId`` that batch writes use begins; no streaming query has such an id."""
+"""How the ``query`` of batch writes with a ``sinkId`` begins; no streaming query has such an id."""
 
 
 class BranchIdentity(Struct, frozen=True):

@@ -27,16 +27,16 @@ _FIRST_S: Final = 1.0
 _due: dict[str, tuple[list[Any], float]] = {}
 """By transactional id: which run and batch this process saw last, and when to renew it.
 
-It outlives a task, so that the many short tasks of a long batch renew its transaction among them.
+It outlives a task, so that the many short tasks of a long batch share the renewals.
 """
 
 
 class KeptOpen:
     """While a task runs, the transaction of its batch does not time out.
 
-    From the task's start, whether it has a row yet or not: another task may have opened the
-    transaction. A process that sees a batch for the first time waits for a moment, so that small
-    micro-batches renew nothing.
+    It is renewed from the task's start, whether the task has a row yet or not: another task may
+    have opened the transaction. A process that sees a batch for the first time waits for a moment,
+    so that small micro-batches renew nothing.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class KeptOpen:
                 _due.pop(name, None)
 
     def _renew_once(self) -> bool:
-        """Renew it; return False if there is nothing more to renew."""
+        """Renew the transaction; return False if there is nothing more to renew."""
         name, *which = self._asked
         _due[name] = (which, time.monotonic() + self._pause_s)
         try:
             self._transactions.renew_batch(*self._asked)
         except IsologError as error:
-            if not error.retriable:  # the task's own writes meet it as well, and fail
+            if not error.retriable:  # the task's own writes fail with it as well
                 return False
             logger.warning("a transaction's deadline could not be renewed: %s", error)
         return True

@@ -27,11 +27,11 @@ from spark_stream.wire.messages import TopicDescription
 TOPIC_COLUMN: Final = "topic"
 PARTITION_COLUMN: Final = "partition"
 _ROUTING: Final = (TOPIC_COLUMN, PARTITION_COLUMN)
-_READ: Final = ("offset", "timestampType")  # the source's own, where a topic has Kafka's columns
+_READ: Final = ("offset", "timestampType")  # the source adds them, if a topic has Kafka's columns
 
 
 def looks_default(schema: pa.Schema) -> bool:
-    """Return whether a DataFrame is Kafka's: a text or binary value, and only Kafka's columns."""
+    """Return whether a DataFrame has only Kafka's columns, and a value of text or binary."""
     names = {*DEFAULT_SCHEMA.names, *_ROUTING}
     if "value" not in schema.names or not set(schema.names) <= names:
         return False
@@ -43,7 +43,7 @@ def topic_schema(schema: pa.Schema, *, by_column: bool) -> pa.Schema:
 
     Raises:
         SchemaMismatch: the columns are those of records that were read: a topic with these would
-            look like Kafka's in Spark, and be none.
+            look in Spark like one with Kafka's columns, without being one.
     """
     if looks_default(schema):
         return DEFAULT_SCHEMA

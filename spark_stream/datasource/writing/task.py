@@ -2,7 +2,7 @@
 
 A task coalesces Spark's batches, so the log gets few large ones, and sends them while the next
 come. Rows with keys go where their keys say; others go to the partitions in turn, batch by batch,
-beginning with another one in every task and micro-batch.
+beginning with a different partition in every task and micro-batch.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ from spark_stream.wire.transaction_messages import Branch
 logger = logging.getLogger(__name__)
 
 _COALESCED_BYTES: Final = 3 << 19
-"""Spark's batches are joined until they have this much: what a broker takes in best."""
+"""Spark's batches are joined up to this size, which a broker takes in best."""
 _KEYED_FACTOR: Final = 2
-"""How much more it is of rows with keys, which are shared out over the partitions afterwards."""
+"""The size is multiplied by this for rows with keys: they are spread over partitions afterwards."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Wrote(WriterCommitMessage):
 
 
 class Seen(Struct, frozen=True):
-    """What a topic was: a process that remembers the same need not ask for it."""
+    """What a topic was when it was planned: a process that knows the same need not ask again."""
 
     topic_id: str
     schema_version: int
@@ -98,7 +98,7 @@ class Seen(Struct, frozen=True):
 class TaskWriter(Struct, frozen=True):
     """What travels to the workers and writes there. ``schema`` is the DataFrame's.
 
-    ``identity`` is a batch write's; a micro-batch's is known to its tasks alone. ``plan`` says
+    ``identity`` is a batch write's; only its tasks know a micro-batch's. ``plan`` says
     which driver planned the batch. ``seen``: the topic of the options, as the driver found it.
     """
 
@@ -139,7 +139,7 @@ class TaskWriter(Struct, frozen=True):
     def write(self, batches: Iterator[pa.RecordBatch]) -> Wrote:
         """Write a task's rows. Return when all are acknowledged; raise if one was not.
 
-        A task without rows opens no branch, and one whose batch is in the log writes nothing. One
+        A task without rows opens no branch, and one whose batch is committed writes nothing. A task
         that fails leaves nothing open.
         """
         keep_free_memory()
@@ -173,7 +173,7 @@ class TaskWriter(Struct, frozen=True):
             return WrittenRows(identity, self._content(rows), branch)
         try:
             content = self._append_all(log_session, branch, rows, measuring=identity.remembered)
-        except BaseException:  # this is also how a task ends that Spark kills
+        except BaseException:  # a task that Spark kills ends in this way, too
             self._drop(branch)
             raise
         return WrittenRows(identity, content, branch)
@@ -182,7 +182,7 @@ class TaskWriter(Struct, frozen=True):
         try:
             drop(session_for_aborts(self.options.place).transactions, branch)
         except IsologError as error:
-            logger.warning("a failed task's branch was not aborted, it times out: %s", error)
+            logger.warning("a failed task's branch was not aborted, but will time out: %s", error)
 
     def _content(self, batches: Iterator[pa.RecordBatch]) -> dict[str, Measure]:
         return summed(
@@ -323,7 +323,7 @@ def _of_option(error: InvalidConfig | InvalidAssignment) -> InvalidOption:
 
 
 def tell_what_stays(known: TopicDescription, options: SinkOptions) -> None:
-    """Warn once in a process that an existing topic keeps settings which the options name."""
+    """Warn once in a process that an existing topic keeps settings that the options set."""
     asked = {
         f"{TOPIC_SETTING}{name}": (known.config[name], wanted)
         for name, wanted in options.topic_config

@@ -64,9 +64,9 @@ class IsologWriter(Travels, DataSourceArrowWriter):
 
 
 class IsologStreamWriter(Travels, DataSourceStreamArrowWriter):
-    """The streaming sink. Spark makes it anew for every commit: it keeps nothing.
+    """The streaming sink. Spark makes it anew for every commit, so it keeps nothing.
 
-    The one that commits asks nothing beforehand: what it would ask, the one that planned has asked.
+    The one that commits checks nothing beforehand: the one that planned has made all checks.
     """
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
@@ -102,7 +102,7 @@ def _reached(task: TaskWriter) -> Session | None:
     try:
         return session_for_aborts(task.options.place)
     except IsologError as error:
-        logger.warning("what was written is not aborted, it times out: %s", error)
+        logger.warning("what was written is not aborted, but will time out: %s", error)
         return None
 
 
