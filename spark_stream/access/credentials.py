@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Final
@@ -28,6 +29,7 @@ _N, _R, _P = 1 << 15, 8, 1
 _SCRYPT: Final = "scrypt"
 _MEMORY: Final = 128 * _N * _R * 2
 _ID_BYTES: Final = 8
+_TOKEN: Final = re.compile(rf"{TOKEN_PREFIX}([0-9a-f]{{{2 * _ID_BYTES}}})_")
 
 
 def hash_password(password: str) -> str:
@@ -68,9 +70,8 @@ def new_token() -> tuple[str, str]:
 
 def token_id_of(token: str) -> str:
     """Return the id in a token; empty if this is not a token."""
-    if not token.startswith(TOKEN_PREFIX):
-        return ""
-    return token.removeprefix(TOKEN_PREFIX).partition("_")[0]
+    found = _TOKEN.match(token)
+    return found[1] if found else ""
 
 
 def token_digest(token: str) -> str:

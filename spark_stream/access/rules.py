@@ -134,11 +134,13 @@ class RuleSet:
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
         self._said: dict[tuple[str, Pattern], _Said] = defaultdict(_Said)
         self._lengths: dict[tuple[str, ResourceKind], set[int]] = defaultdict(set)
+        self._allowed: set[str] = set()
         for rule in rules:
             said = self._said[rule.principal, rule.resources]
             bits = _ALL if rule.operation is None else _BIT[rule.operation]
             if rule.effect is Effect.ALLOW:
                 said.allowed |= bits
+                self._allowed.add(rule.principal)
             else:
                 said.denied |= bits
             if rule.resources.is_prefix:
@@ -148,6 +150,10 @@ class RuleSet:
         return isinstance(other, RuleSet) and self._said == other._said
 
     __hash__ = None  # type: ignore[assignment]
+
+    def speaks_for(self, principal: str) -> bool:
+        """Return whether a rule allows the principal anything."""
+        return not self._allowed.isdisjoint((principal, ANYBODY))
 
     def allow(self, principal: str, operation: Operation, resource: Resource) -> bool:
         """Return whether the principal may do this."""

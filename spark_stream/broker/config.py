@@ -210,6 +210,13 @@ class BrokerConfig(BaseSettings):
     @model_validator(mode="after")
     def _peers_know_each_other(self) -> Self:
         given = self.peer_tls
+        if self.authentication and given.cert is None and self.peer_listen:
+            raise InvalidConfig(
+                "peer_listen with authentication: without [peer_tls] anybody could say that he is a"
+                " broker",
+                hint="Give peer_tls.cert, key and ca, as in conf/secure-three-brokers.",
+                setting="peer_tls",
+            )
         if given.cert is not None and given.ca is None:
             raise InvalidConfig(
                 "peer_tls.ca: name the authority that issues the brokers' certificates",
@@ -228,7 +235,8 @@ class BrokerConfig(BaseSettings):
     @property
     def peer_place(self) -> str:
         """Where to listen for other brokers; empty for nowhere."""
-        if self.peer_listen or self.listen.startswith(UNIX):
+        is_closed = self.authentication and self.peer_tls.cert is None  # nobody could be trusted
+        if self.peer_listen or self.listen.startswith(UNIX) or is_closed:
             return self.peer_listen
         return joined(split_address(self.listen)[0], 0)
 

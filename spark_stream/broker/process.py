@@ -159,6 +159,7 @@ class Broker:
             audit,
             core.host.refresh,
         )
+        core.host.guesses = not config.authentication
         core.registration.decide_generation()
         core.table.pass_over_used_numbers()
         self._facts = BrokerFacts("", str(path), directory.cluster_id, clock.monotonic())
@@ -222,7 +223,13 @@ class Broker:
             knows=not self._gate.asks,
         )
         if peers is not None:
-            self._open_door(peers, self._serving.welcome_peer, greeting, certificates.for_peers)
+            self._open_door(
+                peers,
+                self._serving.welcome_peer,
+                greeting,
+                certificates.for_peers,
+                knows=not self._gate.asks,
+            )
         self._flight: FlightFacade | None = None
         if flight_listen:
             self._make_flight = partial(

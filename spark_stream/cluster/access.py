@@ -1,7 +1,7 @@
 """Users, tokens and rules as records of the metadata store.
 
 A password is kept as its scrypt hash, a token as its SHA-256 (``access.credentials``). A rule's key
-is its text, so a rule is there once.
+says all of it, so a rule is there once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Token(Struct, frozen=True):
     """A token of a principal. ``grants``: what it may be used for; None: all its principal may.
 
     Times are in ms since 1970; ``expires_ms`` None: never. ``sliding_ms``: a token that is used
-    lives for this long from then on; None if use does not extend its life.
+    lives for this long from then on, but not beyond ``until_ms``; None if use does not extend its
+    life. ``parent``: the id of the token with which it was made, and with which it ends; empty: of
+    none.
     """
 
     id: str
@@ -43,6 +45,8 @@ class Token(Struct, frozen=True):
     expires_ms: int | None = None
     grants: tuple[Grant, ...] | None = None
     sliding_ms: int | None = None
+    until_ms: int | None = None
+    parent: str = ""
 
 
 class AccessRecords(Struct, frozen=True):
@@ -53,6 +57,11 @@ class AccessRecords(Struct, frozen=True):
     rules: Mapping[str, Rule] = field(default_factory=dict)
     """By their texts."""
     rule_set: RuleSet = field(default_factory=RuleSet)
+
+
+def rule_key(rule: Rule) -> str:
+    """Return the key of a rule's record."""
+    return RULES + msgspec.json.encode(rule).decode()
 
 
 def encode(value: User | Token | Rule) -> dict[str, Any]:

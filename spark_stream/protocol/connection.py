@@ -131,6 +131,9 @@ class StreamOpened(msgspec.Struct, frozen=True):
     body: Bytes
     end: bool
 
+    def __repr__(self) -> str:  # what it carries may be secret, and large
+        return f"StreamOpened({self.stream}, {self.method!r}, …)"
+
 
 class Received(msgspec.Struct, frozen=True):
     """A frame of a stream. Its bytes use credit until :meth:`Connection.grant_credit`."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 Array: TypeAlias = npt.NDArray[np.uint8]
 
 KEPT_BYTES_MAX: Final = 64 << 20
-"""How much a process keeps for the next bytes; what is in use does not count."""
+"""How much a process keeps for the next bytes, in use or not."""
 _UNREFERENCED: Final = 2  # by the list, and by the argument of getrefcount
 
 

@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -75,6 +76,7 @@ class Door(Struct, frozen=True):
     greeting: Callable[[], bytes] = bytes
     tls: Callable[[], ssl.SSLContext] | None = None
     knows: bool = True
+    connections_max: int = 10_000
 
 
 class Server:
@@ -85,14 +87,12 @@ class Server:
         loop: Loop,
         limits: ConnectionLimits = SERVER_LIMITS,
         buffers: BufferPool | None = None,
-        connections_max: int = 10_000,
     ) -> None:
         self._loop = loop
         self._limits = limits
         self._buffers = buffers or BufferPool()
-        self._connections_max = connections_max
         self._doors: list[Door] = []
-        self._shaking = 0  # connections whose TLS handshake goes on
+        self._counts: Counter[socket.socket] = Counter()  # of connections, by their door
         self._sessions: set[_Session] = set()
         self._changed = threading.Condition()
 
@@ -153,9 +153,10 @@ class Server:
                 self._loop.forget(door.sock)
                 self._loop.call_later(_ACCEPTS_AGAIN_S, partial(self._watch, door))
                 return
-            if len(self._sessions) + self._shaking >= self._connections_max:
+            if self._counts[door.sock] >= door.connections_max:
                 sock.close()
                 continue
+            self._counts[door.sock] += 1
             name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else _UNIX
             if door.tls is None:
                 self._begin(door, sock, Arrival(name))
@@ -165,17 +166,16 @@ class Server:
     def _shake_hands(self, door: Door, tls: ssl.SSLContext, sock: socket.socket, name: str) -> None:
         sock.setblocking(False)
         timer = self._loop.call_later(self._limits.handshake_s, lambda: give_up())
-        self._shaking += 1
         shaken = sock
 
         def over() -> None:
             timer.cancel()
             self._loop.forget(shaken)
-            self._shaking -= 1
 
         def give_up() -> None:
             over()
             shaken.close()
+            self._counts[door.sock] -= 1
 
         def look(_: int) -> None:
             """Begin the handshake; refuse a client that speaks no TLS, in plain frames."""
@@ -189,7 +189,11 @@ class Server:
                 return
             if begins_tls:
                 self._loop.forget(sock)
-                shaken = tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+                try:
+                    shaken = tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+                except OSError:  # such as a connection that was reset meanwhile
+                    give_up()
+                    return
                 go_on(READ)
             else:
                 over()
@@ -221,7 +225,7 @@ class Server:
             allocate=self._buffers.allocate,
             trusted=door.knows,
         )
-        session = _Session(self, arrival.address, self._loop, sock, connection)
+        session = _Session(self, door, arrival.address, self._loop, sock, connection)
         arrival.belongs_to(session)
         session.serve = door.welcome(arrival)
         with self._changed:
@@ -231,7 +235,9 @@ class Server:
     def forget(self, session: _Session) -> None:
         """Note that a connection is over."""
         with self._changed:
-            self._sessions.discard(session)
+            if session in self._sessions:
+                self._sessions.remove(session)
+                self._counts[session.door.sock] -= 1
             self._changed.notify_all()
 
 
@@ -245,12 +251,14 @@ class _Session:
     def __init__(
         self,
         server: Server,
+        door: Door,
         peer: str,
         loop: Loop,
         sock: socket.socket,
         connection: Connection,
     ) -> None:
         self._server = server
+        self.door = door
         self.serve: Serve = _serve_nothing
         self._streams = Streams(peer)
         self._channel = SocketChannel(

@@ -166,12 +166,13 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
 def certificate_names(connected: ssl.SSLSocket) -> tuple[str, ...]:
     """Return the names in the certificate that the other side has shown, the first one first.
 
-    They are its alternative names, or else its common name; empty if it has shown none.
+    They are its DNS names, or else its common name; empty if it has shown none. A name of another
+    kind, such as an address of e-mail, is no host's and no principal's.
     """
     found: dict[str, Any] = connected.getpeercert() or {}
-    alternative = found.get("subjectAltName", ())
+    dns = [each for each in found.get("subjectAltName", ()) if each[0] == "DNS"]
     common = [each for part in found.get("subject", ()) for each in part if each[0] == "commonName"]
-    return tuple(str(name) for _, name in alternative or common)
+    return tuple(str(name) for _, name in dns or common if name not in ("", "*"))
 
 
 def reason_of(error: OSError) -> tuple[str, str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta
 
 from spark_stream.wire.messages import Description, Message
 
 Principal = Annotated[str, Meta(min_length=1, max_length=255)]
+GRANTS_MAX: Final = 1_000
 Secret = Annotated[str, Meta(max_length=4096)]
 
 
@@ -40,8 +41,8 @@ class Authenticated(Message):
 class GrantText(Message):
     """What a token may be used for: an operation (or ``all``) on a resource, as texts."""
 
-    operation: str
-    resource: str
+    operation: Annotated[str, Meta(max_length=32)]
+    resource: Annotated[str, Meta(max_length=300)]
 
 
 class PutUser(Message):
@@ -76,14 +77,14 @@ class CreateToken(Message):
 
     principal: Principal | None = None
     lifetime_ms: Annotated[int, Meta(ge=1_000)] | None = None
-    grants: list[GrantText] | None = None
+    grants: Annotated[list[GrantText], Meta(max_length=GRANTS_MAX)] | None = None
     sliding: bool = False
 
 
 class OpenSession(Message):
     """Asks for a token that no broker stores, for the caller, with these grants and lifetime."""
 
-    grants: list[GrantText]
+    grants: Annotated[list[GrantText], Meta(max_length=GRANTS_MAX)]
     lifetime_ms: Annotated[int, Meta(ge=1_000, le=86_400_000)]
 
 

@@ -24,7 +24,7 @@ from spark_stream.broker.access.audit import Audit
 from spark_stream.broker.access.gate import AccessSettings, Gate, Need
 from spark_stream.broker.access.needs import append, fetch
 from spark_stream.broker.actions.table import TABLE
-from spark_stream.cluster.access import RULES, TOKENS, Token, encode
+from spark_stream.cluster.access import TOKENS, Token, encode, rule_key
 from spark_stream.cluster.view import ClusterView
 from spark_stream.errors import IsologError, PermissionDenied, Unauthenticated, UnknownTopic
 from spark_stream.wire.actions import ACTIONS
@@ -143,8 +143,8 @@ def test_a_caller_is_served_what_the_model_says(rules, grants, who, state) -> No
     store, clock = MemoryStore(MemoryRecords()), FakeClock()
     view = ClusterView(store)
     for rule in rules:
-        if store.get(f"{RULES}{rule}") is None:
-            store.put(f"{RULES}{rule}", encode(rule), 0)
+        if store.get(rule_key(rule)) is None:
+            store.put(rule_key(rule), encode(rule), 0)
     now_ms = clock.wall_us() // 1000
     expires_ms = now_ms + (LIFE_MS if state != "expired" else -1)
     if state != "revoked":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import shutil
+import socket
 import ssl
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,6 +107,31 @@ def test_a_tls_client_is_told_that_the_broker_does_not_speak_it(
     error = told(lambda: isolog.connect(shared.address, tls_ca=files.ca, timeout=20))
     assert isinstance(error, TlsFailed)
     assert "does not speak TLS" in error.message
+
+
+def test_a_connection_that_is_reset_after_its_first_byte_leaves_no_trace(
+    secure: BrokerProcess, files: Files
+):
+    host, _, port = secure.address.rpartition(":")
+    for _ in range(50):
+        plain = socket.create_connection((host, int(port)))
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        plain.send(b"\x16")
+        plain.close()
+    with isolog.connect(secure.address, tls_ca=files.ca):
+        pass
+    assert "Traceback" not in secure.said()
+
+
+def test_a_name_in_a_certificate_that_is_no_hosts_is_no_principal(files: Files, tmp_path: Path):
+    made = files.issue("mail", "mail@example.org", common_name="carol")
+    conf = "authentication = true\n" + conf_of(files.issue("b", *HERE), ca=files.ca)
+    shown = {"tls_ca": files.ca, "tls_cert": made.cert, "tls_key": made.key}
+    with (
+        BrokerProcess(tmp_path / "log", conf=conf) as broker,
+        isolog.connect(broker.address, **shown) as log,
+    ):
+        assert log.status().principal == "carol"
 
 
 def test_a_certificate_of_another_authority_is_refused(secure: BrokerProcess, tmp_path: Path):

@@ -1,14 +1,16 @@
 """The audit log: a JSON line for each refusal, and for each act of an administrator.
 
 A line has ``at`` (ISO 8601, UTC), ``principal``, ``from``, ``action``, ``on`` (a resource, or what
-a request names) and ``outcome``: ``done``, or the code of the error. It never has a secret: of a
-request only the fields in ``_NAMED`` are written.
+a request names) and ``outcome``: ``done``, or the code of the error. ``omitted``: how many lines
+about strangers were left out before it. It never has a secret: of a request only the fields in
+``_NAMED`` are written.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import threading
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -23,6 +25,9 @@ logger = logging.getLogger(__name__)
 FILE_BYTES: Final = 16 << 20
 """After so many bytes the next file begins."""
 FILES_KEPT: Final = 5
+_STRANGERS_S: Final = 20
+"""Lines a second about callers who are not known: they must not push the others out."""
+_TEXT_MAX: Final = 300
 ADMINISTRATIVE: Final = frozenset(
     {Operation.CREATE, Operation.ALTER, Operation.DELETE, Operation.ADMIN}
 )
@@ -46,6 +51,9 @@ class Audit:
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
         self._clock = clock
+        self._lock = threading.Lock()  # guards the next two
+        self._second = (0, 0)  # a second of the clock, and its lines about strangers
+        self._omitted = 0
         self._file: RotatingFileHandler | None = None
         if path is not None:
             self._file = RotatingFileHandler(
@@ -54,20 +62,32 @@ class Audit:
 
     def note(self, caller: Caller | None, address: str, action: str, on: str, outcome: str) -> None:
         """Write a line; if the disk refuses it, the call goes on."""
-        if self._file is None:
+        if self._file is None or (caller is None and self._is_too_much()):
             return
         moment = datetime.fromtimestamp(self._clock.wall_us() / 1e6, UTC)
-        line = json.dumps(
-            {
-                "at": moment.isoformat(timespec="milliseconds"),
-                "principal": None if caller is None else caller.principal,
-                "from": address,
-                "action": action,
-                "on": on,
-                "outcome": outcome,
-            }
-        )
+        noted: dict[str, object] = {
+            "at": moment.isoformat(timespec="milliseconds"),
+            "principal": None if caller is None else caller.principal[:_TEXT_MAX],
+            "from": address,
+            "action": action[:_TEXT_MAX],
+            "on": on[:_TEXT_MAX],
+            "outcome": outcome,
+        }
+        with self._lock:
+            omitted, self._omitted = self._omitted, 0
+        if omitted:
+            noted["omitted"] = omitted
+        line = json.dumps(noted)
         self._file.handle(logging.LogRecord("audit", logging.INFO, "", 0, line, (), None))
+
+    def _is_too_much(self) -> bool:
+        """Count a line about a stranger; return whether it has to be left out."""
+        second = int(self._clock.monotonic())
+        with self._lock:
+            count = self._second[1] + 1 if self._second[0] == second else 1
+            self._second = second, count
+            self._omitted += count > _STRANGERS_S
+        return count > _STRANGERS_S
 
     def close(self) -> None:
         """Close the file."""

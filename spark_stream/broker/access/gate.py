@@ -34,7 +34,6 @@ from spark_stream.cluster.access import Token
 from spark_stream.cluster.view import ClusterView, News, Snapshot
 from spark_stream.environment import Clock
 from spark_stream.errors import (
-    BrokerBusy,
     InvalidRequest,
     IsologError,
     PermissionDenied,
@@ -49,8 +48,6 @@ SESSION_S: Final = 3600.0
 """How long a session is valid that was opened with a password."""
 _EXTENDED_BELOW: Final = 0.75
 """Using a sliding token renews its whole life, once less than this part of it is left."""
-_HASHING_AT_ONCE: Final = 2
-"""Passwords that are compared at once: each takes 32 MiB and most of a processor."""
 _FAILURES_FREE: Final = 5
 """Wrong passwords, of one user from one address, before the next one has to wait."""
 _FAILURES_KEPT: Final = 10_000
@@ -128,7 +125,6 @@ class Gate:
         self._key = key
         self._clock = clock
         self._settings = settings
-        self._hashing = threading.BoundedSemaphore(_HASHING_AT_ONCE)
         self._lock = threading.Lock()  # guards the failures
         self._failures: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
         self._passes: weakref.WeakSet[Pass] = weakref.WeakSet()
@@ -158,13 +154,12 @@ class Gate:
     def authenticate(self, visit: Visit, asked: Authenticate) -> Authenticated:
         """Find out who calls; answer with a session, if the caller gave a password.
 
-        A connection stays with its first principal. A password takes a while: call it on a thread
-        that may wait.
+        A connection stays with its first principal. Comparing a password takes 32 MiB and most of
+        a processor for a while: call it on a thread that may wait, and only a few times at once.
 
         Raises:
             Unauthenticated: the credential is wrong, has expired, or was revoked.
             InvalidRequest: there is no credential, or more than one.
-            BrokerBusy: too many passwords are compared at the moment.
         """
         try:
             return self._authenticate(visit, asked)
@@ -217,7 +212,8 @@ class Gate:
         if kept.sliding_ms is not None and found.expires_ms is not None:
             left_ms = found.expires_ms - self._now_ms()
             if left_ms < kept.sliding_ms * _EXTENDED_BELOW:
-                found = replace(found, expires_ms=self._now_ms() + kept.sliding_ms)
+                expires_ms = self._now_ms() + kept.sliding_ms
+                found = replace(found, expires_ms=min(expires_ms, kept.until_ms or expires_ms))
                 self.extend(replace(kept, expires_ms=found.expires_ms))
         return self._known(found)
 
@@ -226,17 +222,12 @@ class Gate:
         return sign_session(caller, self._key)
 
     def _of_password(self, name: str, password: str, address: str) -> Caller:
-        place = (address.rpartition(":")[0], name)
+        place = (host_of(address), name)
         self._check_not_too_often(place)
         if name not in self._view.now.access.users:
             self._refresh()
         user = self._view.now.access.users.get(name)
-        if not self._hashing.acquire(timeout=_WAIT_FIRST_S):
-            raise BrokerBusy("too many passwords are being compared", hint="Try again in a moment.")
-        try:
-            right = is_password(password, NO_PASSWORD if user is None else user.password)
-        finally:
-            self._hashing.release()
+        right = is_password(password, NO_PASSWORD if user is None else user.password)
         if user is None or not right:
             self._note_failure(place)
             raise Unauthenticated("the user or the password is wrong", hint=_HINT)
@@ -283,8 +274,18 @@ class Gate:
                 raise Unauthenticated(
                     f"user {caller.principal!r} is gone, or has another password", hint=_HINT
                 )
-        elif caller.source is KnownBy.TOKEN and caller.source_id not in known.tokens:
+        elif caller.source is KnownBy.TOKEN and not self._is_token_left(caller.source_id):
             raise Unauthenticated("the token was revoked", hint=_HINT)
+
+    def _is_token_left(self, token_id: str) -> bool:
+        """Return whether the token is there, and each one with which it was made still holds."""
+        tokens = self._view.now.access.tokens
+        found = tokens.get(token_id)
+        while found is not None and found.parent:
+            found = tokens.get(found.parent)
+            if found is not None and (found.expires_ms or self._now_ms() + 1) <= self._now_ms():
+                return False
+        return found is not None
 
     def _now_ms(self) -> int:
         return self._clock.wall_us() // 1000
@@ -292,6 +293,10 @@ class Gate:
     def is_super(self, principal: str) -> bool:
         """Return whether the principal may do everything."""
         return not self._settings.asks or principal in self._settings.super_users
+
+    def has_rules(self, caller: Caller) -> bool:
+        """Return whether a rule allows the caller anything."""
+        return caller.is_super or self._view.now.access.rule_set.speaks_for(caller.principal)
 
     # -- what they may do -------------------------------------------------------------------------
 
@@ -310,7 +315,11 @@ class Gate:
             UnknownTopic: the caller may not even know that the topic is there.
             PermissionDenied: one of the operations is not allowed.
         """
-        self.check_valid(caller)
+        try:
+            self.check_valid(caller)
+        except Unauthenticated as error:
+            self.audit.note(caller, caller.address, "authenticate", caller.source_id, error.code)
+            raise
         for operation, resource in needs:
             if not self.may(caller, operation, resource):
                 raise self._refusal(caller, operation, resource, is_open)
@@ -361,6 +370,11 @@ class Gate:
     def _on_news(self, news: News, now: Snapshot) -> None:
         if news.access:
             self.look_again()
+
+
+def host_of(address: str) -> str:
+    """Return the host of a connection's address, such as ``127.0.0.1:53112``."""
+    return address.rpartition(":")[0] or address
 
 
 def _said(caller: Caller) -> str:

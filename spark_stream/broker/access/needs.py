@@ -41,9 +41,13 @@ def on_cluster(operation: Operation) -> Needs:
 
 
 def positions(asked: Any) -> Sequence[Need]:
-    """Need to read as each consumer whose position is stored."""
+    """Need to read as each consumer whose position is stored, and to read its topic."""
     names = {each.consumer for each in asked.positions} | asked.owners.keys()
-    return [(Operation.READ, Resource(ResourceKind.CONSUMER, name)) for name in sorted(names)]
+    topics = {each.topic for each in asked.positions}
+    return [
+        *((Operation.READ, Resource(ResourceKind.CONSUMER, name)) for name in sorted(names)),
+        *((Operation.READ, Resource(ResourceKind.TOPIC, name)) for name in sorted(topics)),
+    ]
 
 
 def commit(asked: Any) -> Sequence[Need]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -20,7 +20,7 @@ from spark_stream.access.rules import (
     RuleSet,
 )
 from spark_stream.broker.actions.context import BrokerContext
-from spark_stream.cluster.access import RULES, TOKENS, USERS, Token, User, encode
+from spark_stream.cluster.access import TOKENS, USERS, Token, User, encode, rule_key
 from spark_stream.errors import InvalidRequest, PermissionDenied
 from spark_stream.scripts.steps import DeleteRecord, Get, PutRecord, Script
 from spark_stream.wire.access_messages import (
@@ -42,7 +42,11 @@ from spark_stream.wire.access_messages import (
 )
 from spark_stream.wire.messages import Empty
 
-ALL = "all"
+ALL: Final = "all"
+_TOKENS_MAX: Final = 1_000
+"""Tokens that one principal may have."""
+_OF_JWT_MS: Final = 7 * 86_400_000
+"""How long a token lasts at most that was made with a JWT: nobody can revoke the JWT."""
 
 
 def put_user(context: BrokerContext, asked: PutUser) -> Empty:
@@ -62,8 +66,12 @@ def put_user(context: BrokerContext, asked: PutUser) -> Empty:
 
 
 def delete_user(context: BrokerContext, asked: NamedUser) -> Empty:
+    """Delete the user, and then its tokens: later ones cannot be made any more."""
     if not _put(context, USERS + asked.name, None):
         raise InvalidRequest(f"there is no user {asked.name!r}", hint="See `isolog user list`.")
+    for each in context.host.view.now.access.tokens.values():
+        if each.principal == asked.name:
+            _put(context, TOKENS + each.id, None)
     return Empty()
 
 
@@ -80,8 +88,8 @@ def open_session(context: BrokerContext, asked: OpenSession) -> Authenticated:
     caller = context.caller
     grants = _no_more_than(caller, tuple(map(_grant, asked.grants)))
     expires_ms = context.transactions.now_ms() + asked.lifetime_ms
-    if caller.source is KnownBy.TOKEN and caller.expires_ms is not None:
-        expires_ms = min(expires_ms, caller.expires_ms)
+    if caller.source is KnownBy.TOKEN or caller.grants is not None:
+        expires_ms = min(expires_ms, caller.expires_ms or expires_ms)
     made = replace(caller, grants=grants, expires_ms=expires_ms)
     session = context.gate.sign(made)
     return Authenticated(principal=caller.principal, session=session, expires_ms=expires_ms)
@@ -108,9 +116,11 @@ def _no_more_than(caller: Caller, grants: tuple[Grant, ...] | None) -> tuple[Gra
 def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
     """Make a token for the caller; an administrator may make one for anybody.
 
-    A caller that uses a restricted token cannot make one that allows more.
+    A token that is made with another token, or with the session of a query, allows no more than
+    that and lasts no longer. One that is made with a JWT lasts a week at most.
     """
     caller = context.caller
+    context.check_has_rules()
     principal = asked.principal or caller.principal
     if principal != caller.principal and not context.is_administrator:
         raise PermissionDenied(f"{caller.principal!r} may not make a token for {principal!r}")
@@ -120,12 +130,31 @@ def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
         raise InvalidRequest("a sliding token has a lifetime: give lifetime_ms")
     now_ms = context.transactions.now_ms()
     expires_ms = None if asked.lifetime_ms is None else now_ms + asked.lifetime_ms
-    if caller.grants is not None and caller.expires_ms is not None:
-        expires_ms = min(expires_ms or caller.expires_ms, caller.expires_ms)
+    until_ms = None
+    if caller.source is KnownBy.JWT:
+        until_ms = now_ms + _OF_JWT_MS
+    elif caller.source is KnownBy.TOKEN or caller.grants is not None:
+        until_ms = caller.expires_ms
+    if until_ms is not None:
+        expires_ms = min(expires_ms or until_ms, until_ms)
     token_id, token = new_token()
-    sliding_ms = asked.lifetime_ms if asked.sliding else None
-    made = Token(token_id, principal, token_digest(token), now_ms, expires_ms, grants, sliding_ms)
+    made = Token(
+        token_id,
+        principal,
+        token_digest(token),
+        now_ms,
+        expires_ms,
+        grants,
+        sliding_ms=asked.lifetime_ms if asked.sliding else None,
+        until_ms=until_ms,
+        parent=caller.source_id if caller.source is KnownBy.TOKEN else "",
+    )
     _remove_expired(context, principal, now_ms)
+    tokens = context.host.view.now.access.tokens.values()
+    if sum(each.principal == principal for each in tokens) >= _TOKENS_MAX:
+        raise InvalidRequest(
+            f"{principal!r} has {_TOKENS_MAX} tokens", hint="Revoke some: isolog token revoke ID."
+        )
     _put(context, TOKENS + token_id, encode(made), is_new=True)
     return CreatedToken(id=token_id, token=token, principal=principal, expires_ms=expires_ms)
 
@@ -152,7 +181,7 @@ def list_tokens(context: BrokerContext, asked: Empty) -> TokenList:
                 else [f"{grant.operation or ALL} {grant.resources}" for grant in each.grants],
             )
             for each in sorted(known, key=lambda each: each.created_ms)
-            if context.is_administrator or each.principal == context.caller.principal
+            if _may_see(context, each)
         ]
     )
 
@@ -160,22 +189,32 @@ def list_tokens(context: BrokerContext, asked: Empty) -> TokenList:
 def revoke_token(context: BrokerContext, asked: NamedToken) -> Empty:
     context.host.refresh()
     found = context.host.view.now.access.tokens.get(asked.id)
-    mine = found is not None and found.principal == context.caller.principal
-    if found is None or not (mine or context.is_administrator):
+    if found is None or not _may_see(context, found):
         raise InvalidRequest(f"there is no token {asked.id!r}", hint="See `isolog token list`.")
     _put(context, TOKENS + asked.id, None)
     return Empty()
 
 
+def _may_see(context: BrokerContext, token: Token) -> bool:
+    """Return whether the caller may know of the token, and revoke it.
+
+    One who calls with a restricted token knows that one, and those that were made with it.
+    """
+    caller = context.caller
+    if caller.grants is None:
+        return context.is_administrator or token.principal == caller.principal
+    return KnownBy.TOKEN is caller.source and caller.source_id in (token.id, token.parent)
+
+
 def add_rule(context: BrokerContext, asked: RuleText) -> Empty:
     rule = _rule(asked)
-    _put(context, f"{RULES}{rule}", encode(rule))
+    _put(context, rule_key(rule), encode(rule))
     return Empty()
 
 
 def remove_rule(context: BrokerContext, asked: RuleText) -> Empty:
     rule = _rule(asked)
-    if not _put(context, f"{RULES}{rule}", None):
+    if not _put(context, rule_key(rule), None):
         raise InvalidRequest(f"there is no rule {str(rule)!r}", hint="See `isolog acl list`.")
     return Empty()
 

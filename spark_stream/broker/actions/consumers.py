@@ -55,7 +55,7 @@ def record_progress(context: BrokerContext, asked: RecordProgress) -> Empty:
 def list_consumers(context: BrokerContext, asked: Empty) -> ConsumerDescriptions:
     found = context.transactions.run(queries.read_named())
     clients = [
-        ConsumerDescription(name=name, kind="client", partitions=_partitions(positions))
+        ConsumerDescription(name=name, kind="client", partitions=_partitions(context, positions))
         for name, positions in found.consumers.items()
     ]
     of_queries = [
@@ -67,7 +67,7 @@ def list_consumers(context: BrokerContext, asked: Empty) -> ConsumerDescriptions
             starting=query.starting or None,
             started_ms=query.started_ms,
             recorded_ms=query.recorded_ms,
-            partitions=_partitions(query.positions),
+            partitions=_partitions(context, query.positions),
         )
         for name, query in found.queries.items()
     ]
@@ -78,6 +78,7 @@ def list_consumers(context: BrokerContext, asked: Empty) -> ConsumerDescriptions
 
 
 def _partitions(
+    context: BrokerContext,
     positions: Iterable[ReadPosition | PositionOf],
 ) -> tuple[ConsumedPartition, ...]:
     return tuple(
@@ -88,6 +89,7 @@ def _partitions(
             offset=each.offset,
         )
         for each in positions
+        if context.may_describe(ResourceKind.TOPIC, each.topic)
     )
 
 
@@ -108,7 +110,10 @@ def check_consumer(context: BrokerContext, asked: OwnedConsumer) -> Empty:
 
 def consumer_position(context: BrokerContext, asked: NamedConsumer) -> Positions:
     script = consumers.go_on(context.transactions.finished, asked.consumer)
-    return Positions(positions=context.transactions.run(script))
+    found = context.transactions.run(script)
+    return Positions(
+        positions=[each for each in found if context.may_describe(ResourceKind.TOPIC, each.topic)]
+    )
 
 
 def commit_position(context: BrokerContext, asked: Positions) -> Empty:

@@ -17,7 +17,7 @@ from spark_stream.broker.node.scrubbing import Scrub
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.broker.scripting.topics import TopicAdmin
 from spark_stream.environment import Clock
-from spark_stream.errors import MetadataLost, UnknownTopic
+from spark_stream.errors import MetadataLost, PermissionDenied, UnknownTopic
 
 
 class StoreFile(Protocol):
@@ -65,6 +65,18 @@ class BrokerContext(Struct, frozen=True):
     def may_describe(self, kind: ResourceKind, name: str) -> bool:
         """Return whether the caller may know of a resource."""
         return self.gate.may(self.caller, Operation.DESCRIBE, Resource(kind, name))
+
+    def check_has_rules(self) -> None:
+        """Check that some rule allows the caller anything at all.
+
+        Raises:
+            PermissionDenied: none does, so the caller has no use for what it asks.
+        """
+        if not self.gate.has_rules(self.caller):
+            raise PermissionDenied(
+                f"no rule allows {self.caller.principal!r} anything",
+                hint="An administrator changes that: isolog acl allow.",
+            )
 
     @property
     def is_administrator(self) -> bool:

@@ -29,10 +29,12 @@ from spark_stream.broker.access.needs import (
 from spark_stream.broker.actions import access, cluster, consumers, mapped, topics
 from spark_stream.broker.actions import transactions as acts
 from spark_stream.broker.actions.context import BrokerContext
-from spark_stream.errors import InvalidRequest, IsologError
+from spark_stream.errors import InvalidRequest, IsologError, PermissionDenied
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.messages import Message
 
+CREDENTIALS: Final = frozenset({"create-token", "revoke-token"})
+"""Actions that are written down in the audit log, although nobody needs a permission for them."""
 READ, WRITE, CREATE, ALTER, DELETE, DESCRIBE, ADMIN = Operation
 
 
@@ -113,14 +115,16 @@ def run_action(context: BrokerContext, name: str, body: bytes) -> Message:
     with context.without_guesses():
         needs = row.needs(asked)
         context.gate.check(context.caller, needs)
-        if not any(operation in ADMINISTRATIVE for operation, _ in needs):
-            return row.handler(context, asked)
-        with _written_down(context, name, asked):
+        is_noted = any(operation in ADMINISTRATIVE for operation, _ in needs) or name in CREDENTIALS
+        with _written_down(context, name, asked, always=is_noted):
             return row.handler(context, asked)
 
 
 @contextmanager
-def _written_down(context: BrokerContext, name: str, asked: Message) -> Iterator[None]:
+def _written_down(
+    context: BrokerContext, name: str, asked: Message, *, always: bool
+) -> Iterator[None]:
+    """Note what becomes of an action, or only that it was refused."""
     outcome, caller = "failed", context.caller
     try:
         yield
@@ -129,4 +133,5 @@ def _written_down(context: BrokerContext, name: str, asked: Message) -> Iterator
         outcome = error.code
         raise
     finally:
-        context.gate.audit.note(caller, caller.address, name, named_in(asked), outcome)
+        if always or outcome == PermissionDenied.code:
+            context.gate.audit.note(caller, caller.address, name, named_in(asked), outcome)

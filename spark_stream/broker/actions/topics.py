@@ -95,10 +95,9 @@ def list_offsets(context: BrokerContext, asked: ListOffsets) -> ListedOffsets:
         context.host.refresh()  # another broker may have made a topic a moment ago
     for each in asked.topics:
         try:
-            with context.without_guesses():
-                if not context.may_describe(ResourceKind.TOPIC, each.topic):
-                    raise UnknownTopic(f"there is no topic {each.topic!r}", topic=each.topic)
-                found[each.topic] = _offsets(context, each)
+            need = Operation.DESCRIBE, Resource(ResourceKind.TOPIC, each.topic)
+            context.gate.check(context.caller, [need])
+            found[each.topic] = _offsets(context, each)
         except UnknownTopic as error:
             unknown[each.topic] = error
     names = _names(context, Operation.READ) if asked.names else None

@@ -138,7 +138,7 @@ def open_branch(context: BrokerContext, asked: OpenBranch) -> Branch:
         sinks.open_branch(
             transactions.finished,
             asked.transactional_id,
-            _claim(asked),
+            _claim(context, asked),
             transactions.coordinator,
             transactions.now_ms(),
             renamed=asked.renamed,
@@ -153,9 +153,8 @@ def open_branch(context: BrokerContext, asked: OpenBranch) -> Branch:
 
 
 def settle_batch(context: BrokerContext, asked: OpenBranch) -> SettledBatch:
-    script = sinks.settle_batch(
-        context.transactions.finished, asked.transactional_id, _claim(asked), renamed=asked.renamed
-    )
+    finished, claim = context.transactions.finished, _claim(context, asked)
+    script = sinks.settle_batch(finished, asked.transactional_id, claim, renamed=asked.renamed)
     found, committed = context.transactions.run(script)
     if not committed or found.content is None:
         return SettledBatch(committed=committed)
@@ -190,7 +189,8 @@ def drop_branch(context: BrokerContext, asked: DropBranchRequest) -> Empty:
 
 
 def stop_run(context: BrokerContext, asked: StopRun) -> Empty:
-    stop = Stop(asked.run, asked.planned, asked.batch)
+    context.check_has_rules()
+    stop = Stop(_own_run(context, asked.run), asked.planned, asked.batch)
     context.transactions.run(
         sinks.stop_run(context.transactions.finished, stop, context.transactions.now_ms())
     )
@@ -221,13 +221,19 @@ def delete_sink(context: BrokerContext, asked: NamedTransaction) -> Empty:
     return Empty()
 
 
-def _claim(asked: OpenBranch) -> Claim:
+def _own_run(context: BrokerContext, run: str) -> str:
+    """Return the run's name on record: nobody stops another principal's run."""
+    principal = context.caller.principal
+    return f"{len(principal)} {principal} {run}" if run and context.gate.asks else run
+
+
+def _claim(context: BrokerContext, asked: OpenBranch) -> Claim:
     return Claim(
         query=asked.query,
         instance=asked.instance,
         batch=asked.batch,
         timeout_ms=asked.timeout_ms,
-        run=asked.run,
+        run=_own_run(context, asked.run),
         planned=asked.planned,
     )
 
@@ -281,6 +287,7 @@ def _facts(
                 first_offset=_first_offset(context, each, found.number),
             )
             for each in sorted(places, key=lambda each: (each.topic, each.partition))
+            if context.may_describe(ResourceKind.TOPIC, each.topic)
         ),
         timeout_ms=found.timeout_ms,
         began_ms=found.began_ms,

@@ -101,6 +101,8 @@ class Host:
         """The generation of this broker's logs; None until it has decided about vouching."""
         self._has_begun = False
         self._serves: Callable[[], bool] = lambda: True
+        self.guesses = True
+        """Whether the error about an unknown topic may name a similar one, whoever asks."""
         self._hosted: dict[str, HostedTopic] = {}
         self._some_trouble = threading.Event()
         self._looking_for_trouble = threading.Lock()
@@ -149,7 +151,7 @@ class Host:
             self.refresh()  # it may have been made a moment ago, by another broker
             topic = self.view.now.topics.get(name)
         if topic is None:
-            raise unknown(name, self.view.now.topics)
+            raise unknown(name, self.view.now.topics if self.guesses else ())
         check_id(topic, topic_id)
         return topic
 

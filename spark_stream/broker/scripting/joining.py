@@ -48,16 +48,25 @@ class AwaitAcknowledgement(Step[None]):
         self.partition.appends.await_acknowledgement(self.taken, self.timeout_s)
 
 
+WriterOf = tuple[int, int, int]
+"""A transaction's number, a producer id of it, and the producer's epoch."""
+
+
 def take_in_transaction(
-    finished: Finished, batch: TakeBatch, stamp: Stamp, transactional_id: str
+    finished: Finished,
+    batch: TakeBatch,
+    stamp: Stamp,
+    transactional_id: str,
+    known: set[WriterOf],
 ) -> Script[Taken | None]:
     """Take a batch of a transaction, after the partition has joined it.
 
-    Return None, with nothing taken, if others held the partition for the batch's ``patience_s``.
+    ``known``: the last writer that was found to belong to the transactional id. Return None, with
+    nothing taken, if others held the partition for the batch's ``patience_s``.
 
     Raises: as ``Partition.take``, and as ``deciding.join``.
     """
-    if not (yield from _join(finished, batch, stamp, transactional_id)):
+    if not (yield from _join(finished, batch, stamp, transactional_id, known)):
         return None
     try:
         taken = yield from batch
@@ -68,20 +77,35 @@ def take_in_transaction(
 
 
 def _join(
-    finished: Finished, batch: TakeBatch, stamp: Stamp, transactional_id: str
+    finished: Finished,
+    batch: TakeBatch,
+    stamp: Stamp,
+    transactional_id: str,
+    known: set[WriterOf],
 ) -> Script[bool]:
     """Let the partition join the transaction. Return False if others held the partition.
 
-    A transaction that is sealed meanwhile has not joined: its batches are refused.
+    A transaction that is sealed meanwhile has not joined: its batches are refused. That another
+    stream's batch made the partition join says nothing about who sends this one.
     """
     at = batch.partition
+    writer = stamp.transaction, stamp.producer_id, stamp.epoch
     if at.transactions.has_joined(stamp.transaction, stamp.producer_id):
+        if writer not in known:
+            yield from deciding.check_joins(transactional_id, *writer)
+            _note(known, writer)
         return True
     pending = at.transactions.open_join(stamp.transaction, stamp.producer_id, batch.patience_s)
     if pending is None:
         return False
     yield from _put_on_record(finished, [(at, pending)], stamp, transactional_id, waits=True)
+    _note(known, writer)
     return True
+
+
+def _note(known: set[WriterOf], writer: WriterOf) -> None:
+    known.clear()  # a client has one transaction after the other
+    known.add(writer)
 
 
 def join_together(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 import pyarrow as pa
-from msgspec import Struct
+from msgspec import Struct, field
 
 from spark_stream.broker.host.hosted import HostedTopic
 from spark_stream.broker.partition.outcomes import (
@@ -28,6 +28,7 @@ from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.scripting.joining import (
     AwaitAcknowledgement,
     TakeBatch,
+    WriterOf,
     take_in_transaction,
 )
 from spark_stream.consistency.ids import NO_TRANSACTION
@@ -61,12 +62,13 @@ def _ignore(_: bytes) -> None:
 
 
 class StreamFacts(Struct, frozen=True):
-    """What all appends of a stream share."""
+    """What all appends of a stream share. ``known``: as ``joining.take_in_transaction``."""
 
     request: AppendTo
     clock: Clock
     finished: Finished
     wake: Callable[[tuple[WakeUp, ...]], None] = wake_all
+    known: set[WriterOf] = field(default_factory=set)
 
 
 class Append:
@@ -206,7 +208,8 @@ class Append:
         name = self._stream.request.transactional_id
         if name is None:
             raise InvalidRequest("a batch in a transaction needs the stream's transactional_id")
-        return (yield from take_in_transaction(self._stream.finished, batch, stamp, name))
+        facts = self._stream
+        return (yield from take_in_transaction(facts.finished, batch, stamp, name, facts.known))
 
     def _seconds_left(self) -> float:
         return self.deadline - self._stream.clock.monotonic()

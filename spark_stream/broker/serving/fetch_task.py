@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final
@@ -42,6 +42,7 @@ WAITING_MAX: Final = 10_000
 """Fetches of a broker that wait at once; one beyond them gets an empty answer and asks again."""
 _APART_BYTES_MIN: Final = 256 << 10
 """Batches from this size on are sent from where their columns lie, without a copy."""
+_CHECK_S: Final = 1.0
 _TURN_BYTES: Final = 8 << 20
 """What a fetch sends before others have their turn."""
 _HELD_BYTES_MAX: Final = 64 << 10
@@ -54,8 +55,11 @@ def _body(records: pa.RecordBatch | tuple[memoryview, ...]) -> Body:
     return uncompressed(records, _APART_BYTES_MIN).parts if records.num_rows else b""
 
 
-def answers_in_time(answers: Answers, clock: Clock) -> Iterator[Answer]:
-    """Yield the answers of a fetch; the caller's thread sleeps where it has to wait."""
+def answers_in_time(answers: Answers, clock: Clock, check: Callable[[], None]) -> Iterator[Answer]:
+    """Yield the answers of a fetch; the caller's thread sleeps where it has to wait.
+
+    ``check`` is called now and then meanwhile; what it raises ends the fetch.
+    """
     reply: bool | None = None
     while True:
         try:
@@ -64,21 +68,24 @@ def answers_in_time(answers: Answers, clock: Clock) -> Iterator[Answer]:
             return
         reply = None
         if isinstance(step, AwaitRecords):
-            reply = _is_in_time(step, clock)
+            reply = _is_in_time(step, clock, check)
         else:
             yield step
 
 
-def _is_in_time(wait: AwaitRecords, clock: Clock) -> bool:
+def _is_in_time(wait: AwaitRecords, clock: Clock, check: Callable[[], None]) -> bool:
     while True:
         woken = threading.Event()
         place = wait.partition.wait_beyond(wait.offset, wait.isolation, woken.set)
         if place is None:
             return True
-        left = wait.deadline - clock.monotonic()
-        if left <= 0 or not woken.wait(left):
+        try:
+            while not woken.wait(min(_CHECK_S, max(0.0, wait.deadline - clock.monotonic()))):
+                check()
+                if clock.monotonic() >= wait.deadline:
+                    return False
+        finally:
             wait.partition.stop_waiting(place)
-            return False
         if upper_bound(wait.partition.bounds(wait.isolation), wait.isolation) > wait.offset:
             return True
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Final
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from spark_stream.access.rules import Operation, Resource, ResourceKind
 from spark_stream.broker.access import needs
-from spark_stream.broker.access.gate import Gate, Pass, Visit
+from spark_stream.broker.access.gate import Pass, Visit
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.table import run_action
 from spark_stream.broker.serving.activity import Activity
@@ -33,6 +33,7 @@ from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import (
+    BrokerBusy,
     InternalError,
     InvalidRequest,
     IsologError,
@@ -53,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 _ANSWERS_MAX: Final = 1024
 _WHO: Final = "who"
+_PASSWORD_S: Final = 1.0
 
 
 @contextmanager
@@ -89,8 +91,9 @@ class FlightFacade(fl.FlightServerBase):
         self._activity = activity
         self._appends = appends
         self._memory_bytes = memory_bytes
+        self._one_password = Lock()
         where = location(address, tls=self._speaks_tls)
-        who = {_WHO: _WhoFactory(here.gate)}
+        who = {_WHO: _WhoFactory(asks=here.gate.asks)}
         if tls is None:
             super().__init__(where, middleware=who)
             return
@@ -111,16 +114,31 @@ class FlightFacade(fl.FlightServerBase):
         Raises:
             Unauthenticated: neither says so, and callers have to say who they are.
         """
+        address = context.peer().removeprefix("ipv4:").removeprefix("ipv6:")
         told = context.get_middleware(_WHO)
         if told is not None:
-            visit: Visit = told.visit
+            visit = Visit(address, None)
+            with self._comparing(told.credential):
+                self._here.gate.authenticate(visit, told.credential)
             return visit
         name = (context.peer_identity() or b"").decode("utf-8", "replace")
-        address = context.peer()
         caller = self._here.gate.arrive([name] if name else [], address, is_local=False)
         visit = Visit(address, caller)
         visit.known()
         return visit
+
+    @contextmanager
+    def _comparing(self, credential: Authenticate) -> Iterator[None]:
+        """Compare one password at once: each call has a thread, and there may be many of them."""
+        if credential.password is None:
+            yield
+            return
+        if not self._one_password.acquire(timeout=_PASSWORD_S):
+            raise BrokerBusy("other passwords are being compared", hint="Use a token.")
+        try:
+            yield
+        finally:
+            self._one_password.release()
 
     def _for(self, context: fl.ServerCallContext) -> BrokerContext:
         """Return the broker as the caller may use it."""
@@ -191,14 +209,18 @@ class FlightFacade(fl.FlightServerBase):
         self, stream: FetchStream, admitted: Pass, refusals: Sequence[IsologError]
     ) -> Iterator[Answer]:
         """Yield the answers until the call is refused; ``admitted`` is held meanwhile."""
+
+        def check() -> None:
+            if refusals:
+                raise refusals[0]
+
         with (
             self._activity.call(),
             translated("fetch"),
             memory_errors(self._memory_bytes),
         ):
-            for answer in answers_in_time(stream.answers(), self._here.clock):
-                if refusals:
-                    raise refusals[0]
+            for answer in answers_in_time(stream.answers(), self._here.clock, check):
+                check()
                 yield answer
             del admitted
 
@@ -241,9 +263,8 @@ class FlightFacade(fl.FlightServerBase):
                 asked = ReadTopic(topic=request.topic, partition=partition)
             here = self._for(context)
             need = Operation.DESCRIBE, Resource(ResourceKind.TOPIC, asked.topic)
-            with here.without_guesses():
-                here.gate.check(here.caller, [need])
-                return self._info(here, asked)
+            here.gate.check(here.caller, [need])
+            return self._info(here, asked)
 
     def get_schema(
         self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
@@ -288,25 +309,23 @@ class FlightFacade(fl.FlightServerBase):
 
 
 class _Who(fl.ServerMiddleware):
-    """Who makes a call, as its header has said."""
+    """What a call's header says about who makes it."""
 
-    def __init__(self, visit: Visit) -> None:
-        self.visit = visit
+    def __init__(self, credential: Authenticate) -> None:
+        self.credential = credential
 
 
 class _WhoFactory(fl.ServerMiddlewareFactory):
     """Reads the header ``authorization`` of each call: a bearer token, or a user and a password."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, *, asks: bool) -> None:
+        self._asks = asks
 
     def start_call(self, info: fl.CallInfo, headers: Mapping[str, Sequence[str]]) -> _Who | None:
         for name, values in headers.items():
-            if name.lower() == "authorization" and values and self._gate.asks:
+            if name.lower() == "authorization" and values and self._asks:
                 with translated("authorization"):
-                    visit = Visit("flight", None)
-                    self._gate.authenticate(visit, _credential(values[0]))
-                    return _Who(visit)
+                    return _Who(_credential(values[0]))
         return None
 
 

@@ -22,6 +22,7 @@ answer or a typed error; an unforeseen error is logged with its trace.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -31,7 +32,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from spark_stream.broker.access import needs
-from spark_stream.broker.access.gate import Visit, who_calls
+from spark_stream.broker.access.gate import Visit, host_of, who_calls
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.table import run_action
 from spark_stream.broker.node.identity import BrokerIdentity
@@ -46,10 +47,12 @@ from spark_stream.broker.serving.fetching import FetchStream
 from spark_stream.broker.serving.pool import Pool
 from spark_stream.environment import Clock
 from spark_stream.errors import (
+    BrokerBusy,
     BrokerStopping,
     InternalError,
     InvalidRequest,
     IsologError,
+    Unauthenticated,
 )
 from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver
 from spark_stream.transport.failures import TRANSPORT_ERRORS, error_bytes
@@ -73,6 +76,10 @@ logger = logging.getLogger(__name__)
 
 _AUTHENTICATE_S: Final = 10.0
 """How long a connection may last before it is known who calls."""
+_COMPARED_AT_ONCE: Final = 2
+"""Passwords: comparing one takes 32 MiB and most of a processor."""
+_WAITING_MAX: Final = 4
+"""Passwords from one host that wait to be compared; others are refused at once."""
 _FEW: Final = 4
 """How many reads an append wakes itself; if there are more, another thread wakes all."""
 _WOKEN_THREADS: Final = 1
@@ -104,6 +111,8 @@ class Serving:
         self._leading = leading
         self._boot_id = boot_id
         self._pool = Pool(loop)
+        self._password_pool = Pool(loop, _COMPARED_AT_ONCE, _COMPARED_AT_ONCE)
+        self._passwords: Counter[str] = Counter()  # that wait, by host; on the loop's thread
         self._append_pool = Pool(loop)  # appends do not wait for hundreds of fetches to be answered
         self._appends = AppendStreams(
             here.host, here.transactions, self._append_pool, self._wake, loop, clock, memory_bytes
@@ -127,9 +136,9 @@ class Serving:
             if opened.method not in CLIENT_METHODS:
                 stream.fail(error_bytes(_not_served(opened.method)))
             elif opened.method == AUTHENTICATE:
-                act = partial(self._authenticate, visit=visit, arrival=arrival)
-                self._submit(act, opened, stream)
+                self._authenticate(opened, stream, visit, arrival)
             elif visit.caller is None:
+                gate.audit.note(None, visit.address, opened.method, "", Unauthenticated.code)
                 stream.fail(error_bytes(who_calls()))
             elif opened.method == APPEND:
                 self._append(opened, stream, visit)
@@ -143,7 +152,23 @@ class Serving:
     def welcome_peer(self, arrival: Arrival) -> Serve:
         """Return what serves a connection at the brokers' door, on the loop's thread."""
 
+        def is_broker() -> bool:
+            """Trust a connection that has shown a broker's certificate."""
+            brokers = self._here.host.view.now.brokers
+            is_one = arrival.is_local or any(name in brokers for name in arrival.names)
+            if is_one:
+                arrival.trust()
+            return is_one
+
+        def refuse_strangers() -> None:
+            if not is_broker():
+                arrival.refuse("UNAUTHENTICATED", "no certificate of a broker of this cluster")
+
+        if self._here.gate.asks:
+            self._loop.call_later(_AUTHENTICATE_S, refuse_strangers)
+
         def serve(opened: StreamOpened, stream: Stream) -> None:
+            is_broker()
             if opened.method not in PEER_METHODS:
                 stream.fail(error_bytes(_not_served(opened.method)))
             elif opened.method == REPLICATE:
@@ -154,9 +179,13 @@ class Serving:
         return serve
 
     def _submit(
-        self, act: Callable[[StreamOpened, Stream], None], opened: StreamOpened, stream: Stream
+        self,
+        act: Callable[[StreamOpened, Stream], None],
+        opened: StreamOpened,
+        stream: Stream,
+        pool: Pool | None = None,
     ) -> None:
-        if not self._pool.submit(partial(self._run, act, opened, stream)):
+        if not (pool or self._pool).submit(partial(self._run, act, opened, stream)):
             stream.fail(error_bytes(BrokerStopping("the broker is about to stop")))
 
     @property
@@ -168,6 +197,7 @@ class Serving:
         """Serve no more short requests; streams that are under way end by themselves."""
         self._append_pool.stop()
         self._woken_pool.stop()
+        self._password_pool.stop()
         self._pool.stop()
 
     def _wake(self, woken: tuple[WakeUp, ...]) -> None:
@@ -192,10 +222,42 @@ class Serving:
     def _authenticate(
         self, opened: StreamOpened, stream: Stream, visit: Visit, arrival: Arrival
     ) -> None:
-        asked = Authenticate.from_bytes(bytes(opened.body))
-        answer = self._here.gate.authenticate(visit, asked).to_bytes()
-        arrival.trust()
-        BlockingStream(stream).send(b"", answer, end=True)
+        """Find out who calls; on the loop's thread, which does not wait for it."""
+        try:
+            asked = Authenticate.from_bytes(bytes(opened.body))
+        except IsologError as error:
+            stream.fail(error_bytes(error))
+            return
+
+        def act(opened: StreamOpened, stream: Stream) -> None:
+            if stream.over is not None:
+                return  # its client has gone
+            answer = self._here.gate.authenticate(visit, asked).to_bytes()
+            arrival.trust()
+            BlockingStream(stream).send(b"", answer, end=True)
+
+        if asked.password is None:
+            self._submit(act, opened, stream)
+            return
+        host, waiting = host_of(visit.address), self._passwords
+        if waiting[host] >= _WAITING_MAX:
+            text = f"{_WAITING_MAX} passwords from {host} wait to be compared"
+            stream.fail(error_bytes(BrokerBusy(text, hint="Try again in a moment.")))
+            return
+
+        def compare(opened: StreamOpened, stream: Stream) -> None:
+            try:
+                act(opened, stream)
+            finally:
+                self._loop.call_soon(done)
+
+        def done() -> None:
+            waiting[host] -= 1
+            if not waiting[host]:
+                del waiting[host]
+
+        waiting[host] += 1
+        self._submit(compare, opened, stream, self._password_pool)
 
     def _act(self, opened: StreamOpened, stream: Stream, visit: Visit) -> None:
         with self._activity.call():

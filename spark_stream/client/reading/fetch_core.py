@@ -92,7 +92,7 @@ class FetchCore(Generic[K]):
     * A range that is over or failed says so once, as its last item, unless ``go_back`` follows. A
       range that is given up says nothing.
 
-    Order of effects: what ``received`` accepts, and then ``out``, is queued in the order of the
+    Order of effects: what ``on_received`` accepts, and then ``out``, is queued in the order of the
     events; so a range's end comes after all of its records. Calls are begun before they are sent.
     """
 

@@ -57,7 +57,7 @@ class AskLeaders(msgspec.Struct, frozen=True):
 
 
 class AskIdentity(msgspec.Struct, frozen=True):
-    """Get an identity to write under; answer with ``identified`` or ``identity_failed``."""
+    """Get an identity to write under; answer with ``on_identified`` or ``on_identity_failed``."""
 
 
 class DoubtRoute(msgspec.Struct, frozen=True):

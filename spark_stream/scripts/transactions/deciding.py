@@ -233,19 +233,20 @@ def join(
         ProducerFenced, TransactionAborted, InvalidTransaction, UnknownTransaction,
         ForeignBranch: The partitions must not take batches of this stamp.
     """
-
-    def check() -> Script[None]:
-        found = (yield from records.read(transactional_id)) or Transaction(transactional_id)
-        outcome = rules.join(found, number, producer_id, epoch)
-        allowed(outcome, number, f"{_JOIN} by producer {producer_id} of epoch {epoch}")
-
-    yield from check()
+    yield from check_joins(transactional_id, number, producer_id, epoch)
     yield from records.note_joins(transactional_id, number, places)
     try:
-        yield from check()
+        yield from check_joins(transactional_id, number, producer_id, epoch)
     except IsologError:
         finished.ended[number] = transactional_id
         raise
+
+
+def check_joins(transactional_id: str, number: int, producer_id: int, epoch: int) -> Script[None]:
+    """Check that the transaction is open, is that of the id, and has this producer; else raise."""
+    found = (yield from records.read(transactional_id)) or Transaction(transactional_id)
+    outcome = rules.join(found, number, producer_id, epoch)
+    allowed(outcome, number, f"{_JOIN} by producer {producer_id} of epoch {epoch}")
 
 
 def explain_refusal(transactional_id: str, number: int, error: IsologError) -> Script[IsologError]:

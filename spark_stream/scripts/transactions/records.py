@@ -95,7 +95,7 @@ def claim(transactional_id: str, principal: str, *, may_take: bool = False) -> S
     """
 
     def rule(found: Transaction) -> Outcome:
-        if found.principal not in ("", principal) and not may_take:
+        if not (may_take or is_of(found, principal)):
             raise PermissionDenied(
                 f"the transactional id {transactional_id!r} belongs to another principal",
                 hint="Take another id, or have an administrator take this one over.",
@@ -103,6 +103,11 @@ def claim(transactional_id: str, principal: str, *, may_take: bool = False) -> S
         return replace(found, principal=principal)
 
     yield from change(transactional_id, as_judge(rule))
+
+
+def is_of(transaction: Transaction, principal: str) -> bool:
+    """Return whether the transaction's id is the principal's, or nobody's yet."""
+    return transaction.principal in ("", principal)
 
 
 def forget(finished: Transaction) -> Script[bool]:

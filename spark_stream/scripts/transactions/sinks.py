@@ -130,7 +130,8 @@ def _judge_claim(
         expired.clear()
         first = found.instance != claim.instance and claim.query != transactional_id
         if first and found.state not in DECIDED:
-            expired.extend((yield from records.read_expired(claim.query)))
+            every = yield from records.read_expired(claim.query)
+            expired.extend(each for each in every if records.is_of(each[1], found.principal))
             found = rules.revive(found, [each for _, each in expired])
         return (yield from judge(found))
 
@@ -178,13 +179,16 @@ def stop_run(finished: Finished, asked: Stop, now_ms: int) -> Script[None]:
 
 
 def inherit_other_ids(finished: Finished, transactional_id: str, claim: Claim) -> Script[None]:
-    """Take over what the query committed under other ids, once for each of its runs."""
-    present = yield from records.read(transactional_id)
-    if present is not None and present.instance == claim.instance:
+    """Take over what the query committed under other ids, once for each of its runs.
+
+    Ids of other principals are left alone: whoever knows a query's name need not be the query.
+    """
+    present = (yield from records.read(transactional_id)) or Transaction(transactional_id)
+    if present.instance == claim.instance:
         return
     for record in (yield from FindTransactions(By.QUERY, claim.query)):
         name = record.transactional_id
-        if name == transactional_id:
+        if name == transactional_id or not records.is_of(record, present.principal):
             continue
         given = yield from _apply(
             finished, name, lambda found: rules.hand_over(found, claim.instance)

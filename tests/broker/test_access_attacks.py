@@ -1,0 +1,393 @@
+"""What callers with few rights, or none, have tried: each of these worked once."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+
+import spark_stream as isolog
+from spark_stream.broker.access.audit import Audit
+from spark_stream.broker.config import BrokerConfig
+from spark_stream.client.access import AccessClient
+from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.errors import (
+    BrokerBusy,
+    InvalidConfig,
+    IsologError,
+    PermissionDenied,
+    Unauthenticated,
+    UnknownTopic,
+)
+from spark_stream.schema.schemas import DEFAULT_SCHEMA
+from spark_stream.transport.client import ClientChannel
+from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.wire.access_messages import Authenticate
+from spark_stream.wire.fetch_messages import Fetch, FetchRange
+from spark_stream.wire.messages import AppendTo, Envelope
+from spark_stream.wire.methods import ACT, APPEND, AUTHENTICATE, FETCH
+from tests.asking import PASSWORD, admin, as_, asking, asking_broker, client_of
+from tests.clocks import FakeClock
+from tests.support import BrokerProcess, values
+
+__all__ = ["admin", "asking"]
+
+QUERY = "batch writes of nightly"
+
+
+class Raw:
+    """A connection of a caller that sends whatever it likes."""
+
+    def __init__(self, broker: BrokerProcess, **credential: str) -> None:
+        self._channel = ClientChannel(broker.address, timeout_s=20)
+        if credential:
+            self._call(AUTHENTICATE, b"", Authenticate(**credential).to_bytes())
+
+    def _call(self, method: str, header: bytes, body: bytes) -> dict[str, Any]:
+        try:
+            return json.loads(bytes(self._channel.call(method, header, body, 20).body))
+        except TRANSPORT_ERRORS as error:
+            raise failure_of(error, "") from None
+
+    def act(self, name: str, **body: Any) -> dict[str, Any]:
+        return self._call(ACT, name.encode(), json.dumps(body).encode())
+
+    def append(self, topic: str, value: str, stamp: Stamp | None, owner: str | None) -> Any:
+        """Append one record; return the answer."""
+        asked, schema = AppendTo(topic=topic, transactional_id=owner), DEFAULT_SCHEMA
+        batch = pa.RecordBatch.from_pylist([{"value": value.encode(), "timestamp": 1}], schema)
+        envelope = Envelope(partition=0, stamp=stamp).to_bytes()
+        try:
+            stream = self._channel.open(APPEND, asked.to_bytes(), schema.serialize().to_pybytes())
+            stream.send(envelope, batch.serialize().to_pybytes(), end=True)
+            answer = stream.receive(20)
+        except TRANSPORT_ERRORS as error:
+            raise failure_of(error, "") from None
+        assert answer is not None
+        return json.loads(bytes(answer.header))
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+@pytest.fixture
+def two(asking: BrokerProcess, admin: AccessClient) -> Iterator[tuple[Raw, Raw]]:
+    """Alice and Bob, who may both write to ``shared``, each in transactions of their own."""
+    with as_(asking, "root") as log:
+        log.create_topic("shared")
+    for name in ("alice", "bob"):
+        admin.add_user(name, PASSWORD)
+        admin.add_rule("allow", name, "all", "topic:shared")
+        admin.add_rule("allow", name, "write", f"transaction:{name}*")
+    admin.add_rule("allow", "alice", "write", "transaction:sink/nightly")
+    alice, bob = (Raw(asking, user=name, password=PASSWORD) for name in ("alice", "bob"))
+    yield alice, bob
+    alice.close()
+    bob.close()
+    with as_(asking, "root") as log:
+        log.delete_topic("shared")
+
+
+def begun(caller: Raw, name: str) -> dict[str, Any]:
+    instance = f"{name}-{time.monotonic_ns()}"
+    caller.act("init-transactions", transactional_id=name, instance=instance)
+    made = caller.act("begin-transaction", transactional_id=name, instance=instance)
+    return {**made, "instance": instance}
+
+
+# -- transactions and sinks ------------------------------------------------------------------------
+
+
+def test_nobody_writes_in_anothers_transaction(two: tuple[Raw, Raw], asking: BrokerProcess):
+    alice, bob = two
+    made = begun(alice, "alice-tx")
+    number, producer = made["number"], made["producer_id"]
+    taken = alice.append("shared", "a", Stamp(producer, made["epoch"], 0, number), "alice-tx")
+    refused = bob.append("shared", "BOB", Stamp(producer, made["epoch"], 1, number), "bob-tx")
+    assert ("error" in taken, "error" in refused) == (False, True), (taken, refused)
+    again = alice.append("shared", "b", Stamp(producer, made["epoch"], 1, number), "alice-tx")
+    assert not again.get("duplicate"), again
+    alice.act(
+        "commit-transaction",
+        transactional_id="alice-tx",
+        instance=made["instance"],
+        number=number,
+        branches=[producer],
+    )
+    with as_(asking, "root") as log:
+        found = log.read("shared", isolation="read_committed")["value"].to_pylist()
+    assert found == [b"a", b"b"]
+
+
+def test_who_knows_a_querys_name_does_not_take_over_its_sink(two: tuple[Raw, Raw]):
+    alice, bob = two
+    asked = {"query": QUERY, "instance": "run-a", "batch": 7}
+    mine = alice.act("open-branch", transactional_id="sink/nightly", **asked)
+    stolen = {"query": QUERY, "instance": "evil", "batch": 7, "renamed": True}
+    theirs = bob.act("open-branch", transactional_id="bob-x", **stolen)
+    settled = bob.act("settle-batch", transactional_id="bob-y", **stolen)
+    assert (theirs["committed"], settled["committed"]) == (False, False)
+    done = {"instance": "run-a", "number": mine["number"], "branches": [mine["producer_id"]]}
+    alice.act("commit-transaction", transactional_id="sink/nightly", batch=7, content=[], **done)
+
+
+def test_what_others_commit_under_a_querys_name_is_not_the_querys(two: tuple[Raw, Raw]):
+    alice, bob = two
+    query = "another query of alice"
+    evil = bob.act("open-branch", transactional_id="bob-z", query=query, instance="e", batch=1000)
+    done = {"instance": "e", "number": evil["number"], "branches": [evil["producer_id"]]}
+    bob.act("commit-transaction", transactional_id="bob-z", batch=1000, content=[], **done)
+    asked = {"query": query, "instance": "run-1", "batch": 3, "renamed": True}
+    assert not alice.act("open-branch", transactional_id="alice-s", **asked)["committed"]
+
+
+def test_nobody_stops_anothers_run(two: tuple[Raw, Raw], asking: BrokerProcess, admin):
+    alice, bob = two
+    asked = {"query": "q", "instance": "i", "batch": 1, "run": "driver", "planned": 5}
+    mine = alice.act("open-branch", transactional_id="alice-run", **asked)
+    bob.act("stop-run", run="driver", planned=10, batch=1)
+    done = {"instance": "i", "number": mine["number"], "branches": [mine["producer_id"]]}
+    alice.act("commit-transaction", transactional_id="alice-run", batch=1, content=[], **done)
+
+
+def test_who_may_do_nothing_writes_no_metadata(asking: BrokerProcess, admin: AccessClient):
+    admin.add_user("nil", PASSWORD)
+    nil = Raw(asking, user="nil", password=PASSWORD)
+    for name, body in (
+        ("create-token", {}),
+        ("stop-run", {"run": "r", "planned": 1, "batch": 1}),
+    ):
+        with pytest.raises(PermissionDenied, match="no rule allows"):
+            nil.act(name, **body)
+    nil.close()
+
+
+# -- tokens and sessions ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alice(admin: AccessClient) -> str:
+    admin.add_user("alice", PASSWORD)
+    admin.add_rule("allow", "alice", "read", "topic:a*")
+    return "alice"
+
+
+def test_a_token_does_not_outlive_the_one_it_was_made_with(asking: BrokerProcess, admin, alice):
+    parent = admin.create_token(alice, lifetime_s=600)
+    with client_of(asking, token=parent.token) as client:
+        endless = client.create_token()
+        sliding = client.create_token(lifetime_s=10_000_000, sliding=True)
+        child = client.create_token()
+    assert parent.expires_ms is not None
+    for made in (endless, sliding):
+        assert (made.expires_ms or 2**63) <= parent.expires_ms
+    with client_of(asking, token=sliding.token) as client:  # its use does not extend it further
+        grandchild = client.create_token()
+        found = {each.id: each.expires_ms for each in client.tokens()}
+    assert found[sliding.id] <= parent.expires_ms
+    admin.revoke_token(parent.id)
+    for made in (child, grandchild):
+        with pytest.raises(Unauthenticated):
+            isolog.connect(asking.address, token=made.token, timeout=10)
+
+
+def test_a_restricted_session_makes_nothing_that_lasts_longer(asking: BrokerProcess, admin, alice):
+    with client_of(asking, user=alice, password=PASSWORD) as client:
+        session = client.open_session([("read", "topic:a")], 60.0)
+    ends_ms = (time.time() + 61) * 1000
+    raw = Raw(asking, token=session)
+    grants = [{"operation": "read", "resource": "topic:a"}]
+    renewed = raw.act("open-session", grants=grants, lifetime_ms=8_000_000)
+    assert renewed["expires_ms"] <= ends_ms
+    assert raw.act("create-token")["expires_ms"] <= ends_ms
+    raw.close()
+
+
+def test_a_removed_users_tokens_are_gone(asking: BrokerProcess, admin, alice):
+    with client_of(asking, user=alice, password=PASSWORD) as client:
+        token = client.create_token().token
+    admin.remove_user(alice)
+    admin.add_user(alice, PASSWORD)
+    with pytest.raises(Unauthenticated):
+        isolog.connect(asking.address, token=token, timeout=10)
+
+
+def test_a_restricted_token_knows_no_other_tokens(asking: BrokerProcess, admin, alice):
+    whole = admin.create_token("root")
+    small = admin.create_token("root", grants=[("read", "topic:a")])
+    with client_of(asking, token=small.token) as client:
+        assert [each.id for each in client.tokens()] == [small.id]
+        with pytest.raises(IsologError, match="there is no token"):
+            client.revoke_token(whole.id)
+
+
+def test_rules_with_spaces_are_rules_of_their_own(asking: BrokerProcess, admin: AccessClient):
+    admin.add_rule("deny", "eve read topic:a", "read", "topic:b")
+    admin.add_rule("deny", "eve", "read", "topic:a read topic:b")
+    assert len(admin.rules()) == 2
+
+
+# -- strangers -------------------------------------------------------------------------------------
+
+
+def test_strangers_do_not_push_lines_out_of_the_audit_log(tmp_path: Path):
+    clock = FakeClock()
+    audit = Audit(tmp_path / "audit.log", clock)
+    for _ in range(1_000):
+        audit.note(None, "10.0.0.1:1", "authenticate", "x" * 50_000, "UNAUTHENTICATED")
+    clock.pass_us(1_000_000)
+    audit.note(None, "10.0.0.1:1", "authenticate", "", "UNAUTHENTICATED")
+    audit.close()
+    lines = [json.loads(each) for each in (tmp_path / "audit.log").read_text().splitlines()]
+    assert (len(lines), lines[-1]["omitted"]) == (21, 980)
+    assert max(len(each["on"]) for each in lines) == 300
+
+
+def test_no_part_of_a_token_is_written_down(asking: BrokerProcess, admin: AccessClient):
+    secret = admin.create_token("root").token.replace("_", "", 2)
+    with pytest.raises(Unauthenticated):
+        isolog.connect(asking.address, token=f"isolog_{secret}", timeout=10)
+    assert secret[:26] not in (asking.directory / "audit.log").read_text()
+
+
+def test_a_flood_of_passwords_waits_in_a_short_line(asking: BrokerProcess):
+    def attempt(number: int) -> type[IsologError]:
+        try:
+            Raw(asking, user=f"nobody-{number}", password="wrong password").close()
+        except IsologError as error:
+            return type(error)
+        raise AssertionError("a wrong password was taken")
+
+    with ThreadPoolExecutor(40) as threads:
+        outcomes = list(threads.map(attempt, range(80)))
+    assert set(outcomes) == {BrokerBusy, Unauthenticated}
+    with as_(asking, "root") as log:
+        assert log.status().principal == "root"
+
+
+def test_a_peer_door_needs_certificates_where_callers_are_asked(tmp_path: Path):
+    asks = {"authentication": True, "dir": tmp_path, "listen": "127.0.0.1:0"}
+    assert BrokerConfig.load(None, **asks).peer_place == ""
+    with pytest.raises(InvalidConfig, match="peer_tls"):
+        BrokerConfig.load(None, **asks, peer_listen="127.0.0.1:0")
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hidden(asking: BrokerProcess, admin: AccessClient, alice: str) -> Iterator[str]:
+    """A topic that Alice may not know of, with a name like those that she may."""
+    with as_(asking, "root") as log:
+        log.create_topic("b-payroll-2026")
+    yield "b-payroll-2026"
+    with as_(asking, "root") as log:
+        log.delete_topic("b-payroll-2026")
+
+
+def test_no_error_names_a_topic_that_is_hidden(asking: BrokerProcess, admin, alice, hidden):
+    admin.add_rule("allow", alice, "write", "topic:a*")
+    raw = Raw(asking, user=alice, password=PASSWORD)
+    for call in (
+        lambda: raw.act("describe-topic", topic="a-payroll-2026"),
+        lambda: raw.append("a-payroll-2026", "x", None, None),
+        lambda: raw._call(
+            FETCH,
+            b"",
+            Fetch(ranges=[FetchRange(topic="a-payroll-2026", partition=0, start=0)]).to_bytes(),
+        ),
+    ):
+        with pytest.raises(UnknownTopic) as caught:
+            call()
+        assert hidden not in str(caught.value)
+    raw.close()
+
+
+def test_positions_and_partitions_of_hidden_topics_are_left_out(
+    asking: BrokerProcess, admin, alice, hidden
+):
+    with as_(asking, "root") as log:
+        transaction = log.producer(transactional_id="root-tx")
+        transaction.begin_transaction()
+        transaction.append(hidden, values("x"))
+        transaction.flush()
+        admin.add_rule("allow", alice, "describe", "transaction:root-tx")
+        raw = Raw(asking, user=alice, password=PASSWORD)
+        found = raw.act("describe-transaction", transactional_id="root-tx")
+        assert (found["state"], found["partitions"]) == ("open", [])
+        raw.close()
+        transaction.abort_transaction()
+        transaction.close()
+
+
+def test_what_is_refused_is_written_down(asking: BrokerProcess, admin, alice, hidden):
+    raw, stranger = Raw(asking, user=alice, password=PASSWORD), Raw(asking)
+    with pytest.raises(PermissionDenied):
+        raw.act("create-token", principal="root")
+    raw.act("list-offsets", topics=[{"topic": hidden}])
+    raw.act("create-token")
+    with pytest.raises(Unauthenticated):
+        stranger.act("list-topics")
+    raw.close()
+    stranger.close()
+    lines = [json.loads(each) for each in (asking.directory / "audit.log").read_text().splitlines()]
+    noted = {(each["principal"], each["action"], each["on"], each["outcome"]) for each in lines}
+    assert noted >= {
+        (alice, "create-token", "principal=root", "PERMISSION_DENIED"),
+        (alice, "describe", f"topic:{hidden}", "PERMISSION_DENIED"),
+        (alice, "create-token", "", "done"),
+        (None, "act", "", "UNAUTHENTICATED"),
+    }
+
+
+# -- Flight ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def flying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    conf = 'flight_listen = "127.0.0.1:0"\n'
+    with asking_broker(tmp_path_factory.mktemp("flying"), conf) as broker:
+        with as_(broker, "root") as log:
+            log.create_topic("t")
+        yield broker
+
+
+def flight_of(broker: BrokerProcess) -> str:
+    with as_(broker, "root") as log:
+        return f"grpc://{log.status().flight}"
+
+
+def basic(user: str, password: str) -> fl.FlightCallOptions:
+    told = base64.b64encode(f"{user}:{password}".encode())
+    return fl.FlightCallOptions(headers=[(b"authorization", b"Basic " + told)])
+
+
+def test_wrong_passwords_over_flight_are_written_down_with_their_host(flying: BrokerProcess):
+    client = fl.connect(flight_of(flying))
+    with pytest.raises(fl.FlightUnauthenticatedError):
+        list(client.do_action(fl.Action("list-topics", b"{}"), basic("root", "wrong password")))
+    last = json.loads((flying.directory / "audit.log").read_text().splitlines()[-1])
+    assert last["from"].startswith("127.0.0.1:")
+
+
+def test_a_fetch_over_flight_that_waits_ends_when_its_token_does(flying: BrokerProcess):
+    with client_of(flying) as client:
+        made = client.create_token("root")
+        follow = FetchRange(topic="t", partition=0, start=0, follow=True)
+        bearer = fl.FlightCallOptions(headers=[(b"authorization", f"Bearer {made.token}".encode())])
+        reader = fl.connect(flight_of(flying)).do_get(
+            fl.Ticket(Fetch(ranges=[follow]).to_bytes()), bearer
+        )
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(lambda: list(reader))
+            client.revoke_token(made.id)
+            with pytest.raises((fl.FlightError, pa.ArrowException)):
+                waiting.result(timeout=30)
