@@ -36,6 +36,7 @@ class Query(Positional):
 
     ``selection``: which topics it reads. ``starting``: the option that asked for its start.
     ``start``: where that was, None if it is not pinned. Times are in ms since the epoch.
+    ``principal``: who runs it; empty if callers are not known.
     """
 
     instance: str
@@ -46,6 +47,7 @@ class Query(Positional):
     started_ms: int | None = None
     recorded_ms: int | None = None
     positions: tuple[ReadPosition, ...] = ()
+    principal: str = ""
 
 
 def encode_query(query: Query) -> dict[str, Any]:

@@ -26,10 +26,14 @@ from spark_stream.scripts.steps import DeleteRecord, Get, ListRecords, PutRecord
 
 
 class Named(Struct, frozen=True):
-    """All that the store knows under consumers' names: by name, the positions or the query."""
+    """All that the store knows under consumers' names: by name, the positions or the query.
+
+    ``owners``: the principals of the clients that have the names, where they are known.
+    """
 
     consumers: dict[str, list[PositionOf]]
     queries: dict[str, Query]
+    owners: dict[str, str]
 
 
 def pin_start(name: str, query: Query, now_ms: int) -> Script[Query | None]:
@@ -45,7 +49,12 @@ def pin_start(name: str, query: Query, now_ms: int) -> Script[Query | None]:
         after = (
             query
             if before is None
-            else structs.replace(before, instance=query.instance, isolation=query.isolation)
+            else structs.replace(
+                before,
+                instance=query.instance,
+                isolation=query.isolation,
+                principal=query.principal,
+            )
         )
         if after.start is None:
             if query.start is None:
@@ -78,6 +87,7 @@ def record_progress(name: str, query: Query, now_ms: int, *, claim: bool) -> Scr
                 selection=query.selection,
                 isolation=query.isolation,
                 positions=query.positions,
+                principal=query.principal,
             )
         if (yield from _write(name, structs.replace(after, recorded_ms=now_ms), record)):
             return
@@ -93,6 +103,7 @@ def read_named() -> Script[Named]:
             for each in consumers
         },
         {each.key.removeprefix(QUERIES): decode_query(each.value) for each in queries},
+        {each.key.removeprefix(CONSUMERS): each.value.get("principal", "") for each in consumers},
     )
 
 

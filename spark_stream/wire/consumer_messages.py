@@ -83,7 +83,7 @@ class ConsumerDescription(Description):
     Of a query: the ``isolation`` that it reads under, the topics of its ``selection``, how its
     first start was asked for (``starting``) and when it was (``started_ms``), and when it last
     reported its progress (``recorded_ms``). Times are in ms since the epoch. A client's lag is
-    counted up to the logs' ends.
+    counted up to the logs' ends. ``principal``: who has the name; empty if callers are not known.
     """
 
     name: str
@@ -93,6 +93,7 @@ class ConsumerDescription(Description):
     starting: str | None = None
     started_ms: int | None = None
     recorded_ms: int | None = None
+    principal: str = ""
     partitions: tuple[ConsumedPartition, ...] = ()
 
     @property

@@ -17,6 +17,9 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.broker.actions.table import TABLE
+from spark_stream.cli.commands.consumers import show_consumers
+from spark_stream.cli.options import Listing
+from spark_stream.cli.output.show_transactions import Aged, show_transactions
 from spark_stream.client.connecting.shared import SharedChannel
 from spark_stream.errors import (
     InvalidRequest,
@@ -424,3 +427,31 @@ def test_the_log_says_nothing_secret(asking: BrokerProcess, admin):
         assert secret not in said
     assert msgspec  # the messages of secrets do not print them
     assert PASSWORD not in repr(Authenticate(user="u", password=PASSWORD))
+
+
+def test_lists_show_whose_a_transaction_and_a_consumer_are(
+    asking: BrokerProcess, admin, topic, capsys: pytest.CaptureFixture[str]
+):
+    admin.add_user("alice", PASSWORD)
+    for rule in (
+        ("read", f"topic:{topic}"),
+        ("write", f"topic:{topic}"),
+        ("write", "transaction:alices"),
+        ("read", "consumer:alices"),
+    ):
+        admin.add_rule("allow", "alice", *rule)
+    with as_(asking, "alice") as log:
+        with log.producer(transactional_id="alices") as producer:
+            producer.begin_transaction()
+            producer.append(topic, values("b"))
+            producer.commit_transaction()
+        with log.consumer(topic, name="alices") as consumer:
+            consumer.poll(20)
+            consumer.commit()
+    with as_(asking, "root") as log:
+        found, consumers = log.transactions(), log.consumers()
+    assert [each.principal for each in found if each.transactional_id == "alices"] == ["alice"]
+    assert [each.principal for each in consumers if each.name == "alices"] == ["alice"]
+    show_transactions([Aged.of(each, 0, None) for each in found], Listing.TABLE)
+    show_consumers(consumers, 0, Listing.TABLE)
+    assert capsys.readouterr().out.count("principal") == 2

@@ -166,6 +166,7 @@ class Gate:
         except IsologError as error:
             who = asked.user or token_id_of(asked.token or "")
             self.audit.note(visit.caller, visit.address, "authenticate", who, error.code)
+            logger.debug("%s: nobody is let in as %r: %s", visit.address, who, error.message)
             raise
 
     def _authenticate(self, visit: Visit, asked: Authenticate) -> Authenticated:
@@ -181,6 +182,7 @@ class Gate:
                 hint="Open another connection.",
             )
         visit.caller = replace(caller, address=visit.address)
+        logger.debug("%s: %s, by %s", visit.address, caller.principal, caller.source)
         session = sign_session(caller, self._key) if caller.source is KnownBy.USER else None
         return Authenticated(
             principal=caller.principal, session=session, expires_ms=caller.expires_ms

@@ -24,7 +24,14 @@ from spark_stream.wire.transaction_messages import NamedConsumer, OwnedConsumer,
 
 
 def pin_start(context: BrokerContext, asked: PinStart) -> PinnedStart:
-    query = Query(asked.instance, asked.selection, asked.isolation, asked.starting, asked.start)
+    query = Query(
+        asked.instance,
+        asked.selection,
+        asked.isolation,
+        asked.starting,
+        asked.start,
+        principal=context.known_principal,
+    )
     found = context.transactions.run(
         queries.pin_start(asked.consumer, query, context.transactions.now_ms())
     )
@@ -44,6 +51,7 @@ def record_progress(context: BrokerContext, asked: RecordProgress) -> Empty:
         asked.selection,
         asked.isolation,
         positions=tuple(asked.positions),
+        principal=context.known_principal,
     )
     now_ms = context.transactions.now_ms()
     context.transactions.run(
@@ -55,7 +63,12 @@ def record_progress(context: BrokerContext, asked: RecordProgress) -> Empty:
 def list_consumers(context: BrokerContext, asked: Empty) -> ConsumerDescriptions:
     found = context.transactions.run(queries.read_named())
     clients = [
-        ConsumerDescription(name=name, kind="client", partitions=_partitions(context, positions))
+        ConsumerDescription(
+            name=name,
+            kind="client",
+            partitions=_partitions(context, positions),
+            principal=found.owners[name],
+        )
         for name, positions in found.consumers.items()
     ]
     of_queries = [
@@ -68,6 +81,7 @@ def list_consumers(context: BrokerContext, asked: Empty) -> ConsumerDescriptions
             started_ms=query.started_ms,
             recorded_ms=query.recorded_ms,
             partitions=_partitions(context, query.positions),
+            principal=query.principal,
         )
         for name, query in found.queries.items()
     ]
@@ -99,7 +113,9 @@ def delete_consumer(context: BrokerContext, asked: NamedConsumer) -> Empty:
 
 
 def take_consumer(context: BrokerContext, asked: OwnedConsumer) -> Positions:
-    script = consumers.take_consumer(context.transactions.finished, asked.consumer, asked.instance)
+    script = consumers.take_consumer(
+        context.transactions.finished, asked.consumer, asked.instance, context.known_principal
+    )
     return Positions(positions=context.transactions.run(script))
 
 

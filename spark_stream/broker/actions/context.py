@@ -66,6 +66,11 @@ class BrokerContext(Struct, frozen=True):
         """Return whether the caller may know of a resource."""
         return self.gate.may(self.caller, Operation.DESCRIBE, Resource(kind, name))
 
+    @property
+    def known_principal(self) -> str:
+        """The caller's principal; empty where callers are not asked."""
+        return self.caller.principal if self.gate.asks else ""
+
     def check_has_rules(self) -> None:
         """Check that some rule allows the caller anything at all.
 

@@ -52,7 +52,7 @@ def _claim_id(context: BrokerContext, transactional_id: str) -> None:
     """Note whose the id is, where callers are known."""
     if context.gate.asks:
         may_take = context.is_administrator
-        script = records.claim(transactional_id, context.caller.principal, may_take=may_take)
+        script = records.claim(transactional_id, context.known_principal, may_take=may_take)
         context.transactions.run(script)
 
 
@@ -223,8 +223,8 @@ def delete_sink(context: BrokerContext, asked: NamedTransaction) -> Empty:
 
 def _own_run(context: BrokerContext, run: str) -> str:
     """Return the run's name on record: nobody stops another principal's run."""
-    principal = context.caller.principal
-    return f"{len(principal)} {principal} {run}" if run and context.gate.asks else run
+    principal = context.known_principal
+    return f"{len(principal)} {principal} {run}" if run and principal else run
 
 
 def _claim(context: BrokerContext, asked: OpenBranch) -> Claim:

@@ -43,6 +43,9 @@ def show_consumers(found: Sequence[ConsumerDescription], now_ms: int, shape: Lis
     table.add_column("topics", overflow="fold")
     table.add_column("lag", justify="right")
     table.add_column("last recorded", justify="right")
+    is_known = any(each.principal for each in found)
+    if is_known:
+        table.add_column("principal", overflow="fold")
     for each in found:
         topics = dict.fromkeys(at.topic for at in each.partitions)
         table.add_row(
@@ -52,6 +55,7 @@ def show_consumers(found: Sequence[ConsumerDescription], now_ms: int, shape: Lis
             escape(", ".join(topics) or each.selection or "-"),
             _number(each.lag),
             _ago(each.recorded_ms, now_ms),
+            *([escape(each.principal) or "-"] if is_known else ()),
         )
     console().print(table)
 
@@ -72,6 +76,7 @@ def show_consumer(found: Sequence[ConsumerDescription], now_ms: int, shape: List
                 ("started by", each.starting or "-"),
                 ("last recorded", _ago(each.recorded_ms, now_ms)),
             ]
+        rows += [("principal", each.principal)] if each.principal else []
         rows.append(("lag", _number(each.lag)))
         for name, value in rows:
             facts.add_row(name, escape(value))

@@ -86,6 +86,9 @@ def show_transactions(found: list[Aged], shape: Listing, out: Console | None = N
     for name in (*(_NUMBERS if wide else ()), "age", "deadline in"):
         table.add_column(name, justify="right", no_wrap=wide)
     table.add_column("partitions", overflow="fold")
+    is_known = any(each.facts.principal for each in found)
+    if is_known:
+        table.add_column("principal", overflow="fold")
     for each in found:
         facts = each.facts
         numbers = (facts.number, facts.producer_id, facts.epoch)
@@ -96,6 +99,7 @@ def show_transactions(found: list[Aged], shape: Listing, out: Console | None = N
             "-" if each.age_s is None else duration(each.age_s),
             "-" if each.left_s is None else duration(each.left_s),
             escape(places(facts.partitions)),
+            *([escape(facts.principal) or "-"] if is_known else ()),
         )
     out.print(table)
 
@@ -123,6 +127,7 @@ def show_transaction(found: Aged, held: Mapping[tuple[str, int], HeldBack], shap
         ("branches", ", ".join(map(str, facts.branches)) or "-"),
         ("query of the sink", escape(facts.query) or "-"),
         ("last committed batch of the sink", _or_dash(facts.committed_batch)),
+        *([("principal", escape(facts.principal))] if facts.principal else []),
     )
     for name, value in rows:
         table.add_row(name, value)

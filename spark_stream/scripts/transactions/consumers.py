@@ -30,9 +30,11 @@ from spark_stream.scripts.transactions.finishing import Finished, finish
 from spark_stream.scripts.transactions.positions import own_name, read_positions
 
 
-def take_consumer(finished: Finished, consumer: str, instance: str) -> Script[list[PositionOf]]:
-    """Give the instance the consumer's name, and return where it continues."""
-    yield from own_name(consumer, instance)
+def take_consumer(
+    finished: Finished, consumer: str, instance: str, principal: str = ""
+) -> Script[list[PositionOf]]:
+    """Give the principal's instance the consumer's name, and return where it continues."""
+    yield from own_name(consumer, instance, principal)
     for record in (yield from FindTransactions(By.CONSUMER, consumer)):
         if record.state is State.OPEN:
             yield from withdraw_announcement(record.transactional_id, record.number, consumer)

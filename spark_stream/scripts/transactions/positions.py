@@ -20,9 +20,10 @@ def read_positions(consumer: str) -> Script[list[PositionOf]]:
     return [] if record is None else decode_positions(record.value["positions"])
 
 
-def own_name(consumer: str, instance: str) -> Script[None]:
-    """Give the instance the name, and fence its earlier owner."""
-    yield from _change(consumer, lambda value: _constant({**value, "instance": instance}))
+def own_name(consumer: str, instance: str, principal: str = "") -> Script[None]:
+    """Give the principal's instance the name, and fence its earlier owner."""
+    owner = {"instance": instance, "principal": principal}
+    yield from _change(consumer, lambda value: _constant({**value, **owner}))
 
 
 def check_owners(owners: Mapping[str, str]) -> Script[None]:
