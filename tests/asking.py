@@ -57,6 +57,6 @@ def admin(asking: BrokerProcess) -> Iterator[AccessClient]:
             client.revoke_token(token.id)
 
 
-def as_(broker: BrokerProcess, user: str) -> isolog.Log:
+def as_(broker: BrokerProcess, user: str, **options: str) -> isolog.Log:
     """Connect as a user."""
-    return isolog.connect(broker.address, user=user, password=PASSWORD, timeout=10)
+    return isolog.connect(broker.address, user=user, password=PASSWORD, timeout=10, **options)
