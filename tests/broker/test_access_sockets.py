@@ -117,9 +117,7 @@ def requests() -> Iterator[Request]:
                 for each in fields
                 if each.required
             }
-            if name == "atomic-cut":
-                given["topics"] = [{"topic": on}]
-            elif name == "list-offsets":
+            if name == "atomic-cut" or name == "list-offsets":
                 given["topics"] = [{"topic": on}]
             elif name == "commit-position":
                 given["owners"] = {on: "instance"}
