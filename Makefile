@@ -59,10 +59,10 @@ demo: venv java  ## Stream the flights of 2013 through three brokers, and kill o
 	@$(WITH_SPARK) SPARK_CONF_DIR=conf .venv/bin/spark-submit examples/flights_demo.py $(DEMO_ARGS)
 
 test: venv java  ## Run the tests that each change must pass
-	@$(WITH_SPARK) .venv/bin/pytest tests -m "not full" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+	@$(WITH_SPARK) ETCD="$$(scripts/ensure-etcd)" .venv/bin/pytest tests -m "not full" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-all: venv java  ## Run all tests: kills, notebooks, clusters of Spark and thousands of simulated runs too
-	@$(WITH_SPARK) .venv/bin/pytest tests $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+	@$(WITH_SPARK) ETCD="$$(scripts/ensure-etcd)" .venv/bin/pytest tests $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-fast: venv  ## Run the tests that need no Spark and take under a minute
 	@$(IN_VENV) .venv/bin/pytest tests -m "$(FAST)" $(SIDE_BY_SIDE) $(PYTEST_ARGS)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from spark_stream.cluster.stores.etcd import EtcdStore
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.cluster.stores.store import MetadataStore
+from tests.etcd import Etcd, needs_etcd, running_etcd
 from tests.simulation.store import MemoryRecords, MemoryStore
 
 Opener = Callable[[], MetadataStore]
@@ -23,14 +26,38 @@ def _memory(_: Path) -> Opener:
     return lambda: MemoryStore(records)
 
 
+_running: list[Etcd] = []
+_names = itertools.count()
+
+
+def _etcd(_: Path) -> Opener:
+    name = f"cluster-{next(_names)}"
+    return lambda: EtcdStore(_running[0].client(), name)
+
+
 # An implementation comes as a function: it takes an empty folder, and says how to open a store
 # there. All that are opened see the same records, and what is closed can be opened again.
-STORES: dict[str, Callable[[Path], Opener]] = {"sqlite": _sqlite, "memory": _memory}
+STORES: dict[str, Callable[[Path], Opener]] = {
+    "sqlite": _sqlite,
+    "memory": _memory,
+    "etcd": _etcd,
+}
+EACH_STORE = ["sqlite", "memory", pytest.param("etcd", marks=needs_etcd)]
 OF_PROCESSES = ("sqlite",)  # those that several processes share
 
 
-@pytest.fixture(params=STORES)
-def kind(request) -> str:
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """One member, for all tests of this process."""
+    with running_etcd(tmp_path_factory.mktemp("etcd")) as found:
+        _running[:] = [found]
+        yield found
+
+
+@pytest.fixture(params=EACH_STORE)
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "etcd":
+        request.getfixturevalue("etcd")
     return request.param
 
 

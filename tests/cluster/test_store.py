@@ -175,9 +175,8 @@ class StoreMachine(RuleBasedStateMachine):
     "cluster/stores/store.py",
     "cluster/stores/sqlite.py",
 )
-@pytest.mark.parametrize("name", STORES)
-def test_a_store_does_what_a_dictionary_with_versions_does(name):
-    machine = type("Machine", (StoreMachine,), {"kind": name})
+def test_a_store_does_what_a_dictionary_with_versions_does(kind):
+    machine = type("Machine", (StoreMachine,), {"kind": kind})
     run_state_machine_as_test(
         machine, settings=settings(max_examples=examples(20), stateful_step_count=25)
     )

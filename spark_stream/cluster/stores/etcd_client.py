@@ -1,0 +1,313 @@
+"""A client of etcd: its JSON gateway over ``http.client``, a few calls, any of several members.
+
+**Failures.** A call that fails with :class:`EtcdDown` may have been done, or may still be done.
+Reads are asked again at the next member; for writes the caller has to look (``stores.etcd``).
+Members are tried in turn, and the one that answered last comes first.
+
+**Members that are behind.** Reads are linearizable, so a member without its leader fails instead of
+showing its past. An answer of another cluster, or of an earlier raft term than one seen before, is
+refused: such a member was cut off, or was restored from a backup. A watch asks its member to end it
+if it loses its leader (``hasleader``): otherwise it would hang for ever (etcd#10819).
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import socket
+import ssl
+import threading
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from spark_stream.errors import InvalidConfig, StorageFailure
+
+logger = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+
+_UNAVAILABLE: Final = frozenset({1, 2, 4, 14})
+"""gRPC's codes for what another member, or the same one later, may answer."""
+_UNAUTHENTICATED: Final = 16
+_KEPT_ALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+_PAUSE_S: Final = 0.02
+_HINT: Final = "Look at etcd: `etcdctl endpoint status --cluster`."
+
+
+class EtcdDown(StorageFailure):
+    """No member has answered; a write may be done all the same."""
+
+    hint = _HINT
+
+
+class EtcdRefused(StorageFailure):
+    """etcd has answered that it does not do this; nothing was done."""
+
+    retriable = False
+    hint = _HINT
+
+
+def encoded(key: bytes) -> str:
+    """Encode a key or a value as the gateway takes it."""
+    return b64encode(key).decode()
+
+
+def decoded(text: str | None) -> bytes:
+    """Decode a key or a value; the gateway leaves out what is empty."""
+    return b64decode(text or "")
+
+
+class EtcdClient:
+    """Calls of a cluster of etcd members, from any thread.
+
+    ``timeout_s``: for one attempt at one member. Reads are attempted for three times that.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+        credential: tuple[str, str] | None = None,
+    ) -> None:
+        """``endpoints``: each ``host:port``. ``credential``: a user and a password."""
+        if not endpoints:
+            raise InvalidConfig("etcd: no endpoint", setting="metadata")
+        self.timeout_s = timeout_s
+        self._endpoints = list(endpoints)
+        self._tls = tls
+        self._credential = credential
+        self._lock = threading.Lock()  # guards what follows
+        self._idle: list[tuple[str, http.client.HTTPConnection]] = []
+        self._token: str | None = None
+        self._cluster = ""
+        self._term = 0
+        self._closed = False
+
+    def read(self, path: str, asked: Mapping[str, Any]) -> Json:
+        """Ask members in turn until one answers; for what changes nothing.
+
+        Raises:
+            EtcdDown: none has answered in time.
+            EtcdRefused: the request is refused.
+        """
+        until = time.monotonic() + 3 * self.timeout_s
+        while True:
+            try:
+                return self.write(path, asked)
+            except EtcdDown:
+                if self._closed or time.monotonic() >= until:
+                    raise
+                time.sleep(_PAUSE_S)
+
+    def write(self, path: str, asked: Mapping[str, Any]) -> Json:
+        """Ask one member, once.
+
+        Raises:
+            EtcdDown: it has not answered: perhaps it is done.
+            EtcdRefused: nothing was done.
+        """
+        body = json.dumps(asked).encode()
+        endpoint, connection = self._take()
+        try:
+            connection.request("POST", path, body, self._headers())
+            answer = connection.getresponse()
+            data = answer.read()
+            found = self._checked(endpoint, answer.status, data)
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            self._turn_from(endpoint)
+            raise EtcdDown(f"etcd at {endpoint}: {error or type(error).__name__}") from None
+        except BaseException:
+            connection.close()
+            raise
+        self._give_back(endpoint, connection)
+        return found
+
+    def watch(self, start: bytes, end: bytes, since: int) -> EtcdWatch:
+        """Return a watch of the keys in ``[start, end)``, of all changes after a revision."""
+        asked = {
+            "create_request": {
+                "key": encoded(start),
+                "range_end": encoded(end),
+                "start_revision": str(since + 1),
+                "progress_notify": True,
+            }
+        }
+        endpoint, connection = self._connect()
+        try:
+            headers = self._headers() | {"Grpc-Metadata-hasleader": "true"}
+            connection.request("POST", "/v3/watch", json.dumps(asked).encode(), headers)
+            sock: socket.socket = connection.sock
+            for level, option, value in _KEPT_ALIVE:
+                sock.setsockopt(level, option, value)
+            answer = connection.getresponse()
+            sock.settimeout(None)
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            self._turn_from(endpoint)
+            raise EtcdDown(f"etcd at {endpoint}: {error or type(error).__name__}") from None
+        return EtcdWatch(self, endpoint, sock, answer)
+
+    def close(self) -> None:
+        """Close the connections; calls fail from now on."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for _, connection in idle:
+            connection.close()
+
+    def turn_from(self, endpoint: str) -> None:
+        """Try another member first from now on."""
+        self._turn_from(endpoint)
+
+    # -- connections ------------------------------------------------------------------------------
+
+    def _take(self) -> tuple[str, http.client.HTTPConnection]:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return self._connect()
+
+    def _connect(self) -> tuple[str, http.client.HTTPConnection]:
+        with self._lock:
+            if self._closed:
+                raise EtcdDown("the metadata store is closed")
+            endpoint = self._endpoints[0]
+        host, _, port = endpoint.rpartition(":")
+        host = host.strip("[]")
+        if self._tls is None:
+            return endpoint, http.client.HTTPConnection(host, int(port), timeout=self.timeout_s)
+        return endpoint, http.client.HTTPSConnection(
+            host, int(port), timeout=self.timeout_s, context=self._tls
+        )
+
+    def _give_back(self, endpoint: str, connection: http.client.HTTPConnection) -> None:
+        with self._lock:
+            if not self._closed and endpoint == self._endpoints[0]:
+                self._idle.append((endpoint, connection))
+                return
+        connection.close()
+
+    def _turn_from(self, endpoint: str) -> None:
+        with self._lock:
+            if self._endpoints[0] == endpoint:
+                self._endpoints.append(self._endpoints.pop(0))
+            idle, self._idle = self._idle, []
+        for _, connection in idle:
+            connection.close()
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    def _headers(self) -> dict[str, str]:
+        if self._credential is None:
+            return {}
+        if self._token is None:
+            user, password = self._credential
+            endpoint, connection = self._connect()
+            try:
+                asked = json.dumps({"name": user, "password": password}).encode()
+                connection.request("POST", "/v3/auth/authenticate", asked)
+                answer = connection.getresponse()
+                self._token = self._checked(endpoint, answer.status, answer.read())["token"]
+            finally:
+                connection.close()
+        assert self._token is not None
+        return {"Authorization": self._token}
+
+    def _checked(self, endpoint: str, status: int, data: bytes) -> Json:
+        try:
+            found: Json = json.loads(data)
+        except ValueError:
+            self._turn_from(endpoint)
+            raise EtcdDown(f"etcd at {endpoint} answers {status}, and no JSON") from None
+        if status == http.client.OK:
+            self.check_header(endpoint, found.get("header", {}))
+            return found
+        code, text = int(found.get("code", 2)), str(found.get("error", status))
+        if code == _UNAUTHENTICATED:
+            self._token = None
+            raise EtcdDown(f"etcd at {endpoint}: {text}")
+        if code in _UNAVAILABLE:
+            self._turn_from(endpoint)
+            raise EtcdDown(f"etcd at {endpoint}: {text}")
+        raise EtcdRefused(f"etcd at {endpoint}: {text}")
+
+    def check_header(self, endpoint: str, header: Mapping[str, str]) -> None:
+        """Check that an answer is not of another cluster, or of an earlier term.
+
+        Raises:
+            EtcdDown: it is; another member may know better.
+        """
+        cluster, term = header.get("cluster_id", ""), int(header.get("raft_term", 0))
+        with self._lock:
+            known = self._cluster = self._cluster or cluster
+            self._term = max(self._term, term)
+            is_behind = term < self._term
+        if cluster != known or is_behind:
+            self._turn_from(endpoint)
+            what = "another cluster" if cluster != known else f"term {term}, which is over"
+            raise EtcdDown(f"etcd at {endpoint} answers for {what}")
+
+
+class EtcdWatch:
+    """A watch: what it is told, until it ends. One thread reads; any thread may end it."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        endpoint: str,
+        sock: socket.socket,
+        answer: http.client.HTTPResponse,
+    ) -> None:
+        self._client = client
+        self._endpoint = endpoint
+        self._sock = sock
+        self._answer = answer
+
+    def answers(self) -> Iterator[Json]:
+        """Yield what comes: each has a header, and perhaps events.
+
+        Raises:
+            EtcdDown: the watch has ended.
+            EtcdCompacted: changes since its start are not known any more.
+        """
+        try:
+            while line := self._answer.readline():
+                said = json.loads(line)
+                found: Json = said.get("result", {})
+                if found.get("compact_revision"):
+                    raise EtcdCompacted(f"compacted up to {found['compact_revision']}")
+                if "error" in said or found.get("canceled"):
+                    why = said.get("error") or found.get("cancel_reason") or "canceled"
+                    raise EtcdDown(f"etcd at {self._endpoint} ends a watch: {why}")
+                self._client.check_header(self._endpoint, found.get("header", {}))
+                yield found
+            raise EtcdDown(f"etcd at {self._endpoint} has ended a watch")
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise EtcdDown(f"etcd at {self._endpoint}: a watch: {error}") from None
+
+    def end(self) -> None:
+        """End it; :meth:`answers` raises."""
+        self._client.turn_from(self._endpoint)
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close its connection."""
+        self._answer.close()
+        with suppress(OSError):
+            self._sock.close()
+
+
+class EtcdCompacted(StorageFailure):
+    """The changes that a watch was to begin with are forgotten."""

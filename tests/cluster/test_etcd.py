@@ -1,0 +1,232 @@
+"""The rules of the etcd store, each against real etcd: lost answers, compaction, members away."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_stream.cluster.stores.etcd import EtcdStore
+from spark_stream.cluster.stores.etcd_client import EtcdClient, EtcdDown, EtcdRefused
+from spark_stream.cluster.stores.store import Delete, Put
+from spark_stream.errors import StorageFailure
+from tests.etcd import Etcd, needs_etcd, running_etcd
+from tests.support import eventually
+
+pytestmark = needs_etcd
+
+
+class Lossy(EtcdClient):
+    """A client whose next transactions are lost: before they are sent, or their answers."""
+
+    def __init__(self, etcd: Etcd) -> None:
+        super().__init__(etcd.endpoints, 1.0)
+        self.lost: list[str] = []
+        self.meanwhile: list[Any] = []
+
+    def write(self, path: str, asked: Any) -> Any:
+        is_change = path == "/v3/kv/txn" and "request_range" not in str(asked)
+        if not (is_change and self.lost):
+            return super().write(path, asked)
+        what = self.lost.pop(0)
+        if what == "answer":
+            super().write(path, asked)
+        while self.meanwhile:
+            self.meanwhile.pop(0)()
+        raise EtcdDown(f"the {what} was lost")
+
+
+@pytest.fixture
+def lossy(etcd: Etcd) -> Lossy:
+    return Lossy(etcd)
+
+
+@pytest.fixture
+def stores(etcd: Etcd, lossy: Lossy, request: pytest.FixtureRequest) -> Iterator[list[EtcdStore]]:
+    """A store that loses what is asked of it, and one that does not."""
+    found = [EtcdStore(each, request.node.name) for each in (lossy, etcd.client())]
+    yield found
+    for each in found:
+        each.close()
+
+
+@pytest.mark.rule("a change of metadata whose answer is lost", "cluster/stores/etcd.py")
+@pytest.mark.parametrize("lost", [["answer"], ["request"], ["request", "answer"], ["answer"] * 2])
+def test_a_change_whose_answer_is_lost_is_done_once(stores, lossy: Lossy, lost: list[str]):
+    store, other = stores
+    first = other.put("a", {"n": 1}, 0)
+    lossy.lost = list(lost)
+    version = store.put("a", {"n": 2}, first)
+    assert other.get("a").version == version > first
+    lossy.lost = list(lost)
+    asked = [Put("a", {"n": 3}, first), Put("b", {}, 0), Put("c", {}, 7)]
+    versions = store.put_many(asked)
+    assert [each is not None for each in versions] == [False, True, False]
+    assert other.get("b").version == versions[1]
+    lossy.lost = list(lost)
+    deletes = [Delete("a", version), Delete("b", 1), Delete("none", 5)]
+    assert store.delete_many(deletes) == [True, False, False]
+    assert [each.key for each in other.list("")] == ["b"]
+
+
+def test_a_change_that_was_done_and_replaced_is_found_in_the_past(stores, lossy: Lossy):
+    store, other = stores
+    first = other.put("a", {"n": 1}, 0)
+    lossy.lost = ["answer"]
+    lossy.meanwhile = [lambda: other.put("b", {}, 0)]  # the head moves on, the record does not
+    assert other.get("a").version < (store.put("a", {"n": 2}, first) or 0)
+
+
+def test_of_a_change_that_nobody_can_tell_of_nothing_is_told(stores, lossy: Lossy):
+    store, other = stores
+    first = other.put("a", {"n": 1}, 0)
+    for lost in ("answer", "request"):
+        version = other.get("a").version
+        lossy.lost = [lost]
+        lossy.meanwhile = [lambda: other.put("a", {"n": 9}, other.get("a").version)]
+        with pytest.raises(StorageFailure, match="may be done or not"):
+            store.put("a", {"n": 2}, version)
+    assert first
+
+
+def compact(etcd: Etcd, store: EtcdStore) -> None:
+    """Forget the history, as etcd's auto-compaction does."""
+    client = etcd.client()
+    revision = store.changes(0).revision
+    client.write("/v3/kv/compaction", {"revision": str(revision), "physical": True})
+    client.close()
+
+
+def test_after_a_compaction_whoever_was_away_gets_all_records(stores, etcd: Etcd):
+    store, other = stores
+    other.put("a", {}, 0)
+    since = store.changes(0).revision
+    eventually(lambda: store._feed._watch).end()  # its connection is lost, and meanwhile …
+    gone = other.put("gone", {}, 0)
+    other.delete("gone", gone)
+    other.put("b", {}, 0)
+    compact(etcd, other)
+    told = store.changes(since)
+    assert {key for key, record in told.changed.items() if record} == {"a", "b"}
+    since = told.revision
+    other.put("c", {}, 0)
+    eventually(lambda: set(store.changes(since).changed) >= {"c"})
+
+
+def test_many_changes_and_large_ones_go_through(stores):
+    store, _ = stores
+    versions = store.put_many([Put(f"{number}", {"n": number}, 0) for number in range(121)])
+    assert None not in versions
+    large = "x" * (700 << 10)
+    assert None not in store.put_many([Put(f"l{number}", {"x": large}, 0) for number in range(3)])
+    with pytest.raises(EtcdRefused, match=r"larger than max|too large"):
+        store.put("huge", {"x": large * 3}, 0)
+    assert store.get("huge") is None
+    assert len(store.changes(0).changed) == 124
+
+
+def test_an_answer_of_another_cluster_or_an_earlier_term_is_refused(etcd: Etcd):
+    client = etcd.client()
+    client.read("/v3/kv/range", {"key": "YQ=="})
+    header = {"cluster_id": client._cluster, "raft_term": str(client._term)}
+    client.check_header("e", header)
+    for wrong in ({"cluster_id": "7"}, {"raft_term": str(client._term - 1)}):
+        with pytest.raises(EtcdDown):
+            client.check_header("e", header | wrong)
+    client.close()
+
+
+def test_what_a_closed_store_is_asked_fails(etcd: Etcd):
+    store = EtcdStore(etcd.client(), "closed")
+    since = store.changes(0).revision
+    store.close()
+    with pytest.raises(StorageFailure):
+        store.changes(since)
+
+
+# -- three members ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with running_etcd(tmp_path_factory.mktemp("three"), 3) as found:
+        yield found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["leader", "follower"])
+def test_a_member_that_stands_still_delays_and_loses_nothing(three: Etcd, name: str):
+    stores = [EtcdStore(three.client(), f"still-{name}") for _ in range(2)]
+    written: list[int] = []
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            record = stores[0].get("n")
+            at = 0 if record is None else record.version
+            try:
+                if stores[0].put("n", {"n": len(written)}, at) is not None:
+                    written.append(len(written))
+            except StorageFailure:
+                continue  # nobody can tell; the next read does
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    leader = three.leader()
+    paused = leader if name == "leader" else next(e for e in three.members if e is not leader)
+    eventually(lambda: len(written) > 10)
+    paused.tell(signal.SIGSTOP)
+    seen = len(written)
+    eventually(lambda: len(written) > seen + 10)
+    paused.tell(signal.SIGCONT)
+    seen = len(written)
+    eventually(lambda: len(written) > seen + 10)
+    stop.set()
+    thread.join()
+    last = stores[1].get("n")
+    assert last is not None
+    assert last.value["n"] >= len(written) - 1
+    since = stores[1].changes(0).revision
+    stores[0].put("after", {}, 0)
+    assert "after" in stores[1].changes(since).changed
+    for each in stores:
+        each.close()
+
+
+@pytest.mark.full
+def test_without_a_quorum_calls_fail_in_time_and_a_watch_goes_on_after_it(
+    three: Etcd, tmp_path: Path
+):
+    store, other = (EtcdStore(three.client(0.5), "quorum") for _ in range(2))
+    since = store.changes(0).revision
+    other.put("a", {}, 0)
+    assert "a" in store.changes(since).changed
+    for each in three.members[:2]:
+        each.tell(signal.SIGSTOP)
+    begun = time.monotonic()
+    for act in (
+        lambda: store.get("a"),
+        lambda: store.put("b", {}, 0),
+        lambda: store.changes(since),
+    ):
+        with pytest.raises(StorageFailure):
+            act()
+    assert time.monotonic() - begun < 60
+    for each in three.members[:2]:
+        each.tell(signal.SIGCONT)
+
+    def written() -> bool:
+        try:
+            return other.put("c", {}, 0) is not None or other.get("c") is not None
+        except StorageFailure:
+            return False
+
+    eventually(written)
+    eventually(lambda: "c" in store.changes(since).changed)
+    store.close()
+    other.close()
