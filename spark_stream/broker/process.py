@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from spark_stream.broker.access.audit import Audit
 from spark_stream.broker.access.gate import AccessSettings, Gate
 from spark_stream.broker.access.jwts import JwtIssuer, JwtSettings
+from spark_stream.broker.access.quotas import Quotas
 from spark_stream.broker.actions.context import BrokerContext, BrokerFacts
 from spark_stream.broker.background import BackgroundTasks
 from spark_stream.broker.certificates import Certificates
@@ -196,6 +197,7 @@ class Broker:
             self._scrub,
             self._store,
             self._gate,
+            Quotas(lambda: core.host.view.now.access.quotas, clock),
         )
         self._loop = Loop("isolog-io")
         undo.callback(self._loop.close)

@@ -1,9 +1,10 @@
-"""Users, tokens and rules, as an administrator changes them."""
+"""Users, tokens, rules and quotas, as an administrator changes them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from spark_stream.access.quotas import Quota
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.wire.access_messages import (
     Authenticated,
@@ -12,12 +13,15 @@ from spark_stream.wire.access_messages import (
     CreateToken,
     Decision,
     GrantText,
+    NamedPrincipal,
     NamedToken,
     NamedUser,
     OpenSession,
     PutUser,
+    QuotaList,
     RuleList,
     RuleText,
+    SetQuota,
     TokenDescription,
     TokenList,
     UserList,
@@ -109,6 +113,33 @@ class AccessClient:
     def rules(self) -> list[RuleText]:
         """Return all rules, by principal and resource."""
         return self._connection.act("list-rules", Empty(), RuleList).rules
+
+    def set_quota(
+        self,
+        principal: str,
+        write_bytes_per_s: int | None = None,
+        read_bytes_per_s: int | None = None,
+        connections: int | None = None,
+    ) -> None:
+        """Give a principal a quota at each broker, in the place of the one that it has.
+
+        What is None has no limit. ``*`` is the default of all that have no quota of their own.
+        """
+        quota = {
+            "write_bytes_per_s": write_bytes_per_s,
+            "read_bytes_per_s": read_bytes_per_s,
+            "connections": connections,
+        }
+        asked = SetQuota.of(principal=principal, quota=quota)
+        self._connection.act("set-quota", asked, Empty)
+
+    def remove_quota(self, principal: str) -> None:
+        """Remove a principal's quota; InvalidRequest if it has none of its own."""
+        self._connection.act("remove-quota", NamedPrincipal.of(principal=principal), Empty)
+
+    def quotas(self) -> dict[str, Quota]:
+        """Return all quotas, by principal."""
+        return self._connection.act("list-quotas", Empty(), QuotaList).quotas
 
     def check(self, principal: str, operation: str, resource: str) -> Decision:
         """Return whether the principal may do this, and the rules that apply."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from spark_stream.client.connecting.connection import ClusterConnection
@@ -17,10 +18,11 @@ from spark_stream.wire.cluster_messages import (
     NamedBroker,
     ProblemKind,
 )
-from spark_stream.wire.messages import Empty
+from spark_stream.wire.messages import BrokerStatus, Empty
 
 _TAKEN_S: Final = 10.0  # brokers check many times a second
 _TAKEN_PAUSE_S: Final = 0.1
+_STATUS_S: Final = 2.0
 
 
 class ClusterClient:
@@ -32,6 +34,16 @@ class ClusterClient:
     def describe(self) -> ClusterDescription:
         """Return the cluster as it is now."""
         return self._connection.act("describe-cluster", Empty(), ClusterDescription)
+
+    def statuses(self, cluster: ClusterDescription) -> dict[str, BrokerStatus]:
+        """Return the status of each broker that answers soon, by its id."""
+        found = {}
+        for broker in cluster.brokers:
+            if broker.alive:
+                link = self._connection.to(broker.id, broker.address)
+                with suppress(IsologError):
+                    found[broker.id] = link.act("status", Empty(), BrokerStatus, _STATUS_S)
+        return found
 
     def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str | int]]) -> None:
         """Begin to move the replicas of these partitions."""

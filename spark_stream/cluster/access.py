@@ -1,4 +1,4 @@
-"""Users, tokens and rules as records of the metadata store.
+"""Users, tokens, rules and quotas as records of the metadata store.
 
 A password is kept as its scrypt hash, a token as its SHA-256 (``access.credentials``). A rule's key
 says all of it, so a rule is there once.
@@ -13,12 +13,14 @@ import msgspec
 from msgspec import Struct, field
 
 from spark_stream.access.callers import Grant
+from spark_stream.access.quotas import Quota
 from spark_stream.access.rules import Rule, RuleSet
 from spark_stream.structs import learn_types
 
 USERS: Final = "users/"
 TOKENS: Final = "tokens/"
 RULES: Final = "rules/"
+QUOTAS: Final = "quotas/"
 
 
 class User(Struct, frozen=True):
@@ -57,6 +59,8 @@ class AccessRecords(Struct, frozen=True):
     rules: Mapping[str, Rule] = field(default_factory=dict)
     """By their texts."""
     rule_set: RuleSet = field(default_factory=RuleSet)
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
+    """By principal."""
 
 
 def rule_key(rule: Rule) -> str:
@@ -64,7 +68,7 @@ def rule_key(rule: Rule) -> str:
     return RULES + msgspec.json.encode(rule).decode()
 
 
-def encode(value: User | Token | Rule) -> dict[str, Any]:
+def encode(value: User | Token | Rule | Quota) -> dict[str, Any]:
     """Encode a record's value."""
     found: dict[str, Any] = msgspec.to_builtins(value)
     return found
@@ -85,6 +89,12 @@ def decode_rule(value: Mapping[str, Any]) -> Rule:
     return msgspec.convert(value, Rule)
 
 
+def decode_quota(value: Mapping[str, Any]) -> Quota:
+    """Decode a quota."""
+    return msgspec.convert(value, Quota)
+
+
 learn_types(User)
 learn_types(Token)
 learn_types(Rule)
+learn_types(Quota)

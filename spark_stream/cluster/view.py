@@ -20,9 +20,10 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from spark_stream.access.quotas import Quota
 from spark_stream.access.rules import Rule, RuleSet
 from spark_stream.cluster import access, brokers, controller, partitions, topics
-from spark_stream.cluster.access import RULES, TOKENS, USERS, AccessRecords
+from spark_stream.cluster.access import QUOTAS, RULES, TOKENS, USERS, AccessRecords
 from spark_stream.cluster.brokers import BROKERS, RegisteredBroker
 from spark_stream.cluster.controller import CONTROLLER, Controller
 from spark_stream.cluster.left_overs import REMOVED
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
-PREFIXES: Final = (TOPICS, PARTITIONS, BROKERS, CONTROLLER, USERS, TOKENS, RULES)
+PREFIXES: Final = (TOPICS, PARTITIONS, BROKERS, CONTROLLER, USERS, TOKENS, RULES, QUOTAS)
 PAUSE_S: Final = 0.025
 """How long to pause between two refreshes. One that finds nothing new takes some 10 us."""
 
@@ -164,6 +165,7 @@ class _Update:
         self._users: dict[str, access.User | None] = {}
         self._tokens: dict[str, access.Token | None] = {}
         self._rules: dict[str, Rule | None] = {}
+        self._quotas: dict[str, Quota | None] = {}
 
     def take(self, key: str, record: StoreRecord | None) -> None:
         """Apply a record, or its deletion (None). An unreadable one changes nothing.
@@ -199,6 +201,9 @@ class _Update:
         elif key.startswith(RULES):
             rule = None if record is None else access.decode_rule(record.value)
             self._rules[key.removeprefix(RULES)] = rule
+        elif key.startswith(QUOTAS):
+            quota = None if record is None else access.decode_quota(record.value)
+            self._quotas[key.removeprefix(QUOTAS)] = quota
 
     def snapshot(self, revision: int) -> Snapshot:
         """Return the earlier snapshot with all changes applied."""
@@ -223,7 +228,7 @@ class _Update:
 
     @property
     def _has_access(self) -> bool:
-        return bool(self._users or self._tokens or self._rules)
+        return bool(self._users or self._tokens or self._rules or self._quotas)
 
     def _access(self, before: AccessRecords) -> AccessRecords:
         rules = _changed(before.rules, self._rules)
@@ -232,6 +237,7 @@ class _Update:
             _changed(before.tokens, self._tokens),
             rules,
             RuleSet(rules.values()) if self._rules else before.rule_set,
+            _changed(before.quotas, self._quotas),
         )
 
     def news(self) -> News:

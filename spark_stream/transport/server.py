@@ -33,6 +33,11 @@ _TLS_HANDSHAKE: Final = b"\x16"
 TLS_REQUIRED: Final = "TLS_REQUIRED"
 """The code with which a door that speaks TLS refuses a client that does not."""
 
+
+def _do_nothing() -> None:
+    """Have no use for the end of a connection."""
+
+
 Serve = Callable[[StreamOpened, Stream], None]
 """Takes a new stream, on the loop's thread; must not block, and sets the stream's ``handle``."""
 
@@ -47,6 +52,8 @@ class Arrival:
         self.address = address
         self.names = names
         self.is_local = address == _UNIX
+        self.on_lost: Callable[[], None] = _do_nothing
+        """Called on the loop's thread when the connection is over."""
         self._session: _Session | None = None
 
     def trust(self) -> None:
@@ -225,7 +232,7 @@ class Server:
             allocate=self._buffers.allocate,
             trusted=door.knows,
         )
-        session = _Session(self, door, arrival.address, self._loop, sock, connection)
+        session = _Session(self, door, arrival, self._loop, sock, connection)
         arrival.belongs_to(session)
         session.serve = door.welcome(arrival)
         with self._changed:
@@ -252,15 +259,16 @@ class _Session:
         self,
         server: Server,
         door: Door,
-        peer: str,
+        arrival: Arrival,
         loop: Loop,
         sock: socket.socket,
         connection: Connection,
     ) -> None:
         self._server = server
         self.door = door
+        self._arrival = arrival
         self.serve: Serve = _serve_nothing
-        self._streams = Streams(peer)
+        self._streams = Streams(arrival.address)
         self._channel = SocketChannel(
             loop, sock, connection, self._handle, self._streams.on_drained, pauses=True
         )
@@ -291,5 +299,6 @@ class _Session:
             case Lost():
                 self._server.forget(self)
                 self._streams.dispatch(event)
+                self._arrival.on_lost()
             case _:
                 self._streams.dispatch(event)

@@ -1,4 +1,4 @@
-"""Messages about who calls, and about users, tokens and rules."""
+"""Messages about who calls, and about users, tokens, rules and quotas."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from spark_stream.access.quotas import Quota
 from spark_stream.wire.messages import Description, Message
 
 Principal = Annotated[str, Meta(min_length=1, max_length=255)]
@@ -135,6 +136,25 @@ class RuleList(Description):
     """Rules, ordered by principal and resource."""
 
     rules: list[RuleText]
+
+
+class SetQuota(Message):
+    """Gives a principal a quota, in the place of the one that it has; ``*``: the default."""
+
+    principal: Principal
+    quota: Quota
+
+
+class NamedPrincipal(Message):
+    """Names a principal, or all that have no quota of their own by ``*``."""
+
+    principal: Principal
+
+
+class QuotaList(Description):
+    """The quotas, by principal."""
+
+    quotas: dict[str, Quota]
 
 
 class CheckAccess(Message):

@@ -16,12 +16,15 @@ from spark_stream.wire.access_messages import (
     CreatedToken,
     CreateToken,
     Decision,
+    NamedPrincipal,
     NamedToken,
     NamedUser,
     OpenSession,
     PutUser,
+    QuotaList,
     RuleList,
     RuleText,
+    SetQuota,
     TokenList,
     UserList,
 )
@@ -146,4 +149,7 @@ ACTIONS: Final[dict[str, Action]] = {
     "remove-rule": Action(RuleText, Empty),
     "list-rules": Action(Empty, RuleList),
     "check-access": Action(CheckAccess, Decision),
+    "set-quota": Action(SetQuota, Empty),
+    "remove-quota": Action(NamedPrincipal, Empty),
+    "list-quotas": Action(Empty, QuotaList),
 }

@@ -493,6 +493,14 @@ class ListedOffsets(Message):
     names: list[str] | None = None
 
 
+class PrincipalUse(Description):
+    """What a principal uses of a broker, and for how long its quota has delayed it."""
+
+    connections: int
+    write_delayed_s: float
+    read_delayed_s: float
+
+
 class BrokerStatus(Description, kw_only=False):
     """The status that a broker reports; ``memory`` in bytes, without mapped files.
 
@@ -501,7 +509,8 @@ class BrokerStatus(Description, kw_only=False):
     ``checked_ms``: when the last check of all segments ended, in ms since the epoch; None: none
     has. ``damaged``: the first offset that is known to be damaged in each of its damaged replicas,
     by ``"topic/partition"``. ``principal``: that of the caller; what a caller may not know of the
-    cluster is empty.
+    cluster is empty. ``principals``: those that are connected, or that a quota has delayed since
+    the broker started.
     """
 
     version: str
@@ -518,6 +527,7 @@ class BrokerStatus(Description, kw_only=False):
     checked_ms: int | None = None
     damaged: dict[str, int] = {}
     principal: str = ""
+    principals: dict[str, PrincipalUse] = {}
 
 
 def json_bytes(value: object) -> bytes:

@@ -73,6 +73,7 @@ SAMPLES: dict[str, Any] = {
     "principal": "somebody",
     "producer_id": 0,
     "query": "query",
+    "quota": {},
     "resource": "topic:nothing",
     "run": "run",
     "runs": [{"indexes": [0, 1], "epoch": 0}],

@@ -217,3 +217,60 @@ def test_an_append_beside_the_begin_of_a_wait_is_not_missed(partition, tasks):
         assert ended.wait(30)
         assert replies == [True]
         appended.join()
+
+
+class SlowQuota:
+    """A quota by which each frame has to be let go on by the test."""
+
+    def __init__(self) -> None:
+        self.charged = self.paid = 0
+        self.looks = 0
+
+    def charge(self, nbytes: int) -> int:
+        self.charged += 1
+        return self.charged
+
+    def seconds_left(self, mark: int) -> float:
+        self.looks += 1
+        return 0.001 if mark > self.paid else 0.0
+
+
+def paused(tasks: FetchTasks, stream: FakeStream) -> tuple[SlowQuota, threading.Event]:
+    """Begin a fetch of three answers beyond its quota."""
+    quota, ended = SlowQuota(), threading.Event()
+
+    def answers() -> Answers:
+        for number in range(3):
+            yield pa.record_batch({"n": pa.array([number])}), b"%d" % number
+
+    @contextlib.contextmanager
+    def call() -> Iterator[None]:
+        yield
+        ended.set()
+
+    FetchTask(tasks, stream, NUMBERS, answers(), call(), quota).begin()  # type: ignore[arg-type]
+    return quota, ended
+
+
+def test_a_fetch_beyond_its_quota_sends_each_answer_once_and_in_order_whatever_credit_comes(tasks):
+    stream = FakeStream()
+    quota, ended = paused(tasks, stream)
+    for expected in ([], [b""], [b"", b"0"], [b"", b"0", b"1"]):
+        seen = quota.looks
+        stream.handle(Credited(1))
+        eventually(lambda seen=seen: quota.looks > seen + 3)
+        assert [header for header, _ in stream.sent] == expected
+        assert stream.unsent == (expected == [b""]), "no answer is held during a pause"
+        quota.paid += 1
+    assert ended.wait(30)
+    assert [header for header, _ in stream.sent] == [b"", b"0", b"1", b"2"]
+    assert stream.is_ended
+
+
+def test_a_fetch_that_is_given_up_while_its_quota_makes_it_wait_ends(tasks):
+    stream = FakeStream()
+    _, ended = paused(tasks, stream)
+    stream.over = Cancelled(1)
+    stream.handle(stream.over)
+    assert ended.wait(30)
+    assert stream.sent == []

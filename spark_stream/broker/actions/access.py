@@ -1,4 +1,4 @@
-"""Actions on users, tokens and rules. Each is one record of the metadata store."""
+"""Actions on users, tokens, rules and quotas. Each is one record of the metadata store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spark_stream.access.rules import (
     RuleSet,
 )
 from spark_stream.broker.actions.context import BrokerContext
-from spark_stream.cluster.access import TOKENS, USERS, Token, User, encode, rule_key
+from spark_stream.cluster.access import QUOTAS, TOKENS, USERS, Token, User, encode, rule_key
 from spark_stream.errors import InvalidRequest, PermissionDenied
 from spark_stream.scripts.steps import DeleteRecord, Get, PutRecord, Script
 from spark_stream.wire.access_messages import (
@@ -30,12 +30,15 @@ from spark_stream.wire.access_messages import (
     CreateToken,
     Decision,
     GrantText,
+    NamedPrincipal,
     NamedToken,
     NamedUser,
     OpenSession,
     PutUser,
+    QuotaList,
     RuleList,
     RuleText,
+    SetQuota,
     TokenDescription,
     TokenList,
     UserList,
@@ -222,6 +225,24 @@ def remove_rule(context: BrokerContext, asked: RuleText) -> Empty:
 def list_rules(context: BrokerContext, asked: Empty) -> RuleList:
     context.host.refresh()
     return RuleList(rules=_texts(context.host.view.now.access.rules))
+
+
+def set_quota(context: BrokerContext, asked: SetQuota) -> Empty:
+    _put(context, QUOTAS + asked.principal, encode(asked.quota))
+    return Empty()
+
+
+def remove_quota(context: BrokerContext, asked: NamedPrincipal) -> Empty:
+    if not _put(context, QUOTAS + asked.principal, None):
+        raise InvalidRequest(
+            f"{asked.principal!r} has no quota of its own", hint="See `isolog quota list`."
+        )
+    return Empty()
+
+
+def list_quotas(context: BrokerContext, asked: Empty) -> QuotaList:
+    context.host.refresh()
+    return QuotaList(quotas=dict(sorted(context.host.view.now.access.quotas.items())))
 
 
 def check_access(context: BrokerContext, asked: CheckAccess) -> Decision:

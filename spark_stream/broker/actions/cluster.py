@@ -290,10 +290,13 @@ def status(context: BrokerContext, asked: Empty) -> BrokerStatus:
             if (hole := each.log.hole) is not None
         },
         principal=context.caller.principal,
+        principals=context.quotas.use(),
     )
     if context.gate.may(context.caller, Operation.DESCRIBE, THE_CLUSTER):
         return found
-    return replace(found, pid=0, directory="", topics=0, partitions=0, memory=0, damaged={})
+    return replace(
+        found, pid=0, directory="", topics=0, partitions=0, memory=0, damaged={}, principals={}
+    )
 
 
 def own_memory(process: psutil.Process) -> int:

@@ -11,6 +11,7 @@ from msgspec import Struct
 from spark_stream.access.callers import OWNER, Caller
 from spark_stream.access.rules import THE_CLUSTER, Operation, Resource, ResourceKind
 from spark_stream.broker.access.gate import Gate
+from spark_stream.broker.access.quotas import Quotas
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.node.members import Members
 from spark_stream.broker.node.scrubbing import Scrub
@@ -60,6 +61,7 @@ class BrokerContext(Struct, frozen=True):
     scrub: Scrub
     store: StoreFile
     gate: Gate
+    quotas: Quotas
     caller: Caller = OWNER
 
     def may_describe(self, kind: ResourceKind, name: str) -> bool:

@@ -99,6 +99,9 @@ TABLE: Final[Mapping[str, Row]] = {
     "remove-rule": Row(access.remove_rule, on_cluster(ADMIN)),
     "list-rules": Row(access.list_rules, on_cluster(ADMIN)),
     "check-access": Row(access.check_access, on_cluster(ADMIN)),
+    "set-quota": Row(access.set_quota, on_cluster(ADMIN)),
+    "remove-quota": Row(access.remove_quota, on_cluster(ADMIN)),
+    "list-quotas": Row(access.list_quotas, on_cluster(ADMIN)),
 }
 
 

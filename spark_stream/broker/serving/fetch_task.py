@@ -2,7 +2,8 @@
 
 A task runs on a pool until it has to wait, and is submitted again by what it waits for: an append
 that moves the bound beyond its position, credit on its stream, its deadline, or the end of its
-stream. Each wait has a number, so that only the first of these counts.
+stream. Each wait has a number, so that only the first of these counts. Before it sends a frame it
+pauses for as long as its principal's quota says; nothing but a timer ends that.
 
 ======================  ==========================================  ==========================
 state                   what ends it                                then
@@ -10,6 +11,7 @@ state                   what ends it                                then
 queued or running       it has to wait, or is over                  waiting, or over
 waiting for records     append, deadline, the stream is over        queued
 waiting for credit      credit, the stream is over                  queued
+pausing for its quota   time; it looks again twice a second         queued
 ======================  ==========================================  ==========================
 """
 
@@ -24,6 +26,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from spark_stream.broker.access.quotas import LOOK_S, Throttle
 from spark_stream.broker.serving.fetching import Answer, Answers, AwaitRecords
 from spark_stream.broker.serving.memory import memory_errors
 from spark_stream.broker.serving.pool import Pool
@@ -135,7 +138,10 @@ class FetchTasks:
 
 
 class FetchTask:
-    """Sends the answers of one fetch on its stream. ``call`` is held until it is over."""
+    """Sends the answers of one fetch on its stream. ``call`` is held until it is over.
+
+    ``throttle``: the quota that it counts for; None: it counts for none.
+    """
 
     def __init__(
         self,
@@ -144,11 +150,14 @@ class FetchTask:
         schema: pa.Schema,
         answers: Answers,
         call: AbstractContextManager[object],
+        throttle: Throttle | None = None,
     ) -> None:
         self._tasks = tasks
         self._stream = stream
         self._answers = answers
         self._call = call
+        self._throttle = throttle
+        self._mark = 0 if throttle is None else throttle.charge(0)  # what was charged before it
         self._lock = threading.Lock()
         self._wait = 0  # the number of the present wait
         self._is_waiting = False
@@ -181,7 +190,7 @@ class FetchTask:
             if not (self._is_waiting and is_for_it):
                 return
             self._is_waiting = False
-        self._tasks.pool.submit(self._run)
+        self._submit()
 
     def _wake(self, wait: int) -> None:
         """End the wait for records of this number, unless something else did."""
@@ -236,12 +245,15 @@ class FetchTask:
         left = self._tasks.turn_bytes
         while self._stream.over is None:
             if self._unsent is not None:
-                if not self._send(*self._unsent):
+                if self._is_pausing() or not self._send(*self._unsent):
                     return False
-                left -= nbytes_of(self._unsent[1])
+                nbytes = nbytes_of(self._unsent[1])
+                if self._throttle is not None:
+                    self._mark = self._throttle.charge(nbytes)
+                left -= nbytes
                 self._unsent = None
                 if left <= 0:
-                    self._tasks.pool.submit(self._run)
+                    self._submit()
                     return False
             try:
                 reply, self._reply = self._reply, None
@@ -256,6 +268,18 @@ class FetchTask:
                 batch, facts = step
                 self._unsent = facts, _body(batch)
         return True
+
+    def _is_pausing(self) -> bool:
+        """Return whether the quota makes the task wait now; it goes on by itself."""
+        left_s = 0.0 if self._throttle is None else self._throttle.seconds_left(self._mark)
+        if left_s <= 0:
+            return False
+        self._flush()
+        self._tasks.loop.call_later(min(left_s, LOOK_S), self._submit)
+        return True
+
+    def _submit(self) -> None:
+        self._tasks.pool.submit(self._run)
 
     def _send(self, header: bytes, body: Body) -> bool:
         """Send a frame; return False if the task waits for credit now."""

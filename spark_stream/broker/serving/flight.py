@@ -7,6 +7,7 @@ Any Flight client finds its way: ``ListFlights`` names the topics, ``GetFlightIn
 from __future__ import annotations
 
 import logging
+import time
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from msgspec.structs import replace
 from spark_stream.access.rules import Operation, Resource, ResourceKind
 from spark_stream.broker.access import needs
 from spark_stream.broker.access.gate import Pass, Visit
+from spark_stream.broker.access.quotas import LOOK_S, Throttle
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.table import run_action
 from spark_stream.broker.serving.activity import Activity
@@ -40,7 +42,7 @@ from spark_stream.errors import (
     UnknownPartition,
     Unsupported,
 )
-from spark_stream.protocol import Bytes
+from spark_stream.protocol import Bytes, nbytes_of
 from spark_stream.scripts.steps import read_bounds
 from spark_stream.transport.tls import TlsFiles
 from spark_stream.wire.access_messages import Authenticate
@@ -153,14 +155,14 @@ class FlightFacade(fl.FlightServerBase):
     ) -> None:
         with self._activity.call(), translated("append"):
             request, partition = target_of(descriptor)
-            put = _Put(writer.write)
+            visit = self._visit(context)
+            put = _Put(writer.write, Throttle(self._here.quotas, visit.known(), Operation.WRITE))
             opening = (request, reader.schema)
             stream = ServedAppends(
                 self._appends, put, lambda: opening, put.over.set, partition, put.go.set
             )
-            admitted = self._here.gate.admit(
-                self._visit(context), needs.append(request), stream.refuse
-            )
+            admitted = self._here.gate.admit(visit, needs.append(request), stream.refuse)
+            put.pause(context.is_cancelled)
             with put.answering(stream):
                 stream.work()  # opens it
                 try:
@@ -170,6 +172,7 @@ class FlightFacade(fl.FlightServerBase):
                         put.go.wait()
                         put.go.clear()
                         stream.work()
+                        put.pause(context.is_cancelled)
                 finally:
                     stream.end()
                     put.over.wait()
@@ -192,21 +195,28 @@ class FlightFacade(fl.FlightServerBase):
             if chunk.data is None:
                 raise InvalidRequest("a message without a batch")
             envelope = chunk.app_metadata
-            yield AppendFrame(b"" if envelope is None else envelope.to_pybytes(), chunk.data)
+            header = b"" if envelope is None else envelope.to_pybytes()
+            yield AppendFrame(header, chunk.data, chunk.data.nbytes)
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         with self._activity.call(), translated("fetch"):
             host, clock, cancelled = self._here.host, self._here.clock, context.is_cancelled
             request = Fetch.from_bytes(ticket.ticket)
             refusals: list[IsologError] = []
-            admitted = self._here.gate.admit(
-                self._visit(context), needs.fetch(request), refusals.append
-            )
+            visit = self._visit(context)
+            admitted = self._here.gate.admit(visit, needs.fetch(request), refusals.append)
+            throttle = Throttle(self._here.quotas, visit.known(), Operation.READ)
             stream = FetchStream(host, request, cancelled, clock)
-            return fl.GeneratorStream(stream.schema, self._answers(stream, admitted, refusals))
+            answers = self._answers(stream, admitted, refusals, throttle, cancelled)
+            return fl.GeneratorStream(stream.schema, answers)
 
     def _answers(
-        self, stream: FetchStream, admitted: Pass, refusals: Sequence[IsologError]
+        self,
+        stream: FetchStream,
+        admitted: Pass,
+        refusals: Sequence[IsologError],
+        throttle: Throttle,
+        cancelled: Callable[[], bool],
     ) -> Iterator[Answer]:
         """Yield the answers until the call is refused; ``admitted`` is held meanwhile."""
 
@@ -219,9 +229,14 @@ class FlightFacade(fl.FlightServerBase):
             translated("fetch"),
             memory_errors(self._memory_bytes),
         ):
+            _pause(throttle, throttle.charge(0), cancelled)
             for answer in answers_in_time(stream.answers(), self._here.clock, check):
                 check()
                 yield answer
+                records = answer[0]
+                nbytes = nbytes_of(records) if isinstance(records, tuple) else records.nbytes
+                mark = throttle.charge(nbytes)
+                _pause(throttle, mark, lambda: bool(refusals) or cancelled())
             del admitted
 
     def do_exchange(
@@ -345,8 +360,10 @@ def _credential(header: str) -> Authenticate:
 class _Put:
     """The client of a DoPut. Its own thread writes the answers, since each may have to wait."""
 
-    def __init__(self, write: Callable[[bytes], None]) -> None:
+    def __init__(self, write: Callable[[bytes], None], throttle: Throttle) -> None:
         self._write = write
+        self._throttle = throttle
+        self._mark = throttle.charge(0)  # what was charged before
         self._answers: SimpleQueue[bytes | None] = SimpleQueue()
         self._is_full = False
         self.go = Event()
@@ -362,7 +379,12 @@ class _Put:
         return not self._is_full
 
     def grant_credit(self, size: int, /) -> None:
-        """Do nothing: gRPC gives credit by itself."""
+        """Charge the quota; gRPC gives credit by itself."""
+        self._mark = self._throttle.charge(size)
+
+    def pause(self, cancelled: Callable[[], bool]) -> None:
+        """Sleep for as long as the quota says."""
+        _pause(self._throttle, self._mark, lambda: self.failure is not None or cancelled())
 
     def fail(self, error: IsologError, /) -> None:
         self.failure = error
@@ -402,6 +424,12 @@ def target_of(descriptor: fl.FlightDescriptor) -> tuple[AppendTo, int | None]:
         number = _partition_of(path[1]) if len(path) == 2 else None
         return AppendTo(topic=path[0][:255]), number
     return AppendTo.from_bytes(descriptor.command), None
+
+
+def _pause(throttle: Throttle, mark: int, is_over: Callable[[], bool]) -> None:
+    """Sleep until the quota's mark is paid, or the call is over."""
+    while (left_s := throttle.seconds_left(mark)) > 0 and not is_over():
+        time.sleep(min(left_s, LOOK_S))
 
 
 def _partition_of(text: str) -> int:

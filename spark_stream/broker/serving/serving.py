@@ -31,8 +31,10 @@ from typing import Final
 import pyarrow as pa
 from msgspec.structs import replace
 
+from spark_stream.access.rules import Operation
 from spark_stream.broker.access import needs
 from spark_stream.broker.access.gate import Visit, host_of, who_calls
+from spark_stream.broker.access.quotas import LOOK_S, Throttle
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.table import run_action
 from spark_stream.broker.node.identity import BrokerIdentity
@@ -45,6 +47,7 @@ from spark_stream.broker.serving.append_stream import AppendFrame, AppendStreams
 from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks
 from spark_stream.broker.serving.fetching import FetchStream
 from spark_stream.broker.serving.pool import Pool
+from spark_stream.broker.serving.throttling import ConnectionPlace, ThrottledAppender
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerBusy,
@@ -127,19 +130,24 @@ class Serving:
         visit = Visit(
             arrival.address, gate.arrive(arrival.names, arrival.address, is_local=arrival.is_local)
         )
+        place = ConnectionPlace(self._here.quotas, self._loop, visit, arrival)
         if visit.caller is None:
             self._loop.call_later(_AUTHENTICATE_S, partial(_end_if_unknown, visit, arrival))
         else:
             arrival.trust()
+            self._loop.call_soon(place.take)
 
         def serve(opened: StreamOpened, stream: Stream) -> None:
+            place.take()
             if opened.method not in CLIENT_METHODS:
                 stream.fail(error_bytes(_not_served(opened.method)))
             elif opened.method == AUTHENTICATE:
-                self._authenticate(opened, stream, visit, arrival)
+                self._authenticate(opened, stream, visit, arrival, place.take)
             elif visit.caller is None:
                 gate.audit.note(None, visit.address, opened.method, "", Unauthenticated.code)
                 stream.fail(error_bytes(who_calls()))
+            elif not place.is_taken:
+                place.hold(partial(serve, opened), stream)
             elif opened.method == APPEND:
                 self._append(opened, stream, visit)
             elif opened.method == FETCH:
@@ -220,7 +228,12 @@ class Serving:
             stream.fail(error_bytes(InternalError(text)))
 
     def _authenticate(
-        self, opened: StreamOpened, stream: Stream, visit: Visit, arrival: Arrival
+        self,
+        opened: StreamOpened,
+        stream: Stream,
+        visit: Visit,
+        arrival: Arrival,
+        known: Callable[[], None],
     ) -> None:
         """Find out who calls; on the loop's thread, which does not wait for it."""
         try:
@@ -234,6 +247,7 @@ class Serving:
                 return  # its client has gone
             answer = self._here.gate.authenticate(visit, asked).to_bytes()
             arrival.trust()
+            self._loop.call_soon(known)
             BlockingStream(stream).send(b"", answer, end=True)
 
         if asked.password is None:
@@ -282,7 +296,9 @@ class Serving:
             use.callback(lambda: admitted)  # it is held until the stream is over
             return request, schema
 
-        appends = ServedAppends(self._appends, _Appender(stream), asked, use.close)
+        throttle = Throttle(self._here.quotas, visit.known(), Operation.WRITE)
+        appender = ThrottledAppender(stream, throttle, self._loop)
+        appends = ServedAppends(self._appends, appender, asked, use.close)
 
         def handle(event: StreamEvent) -> None:
             match event:
@@ -299,9 +315,18 @@ class Serving:
         stream.handle = handle
         if opened.end:
             appends.end()
-        if not self._append_pool.submit(appends.work):
-            stream.fail(error_bytes(BrokerStopping("the broker is about to stop")))
-            use.close()
+        mark = throttle.charge(0)  # what was charged before
+
+        def begin() -> None:
+            if stream.over is not None:
+                use.close()
+            elif (left_s := throttle.seconds_left(mark)) > 0:
+                self._loop.call_later(min(left_s, LOOK_S), begin)
+            elif not self._append_pool.submit(appends.work):
+                stream.fail(error_bytes(BrokerStopping("the broker is about to stop")))
+                use.close()
+
+        begin()
 
     def _fetch(self, opened: StreamOpened, stream: Stream, visit: Visit) -> None:
         """Begin a fetch, which goes on when this returns."""
@@ -320,7 +345,8 @@ class Serving:
             encoded=True,
         )
         use.enter_context(self._activity.call())
-        FetchTask(self._fetches, stream, asked.schema, asked.answers(), use).begin()
+        throttle = Throttle(self._here.quotas, visit.known(), Operation.READ)
+        FetchTask(self._fetches, stream, asked.schema, asked.answers(), use, throttle).begin()
 
     def _replicate(self, opened: StreamOpened, stream: Stream, names: Sequence[str]) -> None:
         """Serve a follower; its stream has no thread."""
@@ -334,18 +360,6 @@ class Serving:
         except IsologError as error:
             stream.fail(error_bytes(error))
             use.close()
-
-
-class _Appender:
-    """The client of a stream of appends."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self.send = stream.send
-        self.grant_credit = stream.grant_credit
-
-    def fail(self, error: IsologError) -> None:
-        self._stream.fail(error_bytes(error))
 
 
 def _end_if_unknown(visit: Visit, arrival: Arrival) -> None:

@@ -1,4 +1,4 @@
-"""``isolog user``, ``isolog token`` and ``isolog acl``: who may do what.
+"""``isolog user``, ``token``, ``acl`` and ``quota``: who may do what, and how much.
 
 A password is never an argument: arguments show up in the list of processes, and in the shell's
 history.
@@ -42,10 +42,13 @@ from spark_stream.errors import InvalidOption
 
 users = typer.Typer(no_args_is_help=True, help="Add, list and remove users.")
 tokens = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
+quotas = typer.Typer(no_args_is_help=True, help="Limit what principals may use of each broker.")
 acl = typer.Typer(no_args_is_help=True, help="Allow and deny operations, and check what holds.")
 
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LIFETIME: Final = re.compile(r"(\d+)([smhd])")
+_RATE: Final = re.compile(r"(\d+)\s*([KMG]iB|B)(?:/s)?")
+_UNITS_BYTES: Final = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
 _VARIABLE: Final = "ISOLOG_NEW_PASSWORD"
 
 UserName = Annotated[str, typer.Argument(metavar="NAME", help="A user.", show_default=False)]
@@ -363,3 +366,91 @@ def check(
         print(f"  {each.effect} {each.principal} {each.operation} {each.resource}")
     if not found.is_allowed:
         raise typer.Exit(1)
+
+
+Limited = Annotated[
+    str,
+    typer.Argument(
+        metavar="PRINCIPAL",
+        help="A user, a name in a client's certificate, or * for all without a quota of their own.",
+        show_default=False,
+    ),
+]
+
+
+def _rate_option(what: str) -> object:
+    help_text = f"How much it may {what} per second, such as 10MiB/s."
+    return typer.Option(metavar="RATE", help=help_text, show_default=False)
+
+
+@quotas.command("set")
+def set_quota(
+    principal: Limited,
+    write: Annotated[str | None, _rate_option("write")] = None,
+    read: Annotated[str | None, _rate_option("read")] = None,
+    connections: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many connections it may have.", show_default=False),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+) -> None:
+    """Set the quota of a principal, at each broker. What is not given has no limit.
+
+    \b
+    isolog quota set etl --write 20MiB/s --connections 50
+    isolog quota set '*' --read 100MiB/s
+    isolog quota set admin
+    """
+    rates = _rate("--write", write), _rate("--read", read)
+    with _client(bootstrap, path) as client:
+        client.set_quota(principal, *rates, connections)
+
+
+def _rate(option: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    found = _RATE.fullmatch(text.strip())
+    if found is None:
+        raise InvalidOption(f"{option} takes a rate such as 10MiB/s or 500KiB/s, not {text!r}")
+    return int(found[1]) * _UNITS_BYTES[found[2]]
+
+
+@quotas.command("list")
+def list_quotas(
+    bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
+) -> None:
+    """List the quotas. What they have delayed is shown by `isolog cluster status`."""
+    with _client(bootstrap, path) as client:
+        found = client.quotas()
+    if output is Listing.JSON:
+        print(json.dumps(as_json(found), indent=2))
+        return
+    table = Table("principal", "write", "read", "connections")
+    for principal, quota in found.items():
+        table.add_row(
+            escape(principal),
+            _rate_text(quota.write_bytes_per_s),
+            _rate_text(quota.read_bytes_per_s),
+            "-" if quota.connections is None else str(quota.connections),
+        )
+    console().print(table)
+
+
+def _rate_text(rate: int | None) -> str:
+    """Return the rate as `set` takes it."""
+    if rate is None:
+        return "-"
+    unit = next(name for name, size in _UNITS_BYTES.items() if rate % size == 0)
+    return f"{rate // _UNITS_BYTES[unit]}{unit}/s"
+
+
+@quotas.command("remove")
+def remove_quota(
+    principal: Limited,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+) -> None:
+    """Remove the quota of a principal: that of * holds for it, if there is one."""
+    with _client(bootstrap, path) as client:
+        client.remove_quota(principal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -31,14 +32,19 @@ from spark_stream.client.cluster import ClusterClient
 from spark_stream.cluster import backup as backups
 from spark_stream.errors import InvalidOption
 from spark_stream.wire.cluster_messages import BrokerDescription, ClusterDescription
+from spark_stream.wire.messages import BrokerStatus
 
 
 def show_cluster(
-    cluster: ClusterDescription, shape: Listing, screen: Console | None = None
+    cluster: ClusterDescription,
+    statuses: Mapping[str, BrokerStatus],
+    shape: Listing,
+    screen: Console | None = None,
 ) -> None:
-    """Print a cluster with its brokers and its problems."""
+    """Print a cluster with its brokers, its problems, and whom quotas have delayed."""
     if shape is Listing.JSON:
-        print(json.dumps(as_json(cluster), indent=2))
+        principals = {broker: each.principals for broker, each in statuses.items()}
+        print(json.dumps(as_json(cluster) | {"principals": as_json(principals)}, indent=2))
         return
     screen = screen or console()
     alive = sum(each.alive for each in cluster.brokers)
@@ -53,6 +59,15 @@ def show_cluster(
         screen.print(escape(each.message), soft_wrap=True)  # one line, for grep
     if cluster.moving:
         screen.print(f"partitions on their way to other brokers: {cluster.moving}")
+    for broker, status in statuses.items():
+        for name, use in status.principals.items():
+            if use.write_delayed_s or use.read_delayed_s:
+                screen.print(
+                    f"the quota of {escape(name)} has delayed it at broker {escape(broker)}:"
+                    f" writes {use.write_delayed_s:.1f} s, reads {use.read_delayed_s:.1f} s,"
+                    f" connections {use.connections}",
+                    soft_wrap=True,
+                )
 
 
 def _brokers_table(cluster: ClusterDescription) -> Table:
@@ -96,9 +111,11 @@ def status(
     isolog cluster status --bootstrap localhost:9092
     isolog cluster status --output json | jq .problems
     """
-    with log(bootstrap, path) as opened:
-        found = opened.cluster()
-    show_cluster(found, output)
+    with connection(bootstrap, path) as opened:
+        client = ClusterClient(opened)
+        found = client.describe()
+        statuses = client.statuses(found)
+    show_cluster(found, statuses, output)
     if found.problems:
         raise typer.Exit(1)
 

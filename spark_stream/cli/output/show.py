@@ -91,6 +91,10 @@ def show_status(status: BrokerStatus, shape: Listing) -> None:
         ", ".join(f"{name} from offset {offset}" for name, offset in facts.pop("damaged").items())
         or "none"
     )
+    facts["principals"] = ", ".join(
+        f"{name} {counted(use.connections, 'connection')}"
+        for name, use in status.principals.items()
+    )
     table = Table(show_header=False)
     for name, value in facts.items():
         table.add_row(name.replace("_", " "), escape(str(value)))

@@ -122,7 +122,7 @@ def shown_cluster(*brokers: BrokerDescription, moving: int, problems: tuple[Prob
         problems=problems,
     )
     out = io.StringIO()
-    show_cluster(cluster, Listing.TABLE, Console(file=out, width=80, highlight=False))
+    show_cluster(cluster, {}, Listing.TABLE, Console(file=out, width=80, highlight=False))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 

@@ -1,0 +1,148 @@
+"""Quotas: how many bytes a principal may write and read per second, and its connections.
+
+Each principal has a bucket for what it writes and one for what it reads. Bytes are charged when
+they have passed, and time pays for them. Whoever charges gets a *mark*, and may go on once the mark
+is paid. So streams of one principal go on in the order in which they were charged, and a limit that
+changes holds at once for those that wait.
+
+Nothing here waits or calls anybody. The owner of an embedded broker has no quota.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+from spark_stream.access.callers import Caller, KnownBy
+from spark_stream.access.quotas import Quota
+from spark_stream.access.rules import ANYBODY, Operation
+from spark_stream.environment import Clock
+from spark_stream.wire.messages import PrincipalUse
+
+LOOK_S: Final = 0.5
+"""How often whoever waits has to look: a quota may have changed."""
+_BURST_S: Final = 1.0
+"""A principal that was quiet may use what it gets in this time at once."""
+_NO_LIMIT: Final = Quota()
+
+
+class Bucket:
+    """What one principal was charged, and how much of that time has paid for.
+
+    Both only grow. What is paid is ahead by the burst at most.
+    """
+
+    def __init__(self, rate: int, now: float) -> None:
+        self._charged = 0
+        self._paid = rate * _BURST_S
+        self._at = now
+        self.delayed_s = 0.0
+        """For how long something was not paid."""
+
+    def charge(self, nbytes: int, rate: int, now: float) -> int:
+        """Charge bytes; return the mark up to which is to be paid for them."""
+        self._pay(rate, now)
+        self._charged += nbytes
+        return self._charged
+
+    def seconds_left(self, mark: int, rate: int, now: float) -> float:
+        """Return how long it takes until the mark is paid."""
+        self._pay(rate, now)
+        return max(0.0, (mark - self._paid) / rate)
+
+    def _pay(self, rate: int, now: float) -> None:
+        passed_s, self._at = now - self._at, now
+        owed = max(0.0, self._charged - self._paid)
+        self.delayed_s += min(passed_s, owed / rate)
+        self._paid = min(self._paid + passed_s * rate, self._charged + rate * _BURST_S)
+
+
+class Quotas:
+    """The quotas of one broker, for any thread. ``limits``: those on record, by principal."""
+
+    def __init__(self, limits: Callable[[], Mapping[str, Quota]], clock: Clock) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._lock = threading.Lock()  # guards what follows
+        self._buckets: dict[tuple[str, Operation], Bucket] = {}
+        self._connections: Counter[str] = Counter()
+
+    def limit(self, caller: Caller) -> Quota:
+        """Return the quota that holds for a caller: its own, or else that of ``*``."""
+        limits = self._limits()
+        if not limits or caller.source is KnownBy.SOCKET:
+            return _NO_LIMIT
+        return limits.get(caller.principal) or limits.get(ANYBODY, _NO_LIMIT)
+
+    def charge(self, caller: Caller, operation: Operation, nbytes: int) -> int:
+        """Charge bytes to a caller; return the mark to wait for. ``operation``: read or write."""
+        rate = self._rate(caller, operation)
+        if rate is None:
+            return 0
+        with self._lock:
+            bucket = self._bucket(caller.principal, operation, rate)
+            return bucket.charge(nbytes, rate, self._clock.monotonic())
+
+    def seconds_left(self, caller: Caller, operation: Operation, mark: int) -> float:
+        """Return how long the caller has to wait for a mark."""
+        rate = self._rate(caller, operation)
+        if rate is None:
+            return 0.0
+        with self._lock:
+            bucket = self._bucket(caller.principal, operation, rate)
+            return bucket.seconds_left(mark, rate, self._clock.monotonic())
+
+    def _rate(self, caller: Caller, operation: Operation) -> int | None:
+        limit = self.limit(caller)
+        is_write = operation is Operation.WRITE
+        return limit.write_bytes_per_s if is_write else limit.read_bytes_per_s
+
+    def _bucket(self, principal: str, operation: Operation, rate: int) -> Bucket:
+        key = principal, operation
+        found = self._buckets.get(key)
+        if found is None:
+            found = self._buckets[key] = Bucket(rate, self._clock.monotonic())
+        return found
+
+    def enter(self, caller: Caller) -> bool:
+        """Count a connection of the caller, if it may have one more."""
+        most = self.limit(caller).connections
+        with self._lock:
+            if most is not None and self._connections[caller.principal] >= most:
+                return False
+            self._connections[caller.principal] += 1
+            return True
+
+    def leave(self, caller: Caller) -> None:
+        """Count a connection less."""
+        with self._lock:
+            self._connections[caller.principal] -= 1
+            if not self._connections[caller.principal]:
+                del self._connections[caller.principal]
+
+    def use(self) -> dict[str, PrincipalUse]:
+        """Return what each principal uses, if it is connected or was delayed."""
+        with self._lock:
+            connections = self._connections.copy()
+            delayed = {key: each.delayed_s for key, each in self._buckets.items() if each.delayed_s}
+        return {
+            name: PrincipalUse(
+                connections=connections[name],
+                write_delayed_s=delayed.get((name, Operation.WRITE), 0.0),
+                read_delayed_s=delayed.get((name, Operation.READ), 0.0),
+            )
+            for name in sorted(connections.keys() | {name for name, _ in delayed})
+        }
+
+
+class Throttle:
+    """The quota of one stream: what a caller writes by it, or what it reads."""
+
+    def __init__(self, quotas: Quotas, caller: Caller, operation: Operation) -> None:
+        self.charge: Callable[[int], int] = partial(quotas.charge, caller, operation)
+        """Charges bytes, and returns the mark to wait for."""
+        self.seconds_left: Callable[[int], float] = partial(quotas.seconds_left, caller, operation)
+        """Returns how long to wait for a mark."""

@@ -1,0 +1,201 @@
+"""What a quota lets through, without brokers: its buckets, who has which limit, and who waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.access.callers import ANONYMOUS, OWNER, Caller, KnownBy
+from spark_stream.access.quotas import Quota
+from spark_stream.access.rules import Operation
+from spark_stream.broker.access.gate import Visit
+from spark_stream.broker.access.quotas import Bucket, Quotas, Throttle
+from spark_stream.broker.serving.throttling import ConnectionPlace, ThrottledAppender
+from spark_stream.errors import BrokerBusy
+from spark_stream.protocol import Cancelled
+from spark_stream.transport.server import Arrival
+from tests.clocks import FakeClock
+from tests.examples import examples
+
+ALICE, BOB = Caller("alice", KnownBy.USER), Caller("bob", KnownBy.TOKEN)
+RATES = st.integers(1024, 1 << 40)
+STEPS = st.lists(st.tuples(st.integers(0, 1 << 24), st.floats(0, 100)), min_size=1, max_size=50)
+
+
+@pytest.mark.rule("how much a principal's quota lets through", "broker/access/quotas.py")
+@settings(max_examples=examples(1000))
+@given(RATES, STEPS)
+def test_whoever_waits_for_its_marks_gets_the_rate_and_one_burst(rate: int, steps):
+    """Any charges, each made once the one before is paid, and any pauses in between."""
+    bucket, now, passed = Bucket(rate, 0.0), 0.0, 0
+    for nbytes, idle_s in steps:
+        mark = bucket.charge(nbytes, rate, now)
+        passed += nbytes
+        now += bucket.seconds_left(mark, rate, now)
+        assert passed <= rate * (now + 1) * (1 + 1e-9) + 1
+        assert bucket.seconds_left(mark, rate, now + 1e-6 * (1 + now)) == 0
+        now += idle_s
+    assert bucket.delayed_s <= now * (1 + 1e-9)
+
+
+@settings(max_examples=examples(500))
+@given(st.lists(st.tuples(RATES, st.integers(0, 1 << 24), st.floats(0, 10)), max_size=50))
+def test_marks_are_paid_in_their_order_and_stay_paid_whatever_the_rate_becomes(steps):
+    bucket, now = Bucket(1024, 0.0), 0.0
+    marks: list[int] = []
+    paid: set[int] = set()
+    for rate, nbytes, passed_s in steps:
+        now += passed_s
+        marks.append(bucket.charge(nbytes, rate, now))
+        left = [bucket.seconds_left(mark, rate, now) for mark in marks]
+        assert left == sorted(left)
+        assert all(left[each] == 0 for each in paid)
+        paid |= {each for each, seconds in enumerate(left) if seconds == 0}
+
+
+def test_a_principal_has_its_own_quota_or_else_the_default_and_the_owner_has_none():
+    limits = {
+        "alice": Quota(write_bytes_per_s=1024),
+        "bob": Quota(),
+        "*": Quota(write_bytes_per_s=2048, connections=1),
+    }
+    quotas = Quotas(lambda: limits, FakeClock())
+    rates = [quotas.limit(each).write_bytes_per_s for each in (ALICE, BOB, ANONYMOUS, OWNER)]
+    assert rates == [1024, None, 2048, None]
+    assert [quotas.enter(ANONYMOUS), quotas.enter(ANONYMOUS)] == [True, False]
+    assert [quotas.enter(OWNER), quotas.enter(OWNER)] == [True, True]
+    quotas.leave(ANONYMOUS)
+    assert quotas.enter(ANONYMOUS)
+
+
+def test_a_change_and_a_removal_hold_for_those_that_wait():
+    clock, limits = FakeClock(), {"alice": Quota(write_bytes_per_s=1024, read_bytes_per_s=1024)}
+    quotas = Quotas(lambda: limits, clock)
+    mark = quotas.charge(ALICE, Operation.WRITE, 101 * 1024)
+
+    def seconds_left(operation: Operation = Operation.WRITE) -> float:
+        return quotas.seconds_left(ALICE, operation, mark)
+
+    assert seconds_left() == 100
+    assert quotas.seconds_left(ALICE, Operation.READ, 0) == 0, "each direction by itself"
+    assert quotas.charge(BOB, Operation.WRITE, 1 << 30) == 0, "and each principal"
+    limits["alice"] = Quota(write_bytes_per_s=10 * 1024)
+    assert seconds_left() == 10
+    clock.pass_us(4_000_000)
+    assert seconds_left() == 6
+    assert quotas.use()["alice"].write_delayed_s == pytest.approx(4)
+    del limits["alice"]
+    assert seconds_left() == 0
+    assert quotas.charge(ALICE, Operation.WRITE, 1 << 30) == 0
+
+
+# -- who waits, with a loop whose time is the test's -----------------------------------------------
+
+
+class FakeLoop:
+    """Timers that are due when the test says so."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self.timers.append((self._clock.monotonic() + delay_s, callback))
+
+    def run_due(self) -> None:
+        now = self._clock.monotonic()
+        due = [each for each in self.timers if each[0] <= now]
+        self.timers = [each for each in self.timers if each[0] > now]
+        for _, callback in due:
+            callback()
+
+
+class FakeStream:
+    """A stream, and what it was told."""
+
+    def __init__(self) -> None:
+        self.over: Cancelled | None = None
+        self.has_ended = False
+        self.granted = 0
+        self.error = b""
+        self.handle: Any = None
+
+    def send(self, header: bytes) -> bool:
+        return True
+
+    def grant_credit(self, size: int) -> None:
+        self.granted += size
+
+    def fail(self, error: bytes) -> None:
+        self.error = error
+
+
+@settings(max_examples=examples(300))
+@given(
+    st.integers(1024, 1 << 24),
+    st.lists(st.tuples(st.integers(1, 1 << 20), st.integers(0, 400)), max_size=60),
+)
+def test_credit_is_granted_once_it_is_paid_for_and_all_of_it(rate: int, frames):
+    """Frames of any size, so many milliseconds apart."""
+    clock = FakeClock()
+    loop, stream = FakeLoop(clock), FakeStream()
+    quotas = Quotas(lambda: {"alice": Quota(write_bytes_per_s=rate)}, clock)
+    throttle = Throttle(quotas, ALICE, Operation.WRITE)
+    appender = ThrottledAppender(stream, throttle, loop)  # type: ignore[arg-type]
+    received = 0
+    for size, pause_ms in frames:
+        appender.grant_credit(size)
+        received += size
+        assert stream.granted <= rate * (clock.monotonic() + 1) + 1
+        clock.pass_us(1000 * pause_ms)
+        loop.run_due()
+        assert len(loop.timers) <= 1
+    while stream.granted < received:
+        clock.pass_us(500_000)
+        loop.run_due()
+        assert clock.monotonic() <= sum(each[1] for each in frames) / 1000 + received / rate + 2
+    assert stream.granted == received
+
+
+@pytest.mark.parametrize("is_freed", [True, False])
+def test_a_connection_that_finds_no_place_is_refused_in_time(is_freed: bool):
+    clock = FakeClock()
+    loop = FakeLoop(clock)
+    quotas = Quotas(lambda: {"alice": Quota(connections=1)}, clock)
+    assert quotas.enter(ALICE)
+    refused: list[str] = []
+    arrival = Arrival("host:1")
+    arrival.refuse = lambda code, message: refused.append(code)  # type: ignore[method-assign]
+    visit = Visit("host:1", None)
+    place = ConnectionPlace(quotas, loop, visit, arrival)  # type: ignore[arg-type]
+    place.take()
+    assert not loop.timers, "nobody knows yet who calls"
+    visit.caller = ALICE
+    place.take()
+    streams, served = [FakeStream() for _ in range(3)], list[Any]()
+    for each in streams:
+        place.take()
+        place.hold(served.append, each)  # type: ignore[arg-type]
+    streams[1].over = Cancelled(1)
+    if is_freed:
+        quotas.leave(ALICE)
+    for _ in range(120):
+        clock.pass_us(100_000)
+        loop.run_due()
+    if is_freed:
+        assert served == [streams[0], streams[2]]
+        assert (refused, quotas.use()["alice"].connections) == ([], 1)
+        arrival.on_lost()
+        assert quotas.use() == {}
+    else:
+        assert served == []
+        assert refused == [BrokerBusy.code]
+        assert b"BROKER_BUSY" in streams[0].error
+        arrival.on_lost()
+        quotas.leave(ALICE)
+        place.take()
+        assert quotas.use() == {}, "a connection that is over takes no place"

@@ -1,0 +1,297 @@
+"""Quotas at a broker: they delay what they are for, and nothing else, and nothing is lost.
+
+A test of a delay may ask only for the least time: a machine may be slow.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+
+import spark_stream as isolog
+from spark_stream.client.access import AccessClient
+from spark_stream.errors import BrokerBusy, InvalidRequest
+from spark_stream.transport.client import ClientChannel
+from spark_stream.transport.failures import failure_of
+from spark_stream.transport.streams import CallFailed
+from spark_stream.wire.access_messages import Authenticate
+from spark_stream.wire.methods import ACT, APPEND, AUTHENTICATE
+from tests.asking import PASSWORD, admin, as_, asking_broker
+from tests.support import NUMBERS, BrokerProcess, eventually, numbers
+
+__all__ = ["admin"]
+
+MIB = 1 << 20
+TINY = 1024
+"""A rate by which nothing more comes through while a test lasts."""
+
+
+@pytest.fixture
+def asking(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker of the test's own, where nobody owes anything.
+
+    Nobody maps its files, so that what is read passes the broker.
+    """
+    with asking_broker(tmp_path, "mapped_reads = false\n") as broker:
+        yield broker
+
+
+@pytest.fixture
+def topic(asking: BrokerProcess, admin: AccessClient) -> str:
+    """A topic that alice and bob may do everything with."""
+    name = "large"
+    for user in ("alice", "bob"):
+        admin.add_user(user, PASSWORD)
+        admin.add_rule("allow", user, "all", f"topic:{name}")
+    with as_(asking, "root") as log:
+        log.create_topic(name, schema=pa.schema([("n", pa.int64()), ("filler", pa.binary())]))
+    return name
+
+
+def large(number: int, nbytes: int = MIB) -> pa.RecordBatch:
+    return pa.record_batch({"n": [number], "filler": pa.array([bytes(nbytes)], pa.binary())})
+
+
+def write(log: isolog.Log, topic: str, count: int, nbytes: int = MIB) -> None:
+    with log.producer() as producer:
+        for number in range(count):
+            producer.append(topic, large(number, nbytes))
+        producer.flush()
+
+
+def delayed(admin_log: isolog.Log, principal: str) -> tuple[bool, bool]:
+    """Whether the principal's writes and reads were delayed until now."""
+    use = admin_log.status().principals.get(principal)
+    return (False, False) if use is None else (use.write_delayed_s > 0, use.read_delayed_s > 0)
+
+
+def test_writes_take_as_long_as_their_quota_says_and_nothing_is_lost(asking, admin, topic):
+    """The first 8 MiB of a stream, its credit, come at once, and are paid for afterwards."""
+    rate, count = 8 * MIB, 40
+    admin.set_quota("alice", write_bytes_per_s=rate)
+    with as_(asking, "alice") as alice, as_(asking, "bob") as bob, as_(asking, "root") as root:
+        begun = time.monotonic()
+        write(alice, topic, count)
+        assert time.monotonic() - begun >= (count - 8 - 1) * MIB / rate - 1
+        write(bob, topic, 1)
+        found = root.read(topic)["n"].to_pylist()
+        assert found == [*range(count), 0]
+        assert delayed(root, "alice") == (True, False)
+        assert delayed(root, "bob") == (False, False)
+
+
+def test_reads_take_as_long_as_their_quota_says_and_nothing_is_lost(asking, admin, topic):
+    rate, count = 8 * MIB, 24
+    with as_(asking, "alice") as alice, as_(asking, "bob") as bob, as_(asking, "root") as root:
+        write(bob, topic, count)
+        admin.set_quota("alice", read_bytes_per_s=rate)
+        begun = time.monotonic()
+        found = alice.read(topic)["n"].to_pylist()
+        assert time.monotonic() - begun >= (count - 9) * MIB / rate - 1
+        assert found == [*range(count)]
+        assert bob.read(topic)["n"].to_pylist() == found
+        assert delayed(root, "alice") == (False, True)
+        assert delayed(root, "bob")[1] is False
+
+
+@pytest.mark.parametrize("ends_by", ["a higher quota", "its removal", "a quota of its own"])
+def test_a_change_holds_for_what_waits(asking, admin, topic, ends_by):
+    """A writer, a reader, and a writer and a reader that have not begun."""
+    principal = "*" if ends_by == "a quota of its own" else "alice"
+    with as_(asking, "alice") as alice, as_(asking, "bob") as bob, as_(asking, "root") as root:
+        write(bob, topic, 4)
+        write(alice, topic, 1)
+        admin.set_quota("root")
+        admin.set_quota(principal, write_bytes_per_s=TINY, read_bytes_per_s=TINY)
+        found: list[Any] = []
+
+        def do(act: Any) -> threading.Thread:
+            thread = threading.Thread(target=lambda: found.append(act()), daemon=True)
+            thread.start()
+            return thread
+
+        threads = [
+            do(lambda: write(alice, topic, 20)),
+            do(lambda: alice.read(topic, end="latest")["n"].to_pylist()[:5]),
+        ]
+        eventually(lambda: delayed(root, "alice") == (True, True), 20)
+        threads += [
+            do(lambda: write(alice, topic, 1)),
+            do(lambda: alice.read(topic, end="latest")["n"].to_pylist()[:5]),
+        ]
+        threads[3].join(0.5)
+        assert found == [], "all of them wait"
+        if ends_by == "its removal":
+            admin.remove_quota("alice")
+        elif ends_by == "a higher quota":
+            admin.set_quota("alice", write_bytes_per_s=1 << 40, read_bytes_per_s=1 << 40)
+        else:
+            admin.set_quota("alice")
+        for thread in threads:
+            thread.join(30)
+        assert sorted(map(str, found)) == ["None", "None", *["[0, 1, 2, 3, 0]"] * 2]
+        written = root.read(topic)["n"].to_pylist()[5:]
+        assert sorted(written) == [0, *range(20)]
+        assert [each for each in written if each] == [*range(1, 20)]
+
+
+def opened(broker: BrokerProcess, user: str) -> ClientChannel:
+    channel = ClientChannel(broker.address, timeout_s=20)
+    asked = Authenticate(user=user, password=PASSWORD).to_bytes()
+    channel.call(AUTHENTICATE, b"", asked, 20)
+    return channel
+
+
+def append_to(topic: str) -> tuple[bytes, memoryview]:
+    return json.dumps({"topic": topic}).encode(), memoryview(NUMBERS.serialize())
+
+
+def frame(number: int) -> tuple[bytes, memoryview]:
+    envelope = json.dumps({"partition": 0, "number": number}).encode()
+    return envelope, memoryview(numbers(number, 1).serialize())
+
+
+@pytest.fixture
+def numbered(asking: BrokerProcess, admin: AccessClient, topic: str) -> str:
+    """A topic of numbers."""
+    with as_(asking, "root") as log:
+        log.create_topic("numbered", schema=NUMBERS)
+    admin.add_rule("allow", "alice", "all", "topic:numbered")
+    return "numbered"
+
+
+def test_a_stream_that_is_given_up_before_its_quota_lets_it_begin_leaves_nothing(
+    asking, admin, numbered, topic
+):
+    """Otherwise whoever gives up its streams would have no quota."""
+    admin.set_quota("alice", write_bytes_per_s=TINY)
+    with as_(asking, "alice") as alice, as_(asking, "root") as root:
+        with alice.producer() as producer:
+            producer.append(topic, large(0, 64 * TINY)).result(20)
+        channel = opened(asking, "alice")
+        given_up, kept = (channel.open(APPEND, *append_to(numbered)) for _ in range(2))
+        given_up.send(*frame(1), timeout_s=20)
+        kept.send(*frame(2), timeout_s=20)
+        kept.send(b"", end=True, timeout_s=20)
+        given_up.cancel()
+        channel.call(ACT, b"list-topics", b"{}", 20)  # by now the broker knows
+        admin.remove_quota("alice")
+        assert kept.receive(20) is not None
+        time.sleep(1)  # as long as the other one would take to begin at most
+        assert root.read(numbered)["n"].to_pylist() == [2]
+        channel.close()
+
+
+def test_a_connection_beyond_the_quota_waits_with_its_streams_until_another_one_ends(
+    asking, admin, numbered
+):
+    admin.set_quota("alice", connections=1)
+    with as_(asking, "root") as root:
+        first = opened(asking, "alice")
+        first.call(ACT, b"list-topics", b"{}", 20)
+        second = opened(asking, "alice")
+        asked = second.open(ACT, b"list-topics", b"{}")
+        appends = second.open(APPEND, *append_to(numbered))
+        for number in range(10):
+            appends.send(*frame(number), timeout_s=20)
+        appends.send(b"", end=True, timeout_s=20)
+        given_up = second.open(APPEND, *append_to(numbered))
+        given_up.send(*frame(99), timeout_s=20)
+        given_up.cancel()
+        with pytest.raises(TimeoutError):
+            asked.receive(0.5)
+        assert root.status().principals["alice"].connections == 1
+        first.close()
+        assert asked.receive(20) is not None
+        for _ in range(10):
+            assert appends.receive(20) is not None
+        assert appends.receive(20) is None
+        assert root.read(numbered)["n"].to_pylist() == [*range(10)]
+        assert root.status().principals["alice"].connections == 1
+        second.close()
+        eventually(lambda: "alice" not in root.status().principals, 20)
+
+
+@pytest.mark.full  # test_a_connection_that_finds_no_place_is_refused_in_time has no brokers
+def test_a_connection_that_waits_too_long_is_told_which_quota_it_is(asking, admin, topic):
+    """Ten seconds. The client of a process has one connection, and tries again by itself."""
+    admin.set_quota("alice", connections=1)
+    first = opened(asking, "alice")
+    second = opened(asking, "alice")
+    with pytest.raises(CallFailed) as caught:
+        second.call(ACT, b"list-topics", b"{}", 30)
+    error = failure_of(caught.value, "")
+    assert isinstance(error, BrokerBusy)
+    assert "as its quota allows: 1" in error.message
+    eventually(lambda: second.is_lost, 20)
+    closing = threading.Timer(0.5, first.close)
+    closing.start()
+    with as_(asking, "alice") as alice:
+        assert alice.topics() == [topic]
+    closing.join()
+
+
+def test_flight_keeps_to_the_quotas(asking, admin, topic):
+    rate, count = 8 * MIB, 16
+    basic = base64.b64encode(f"alice:{PASSWORD}".encode())
+    options = fl.FlightCallOptions(headers=[(b"authorization", b"Basic " + basic)], timeout=60)
+    with as_(asking, "root") as root, contextlib.ExitStack() as stack:
+        client = stack.enter_context(fl.connect(f"grpc://{root.status().flight}"))
+        admin.set_quota("alice", write_bytes_per_s=rate, read_bytes_per_s=rate)
+        begun = time.monotonic()
+        place = fl.FlightDescriptor.for_path(topic, "0")
+        writer, _ = client.do_put(place, large(0).schema, options)
+        for number in range(count):
+            writer.write_batch(large(number))
+        writer.close()
+        assert time.monotonic() - begun >= (count - 1) * MIB / rate - 1
+        ranges = [{"topic": topic, "partition": 0, "start": 0}]
+        ticket = fl.Ticket(json.dumps({"ranges": ranges}).encode())
+        begun = time.monotonic()
+        found = client.do_get(ticket, options).read_all()
+        assert found["n"].to_pylist() == [*range(count)]
+        assert time.monotonic() - begun >= (count - 9) * MIB / rate - 1
+        assert delayed(root, "alice") == (True, True)
+
+
+def test_who_may_not_describe_the_cluster_hears_of_no_other_principal(asking, admin, topic):
+    with as_(asking, "alice") as alice, as_(asking, "root") as root:
+        assert alice.status().principals == {}
+        assert set(root.status().principals) == {"alice", "root"}
+
+
+def test_quotas_are_set_listed_and_removed_and_bad_ones_refused(admin, topic):
+    admin.set_quota("alice", 10 * MIB, None, 5)
+    admin.set_quota("*", read_bytes_per_s=MIB)
+    admin.set_quota("alice", 20 * MIB)
+    assert {name: quota.write_bytes_per_s for name, quota in admin.quotas().items()} == {
+        "*": None,
+        "alice": 20 * MIB,
+    }
+    assert admin.quotas()["alice"].connections is None, "a quota takes the place of the former"
+    for bad in ({"write_bytes_per_s": 10}, {"connections": 0}, {"read_bytes_per_s": -1}):
+        with pytest.raises(InvalidRequest, match=next(iter(bad))):
+            admin.set_quota("alice", **bad)
+    admin.remove_quota("alice")
+    with pytest.raises(InvalidRequest, match="no quota of its own"):
+        admin.remove_quota("alice")
+
+
+def test_an_embedded_brokers_owner_has_no_quota(tmp_path: Path):
+    with isolog.connect(path=tmp_path / "log") as log:
+        client = AccessClient(log._connection)
+        client.set_quota("*", TINY, TINY, 1)
+        log.create_topic("t", schema=large(0).schema)
+        write(log, "t", 20)
+        assert len(log.read("t")) == 20
+        assert log.status().principals["owner"].write_delayed_s == 0
