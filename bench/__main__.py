@@ -31,6 +31,7 @@ PARTS = (
     "partitions",
     "replication",
     "cluster",
+    "quotas",
     "spark",
     "memory",
 )
@@ -111,6 +112,10 @@ def _measure(
                     from bench import cluster_bench  # earlier commits have no such clusters
 
                     cluster_bench.run(results, given.seconds, given.idle)
+                if "quotas" in parts:
+                    from bench import quota_bench  # needs what the tests need
+
+                    quota_bench.run(place / "quotas", results)
                 if "spark" in parts:
                     from bench.spark_bench import Bench, session
 
