@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
@@ -37,7 +38,8 @@ class Caller(Struct, frozen=True):
     ``source_id``: the version of the user's password, or the id of the token. ``is_super``: whether
     the caller may do everything. ``grants``: what the token is limited to, or None if it is good
     for all that the principal may do. ``address``: where the call comes from. ``expires_ms``: when
-    the identity expires, on the wall clock; None if never.
+    the identity expires, on the wall clock; None if never. ``is_session``: it has shown a session
+    that a broker has signed.
     """
 
     principal: str
@@ -47,6 +49,7 @@ class Caller(Struct, frozen=True):
     grants: tuple[Grant, ...] | None = None
     expires_ms: int | None = None
     address: str = ""
+    is_session: bool = False
 
     def may(self, rules: RuleSet, operation: Operation, resource: Resource) -> bool:
         """Return whether the rules, and the caller's token, allow this."""
@@ -55,12 +58,15 @@ class Caller(Struct, frozen=True):
         return self.grants is None or granted(self.grants).allow(ANYBODY, operation, resource)
 
 
+NOBODY: Final = Caller("nobody", KnownBy.OPEN)
+"""Who may do nothing: a request for which it was forgotten to say who makes it."""
 ANONYMOUS: Final = Caller("anonymous", KnownBy.OPEN, is_super=True)
 """Everybody, at a broker that does not ask who calls."""
 OWNER: Final = Caller("owner", KnownBy.SOCKET, is_super=True)
 """Whoever reaches the socket of an embedded broker."""
 
 
+@lru_cache(maxsize=1024)
 def granted(grants: tuple[Grant, ...]) -> RuleSet:
     """Return what the grants allow, as rules for anybody."""
     return RuleSet(Rule(ANYBODY, Effect.ALLOW, each.operation, each.resources) for each in grants)

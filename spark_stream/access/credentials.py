@@ -127,6 +127,7 @@ def session_of(token: str, key: bytes) -> Caller | None:
         found.source_id,
         grants=found.grants,
         expires_ms=found.expires_ms,
+        is_session=True,
     )
 
 

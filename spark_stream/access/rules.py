@@ -151,7 +151,7 @@ class RuleSet:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def speaks_for(self, principal: str) -> bool:
+    def allows_anything(self, principal: str) -> bool:
         """Return whether a rule allows the principal anything."""
         return not self._allowed.isdisjoint((principal, ANYBODY))
 

@@ -45,7 +45,7 @@ from spark_stream.broker.serving.activity import Activity
 from spark_stream.broker.serving.flight import FlightFacade
 from spark_stream.broker.serving.memory import LOOK_S, SpareMemory
 from spark_stream.broker.serving.serving import Serving
-from spark_stream.broker.sockets import listening_socket, port_of
+from spark_stream.broker.sockets import is_local, listening_socket, port_of
 from spark_stream.cluster.access import TOKENS, Token, encode
 from spark_stream.cluster.brokers import RegisteredBroker
 from spark_stream.cluster.stores.lease_files import LeaseFiles
@@ -169,6 +169,7 @@ class Broker:
     def _serve(self, me: BrokerIdentity, boot_id: str | None, undo: contextlib.ExitStack) -> None:
         """Listen, and answer calls from now on."""
         config, clock, core = self._config, self._clock, self.core
+        _warn_of_open_doors(config)
         self._scrub = Scrub(
             core.host,
             clock,
@@ -390,6 +391,17 @@ class Broker:
             Path(listen.removeprefix(UNIX)).unlink()
             return listen, listen
         return joined(split_address(listen)[0], port), self._named(port, listen)
+
+
+def _warn_of_open_doors(config: BrokerConfig) -> None:
+    """Log what others on the network can do, where that is more than it should be."""
+    for listen in filter(None, (config.listen, config.flight_listen)):
+        if is_local(listen):
+            continue
+        if not config.authentication:
+            logger.warning("%s: everybody who reaches it can read and write the log", listen)
+        elif config.tls.cert is None:
+            logger.warning("%s: passwords and records cross the network in the clear", listen)
 
 
 def _locked_id(folder: Path, directory: LogDirectory, is_new: bool) -> IdLock:

@@ -27,8 +27,6 @@ def listening_socket(listen: str, setting: str = "listen") -> socket.socket:
     if listen.startswith(UNIX):
         return _unix_socket(Path(listen.removeprefix(UNIX)), setting)
     host, port = split_address(listen)
-    if host not in _LOOPBACK and setting != "peer_listen":
-        logger.warning("listening on %s: everybody who reaches it can read and write the log", host)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -57,6 +55,11 @@ def _unix_socket(path: Path, setting: str) -> socket.socket:
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     bound.bind(os.fspath(path))
     return bound
+
+
+def is_local(listen: str) -> bool:
+    """Return whether only this machine reaches an address."""
+    return listen.startswith(UNIX) or split_address(listen)[0] in _LOOPBACK
 
 
 def port_of(bound: socket.socket) -> int:

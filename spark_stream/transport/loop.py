@@ -28,6 +28,10 @@ Ready = Callable[[int], None]
 """Called with READ, WRITE or both."""
 
 
+_SLEEP_MAX_S: Final = 3600.0
+"""The system takes no wait of more than 24 days."""
+
+
 class Timer:
     """A call that is due at some time."""
 
@@ -145,7 +149,9 @@ class Loop:
     def _next_due(self) -> float | None:
         while self._timers and self._timers[0][2].callback is None:
             heapq.heappop(self._timers)
-        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+        if not self._timers:
+            return None
+        return min(_SLEEP_MAX_S, max(0.0, self._timers[0][0] - time.monotonic()))
 
     def _call_due(self) -> None:
         now = time.monotonic()

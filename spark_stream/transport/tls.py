@@ -146,8 +146,9 @@ class RotatingContext:
         self._stamps = stamps
         try:
             self._context = self._make()
-        except IsologError as error:
-            logger.error("TLS goes on with the files as they were: %s", error.message)
+        except (IsologError, OSError) as error:  # a file may be replaced at this moment
+            logger.error("TLS goes on with the files as they were: %s", error)
+            self._stamps = []
             return False
         logger.info("TLS: new files are in use: %s", ", ".join(self._files))
         return True

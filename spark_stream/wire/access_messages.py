@@ -28,12 +28,14 @@ class Authenticate(Message):
 class Authenticated(Message):
     """Who the caller is. ``session``: a token to send instead of the password, until it expires.
 
-    ``expires_ms``: on the wall clock, since 1970; None: never.
+    ``expires_ms``: on the broker's wall clock, since 1970; None: never. ``left_ms``: how long that
+    is from now on, for clients whose clock is another.
     """
 
     principal: str
     session: str | None = None
     expires_ms: int | None = None
+    left_ms: int | None = None
 
     def __repr__(self) -> str:
         return f"Authenticated(principal={self.principal!r}, …)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -21,7 +22,7 @@ from spark_stream.access.rules import (
     RuleSet,
 )
 from spark_stream.broker.access.audit import Audit
-from spark_stream.broker.access.gate import AccessSettings, Gate, Need
+from spark_stream.broker.access.gate import AccessSettings, Gate, Need, Pass, Visit
 from spark_stream.broker.access.needs import append, fetch
 from spark_stream.broker.actions.table import TABLE
 from spark_stream.cluster.access import TOKENS, Token, encode, rule_key
@@ -70,6 +71,79 @@ class _Named:
 
 
 REQUESTS = dict(requests())
+PERMISSIONS = {
+    "create-topic": "create topic",
+    "alter-topic": "alter topic",
+    "delete-topic": "delete topic",
+    "describe-topic": "describe topic",
+    "list-topics": "",
+    "list-offsets": "",
+    "find-leaders": "describe topic",
+    "list-brokers": "",
+    "locate-entries": "read topic",
+    "describe-cluster": "describe cluster",
+    "move-replicas": "admin cluster",
+    "cancel-moves": "admin cluster",
+    "elect-preferred": "admin cluster",
+    "decommission": "admin cluster",
+    "recommission": "admin cluster",
+    "restore-metadata": "admin cluster",
+    "status": "",
+    "new-producer": "",
+    "init-transactions": "write transaction",
+    "begin-transaction": "write transaction",
+    "open-branch": "write transaction",
+    "renew-batch": "write transaction",
+    "drop-branch": "write transaction",
+    "settle-batch": "write transaction",
+    "stop-run": "",
+    "list-sinks": "",
+    "delete-sink": "delete transaction",
+    "renew-transaction": "write transaction",
+    "commit-transaction": "write transaction, read consumer, read topic",
+    "abort-transaction": "write transaction",
+    "list-transactions": "",
+    "describe-transaction": "describe transaction",
+    "kill-transaction": "delete transaction",
+    "take-consumer": "read consumer",
+    "check-consumer": "read consumer",
+    "consumer-position": "describe consumer",
+    "commit-position": "read consumer, read topic",
+    "pin-start": "read consumer",
+    "record-progress": "read consumer",
+    "list-consumers": "",
+    "delete-consumer": "delete consumer",
+    "atomic-cut": "read topic",
+    "put-user": "admin cluster",
+    "delete-user": "admin cluster",
+    "list-users": "admin cluster",
+    "open-session": "",
+    "create-token": "",
+    "list-tokens": "",
+    "revoke-token": "",
+    "add-rule": "admin cluster",
+    "remove-rule": "admin cluster",
+    "list-rules": "admin cluster",
+    "check-access": "admin cluster",
+    "set-quota": "admin cluster",
+    "remove-quota": "admin cluster",
+    "list-quotas": "admin cluster",
+    "fetch": "read topic, read topic",
+    "append": "write topic",
+    "append in a transaction": "write topic, write transaction",
+}
+"""What each request needs a permission for, as people want it. Empty: nothing that a rule says."""
+
+
+@pytest.mark.rule("which permission each request needs", "broker/actions/table.py")
+def test_each_request_needs_what_it_should():
+    found = {
+        name.removesuffix(" a"): ", ".join(f"{operation} {on.kind}" for operation, on in needs)
+        for name, needs in REQUESTS.items()
+        if not name.endswith(" ab")
+    }
+    assert found == PERMISSIONS
+
 
 # -- the model ------------------------------------------------------------------------------------
 
@@ -163,3 +237,29 @@ def test_a_caller_is_served_what_the_model_says(rules, grants, who, state) -> No
             found = type(error)
         assert found is expected(rules, told, who, needs, state == "valid"), name
     assert RuleSet(rules) == view.now.access.rule_set
+
+
+def test_streams_come_and_go_while_rules_change():
+    view = ClusterView(MemoryStore(MemoryRecords()))
+    gate = Gate(view, b"", FakeClock(), AccessSettings(True), Audit(None, FakeClock()))
+    visit = Visit("", Caller("alice", KnownBy.CERTIFICATE))
+    kept: list[Pass] = []
+    stop = threading.Event()
+    wrong: list[BaseException] = []
+
+    def look() -> None:
+        while not stop.is_set():
+            try:
+                gate.look_again()
+            except RuntimeError as error:
+                wrong.append(error)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for number in range(20_000):
+        kept.append(gate.admit(visit, (), lambda _: None))
+        if number % 100 == 0:
+            del kept[:50]
+    stop.set()
+    thread.join()
+    assert wrong == []

@@ -33,7 +33,6 @@ from spark_stream.wire.methods import (
     ACT,
     APPEND,
     AUTHENTICATE,
-    CLIENT_METHODS,
     FETCH,
     PEER_METHODS,
 )
@@ -215,14 +214,3 @@ def test_a_wrong_expired_or_revoked_credential_opens_nothing(guarded: BrokerProc
         for name, method, header, body, _ in REQUESTS:
             assert caller.outcome(method, header, body) is Unauthenticated, name
         caller.close()
-
-
-@pytest.mark.parametrize("name", ["2", "client", "localhost"])
-def test_a_certificate_that_names_no_broker_opens_no_peer_door(
-    guarded: BrokerProcess, files: Files, name: str
-):
-    shown = files.issue(f"shown-{name}", name)
-    caller = Caller(guarded.peer_address, shown)
-    for method in (*PEER_METHODS, *CLIENT_METHODS):
-        assert caller.outcome(method, b"", b"{}") is not None, method
-    caller.close()

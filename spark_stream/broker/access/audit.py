@@ -2,7 +2,7 @@
 
 A line has ``at`` (ISO 8601, UTC), ``principal``, ``from``, ``action``, ``on`` (a resource, or what
 a request names) and ``outcome``: ``done``, or the code of the error. ``omitted``: how many lines
-about strangers were left out before it. It never has a secret: of a request only the fields in
+about refusals were left out before it. It never has a secret: of a request only the fields in
 ``_NAMED`` are written.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections import Counter
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -26,7 +27,10 @@ FILE_BYTES: Final = 16 << 20
 """After so many bytes the next file begins."""
 FILES_KEPT: Final = 5
 _STRANGERS_S: Final = 20
-"""Lines a second about callers who are not known: they must not push the others out."""
+_KNOWN_S: Final = 100
+"""Lines a second about refusals, of callers who are not known together, and of each who is: they
+must not push the others out."""
+DONE: Final = "done"
 _TEXT_MAX: Final = 300
 ADMINISTRATIVE: Final = frozenset(
     {Operation.CREATE, Operation.ALTER, Operation.DELETE, Operation.ADMIN}
@@ -52,7 +56,8 @@ class Audit:
     def __init__(self, path: Path | None, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()  # guards the next two
-        self._second = (0, 0)  # a second of the clock, and its lines about strangers
+        self._second = 0  # of the clock
+        self._lines: Counter[str | None] = Counter()  # about refusals in it, by principal
         self._omitted = 0
         self._file: RotatingFileHandler | None = None
         if path is not None:
@@ -62,12 +67,13 @@ class Audit:
 
     def note(self, caller: Caller | None, address: str, action: str, on: str, outcome: str) -> None:
         """Write a line; if the disk refuses it, the call goes on."""
-        if self._file is None or (caller is None and self._is_too_much()):
+        who = None if caller is None else caller.principal
+        if self._file is None or (outcome != DONE and self._is_too_much(who)):
             return
         moment = datetime.fromtimestamp(self._clock.wall_us() / 1e6, UTC)
         noted: dict[str, object] = {
             "at": moment.isoformat(timespec="milliseconds"),
-            "principal": None if caller is None else caller.principal[:_TEXT_MAX],
+            "principal": None if who is None else who[:_TEXT_MAX],
             "from": address,
             "action": action[:_TEXT_MAX],
             "on": on[:_TEXT_MAX],
@@ -80,14 +86,17 @@ class Audit:
         line = json.dumps(noted)
         self._file.handle(logging.LogRecord("audit", logging.INFO, "", 0, line, (), None))
 
-    def _is_too_much(self) -> bool:
-        """Count a line about a stranger; return whether it has to be left out."""
+    def _is_too_much(self, who: str | None) -> bool:
+        """Count a line about a refusal; return whether it has to be left out."""
         second = int(self._clock.monotonic())
         with self._lock:
-            count = self._second[1] + 1 if self._second[0] == second else 1
-            self._second = second, count
-            self._omitted += count > _STRANGERS_S
-        return count > _STRANGERS_S
+            if second != self._second:
+                self._second = second
+                self._lines.clear()
+            self._lines[who] += 1
+            is_too_much = self._lines[who] > (_STRANGERS_S if who is None else _KNOWN_S)
+            self._omitted += is_too_much
+        return is_too_much
 
     def close(self) -> None:
         """Close the file."""

@@ -1,8 +1,8 @@
 """Finds out who calls, and decides what they may do, by what this broker sees on record.
 
-The view of the cluster is refreshed many times a second. So a user who is removed, a token that is
-revoked and a rule that changes take effect at once, on open streams as well: each of these has a
-:class:`Pass`, which is checked again whenever something about access has changed.
+Removed users, revoked tokens and changed rules take effect within a second, on open streams too:
+the view of the cluster is refreshed many times a second, and the :class:`Pass` of each stream is
+checked again whenever something about access has changed.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ SESSION_S: Final = 3600.0
 """How long a session is valid that was opened with a password."""
 _EXTENDED_BELOW: Final = 0.75
 """Using a sliding token renews its whole life, once less than this part of it is left."""
+_REFRESHED_S: Final = 0.02
 _FAILURES_FREE: Final = 5
 """Wrong passwords, of one user from one address, before the next one has to wait."""
 _FAILURES_KEPT: Final = 10_000
@@ -127,6 +128,8 @@ class Gate:
         self._settings = settings
         self._lock = threading.Lock()  # guards the failures
         self._failures: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
+        self._refreshed = -_REFRESHED_S
+        self._passing = threading.Lock()  # guards the next
         self._passes: weakref.WeakSet[Pass] = weakref.WeakSet()
         view.tell(self._on_news)
 
@@ -170,22 +173,30 @@ class Gate:
             raise
 
     def _authenticate(self, visit: Visit, asked: Authenticate) -> Authenticated:
+        if visit.caller is not None and visit.caller.source in (KnownBy.OPEN, KnownBy.SOCKET):
+            return Authenticated(principal=visit.caller.principal)  # nobody has to say who it is
         if asked.token is not None and asked.user is None and asked.password is None:
             caller = self._of_token(asked.token)
         elif asked.token is None and asked.user is not None and asked.password is not None:
             caller = self._of_password(asked.user, asked.password, visit.address)
         else:
             raise InvalidRequest("give user and password, or a token, and nothing else")
-        if visit.caller is not None and visit.caller.principal != caller.principal:
+        with self._lock:
+            before = visit.caller
+            if before is None or before.principal == caller.principal:
+                visit.caller = replace(caller, address=visit.address)
+        if before is not None and before.principal != caller.principal:
             raise InvalidRequest(
-                f"this connection is {visit.caller.principal!r}'s, not {caller.principal!r}'s",
+                f"this connection is {before.principal!r}'s, not {caller.principal!r}'s",
                 hint="Open another connection.",
             )
-        visit.caller = replace(caller, address=visit.address)
         logger.debug("%s: %s, by %s", visit.address, caller.principal, caller.source)
         session = sign_session(caller, self._key) if caller.source is KnownBy.USER else None
         return Authenticated(
-            principal=caller.principal, session=session, expires_ms=caller.expires_ms
+            principal=caller.principal,
+            session=session,
+            expires_ms=caller.expires_ms,
+            left_ms=None if caller.expires_ms is None else caller.expires_ms - self._now_ms(),
         )
 
     def _of_token(self, token: str) -> Caller:
@@ -199,7 +210,7 @@ class Gate:
             return self._known(self._settings.issuer.caller_of(token))
         token_id = token_id_of(token)
         if token_id and token_id not in self._view.now.access.tokens:
-            self._refresh()
+            self._refresh_again()
         kept = self._view.now.access.tokens.get(token_id)
         if kept is None or not is_token(token, kept.digest):
             raise Unauthenticated("the token is not known, or was revoked", hint=_HINT)
@@ -216,7 +227,10 @@ class Gate:
             if left_ms < kept.sliding_ms * _EXTENDED_BELOW:
                 expires_ms = self._now_ms() + kept.sliding_ms
                 found = replace(found, expires_ms=min(expires_ms, kept.until_ms or expires_ms))
-                self.extend(replace(kept, expires_ms=found.expires_ms))
+                try:
+                    self.extend(replace(kept, expires_ms=found.expires_ms))
+                except IsologError as error:  # it is still valid, and is extended the next time
+                    logger.warning("token %s is not extended: %s", kept.id, error)
         return self._known(found)
 
     def sign(self, caller: Caller) -> str:
@@ -226,8 +240,7 @@ class Gate:
     def _of_password(self, name: str, password: str, address: str) -> Caller:
         place = (host_of(address), name)
         self._check_not_too_often(place)
-        if name not in self._view.now.access.users:
-            self._refresh()
+        self._refresh()  # known or not, so that the time it takes tells nothing
         user = self._view.now.access.users.get(name)
         right = is_password(password, NO_PASSWORD if user is None else user.password)
         if user is None or not right:
@@ -268,7 +281,7 @@ class Gate:
             Unauthenticated: it has expired, or was revoked.
         """
         if caller.expires_ms is not None and self._now_ms() >= caller.expires_ms:
-            raise Unauthenticated(f"the {_said(caller)} has expired", hint=_HINT)
+            raise Unauthenticated(f"the {_credential_of(caller)} has expired", hint=_HINT)
         known = self._view.now.access
         if caller.source is KnownBy.USER:
             user = known.users.get(caller.principal)
@@ -296,9 +309,17 @@ class Gate:
         """Return whether the principal may do everything."""
         return not self._settings.asks or principal in self._settings.super_users
 
+    def _refresh_again(self) -> None:
+        """Bring the view up to date, but not often: strangers can ask for it."""
+        now = self._clock.monotonic()
+        if now - self._refreshed >= _REFRESHED_S:
+            self._refreshed = now
+            self._refresh()
+
     def has_rules(self, caller: Caller) -> bool:
         """Return whether a rule allows the caller anything."""
-        return caller.is_super or self._view.now.access.rule_set.speaks_for(caller.principal)
+        rules = self._view.now.access.rule_set
+        return caller.is_super or rules.allows_anything(caller.principal)
 
     # -- what they may do -------------------------------------------------------------------------
 
@@ -356,18 +377,24 @@ class Gate:
         """
         admitted = Pass(visit, needs, refused)
         if self._settings.asks:
-            self._passes.add(admitted)
+            with self._passing:
+                self._passes.add(admitted)
         self.check(visit.known(), needs)  # after the pass is noted, so that no change is missed
         return admitted
 
     def look_again(self) -> None:
         """End streams that are no longer allowed; call it now and then, for what expires."""
-        for each in list(self._passes):
+        with self._passing:
+            passes = list(self._passes)
+        for each in passes:
             try:
                 self.check(each.visit.known(), each.needs, is_open=True)
             except IsologError as error:
-                self._passes.discard(each)
-                each.refused(error)
+                with self._passing:
+                    is_first = each in self._passes
+                    self._passes.discard(each)
+                if is_first:
+                    each.refused(error)
 
     def _on_news(self, news: News, now: Snapshot) -> None:
         if news.access:
@@ -379,5 +406,5 @@ def host_of(address: str) -> str:
     return address.rpartition(":")[0] or address
 
 
-def _said(caller: Caller) -> str:
+def _credential_of(caller: Caller) -> str:
     return "token" if caller.source is KnownBy.TOKEN else "session"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,8 @@ from spark_stream.errors import InvalidConfig, Unauthenticated
 
 if TYPE_CHECKING:
     from jwt import PyJWK
+
+logger = logging.getLogger(__name__)
 
 _ALGORITHMS: Final = (
     "RS256",
@@ -92,6 +95,12 @@ class JwtIssuer:
         settings = self._settings
         try:
             key = self._key_of(token)
+        except InvalidConfig as error:
+            logger.error("%s", error.message)
+            raise Unauthenticated("the keys of the issuer cannot be read at the moment") from None
+        except self._jwt.PyJWTError as error:
+            raise self._refusal(error) from None
+        try:
             if key.algorithm_name not in _ALGORITHMS:
                 raise self._jwt.InvalidKeyError(f"a key for {key.algorithm_name}")
             claims = self._jwt.decode(
@@ -104,16 +113,21 @@ class JwtIssuer:
                 options={"require": ["exp", "iss", "aud"]},
             )
         except (self._jwt.PyJWTError, TypeError, ValueError) as error:
-            raise Unauthenticated(
-                f"the JWT is refused: {error}",
-                hint=f"Get one from {settings.issuer} for the audience {settings.audience}.",
-            ) from None
+            raise self._refusal(error) from None
         name = claims.get(settings.claim)
         if not isinstance(name, str) or not name:
             raise Unauthenticated(
                 f"the JWT has no text in the claim {settings.claim!r}", hint="See jwt.claim."
             )
-        return Caller(name, KnownBy.JWT, expires_ms=int(claims["exp"] * 1000))
+        expires_ms = int((claims["exp"] + _CLOCKS_DIFFER_S) * 1000)
+        return Caller(name, KnownBy.JWT, expires_ms=expires_ms)
+
+    def _refusal(self, error: Exception) -> Unauthenticated:
+        settings = self._settings
+        return Unauthenticated(
+            f"the JWT is refused: {error}",
+            hint=f"Get one from {settings.issuer} for the audience {settings.audience}.",
+        )
 
     def _key_of(self, token: str) -> PyJWK:
         """Return the key that the token's header names, or the only one that there is."""

@@ -61,7 +61,7 @@ def anybody(asked: Any) -> Sequence[Need]:
 
 
 def described(asked: Any) -> Sequence[Need]:
-    """Need nothing: the answer has only what the caller may describe."""
+    """Need nothing; the handler leaves out of its answer what the caller may not describe."""
     return ()
 
 

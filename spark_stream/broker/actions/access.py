@@ -21,7 +21,7 @@ from spark_stream.access.rules import (
 )
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.cluster.access import QUOTAS, TOKENS, USERS, Token, User, encode, rule_key
-from spark_stream.errors import InvalidRequest, PermissionDenied
+from spark_stream.errors import InvalidRequest, PermissionDenied, Unauthenticated
 from spark_stream.scripts.steps import DeleteRecord, Get, PutRecord, Script
 from spark_stream.wire.access_messages import (
     Authenticated,
@@ -69,13 +69,20 @@ def put_user(context: BrokerContext, asked: PutUser) -> Empty:
 
 
 def delete_user(context: BrokerContext, asked: NamedUser) -> Empty:
-    """Delete the user, and then its tokens: later ones cannot be made any more."""
-    if not _put(context, USERS + asked.name, None):
+    """Delete the user's tokens, the user, and the tokens that were made meanwhile."""
+    _delete_tokens(context, asked.name)
+    there = _put(context, USERS + asked.name, None)
+    _delete_tokens(context, asked.name)
+    if not there:
         raise InvalidRequest(f"there is no user {asked.name!r}", hint="See `isolog user list`.")
-    for each in context.host.view.now.access.tokens.values():
-        if each.principal == asked.name:
-            _put(context, TOKENS + each.id, None)
     return Empty()
+
+
+def _delete_tokens(context: BrokerContext, principal: str) -> None:
+    context.host.refresh()
+    for each in context.host.view.now.access.tokens.values():
+        if each.principal == principal:
+            _put(context, TOKENS + each.id, None)
 
 
 def list_users(context: BrokerContext, asked: Empty) -> UserList:
@@ -86,16 +93,29 @@ def list_users(context: BrokerContext, asked: Empty) -> UserList:
 def open_session(context: BrokerContext, asked: OpenSession) -> Authenticated:
     """Sign a session of the caller that is restricted to what is asked for.
 
-    It ends with what it is derived from: the user's password, or the token.
+    It ends with the user's password or the token that the caller has used. Nobody can end one of a
+    caller that has used a certificate or a JWT; it is good for a day at most.
     """
-    caller = context.caller
+    caller = _maker(context)
     grants = _no_more_than(caller, tuple(map(_grant, asked.grants)))
     expires_ms = context.transactions.now_ms() + asked.lifetime_ms
-    if caller.source is KnownBy.TOKEN or caller.grants is not None:
+    if caller.source is KnownBy.TOKEN:
         expires_ms = min(expires_ms, caller.expires_ms or expires_ms)
     made = replace(caller, grants=grants, expires_ms=expires_ms)
     session = context.gate.sign(made)
     return Authenticated(principal=caller.principal, session=session, expires_ms=expires_ms)
+
+
+def _maker(context: BrokerContext) -> Caller:
+    """Return the caller, unless it has only the session of a query: tasks make no credentials.
+
+    Raises:
+        PermissionDenied: it has no more than that.
+    """
+    caller = context.caller
+    if caller.is_session and caller.grants is not None:
+        raise PermissionDenied("with the session of a query nobody makes tokens or sessions")
+    return caller
 
 
 def _no_more_than(caller: Caller, grants: tuple[Grant, ...] | None) -> tuple[Grant, ...] | None:
@@ -119,10 +139,10 @@ def _no_more_than(caller: Caller, grants: tuple[Grant, ...] | None) -> tuple[Gra
 def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
     """Make a token for the caller; an administrator may make one for anybody.
 
-    A token that is made with another token, or with the session of a query, allows no more than
-    that and lasts no longer. One that is made with a JWT lasts a week at most.
+    A token that is made with another token allows no more than that, and lasts no longer. One that
+    is made with a JWT lasts a week at most.
     """
-    caller = context.caller
+    caller = _maker(context)
     context.check_has_rules()
     principal = asked.principal or caller.principal
     if principal != caller.principal and not context.is_administrator:
@@ -136,7 +156,7 @@ def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
     until_ms = None
     if caller.source is KnownBy.JWT:
         until_ms = now_ms + _OF_JWT_MS
-    elif caller.source is KnownBy.TOKEN or caller.grants is not None:
+    elif caller.source is KnownBy.TOKEN:
         until_ms = caller.expires_ms
     if until_ms is not None:
         expires_ms = min(expires_ms or until_ms, until_ms)
@@ -159,6 +179,11 @@ def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
             f"{principal!r} has {_TOKENS_MAX} tokens", hint="Revoke some: isolog token revoke ID."
         )
     _put(context, TOKENS + token_id, encode(made), is_new=True)
+    try:
+        context.gate.check_valid(caller)  # a user who was removed meanwhile leaves no token
+    except Unauthenticated:
+        _put(context, TOKENS + token_id, None)
+        raise
     return CreatedToken(id=token_id, token=token, principal=principal, expires_ms=expires_ms)
 
 
@@ -206,7 +231,8 @@ def _may_see(context: BrokerContext, token: Token) -> bool:
     caller = context.caller
     if caller.grants is None:
         return context.is_administrator or token.principal == caller.principal
-    return KnownBy.TOKEN is caller.source and caller.source_id in (token.id, token.parent)
+    shown = caller.source_id if caller.source is KnownBy.TOKEN and not caller.is_session else None
+    return shown in (token.id, token.parent)
 
 
 def add_rule(context: BrokerContext, asked: RuleText) -> Empty:

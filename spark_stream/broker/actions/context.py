@@ -8,7 +8,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from spark_stream.access.callers import OWNER, Caller
+from spark_stream.access.callers import NOBODY, Caller
 from spark_stream.access.rules import THE_CLUSTER, Operation, Resource, ResourceKind
 from spark_stream.broker.access.gate import Gate
 from spark_stream.broker.access.quotas import Quotas
@@ -62,7 +62,7 @@ class BrokerContext(Struct, frozen=True):
     store: StoreFile
     gate: Gate
     quotas: Quotas
-    caller: Caller = OWNER
+    caller: Caller = NOBODY
 
     def may_describe(self, kind: ResourceKind, name: str) -> bool:
         """Return whether the caller may know of a resource."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from spark_stream.access.rules import Operation
-from spark_stream.broker.access.audit import ADMINISTRATIVE, named_in
+from spark_stream.broker.access.audit import ADMINISTRATIVE, DONE, named_in
 from spark_stream.broker.access.needs import (
     Needs,
     anybody,
@@ -33,9 +33,11 @@ from spark_stream.errors import InvalidRequest, IsologError, PermissionDenied
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.messages import Message
 
-CREDENTIALS: Final = frozenset({"create-token", "revoke-token"})
-"""Actions that are written down in the audit log, although nobody needs a permission for them."""
-READ, WRITE, CREATE, ALTER, DELETE, DESCRIBE, ADMIN = Operation
+CREDENTIALS: Final = frozenset({"create-token", "revoke-token", "open-session"})
+"""Actions that are always audited, although they need no permission."""
+READ, WRITE, CREATE = Operation.READ, Operation.WRITE, Operation.CREATE
+ALTER, DELETE, DESCRIBE = Operation.ALTER, Operation.DELETE, Operation.DESCRIBE
+ADMIN = Operation.ADMIN
 
 
 class Row(Struct, frozen=True):
@@ -131,7 +133,7 @@ def _written_down(
     outcome, caller = "failed", context.caller
     try:
         yield
-        outcome = "done"
+        outcome = DONE
     except IsologError as error:
         outcome = error.code
         raise

@@ -34,6 +34,7 @@ from msgspec.structs import replace
 from spark_stream.access.rules import Operation
 from spark_stream.broker.access import needs
 from spark_stream.broker.access.gate import Visit, host_of, who_calls
+from spark_stream.broker.access.jwts import JwtIssuer
 from spark_stream.broker.access.quotas import LOOK_S, Throttle
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.table import run_action
@@ -78,11 +79,12 @@ from spark_stream.wire.replication_messages import OpenReplication
 logger = logging.getLogger(__name__)
 
 _AUTHENTICATE_S: Final = 10.0
-"""How long a connection may last before it is known who calls."""
+"""Seconds in which a connection must authenticate."""
 _COMPARED_AT_ONCE: Final = 2
-"""Passwords: comparing one takes 32 MiB and most of a processor."""
+"""Passwords: comparing one takes 32 MiB and most of a processor. And JWTs: for one of an unknown
+key, the issuer is asked."""
 _WAITING_MAX: Final = 4
-"""Passwords from one host that wait to be compared; others are refused at once."""
+"""Of one host; one more is refused at once."""
 _FEW: Final = 4
 """How many reads an append wakes itself; if there are more, another thread wakes all."""
 _WOKEN_THREADS: Final = 1
@@ -250,12 +252,12 @@ class Serving:
             self._loop.call_soon(known)
             BlockingStream(stream).send(b"", answer, end=True)
 
-        if asked.password is None:
+        if asked.password is None and not JwtIssuer.is_one(asked.token or ""):
             self._submit(act, opened, stream)
             return
         host, waiting = host_of(visit.address), self._passwords
         if waiting[host] >= _WAITING_MAX:
-            text = f"{_WAITING_MAX} passwords from {host} wait to be compared"
+            text = f"{_WAITING_MAX} passwords or JWTs from {host} wait to be checked"
             stream.fail(error_bytes(BrokerBusy(text, hint="Try again in a moment.")))
             return
 

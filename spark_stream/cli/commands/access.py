@@ -189,7 +189,7 @@ def list_users(
 def remove_user(
     name: UserName, yes: Yes = False, bootstrap: Bootstrap = None, path: LogPath = None
 ) -> None:
-    """Remove a user. Rules about this name, and its tokens, stay."""
+    """Remove a user and its tokens. Rules about the name stay."""
     confirm(yes, f"Remove user {name}?", "remove the user")
     with _client(bootstrap, path) as client:
         client.remove_user(name)

@@ -40,6 +40,10 @@ def create(
             metavar="HOST", help="A name or address that the holder is reached by; may be repeated."
         ),
     ] = ["localhost", "127.0.0.1"],  # noqa: B006  typer does not change it
+    client: Annotated[
+        bool,
+        typer.Option("--client", help="For clients: the holder cannot pose as a broker."),
+    ] = False,
     days: Annotated[
         int, typer.Option(min=1, max=36_500, help="For how many days they are valid.")
     ] = 365,
@@ -51,7 +55,7 @@ def create(
 
     \\b
     isolog certs create certs/ 1 2 3 --host broker.example.org
-    isolog certs create certs/ etl-job --days 30
+    isolog certs create certs/ etl-job --client --days 30
     """
     for name in names:
         if not name or name == _AUTHORITY or "/" in name or name.startswith("."):
@@ -68,7 +72,7 @@ def create(
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority = _authority(directory, days)
     for name in names:
-        _issue(directory, authority, name, host, days)
+        _issue(directory, authority, name, None if client else host, days)
         note(f"{directory / name}.pem is valid for {days} days")
 
 
@@ -114,8 +118,10 @@ def _authority(directory: Path, days: int) -> _Pair:
     return made, key
 
 
-def _issue(directory: Path, authority: _Pair, name: str, hosts: list[str], days: int) -> None:
-    """Write a certificate whose first name is ``name``, and its key."""
+def _issue(
+    directory: Path, authority: _Pair, name: str, hosts: list[str] | None, days: int
+) -> None:
+    """Write a certificate whose first name is ``name``, and its key; for a client without hosts."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -124,7 +130,8 @@ def _issue(directory: Path, authority: _Pair, name: str, hosts: list[str], days:
     issuer, issuer_key = authority
     key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.now(UTC)
-    alternative = [x509.DNSName(name), *map(_host_name, hosts)]
+    alternative = [x509.DNSName(name), *map(_host_name, hosts or ())]
+    uses = [Use.CLIENT_AUTH] if hosts is None else [Use.SERVER_AUTH, Use.CLIENT_AUTH]
     certificate = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name[:64])]))
@@ -136,7 +143,7 @@ def _issue(directory: Path, authority: _Pair, name: str, hosts: list[str], days:
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(alternative), critical=False)
         .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([Use.SERVER_AUTH, Use.CLIENT_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()),
             critical=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TypeVar
 
 from spark_stream.client.connecting.access import OPEN, Access
@@ -28,13 +29,16 @@ class LogIdentity:
         """The id of the log; None before any is known."""
         return self._cluster_id
 
-    def check(self, where: str, found: str) -> None:
-        """Raise WrongCluster unless ``found``, the cluster id there, is that of this log."""
+    def check(self, where: str, found: str, *, adopt: bool = True) -> None:
+        """Raise WrongCluster unless ``found``, the cluster id there, is that of this log.
+
+        ``adopt``: if no log is known yet, it is this one.
+        """
         with self._lock:
-            if self._cluster_id is None:
+            if self._cluster_id is None and adopt:
                 self._cluster_id = found
             expected = self._cluster_id
-        if found != expected:
+        if expected not in (None, found):
             raise WrongCluster(
                 f"{where} belongs to another log: its cluster id is {found}, not {expected}",
                 address=where,
@@ -104,8 +108,9 @@ class BrokerLink:
                 address=self.address,
             )
         try:
+            check = partial(self._identity.check, self.address, adopt=False)
             found = self.present() or shared_channel(
-                self.address, self._access, seconds_left(deadline)
+                self.address, self._access, seconds_left(deadline), check
             )
             self._identity.check(self.address, found.greeting.cluster_id)
             self.broker_id = found.greeting.broker_id

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -22,6 +23,7 @@ from spark_stream.errors import BrokerUnavailable, IsologError, Unauthenticated
 from spark_stream.transport.client import CLIENT_LIMITS, ClientChannel, client_loop
 from spark_stream.transport.failures import TRANSPORT_ERRORS, Greeting, failure_of, read_greeting
 from spark_stream.transport.forks import in_child, new_lock
+from spark_stream.transport.loop import Timer
 from spark_stream.transport.streams import ConnectionLost
 from spark_stream.wire.access_messages import Authenticate, Authenticated
 from spark_stream.wire.methods import AUTHENTICATE
@@ -39,7 +41,8 @@ class SharedChannel:
         self.channel = channel
         self.greeting = greeting
         self._access = access
-        weakref.finalize(self, channel.close).atexit = False
+        self._renewals: list[Timer] = []  # the next one, if there is one
+        weakref.finalize(self, _close, channel, self._renewals).atexit = False
 
     def authenticate(self, timeout_s: float) -> None:
         """Tell the broker who calls, and again before that expires.
@@ -51,9 +54,9 @@ class SharedChannel:
             Unauthenticated: the broker does not take the credential.
             RequestTimeout, BrokerUnavailable: no answer.
         """
-        key = self.greeting.cluster_id, self._access
-        session, ends = _sessions.get(key, (None, 0.0))
         credential = self._access.credential()
+        key = self.greeting.cluster_id, self._access, credential
+        session, ends = _sessions.get(key, (None, 0.0))
         if session is not None and time.monotonic() < ends:
             try:
                 self._tell(Authenticate(token=session), timeout_s)
@@ -61,44 +64,61 @@ class SharedChannel:
             except Unauthenticated:  # the cluster may have forgotten it: the password will do
                 _sessions.pop(key, None)
         if credential is not None:
-            self._tell(credential, timeout_s)
+            answer = self._tell(credential, timeout_s)
+            if answer.session is not None and answer.left_ms is not None:
+                ends = time.monotonic() + answer.left_ms / 1000 * _RENEWED_AT
+                _sessions[key] = answer.session, ends
 
-    def _tell(self, credential: Authenticate, timeout_s: float) -> None:
+    def _tell(self, credential: Authenticate, timeout_s: float) -> Authenticated:
         try:
             data = credential.to_bytes()
             received = self.channel.call(AUTHENTICATE, b"", data, timeout_s)
         except TRANSPORT_ERRORS as error:
             raise failure_of(error, self.channel.address) from error
         answer = Authenticated.from_bytes(bytes(received.body))
-        if answer.expires_ms is None:
-            return
-        left_s = max(1.0, answer.expires_ms / 1000 - time.time())
-        if answer.session is not None:
-            ends = time.monotonic() + left_s * _RENEWED_AT
-            _sessions[self.greeting.cluster_id, self._access] = answer.session, ends
+        if answer.left_ms is not None:
+            self.renew_after(max(1.0, answer.left_ms / 1000 * _RENEWED_AT))
+        return answer
+
+    def renew_after(self, pause_s: float) -> None:
+        """Authenticate again after a pause, unless the connection is over by then."""
+        _cancel(self._renewals)
         renew = partial(_renew, weakref.ref(self))
         # By the address, so that the timer does not keep the connection alive.
         again = partial(call_elsewhere, self.channel.address, renew)
-        client_loop().call_later(left_s * _RENEWED_AT, again)
+        self._renewals.append(client_loop().call_later(pause_s, again))
+
+
+def _close(channel: ClientChannel, renewals: list[Timer]) -> None:
+    _cancel(renewals)
+    channel.close()
+
+
+def _cancel(timers: list[Timer]) -> None:
+    while timers:
+        timers.pop().cancel()
 
 
 def _renew(known: weakref.ref[SharedChannel]) -> None:
-    """Authenticate a connection again before its session expires."""
+    """Authenticate a connection again before its credential expires."""
     shared = known()
     if shared is None or not shared.channel.is_usable:
         return
     try:
         shared.authenticate(_RENEW_S)
     except IsologError as error:
-        logger.warning("%s: the session is not renewed: %s", shared.channel.address, error)
+        logger.warning("%s: it does not know us any longer: %s", shared.channel.address, error)
+        if error.retriable:
+            shared.renew_after(_TRIED_AGAIN_S)
 
 
 _RENEWED_AT: Final = 0.75
 """After which part of its life a session is renewed."""
 _RENEW_S: Final = 30.0
+_TRIED_AGAIN_S: Final = 5.0
 
-_sessions: dict[tuple[str, Access], tuple[str, float]] = {}
-"""By cluster and access: a session, and until when to use it, on the monotonic clock."""
+_sessions: dict[tuple[str, Access, Authenticate | None], tuple[str, float]] = {}
+"""By cluster, access and credential: a session, and until when to use it (monotonic clock)."""
 _lock = new_lock()
 _channels: weakref.WeakValueDictionary[tuple[str, Access], SharedChannel] = (
     weakref.WeakValueDictionary()
@@ -112,8 +132,12 @@ def _begin_anew() -> None:
     _channels = weakref.WeakValueDictionary()
 
 
-def shared_channel(address: str, access: Access, timeout_s: float) -> SharedChannel:
+def shared_channel(
+    address: str, access: Access, timeout_s: float, check: Callable[[str], None]
+) -> SharedChannel:
     """Return this process's connection to the broker at an address; connect if there is none.
+
+    ``check`` gets the id of the broker's cluster, and may raise, before a credential is sent.
 
     Raises:
         BrokerUnavailable: nothing answers there, or it is not an isolog broker.
@@ -133,6 +157,7 @@ def shared_channel(address: str, access: Access, timeout_s: float) -> SharedChan
         raise BrokerUnavailable(f"no broker answers at {error.message}", address=address) from error
     try:
         made = SharedChannel(channel, read_greeting(channel.greeting, address), access)
+        check(made.greeting.cluster_id)
         made.authenticate(timeout_s)
     except IsologError:
         channel.close()

@@ -102,14 +102,14 @@ Grant = tuple[str, str]
 
 _TOKEN_S: Final = 12 * 3600.0
 _TOKEN_NEW_S: Final = 3600.0  # for how long other plans of this process get the same token
-_tokens: dict[tuple[int, Access, tuple[Grant, ...], bool], tuple[str, float]] = {}
+_tokens: dict[tuple[int, str, Access, tuple[Grant, ...], bool], tuple[str, float]] = {}
 
 
 def _token_for(
     log_session: Session, access: Access, grants: tuple[Grant, ...], lasting: bool
 ) -> str:
     """Return a token for the tasks of a query."""
-    key = (os.getpid(), access, grants, lasting)
+    key = (os.getpid(), log_session.cluster_id, access, grants, lasting)
     with _lock:
         token, until = _tokens.get(key, ("", 0.0))
     if time.monotonic() < until:
