@@ -333,6 +333,14 @@ class Unauthenticated(IsologError):
     hint = "Only the cluster's own brokers may call this. A restarted broker is known in a moment."
 
 
+class SessionOver(Unauthenticated):
+    """What a connection was authenticated by holds no longer; another one authenticates anew."""
+
+    code = "SESSION_OVER"
+    retriable = True
+    hint = "Try again: the next try authenticates anew."
+
+
 class PermissionDenied(IsologError):
     code = "PERMISSION_DENIED"
     hint = "An administrator of the cluster can allow it: isolog acl allow."

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
 from spark_stream.client.connecting.access import OPEN, Access
-from spark_stream.client.connecting.shared import SharedChannel, forget_channel, shared_channel
-from spark_stream.errors import InvalidRequest, RequestTimeout, Unauthenticated, WrongCluster
-from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.client.connecting.shared import SharedChannel, shared_channel
+from spark_stream.errors import InvalidRequest, RequestTimeout, SessionOver, WrongCluster
+from spark_stream.transport.failures import TRANSPORT_ERRORS
 from spark_stream.transport.forks import new_lock
 from spark_stream.wire.messages import Message
 from spark_stream.wire.methods import ACT
@@ -66,30 +67,20 @@ class BrokerLink:
         Raises:
             BrokerUnavailable, RequestTimeout: no answer; the action may have run.
             WrongCluster: the broker is of another log.
+            Unauthenticated: the broker does not take the credential.
         """
         deadline = time.monotonic() + timeout_s
-        try:
+        with suppress(SessionOver):
             return self._act(name, body, result, deadline)
-        except Unauthenticated:
-            if not self._access.has_credential:
-                raise
-        # The broker no longer knows who calls on this connection; the credential may have changed.
-        self.forget()
         return self._act(name, body, result, deadline)
 
     def _act(self, name: str, body: Message, result: type[R], deadline: float) -> R:
-        channel = self.connect(seconds_left(deadline)).channel
+        shared, sent = self.connect(seconds_left(deadline)), body.to_bytes()
         try:
-            answer = channel.call(ACT, name.encode(), body.to_bytes(), seconds_left(deadline))
+            answer = shared.channel.call(ACT, name.encode(), sent, seconds_left(deadline))
         except TRANSPORT_ERRORS as error:
-            raise failure_of(error, self.address) from error
+            raise shared.failure_of(error) from error
         return result.from_bytes(bytes(answer.body))
-
-    def forget(self) -> None:
-        """Forget the connection: the next call connects and authenticates again."""
-        found, self._shared = self._shared, None
-        if found is not None:
-            forget_channel(self.address, self._access, found)
 
     def connect(self, timeout_s: float) -> SharedChannel:
         """Return a connection to the broker that is not known to be lost.
@@ -97,6 +88,7 @@ class BrokerLink:
         Raises:
             BrokerUnavailable, RequestTimeout: the broker does not answer, or not in ``timeout_s``.
             WrongCluster: the broker is of another log.
+            Unauthenticated: the broker does not take the credential.
         """
         deadline = time.monotonic() + timeout_s
         found = self.present()
@@ -128,7 +120,7 @@ class BrokerLink:
         """
         self._check_open()
         found = self._shared
-        return found if found is not None and found.channel.is_usable else None
+        return found if found is not None and found.is_usable else None
 
     def _check_open(self) -> None:
         if self._closed:

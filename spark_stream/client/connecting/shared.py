@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from spark_stream.client.connecting.access import Access
 from spark_stream.client.connecting.calls import call_elsewhere
-from spark_stream.errors import BrokerUnavailable, IsologError, Unauthenticated
+from spark_stream.errors import BrokerUnavailable, IsologError, SessionOver, Unauthenticated
 from spark_stream.transport.client import CLIENT_LIMITS, ClientChannel, client_loop
 from spark_stream.transport.failures import TRANSPORT_ERRORS, Greeting, failure_of, read_greeting
 from spark_stream.transport.forks import in_child, new_lock
@@ -41,8 +41,26 @@ class SharedChannel:
         self.channel = channel
         self.greeting = greeting
         self._access = access
+        self._is_refused = False
         self._renewals: list[Timer] = []  # the next one, if there is one
         weakref.finalize(self, _close, channel, self._renewals).atexit = False
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it takes new streams, as far as is known."""
+        return not self._is_refused and self.channel.is_usable
+
+    def failure_of(self, error: Exception) -> IsologError:
+        """Return the error that a caller gets for what a stream of this connection raised.
+
+        If the broker no longer takes what it was told, nobody gets this connection any more: it is
+        a SessionOver, unless there is no credential to authenticate again with.
+        """
+        failure = failure_of(error, self.channel.address)
+        if not (isinstance(failure, Unauthenticated) and self._access.has_credential):
+            return failure
+        self._is_refused = True
+        return SessionOver(f"{self.channel.address}: {failure.message}")
 
     def authenticate(self, timeout_s: float) -> None:
         """Tell the broker who calls, and again before that expires.
@@ -102,7 +120,7 @@ def _cancel(timers: list[Timer]) -> None:
 def _renew(known: weakref.ref[SharedChannel]) -> None:
     """Authenticate a connection again before its credential expires."""
     shared = known()
-    if shared is None or not shared.channel.is_usable:
+    if shared is None or not shared.is_usable:
         return
     try:
         shared.authenticate(_RENEW_S)
@@ -170,13 +188,6 @@ def shared_channel(
     return made
 
 
-def forget_channel(address: str, access: Access, found: SharedChannel) -> None:
-    """Share this connection no more; its present users may go on."""
-    with _lock:
-        if _channels.get((address, access)) is found:
-            del _channels[address, access]
-
-
 def _usable(address: str, access: Access) -> SharedChannel | None:
     found = _channels.get((address, access))
-    return found if found is not None and found.channel.is_usable else None
+    return found if found is not None and found.is_usable else None

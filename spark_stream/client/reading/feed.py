@@ -394,7 +394,7 @@ class Feed:
                 begin, FETCH, b"", Fetch(ranges=ranges).to_bytes(), end=True, credit=CREDIT
             )
         except TRANSPORT_ERRORS as error:
-            self._lose(call, failure_of(error, shared.channel.address))
+            self._lose(call, shared.failure_of(error))
             self._advance()
         if self._stopped:
             call.cancel()
@@ -435,8 +435,8 @@ class Feed:
                 with self._lock:
                     self._core.on_ended(call.number)
             else:
-                peer = call.shared.channel.address
-                self._lose(call, failure_of(error_of(event, peer), peer))
+                lost = error_of(event, call.shared.channel.address)
+                self._lose(call, call.shared.failure_of(lost))
             self._advance()
         except Exception as error:
             self.fail(error)

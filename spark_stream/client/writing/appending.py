@@ -17,7 +17,7 @@ from spark_stream.client.connecting.shared import SharedChannel
 from spark_stream.client.writing.lanes import Outgoing
 from spark_stream.errors import BrokerUnavailable, InternalError, InvalidRequest, IsologError
 from spark_stream.protocol import Bytes, Credited, Received, StreamOver
-from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.transport.failures import TRANSPORT_ERRORS
 from spark_stream.transport.forks import new_lock
 from spark_stream.transport.streams import Handle, Stream, StreamEvent, error_of
 from spark_stream.wire.messages import Ack, AppendTo, TopicDescription, ack_from_bytes
@@ -64,7 +64,7 @@ class AppendStream:
             body = memoryview(topic.schema.serialize())
             self._stream = channel.open_with(self._begin, APPEND, header, body)
         except TRANSPORT_ERRORS as error:
-            raise failure_of(error, channel.address) from error
+            raise self._shared.failure_of(error) from error
 
     def _begin(self, stream: Stream) -> Handle:
         self._stream = stream
@@ -118,8 +118,8 @@ class AppendStream:
                     while self._unsent and self._send(*self._unsent[0]):
                         self._unsent.popleft()
             case _:
-                address = self._shared.channel.address
-                self._over(failure_of(error_of(event, address), address))
+                lost = error_of(event, self._shared.channel.address)
+                self._over(self._shared.failure_of(lost))
 
     def _take(self, answer: Bytes) -> None:
         try:

@@ -1,19 +1,26 @@
-"""Where a client's access comes from: the caller, the environment, a profile."""
+"""Where a client's access comes from, and how it lasts: clients authenticate again."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import spark_stream as isolog
 from spark_stream.client.connecting.access import (
     OPEN,
     Access,
     access_of,
     bootstrap_of_profile,
 )
-from spark_stream.errors import InvalidOption
+from spark_stream.errors import InvalidOption, Unauthenticated, UnknownOutcome
 from spark_stream.transport.tls import TlsFiles
+from tests.asking import PASSWORD, admin, as_, asking
+from tests.support import BrokerProcess, eventually, values
+
+__all__ = ["admin", "asking"]
 
 
 @pytest.fixture
@@ -92,3 +99,92 @@ def test_a_secret_is_not_printed():
     for access in (Access(user="u", password="hush"), Access(token="hush")):
         assert "hush" not in repr(access)
         assert "hush" not in repr(access.credential())
+
+
+# -- a credential that changes while clients write and read ----------------------------------------
+
+
+@pytest.fixture
+def topic(asking: BrokerProcess, admin) -> Iterator[str]:
+    """A topic that ``alice`` may write and read."""
+    admin.add_user("alice", PASSWORD)
+    admin.add_rule("allow", "alice", "all", "topic:lasting")
+    with as_(asking, "root") as log:
+        log.create_topic("lasting")
+        yield "lasting"
+        log.delete_topic("lasting")
+
+
+def refusals(broker: BrokerProcess) -> int:
+    """Return how often the broker has refused a credential so far."""
+    file = broker.directory / "audit.log"
+    lines = file.read_text().splitlines() if file.exists() else []
+    found = [json.loads(line) for line in lines]
+    return sum(each["action"] == "authenticate" for each in found)
+
+
+@pytest.mark.parametrize("kind", ["password", "profile", "tokenFile"])
+def test_a_producer_and_a_consumer_go_on_with_another_credential(
+    asking: BrokerProcess, admin, topic: str, tmp_path: Path, kind: str
+):
+    """With the same password once more, a password in a profile, or a token in a file."""
+    file = tmp_path / "credential"
+    before, after = admin.create_token("alice"), admin.create_token("alice")
+    other = PASSWORD + "!"
+
+    def in_profile(password: str) -> str:
+        return f'user = "alice"\npassword = "{password}"\n'
+
+    given = {
+        "password": {"user": "alice", "password": PASSWORD},
+        "profile": {"profile": str(file)},
+        "tokenFile": {"token_file": str(file)},
+    }[kind]
+    file.write_text(before.token if kind == "tokenFile" else in_profile(PASSWORD))
+    with (
+        isolog.connect(asking.address, timeout=20, **given) as log,
+        log.producer() as producer,
+        log.consumer(topic, start="earliest") as consumer,
+    ):
+        producer.append(topic, values("a")).result(20)
+        assert [each.value for each in consumer.poll(20)] == [b"a"]
+        file.write_text(after.token if kind == "tokenFile" else in_profile(other))
+        if kind == "tokenFile":
+            admin.revoke_token(before.id)
+        else:
+            admin.change_password("alice", other if kind == "profile" else PASSWORD)
+        with as_(asking, "root") as root, root.producer() as others:
+            others.append(topic, values("b")).result(20)  # a broker knows of the change by now
+        assert [each.value for each in consumer.poll(20)] == [b"b"]
+        producer.append(topic, values("c")).result(20)
+        assert [each.value for each in consumer.poll(20)] == [b"c"]
+
+
+def test_a_token_that_is_revoked_ends_its_clients_and_is_tried_once_more_by_each(
+    asking: BrokerProcess, admin, topic: str
+):
+    token = admin.create_token("alice")
+    with (
+        isolog.connect(asking.address, token=token.token, timeout=20) as log,
+        log.producer() as producer,
+        log.consumer(topic, start="earliest") as consumer,
+    ):
+        producer.append(topic, values("a")).result(20)
+        assert len(consumer.poll(20)) == 1
+        before = refusals(asking)
+        admin.revoke_token(token.id)
+        with pytest.raises(Unauthenticated, match="revoked"):
+            eventually(lambda: consumer.poll(1) is None, 20)
+        assert refusals(asking) == before + 1
+        with pytest.raises((Unauthenticated, UnknownOutcome), match="revoked"):
+            producer.append(topic, values("b")).result(20)
+        assert refusals(asking) == before + 2
+    with as_(asking, "root") as root:
+        assert root.read(topic).num_rows == 1
+
+
+def test_a_wrong_password_is_told_to_a_broker_once(asking: BrokerProcess):
+    before = refusals(asking)
+    with pytest.raises(Unauthenticated):
+        isolog.connect(asking.address, user="root", password="wrong password", timeout=10)
+    assert refusals(asking) == before + 1
