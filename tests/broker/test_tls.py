@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import shutil
 import socket
-import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -14,48 +13,24 @@ from pathlib import Path
 import msgspec
 import pyarrow.flight as fl
 import pytest
-import trustme
 
 import spark_stream as isolog
 from spark_stream.errors import BrokerUnavailable, InvalidOption, IsologError, TlsFailed
 from spark_stream.testing import LocalCluster
-from spark_stream.transport.client import ClientChannel, connected
+from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import CallFailed
 from spark_stream.transport.tls import TlsFiles, client_context
 from spark_stream.wire.methods import REPLICATE, RUN_STEPS
 from spark_stream.wire.replication_messages import OpenReplication
+from tests.certificates import HERE, Files, conf_of, serial_of
 from tests.support import BrokerProcess, eventually, values
 
-HERE = ("127.0.0.1", "localhost")
 SOON_S = 5.0
-
-
-class Files:
-    """Files of certificates in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.authority = trustme.CA()
-        self.ca = str(folder / "ca.pem")
-        self.authority.cert_pem.write_to_path(self.ca)
-
-    def issue(self, name: str, *names: str, by: trustme.CA | None = None, **how) -> TlsFiles:
-        """Write NAME.pem and its key; an earlier pair is replaced."""
-        made = (by or self.authority).issue_cert(*names, **how)
-        cert, key = self.folder / f"{name}.pem", self.folder / f"{name}-key.pem"
-        made.private_key_pem.write_to_path(str(key))
-        cert.write_bytes(b"".join(each.bytes() for each in made.cert_chain_pems))
-        return TlsFiles(str(cert), str(key), self.ca)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return Files(tmp_path_factory.mktemp("certs"))
-
-
-def conf_of(files: TlsFiles, door: str = "tls", **more: str) -> str:
-    given = {"cert": files.cert, "key": files.key, **more}
-    return f"[{door}]\n" + "".join(f'{name} = "{value}"\n' for name, value in given.items())
 
 
 @pytest.fixture(scope="module")
@@ -182,14 +157,6 @@ def test_a_broker_may_ask_clients_for_a_certificate(files: Files, tmp_path: Path
         given = {"tls_ca": files.ca, "tls_cert": mine.cert, "tls_key": mine.key}
         with isolog.connect(broker.address, **given) as log:
             log.create_topic("t")
-
-
-def serial_of(address: str, ca: str) -> str:
-    """Return the serial number of the certificate that a new connection is shown."""
-    sock = connected(address, time.monotonic() + 20, client_context(TlsFiles(ca=ca)))
-    assert isinstance(sock, ssl.SSLSocket)
-    with sock:
-        return str((sock.getpeercert() or {})["serialNumber"])
 
 
 def test_certificates_rotate_while_connections_go_on(files: Files, tmp_path: Path):
