@@ -40,6 +40,8 @@ _READ_AT_ONCE: Final = 4 << 20  # then the loop looks at its other sockets
 _BUFFERS_AT_ONCE: Final = 64
 _DISCARDED_AT_ONCE: Final = 16
 _FEW: Final = 4
+_FEW_OF_TLS: Final = 2  # each is a record of its own, and a call
+_TLS_AT_ONCE: Final = 256 << 10  # then others may have the lock, and what has left is counted
 _SMALL_BYTES: Final = 4096
 _PART_BYTES: Final = 256  # what an unsent part takes beside its bytes
 _SSL_WAITS: Final = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -171,10 +173,10 @@ class SocketChannel:
             into = _scratch() if target is None else target
             try:
                 if self._tls:
-                    with self._lock:  # OpenSSL takes one call at a time
-                        count = self._sock.recv_into(into)
+                    count, is_empty = self._decrypt(into)
                 else:
                     count = self._sock.recv_into(into)
+                    is_empty = target is None and count < into.nbytes
             except (BlockingIOError, InterruptedError, *_SSL_WAITS):
                 return
             except OSError as error:
@@ -192,12 +194,31 @@ class SocketChannel:
                 return
             self._hand_on(events)
             left -= count
-            if not self._tls and count < into.nbytes and target is None:
-                return  # the socket is empty: do not ask it again
+            if is_empty:
+                return  # do not ask the socket again
         if self._is_paused:
             self._watch()
         elif self._tls:  # data that OpenSSL holds makes no socket readable
             self._loop.call_soon(self._read)
+
+    def _decrypt(self, into: memoryview) -> tuple[int, bool]:
+        """Receive what is there, of which OpenSSL gives one record of 16 KiB with each call.
+
+        Return how many bytes, and whether the socket is empty. Raise as ``recv_into`` does.
+        """
+        count, most = 0, min(into.nbytes, _TLS_AT_ONCE)
+        with self._lock:  # OpenSSL takes one call at a time
+            while count < most:
+                try:
+                    received = self._sock.recv_into(into[count:most])
+                except OSError as error:  # after what came before it
+                    if not count:
+                        raise
+                    return count, isinstance(error, _SSL_WAITS)
+                if not received:
+                    break
+                count += received
+        return count, False
 
     def _received(self, data: memoryview | None, count: int) -> list[Event]:
         """Pass received bytes to the core; without ``data`` they are in its target."""
@@ -263,7 +284,7 @@ class SocketChannel:
         output = self._connection.output()
         if self._over or not output:
             return
-        for part in _joined(output):
+        for part in _joined(output, _FEW_OF_TLS if self._tls else _FEW):
             view = memoryview(part).cast("B")
             self._unsent.append(view)
             self._unsent_bytes += view.nbytes
@@ -297,7 +318,9 @@ class SocketChannel:
             self._loop.call_soon(self._watch)
 
     def _send_some(self) -> int:
-        if self._tls or len(self._unsent) == 1:
+        if self._tls:  # what OpenSSL could not send it wants to be given again
+            return self._sock.send(self._unsent[0][:_TLS_AT_ONCE])
+        if len(self._unsent) == 1:
             return self._sock.send(self._unsent[0])
         buffers = [
             self._unsent[number] for number in range(min(len(self._unsent), _BUFFERS_AT_ONCE))
@@ -315,9 +338,9 @@ class SocketChannel:
             self._loop.watch(self._sock, events, self._ready)
 
 
-def _joined(parts: list[Bytes]) -> Iterator[Bytes]:
+def _joined(parts: list[Bytes], few: int) -> Iterator[Bytes]:
     """Yield the parts, small neighbours joined to one: one read may cause thousands."""
-    if len(parts) < _FEW:
+    if len(parts) < few:
         yield from parts
         return
     for is_small, group in itertools.groupby(

@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from spark_stream.errors import InternalError, from_wire
-from spark_stream.protocol import Credited, Event, Lost, StreamOver
+from spark_stream.protocol import Connection, Credited, Event, Lost, StreamOver
 from spark_stream.transport.channel import UNSENT_BYTES_MAX, SocketChannel
 from spark_stream.transport.client import ClientChannel, client_loop, connected
 from spark_stream.transport.failures import ERROR_BYTES_MAX, error_bytes, failure_of
@@ -416,3 +416,31 @@ def test_an_error_that_is_too_large_keeps_its_code() -> None:
     assert isinstance(told, InternalError)
     assert told.message.startswith("xxx")
     assert from_wire(error.to_wire()).code == told.code
+
+
+@pytest.mark.slow
+def test_a_large_frame_may_take_longer_than_silence_is_borne(place: Place) -> None:
+    """The server reads nothing while so much is unsent: what leaves is the sign of life.
+
+    Takes 4 s: longer than the server's 3 s of silence.
+    """
+    sock = connected(place.address, time.monotonic() + 20, place.tls)
+    core = Connection(is_client=True, greeting=b"", now=time.monotonic())
+
+    def send() -> None:
+        sock.sendall(b"".join(bytes(part) for part in core.output()))
+
+    with sock:
+        send()
+        while not core.is_ready:
+            core.receive(sock.recv(1 << 16), time.monotonic())
+        core.open("hold", b"")
+        send()
+        stream = place.held.get(timeout=20)
+        left, began = 40 << 20, time.monotonic()
+        stream.send(b"", bytes(left))
+        while left > 0:
+            received = len(sock.recv(1 << 18))
+            assert received, f"the connection was lost after {time.monotonic() - began:.1f} s"
+            left -= received
+            time.sleep(received / (10 << 20))
