@@ -32,6 +32,7 @@ PARTS = (
     "replication",
     "cluster",
     "quotas",
+    "access",
     "spark",
     "memory",
 )
@@ -116,6 +117,10 @@ def _measure(
                     from bench import quota_bench  # needs what the tests need
 
                     quota_bench.run(place / "quotas", results)
+                if "access" in parts:
+                    from bench import access_bench  # earlier commits ask nobody who calls
+
+                    access_bench.run(place / "access", results, given.seconds)
                 if "spark" in parts:
                     from bench.spark_bench import Bench, session
 

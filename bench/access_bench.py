@@ -1,0 +1,216 @@
+"""What protection costs: TLS, and a broker that asks who calls, next to one that does neither.
+
+The brokers run side by side, and are measured in turns; a single call to one is followed by a call
+to another, so whatever else the machine does meets all of them alike.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import pyarrow as pa
+
+import spark_stream as isolog
+from bench.clock import now
+from bench.records import values
+from bench.results import Results
+from spark_stream.access.credentials import hash_password
+from spark_stream.access.rules import Effect, Pattern, Rule
+from spark_stream.cli.commands.certs import create
+from spark_stream.client.access import AccessClient
+from spark_stream.client.connecting.access import access_of
+from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.cluster.access import RULES, USERS, User, encode
+from spark_stream.cluster.stores.sqlite import SqliteStore
+from spark_stream.testing.local_cluster import LocalCluster
+from spark_stream.wire.messages import AskedTopic, ListedOffsets, ListOffsets
+
+TURNS: Final = 7
+ROUNDS: Final = 4_000
+WARM: Final = 200
+ROWS: Final = 10_000
+PRINCIPALS: Final = 1_000
+RULES_EACH: Final = 10
+USER, PASSWORD = "bench", "correct horse battery"
+TOPIC: Final = "t"
+Options = Mapping[str, str]
+
+
+def run(place: Path, results: Results, seconds: float) -> None:
+    """``seconds`` for each rate, of each broker, in all turns together."""
+    place.mkdir()
+    create(place / "certs", ["1"], ["localhost", "127.0.0.1"], 1)
+    ca, cert, key = (str(place / "certs" / name) for name in ("ca.pem", "1.pem", "1-key.pem"))
+    one = pa.record_batch({"value": values(1)})
+    with ExitStack() as stack:
+
+        def start(conf: Mapping[str, Any], options: Options, rules: int | None = None) -> _Place:
+            return stack.enter_context(_broker(one.schema, conf, options, rules))
+
+        plain = start({}, {})
+        protected = start({"tls": {"cert": cert, "key": key}}, {"tls.ca": ca})
+        _rates(results, plain, protected, seconds / TURNS)
+        asking = {"authentication": True, "super_users": ["root"]}
+        who = {"user": USER, "password": PASSWORD}
+        few = start(asking, who, 1)
+        many = start(asking, who, PRINCIPALS * RULES_EACH)
+        restricted = many.restricted()
+        stack.callback(restricted.close)
+        names = {
+            "TLS": protected,
+            "a password": few,
+            f"{PRINCIPALS * RULES_EACH:,} rules of {PRINCIPALS:,} principals": many,
+            "the same, and a restricted token": restricted,
+        }
+        _calls(results, "one-row append", plain, names, lambda at: at.appender(one))
+        _calls(results, "list-offsets", plain, names, lambda at: at.offsets_call())
+
+
+class _Place:
+    """A broker, and how one client uses it."""
+
+    def __init__(self, address: str, options: Options) -> None:
+        self._address = address
+        self._access = access_of(options, {})
+        given = {name.replace(".", "_"): value for name, value in options.items()}
+        self.log = isolog.connect(address, **given)
+        self._producer = self.log.producer()
+        self._connection = ClusterConnection(address, access=self._access)
+
+    def appender(self, batch: pa.RecordBatch) -> Callable[[], object]:
+        """Return a call that appends a batch over an open stream, and awaits its answer."""
+        producer = self._producer
+        return lambda: producer.append(TOPIC, batch, partition=0).result()
+
+    def offsets_call(self) -> Callable[[], object]:
+        """Return a call of a cheap action."""
+        asked, act = ListOffsets.of(topics=[AskedTopic.of(topic=TOPIC)]), self._connection.act
+        return lambda: act("list-offsets", asked, ListedOffsets)
+
+    def restricted(self) -> _Place:
+        """Return the same place for a holder of a token that is good for this topic alone."""
+        grants = [("write", f"topic:{TOPIC}"), ("read", f"topic:{TOPIC}")]
+        token = AccessClient(self._connection).create_token(grants=grants).token
+        return _Place(self._address, {"token": token})
+
+    def close(self) -> None:
+        self._producer.close()
+        self._connection.close()
+        self.log.close()
+
+
+@contextmanager
+def _broker(
+    schema: pa.Schema, conf: Mapping[str, Any], options: Options, rules: int | None
+) -> Iterator[_Place]:
+    """A broker whose records are read by the connection; with so many rules if it asks."""
+    with LocalCluster(1, conf={"mapped_reads": False, **conf}) as cluster:
+        if rules is not None:
+            _put_access(cluster.folder / "metadata" / "metadata.sqlite", rules)
+            cluster.restart(1)
+        place = _Place(cluster.bootstrap, options)
+        place.log.create_topic(TOPIC, schema=schema)
+        with closing(place):
+            yield place
+
+
+def _put_access(store: Path, rules: int) -> None:
+    """Put users and rules into the store; the bench's own rule is the last one."""
+    password = hash_password(PASSWORD)
+    others = [f"principal-{number}" for number in range(rules // RULES_EACH)]
+    with closing(SqliteStore(store)) as opened:
+        for name in (USER, *others):
+            made = encode(User(name, password, secrets.token_hex(8)))
+            assert opened.put(USERS + name, made, 0) is not None
+        for number in range(rules - 1):
+            who, kind = others[number % len(others)], ("*" if number % 3 else "")
+            _put_rule(opened, who, f"topic:of-{number}-{kind}")
+        _put_rule(opened, USER, f"topic:{TOPIC}")
+
+
+def _put_rule(store: SqliteStore, principal: str, resource: str) -> None:
+    rule = Rule(principal, Effect.ALLOW, None, Pattern.parse(resource))
+    assert store.put(f"{RULES}{rule}", encode(rule), 0) is not None
+
+
+def _rates(results: Results, plain: _Place, protected: _Place, seconds: float) -> None:
+    """Large appends and large reads, plain and with TLS."""
+    batch = pa.record_batch({"value": values(ROWS)})
+    for what, measure in (("append", _append_rate), ("read by the connection", _read_rate)):
+        pairs = []
+        for turn in range(TURNS):
+            both = (plain, protected) if turn % 2 else (protected, plain)
+            rates = {at: measure(at, batch, seconds) for at in both}
+            pairs.append((rates[protected], rates[plain]))
+        results.add(
+            f"{what} of {ROWS:,}-row batches, TLS",
+            "rows/s",
+            measured=median(pair[0] for pair in pairs),
+            ceiling=median(pair[1] for pair in pairs),
+            note=f"ceiling: plain; ratios {_spread([ours / theirs for ours, theirs in pairs])}",
+        )
+
+
+def _append_rate(at: _Place, batch: pa.RecordBatch, seconds: float) -> float:
+    with at.log.producer() as producer:
+        producer.append(TOPIC, batch, partition=0).result()
+        began, sent = now(), 0
+        while now() - began < seconds:
+            producer.append(TOPIC, batch, partition=0)
+            sent += 1
+        producer.flush()
+        return sent * batch.num_rows / (now() - began)
+
+
+def _read_rate(at: _Place, _: pa.RecordBatch, seconds: float) -> float:
+    with at.log.consumer(TOPIC, start="earliest") as consumer:
+        start, rows, began = consumer.position(), 0, now()
+        while now() - began < seconds:
+            consumer.seek(start)
+            for each in consumer.batches(until="latest"):
+                rows += each.num_rows
+                if now() - began >= seconds:
+                    break
+        return rows / (now() - began)
+
+
+def _calls(
+    results: Results,
+    what: str,
+    plain: _Place,
+    others: Mapping[str, _Place],
+    make: Callable[[_Place], Callable[[], object]],
+) -> None:
+    """Calls to all brokers, one after another, in an order that is drawn anew for each round."""
+    calls = [make(at) for at in (plain, *others.values())]
+    took: list[list[float]] = [[] for _ in calls]
+    chance, order = random.Random(1), list(range(len(calls)))
+    for number in range(WARM + ROUNDS):
+        chance.shuffle(order)  # nobody always comes after the same one
+        for which in order:
+            began = now()
+            calls[which]()
+            if number >= WARM:
+                took[which].append((now() - began) * 1e3)
+    for each in took:
+        each.sort()
+    for share, shown in ((0.5, "p50"), (0.99, "p99")):
+        base, *found = (each[int(len(each) * share)] for each in took)
+        for name, measured in zip(others, found, strict=True):
+            results.add(
+                f"{what}, {name}, {shown}",
+                "ms",
+                measured=measured,
+                ceiling=base,
+                note=f"ceiling: plain; {measured - base:+.3f} ms",
+            )
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
