@@ -6,14 +6,16 @@ to another, so whatever else the machine does meets all of them alike.
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+import psutil
 import pyarrow as pa
 
 import spark_stream as isolog
@@ -39,6 +41,7 @@ PRINCIPALS: Final = 1_000
 RULES_EACH: Final = 10
 USER, PASSWORD = "bench", "correct horse battery"
 TOPIC: Final = "t"
+LARGE: Final = "large"
 Options = Mapping[str, str]
 
 
@@ -80,6 +83,7 @@ class _Place:
         self._access = access_of(options, {})
         given = {name.replace(".", "_"): value for name, value in options.items()}
         self.log = isolog.connect(address, **given)
+        self._pid = self.log.status().pid
         self._producer = self.log.producer()
         self._connection = ClusterConnection(address, access=self._access)
 
@@ -98,6 +102,11 @@ class _Place:
         grants = [("write", f"topic:{TOPIC}"), ("read", f"topic:{TOPIC}")]
         token = AccessClient(self._connection).create_token(grants=grants).token
         return _Place(self._address, {"token": token})
+
+    def processor_s(self) -> float:
+        """Return the seconds of processor that this process and the broker have used."""
+        found = [psutil.Process(pid).cpu_times() for pid in (os.getpid(), self._pid)]
+        return float(sum(each.user + each.system for each in found))
 
     def close(self) -> None:
         self._producer.close()
@@ -140,36 +149,55 @@ def _put_rule(store: SqliteStore, principal: str, resource: str) -> None:
 
 
 def _rates(results: Results, plain: _Place, protected: _Place, seconds: float) -> None:
-    """Large appends and large reads, plain and with TLS."""
+    """Large appends and large reads, plain and with TLS: how fast, and what processors they take."""
     batch = pa.record_batch({"value": values(ROWS)})
-    for what, measure in (("append", _append_rate), ("read by the connection", _read_rate)):
-        pairs = []
+    for at in (plain, protected):
+        at.log.create_topic(LARGE, schema=batch.schema)
+    for what, measure in (("append", _append_for), ("read by the connection", _read_for)):
+        rates: dict[_Place, list[float]] = {plain: [], protected: []}
+        used: dict[_Place, list[float]] = {plain: [], protected: []}
         for turn in range(TURNS):
-            both = (plain, protected) if turn % 2 else (protected, plain)
-            rates = {at: measure(at, batch, seconds) for at in both}
-            pairs.append((rates[protected], rates[plain]))
+            for at in (plain, protected) if turn % 2 else (protected, plain):
+                began, before = now(), at.processor_s()
+                rows = measure(at, batch, seconds)
+                rates[at].append(rows / (now() - began))
+                used[at].append((at.processor_s() - before) / (rows / ROWS * batch.nbytes / 1e9))
+        ratios = [
+            ours / theirs for ours, theirs in zip(rates[protected], rates[plain], strict=True)
+        ]
+        name = f"{what} of {ROWS:,}-row batches, TLS"
         results.add(
-            f"{what} of {ROWS:,}-row batches, TLS",
+            name,
             "rows/s",
-            measured=median(pair[0] for pair in pairs),
-            ceiling=median(pair[1] for pair in pairs),
-            note=f"ceiling: plain; ratios {_spread([ours / theirs for ours, theirs in pairs])}",
+            measured=median(rates[protected]),
+            ceiling=median(rates[plain]),
+            note=f"ceiling: plain; ratios {min(ratios):.2f} to {max(ratios):.2f}",
         )
+        results.add(
+            f"{name}: processor time of both sides, 1 GB",
+            "s",
+            measured=median(used[protected]),
+            ceiling=median(used[plain]),
+            note="ceiling: plain",
+        )
+    for at in (plain, protected):
+        at.log.delete_topic(LARGE)
 
 
-def _append_rate(at: _Place, batch: pa.RecordBatch, seconds: float) -> float:
+def _append_for(at: _Place, batch: pa.RecordBatch, seconds: float) -> int:
+    """Append for so long; return how many rows."""
     with at.log.producer() as producer:
-        producer.append(TOPIC, batch, partition=0).result()
         began, sent = now(), 0
         while now() - began < seconds:
-            producer.append(TOPIC, batch, partition=0)
+            producer.append(LARGE, batch, partition=0)
             sent += 1
         producer.flush()
-        return sent * batch.num_rows / (now() - began)
+    return sent * batch.num_rows
 
 
-def _read_rate(at: _Place, _: pa.RecordBatch, seconds: float) -> float:
-    with at.log.consumer(TOPIC, start="earliest") as consumer:
+def _read_for(at: _Place, _: pa.RecordBatch, seconds: float) -> int:
+    """Read for so long; return how many rows."""
+    with at.log.consumer(LARGE, start="earliest") as consumer:
         start, rows, began = consumer.position(), 0, now()
         while now() - began < seconds:
             consumer.seek(start)
@@ -177,7 +205,7 @@ def _read_rate(at: _Place, _: pa.RecordBatch, seconds: float) -> float:
                 rows += each.num_rows
                 if now() - began >= seconds:
                     break
-        return rows / (now() - began)
+    return rows
 
 
 def _calls(
@@ -210,7 +238,3 @@ def _calls(
                 ceiling=base,
                 note=f"ceiling: plain; {measured - base:+.3f} ms",
             )
-
-
-def _spread(ratios: Sequence[float]) -> str:
-    return f"{min(ratios):.2f} to {max(ratios):.2f}"
