@@ -12,13 +12,14 @@ ENV PATH=/opt/isolog/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=
 WORKDIR /src
 COPY setup.cfg pyproject.toml README.md LICENSE pyspark_isolog.py pytest_isolog.py ./
 COPY spark_stream spark_stream
-RUN pip install .
+RUN pip install '.[certs]'
 
 FROM build AS build-demo
-RUN pip install '.[demo]'
+RUN pip install '.[certs,demo]'
 
 FROM ${PYTHON} AS broker
-RUN useradd --uid 10001 --create-home isolog && install -d -o isolog -g isolog /var/lib/isolog
+RUN useradd --uid 10001 --create-home isolog && install -d -o isolog -g isolog /var/lib/isolog \
+        /etc/isolog/certs /etc/isolog/authority
 COPY --from=build /opt/isolog /opt/isolog
 COPY conf/broker.toml /etc/isolog/broker.toml
 # The workers of a Spark that runs here are started by the second name.

@@ -149,7 +149,7 @@ def _put_rule(store: SqliteStore, principal: str, resource: str) -> None:
 
 
 def _rates(results: Results, plain: _Place, protected: _Place, seconds: float) -> None:
-    """Large appends and large reads, plain and with TLS: how fast, and what processors they take."""
+    """Large appends and reads, plain and with TLS: how fast, and what they take of processors."""
     batch = pa.record_batch({"value": values(ROWS)})
     for at in (plain, protected):
         at.log.create_topic(LARGE, schema=batch.schema)

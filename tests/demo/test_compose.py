@@ -1,4 +1,4 @@
-"""docker-compose.yml and Dockerfile without Docker: they fit together, and their commands run.
+"""docker-compose*.yml and Dockerfile without Docker: they fit together, and their commands run.
 
 What a container would give (names of hosts, places of files, the port) is substituted, nothing
 else.
@@ -10,7 +10,9 @@ import re
 import signal
 import subprocess
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +28,13 @@ from tests.support import free_port
 pytestmark = pytest.mark.full
 
 
-def compose(**variables: str) -> dict[str, Any]:
-    """The file with ``${NAME:-default}`` filled in."""
+def compose(name: str = "docker-compose.yml", **variables: str) -> dict[str, Any]:
+    """A file with ``${NAME:-default}`` filled in."""
 
     def value(found: re.Match[str]) -> str:
         return variables.get(found[1], found[2])
 
-    text = re.sub(r"\$\{(\w+):-([^}]*)\}", value, (ROOT / "docker-compose.yml").read_text())
+    text = re.sub(r"\$\{(\w+):-([^}]*)\}", value, (ROOT / name).read_text())
     assert "${" not in text
     found: dict[str, Any] = yaml.safe_load(text)
     return found
@@ -119,51 +121,163 @@ def test_what_the_images_copy_is_there_and_not_ignored() -> None:
                 assert name not in ignored
 
 
+@dataclass(frozen=True)
+class Outside:
+    """The services' commands outside of containers: on other ports, and in a folder."""
+
+    folder: Path
+    services: dict[str, Any]
+    ports: dict[str, str] = field(
+        default_factory=lambda: {
+            port: str(free_port()) for port in (*BROKERS.values(), *FLIGHT.values())
+        }
+    )
+
+    def word(self, word: str) -> str:
+        for place, instead in (
+            ("/etc/isolog/broker.toml", ROOT / "conf" / "broker.toml"),
+            ("/etc/isolog", self.folder),
+            ("/run/secrets/admin-password", self.folder / "admin-password"),
+            ("/var/lib/isolog", self.folder / "volume"),
+        ):
+            word = word.replace(place, str(instead))
+        address = r"(?:0\.0\.0\.0|127\.0\.0\.1|broker-\d):(9\d+)"
+        found = re.sub(address, lambda found: f"127.0.0.1:{self.port(found[1])}", word)
+        return found.replace("$$", "$")
+
+    def port(self, name: str) -> str:
+        return self.ports.get(name, "0")  # that of the other brokers is any
+
+    def command(self, name: str) -> list[str]:
+        return [self.word(word) for word in self.services[name]["command"]]
+
+    def healthcheck(self, name: str) -> list[str]:
+        kind, *words = map(self.word, self.services[name]["healthcheck"]["test"])
+        return ["sh", "-c", *words] if kind == "CMD-SHELL" else words
+
+    def environment(self, name: str) -> dict[str, str]:
+        given = self.services[name].get("environment", {})
+        return {key: self.word(value) for key, value in given.items()}
+
+
+@contextmanager
+def running(outside: Outside, shell: Shell) -> Iterator[None]:
+    """The brokers, healthy."""
+    with ExitStack() as ended:
+        for name in BROKERS:
+            process = subprocess.Popen(
+                outside.command(name),
+                cwd=outside.folder,
+                env=shell.environment | outside.environment(name),
+                text=True,
+            )
+            ended.callback(end_in_order, process)
+        for name in BROKERS:
+            wait_until_healthy(outside.healthcheck(name), shell, outside.folder)
+        yield
+
+
+def run_demo(outside: Outside, shell: Shell) -> str:
+    workdir = outside.folder / "demo"
+    workdir.mkdir()
+    for name in ("conf", "examples"):
+        (workdir / name).symlink_to(ROOT / name)
+    said = shell.run(outside.command("demo"), workdir, **outside.environment("demo"))
+    assert (workdir / "demo-output" / "delays.png").exists()
+    return said
+
+
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_the_services_commands_run(tmp_path: Path, shell: Shell) -> None:
-    services = compose(DEMO_MONTHS="1")["services"]
-    ports = {port: str(free_port()) for port in (*BROKERS.values(), *FLIGHT.values())}
-
-    def outside(word: str) -> str:
-        word = word.replace("/etc/isolog/broker.toml", str(ROOT / "conf" / "broker.toml"))
-        word = word.replace("/var/lib/isolog", str(tmp_path / "volume"))
-        address = r"(?:0\.0\.0\.0|127\.0\.0\.1|broker-\d):(\d+)"
-        return re.sub(address, lambda found: f"127.0.0.1:{ports[found[1]]}", word)
-
-    def healthcheck(name: str) -> list[str]:
-        return [outside(word) for word in services[name]["healthcheck"]["test"][1:]]
-
+    outside = Outside(tmp_path, compose(DEMO_MONTHS="1")["services"])
     (tmp_path / "volume").mkdir()
-    shell.run(healthcheck("broker-1"), tmp_path, code=1)
-    with ExitStack() as ended:
-        for name in BROKERS:
-            command = [outside(word) for word in services[name]["command"]]
-            process = subprocess.Popen(command, cwd=tmp_path, env=shell.environment, text=True)
-            ended.callback(end_in_order, process)
-        for name in BROKERS:
-            wait_until_healthy(healthcheck(name), shell, tmp_path)
-        demo = [outside(word) for word in services["demo"]["command"]]
-        bootstrap = demo[demo.index("--bootstrap") + 1]
-        with isolog.connect(bootstrap) as log:
+    shell.run(outside.healthcheck("broker-1"), tmp_path, code=1)
+    with running(outside, shell):
+        demo = outside.command("demo")
+        with isolog.connect(demo[demo.index("--bootstrap") + 1]) as log:
             # The topic is there, with records of somebody else: the demo must not count them.
             schema = flights_data.FLIGHTS
             log.create_topic("flights", partitions=4, replication_factor=3, schema=schema)
             with log.producer() as producer:
                 for batch in flights_data.flights(1).slice(0, 10).to_batches():
                     producer.append("flights", batch, partition=2)
-
-            workdir = tmp_path / "demo"
-            workdir.mkdir()
-            for name in ("conf", "examples"):
-                (workdir / name).symlink_to(ROOT / name)
-            said = shell.run(demo, workdir, **services["demo"]["environment"])
+            said = run_demo(outside, shell)
             assert "Records in: 27,004. Records out: 27,004. They agree." in said
-            assert (workdir / "demo-output" / "delays.png").exists()
             visible = log.read("flights", columns=["carrier"], isolation="read_committed")
         assert visible.num_rows == 27_004 + 10
-        shell.run(healthcheck("broker-1"), tmp_path)
-    shell.run(healthcheck("broker-1"), tmp_path, code=1)
+        shell.run(outside.healthcheck("broker-1"), tmp_path)
+    shell.run(outside.healthcheck("broker-1"), tmp_path, code=1)
+
+
+# -- with TLS and authentication -------------------------------------------------------------------
+
+
+def secure(**variables: str) -> dict[str, Any]:
+    """Both files, merged as Compose does it."""
+    return merged(compose(**variables), compose("docker-compose.secure.yml", **variables))
+
+
+def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Mappings are merged and lists are joined, but for commands: the later one is taken."""
+    found = dict(one)
+    for key, value in other.items():
+        if isinstance(value, dict):
+            found[key] = merged(one.get(key) or {}, value)
+        elif isinstance(value, list) and key not in ("command", "test"):
+            found[key] = [*one.get(key, []), *value]
+        else:
+            found[key] = value
+    return found
+
+
+def test_only_brokers_have_keys_and_each_has_its_own_configuration() -> None:
+    file = secure()
+    services = file["services"]
+    for number, name in enumerate(BROKERS, 1):
+        assert services[name]["command"] == compose()["services"][name]["command"]
+        conf = f"conf/secure-three-brokers/broker-{number}.toml"
+        assert (ROOT / conf).exists()
+        assert services[name]["volumes"] == [
+            "log:/var/lib/isolog",
+            "certs:/etc/isolog/certs:ro",
+            f"./{conf}:/etc/isolog/broker.toml:ro",
+        ]
+    assert services["demo"]["volumes"] == [
+        "demo-output:/demo/demo-output",
+        "authority:/etc/isolog/authority:ro",
+    ]
+    assert file["volumes"].keys() == {"log", "demo-output", "certs", "authority"}
+    assert file["secrets"] == {"admin-password": {"file": "./admin-password"}}
+    ignored = (ROOT / ".gitignore").read_text(), (ROOT / ".dockerignore").read_text()
+    assert all("admin-password" in each.splitlines() for each in ignored)
+    for folder in ("/etc/isolog/certs", "/etc/isolog/authority"):  # a volume gets their owner
+        assert folder in stages()["broker"]
+    assert "pip install '.[certs]'" in stages()["build"]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_the_secure_services_commands_run(tmp_path: Path, shell: Shell) -> None:
+    services = secure(DEMO_MONTHS="1")["services"]
+    outside = Outside(tmp_path, services)
+    for folder in ("volume", "authority"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "admin-password").write_text("correct horse battery\n")
+    for number, name in enumerate(BROKERS, 1):
+        mounted = ROOT / "conf" / "secure-three-brokers" / f"broker-{number}.toml"
+        command = services[name]["command"]
+        command[command.index("--conf") + 1] = str(mounted)
+    for _ in range(2):  # what is there stays; certificates are new
+        shell.run(outside.command("set-up"), tmp_path)
+    with running(outside, shell):
+        shell.run(outside.command("set-up"), tmp_path)
+        said = run_demo(outside, shell)
+        assert "Records in: 27,004. Records out: 27,004. They agree." in said
+        address = f"127.0.0.1:{outside.port(BROKERS['broker-1'])}"
+        ca = str(tmp_path / "authority" / "ca.pem")
+        asked = ["isolog", "--tls-ca", ca, "broker", "status", "--bootstrap", address]
+        assert "asks who is calling" in shell.run(asked, tmp_path, code=1)
 
 
 def end_in_order(process: subprocess.Popen[str]) -> None:
