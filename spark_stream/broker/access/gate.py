@@ -341,7 +341,8 @@ class Gate:
         try:
             self.check_valid(caller)
         except Unauthenticated as error:
-            self.audit.note(caller, caller.address, "authenticate", caller.source_id, error.code)
+            what = caller.source_id if caller.source is KnownBy.TOKEN else caller.source
+            self.audit.note(caller, caller.address, "session", what, error.code)
             raise
         for operation, resource in needs:
             if not self.may(caller, operation, resource):
