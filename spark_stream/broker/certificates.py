@@ -7,7 +7,13 @@ from functools import partial
 
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.errors import InvalidConfig, InvalidOption
-from spark_stream.transport.tls import RotatingContext, TlsFiles, client_context, server_context
+from spark_stream.transport.tls import (
+    RotatingContext,
+    TlsFiles,
+    client_context,
+    server_context,
+    shown_names,
+)
 
 
 class Certificates:
@@ -20,7 +26,7 @@ class Certificates:
             InvalidConfig: a file cannot be used.
         """
         self.client_files = clients = config.tls.files("tls")
-        peers = config.peer_tls.files("peer_tls")
+        self._peer_files = peers = config.peer_tls.files("peer_tls")
         try:
             self.for_clients = _rotating(
                 clients,
@@ -35,6 +41,28 @@ class Certificates:
             )
         except InvalidOption as error:
             raise InvalidConfig(error.message, setting=error.details.get("option")) from None
+
+    def check_own_name(self, broker_id: str) -> None:
+        """Check that other brokers take this broker's certificate for that of this id.
+
+        Raises:
+            InvalidConfig: they do not.
+        """
+        if self.for_peers is None:
+            return
+        try:
+            names = shown_names(self._peer_files, self.for_peers.current())
+        except OSError as error:
+            raise InvalidConfig(
+                f"peer_tls.cert: other brokers would refuse it: {error}", setting="peer_tls.cert"
+            ) from None
+        if broker_id not in names:
+            raise InvalidConfig(
+                f"peer_tls.cert: it is for {', '.join(names) or 'nobody'}, and this is broker"
+                f" {broker_id}",
+                hint="The broker's id has to be among the DNS names of its certificate.",
+                setting="peer_tls.cert",
+            )
 
     def to_peers(self) -> ssl.SSLContext | None:
         """Return the TLS context for connections to other brokers; None: without TLS."""

@@ -81,6 +81,12 @@ class JwtConfig(BaseModel):
     keys: str
     claim: str = "sub"
 
+    def absolute(self) -> Self:
+        """Return the same settings; if the keys are in a file, with its absolute path."""
+        if self.keys.startswith("https://"):
+            return self
+        return self.model_copy(update={"keys": str(Path(self.keys).absolute())})
+
 
 class BrokerConfig(BaseSettings):
     """A broker's configuration.
@@ -263,7 +269,9 @@ class BrokerConfig(BaseSettings):
             # pydantic-settings lets arguments win over variables: the file must lose to them.
             config = cls(**(_without_environment(values) | given))
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
+            found = error.errors(include_url=False)
+            # A name that is not known comes first: what is missing may be meant by it.
+            first = min(found, key=lambda each: each["type"] != "extra_forbidden")
             name = ".".join(str(part) for part in first["loc"])
             unknown = first["type"] == "extra_forbidden"
             message = "there is no such setting" if unknown else problem_of(first)

@@ -124,6 +124,7 @@ class Broker:
         me = BrokerIdentity(
             directory.cluster_id, BrokerId(directory.broker_id), ids.new_id(), secret
         )
+        self._certificates.check_own_name(me.broker_id)
         self._network = ConnectedNetwork(
             me, clock, config.replication, config.peer_addresses, self._certificates.to_peers
         )

@@ -212,16 +212,27 @@ def set_access(given: Mapping[str, str | bool | None]) -> None:
     _ACCESS.update(given)
 
 
+def ask_password() -> None:
+    """Find the password of the user that the options name: in the environment, or by asking.
+
+    Raises:
+        InvalidOption: it is not there, and there is no terminal.
+    """
+    user = _ACCESS.get("user")
+    if user is None or _ACCESS.get("password"):
+        return
+    password = os.environ.get("ISOLOG_PASSWORD")
+    if not password and not sys.stdin.isatty():
+        raise InvalidOption(
+            f"no terminal to ask for the password of {user}", hint="Set ISOLOG_PASSWORD."
+        )
+    _ACCESS["password"] = password or typer.prompt(f"Password of {user}", hide_input=True, err=True)
+
+
 def access() -> Access:
     """Return how to connect: as the options before the command say, or else the environment."""
-    given = dict(_ACCESS)
-    if given.get("user") is not None:
-        password = os.environ.get("ISOLOG_PASSWORD")
-        if not password and sys.stdin.isatty():
-            password = typer.prompt(f"Password of {given['user']}", hide_input=True, err=True)
-            _ACCESS["password"] = password
-        given.setdefault("password", password or None)
-    return access_of(given)
+    ask_password()
+    return access_of(_ACCESS)
 
 
 @contextmanager

@@ -170,10 +170,36 @@ def certificate_names(connected: ssl.SSLSocket) -> tuple[str, ...]:
     They are its DNS names, or else its common name; empty if it has shown none. A name of another
     kind, such as an address of e-mail, is no host's and no principal's.
     """
-    found: dict[str, Any] = connected.getpeercert() or {}
+    return _names_in(connected.getpeercert() or {})
+
+
+def _names_in(found: dict[str, Any]) -> tuple[str, ...]:
     dns = [each for each in found.get("subjectAltName", ()) if each[0] == "DNS"]
     common = [each for part in found.get("subject", ()) for each in part if each[0] == "commonName"]
     return tuple(str(name) for _, name in dns or common if name not in ("", "*"))
+
+
+def shown_names(files: TlsFiles, server: ssl.SSLContext) -> tuple[str, ...]:
+    """Return the names that a server with this context sees in our own certificate.
+
+    Both sides of the connection are here, in memory.
+
+    Raises:
+        OSError: the server would refuse the certificate.
+    """
+    assert files.cert is not None
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_mode = ssl.CERT_NONE
+    client.load_cert_chain(files.cert, files.key)
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = client.wrap_bio(back, there)
+    theirs = server.wrap_bio(there, back, server_side=True)
+    for _ in range(4):
+        for side in (ours, theirs):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    return _names_in(theirs.getpeercert() or {})
 
 
 def reason_of(error: OSError) -> tuple[str, str]:

@@ -21,6 +21,8 @@ _WORDS: Final = {
     "less_than_equal": "takes a number up to {le}",
     "path_type": "takes a path",
     "string_type": _TEXT,
+    "tuple_type": "takes a list",
+    "missing": "is missing",
 }
 
 
@@ -29,4 +31,6 @@ def problem_of(refused: Mapping[str, Any]) -> str:
     words = _WORDS.get(refused["type"])
     if words is None:
         return str(refused["msg"]).removeprefix("Value error, ")  # pydantic's own prefix
+    if refused["type"] == "missing":
+        return words
     return f"{words.format(**refused.get('ctx', {}))}, not {refused['input']!r}"

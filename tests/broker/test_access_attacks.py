@@ -339,7 +339,7 @@ def test_what_is_refused_is_written_down(asking: BrokerProcess, admin, alice, hi
     with pytest.raises(PermissionDenied):
         raw.act("create-token", principal="root")
     raw.act("list-offsets", topics=[{"topic": hidden}])
-    raw.act("create-token")
+    made = raw.act("create-token")
     with pytest.raises(Unauthenticated):
         stranger.act("list-topics")
     raw.close()
@@ -349,7 +349,7 @@ def test_what_is_refused_is_written_down(asking: BrokerProcess, admin, alice, hi
     assert noted >= {
         (alice, "create-token", "principal=root", "PERMISSION_DENIED"),
         (alice, "describe", f"topic:{hidden}", "PERMISSION_DENIED"),
-        (alice, "create-token", "", "done"),
+        (alice, "create-token", f"id={made['id']} principal=alice", "done"),
         (None, "act", "", "UNAUTHENTICATED"),
     }
 

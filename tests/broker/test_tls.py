@@ -249,3 +249,13 @@ def test_flight_speaks_tls_and_takes_new_certificates(files: Files, tmp_path: Pa
 def test_what_the_options_do_not_take_is_refused(secure: BrokerProcess, given, problem: str):
     with pytest.raises(InvalidOption, match=problem):
         isolog.connect(secure.address, **given)
+
+
+def test_a_broker_does_not_start_with_the_certificate_of_another(files: Files, tmp_path: Path):
+    pair = files.issue("two", *HERE, "2")
+    conf = 'id = "3"\n' + conf_of(pair, "peer_tls", ca=str(pair.ca))
+    with (
+        pytest.raises(Exception, match="this is broker 3"),
+        BrokerProcess(tmp_path / "l", conf=conf),
+    ):
+        pass

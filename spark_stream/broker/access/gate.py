@@ -8,6 +8,7 @@ checked again whenever something about access has changed.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import weakref
 from collections import OrderedDict
@@ -54,7 +55,13 @@ _FAILURES_FREE: Final = 5
 _FAILURES_KEPT: Final = 10_000
 _WAIT_FIRST_S: Final = 1.0
 _WAIT_MAX_S: Final = 60.0
-_HINT: Final = "Give user and password, or a token; `isolog user add` makes a user."
+_HINT: Final = (
+    "Give user and password, a token, or a certificate (brokers ask for one if [tls] has `ca`)."
+)
+
+_NO_TOKEN: Final = (
+    "A token begins with isolog_, or is a JWT of the issuer that brokers know; a file is tokenFile."
+)
 
 Need = tuple[Operation, Resource]
 """What a caller has to be allowed to do, and with which resource."""
@@ -187,8 +194,9 @@ class Gate:
                 visit.caller = replace(caller, address=visit.address)
         if before is not None and before.principal != caller.principal:
             raise InvalidRequest(
-                f"this connection is {before.principal!r}'s, not {caller.principal!r}'s",
-                hint="Open another connection.",
+                f"this connection is {before.principal!r}'s, as it has shown before, and not"
+                f" {caller.principal!r}'s",
+                hint="Give a certificate or a credential; the environment (ISOLOG_USER, …) counts.",
             )
         logger.debug("%s: %s, by %s", visit.address, caller.principal, caller.source)
         session = sign_session(caller, self._key) if caller.source is KnownBy.USER else None
@@ -213,7 +221,8 @@ class Gate:
             self._refresh_again()
         kept = self._view.now.access.tokens.get(token_id)
         if kept is None or not is_token(token, kept.digest):
-            raise Unauthenticated("the token is not known, or was revoked", hint=_HINT)
+            problem = "the token is not known, or was revoked" if token_id else "this is no token"
+            raise Unauthenticated(problem, hint=_HINT if token_id else _NO_TOKEN)
         found = Caller(
             kept.principal,
             KnownBy.TOKEN,
@@ -257,7 +266,7 @@ class Gate:
         left = until - self._clock.monotonic()
         if count >= _FAILURES_FREE and left > 0:
             raise Unauthenticated(
-                f"too many wrong passwords: the next one is compared in {left:.0f} s",
+                f"too many wrong passwords: the next one is compared in {math.ceil(left)} s",
                 hint="Check the password; somebody else may be trying it.",
             )
 
@@ -353,10 +362,12 @@ class Gate:
     ) -> IsologError:
         is_hidden = not self.may(caller, Operation.DESCRIBE, resource)
         is_hidden = is_hidden and not is_open and operation is not Operation.CREATE
+        what = "administer" if operation is Operation.ADMIN else operation
+        meant = f"{resource.kind}:job/*" if resource.name.startswith("job/") else str(resource)
         refusal: IsologError = PermissionDenied(
-            f"{caller.principal!r} may not {operation} {resource}",
+            f"{caller.principal!r} may not {what} {resource}",
             hint=f"An administrator allows it: isolog acl allow {caller.principal} {operation}"
-            f" {resource}",
+            f" {meant!r}",
             principal=caller.principal,
             operation=operation.value,
             resource=str(resource),
@@ -408,4 +419,5 @@ def host_of(address: str) -> str:
 
 
 def _credential_of(caller: Caller) -> str:
-    return "token" if caller.source is KnownBy.TOKEN else "session"
+    words = {KnownBy.TOKEN: "token", KnownBy.JWT: "JWT"}
+    return words.get(caller.source, "session")

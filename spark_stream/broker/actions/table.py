@@ -30,6 +30,7 @@ from spark_stream.broker.actions import access, cluster, consumers, mapped, topi
 from spark_stream.broker.actions import transactions as acts
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.errors import InvalidRequest, IsologError, PermissionDenied
+from spark_stream.wire.access_messages import CreatedToken
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.messages import Message
 
@@ -121,22 +122,26 @@ def run_action(context: BrokerContext, name: str, body: bytes) -> Message:
         needs = row.needs(asked)
         context.gate.check(context.caller, needs)
         is_noted = any(operation in ADMINISTRATIVE for operation, _ in needs) or name in CREDENTIALS
-        with _written_down(context, name, asked, always=is_noted):
-            return row.handler(context, asked)
+        with _written_down(context, name, asked, always=is_noted) as about:
+            answer = row.handler(context, asked)
+            if isinstance(answer, CreatedToken):
+                about.append(named_in(answer))
+            return answer
 
 
 @contextmanager
 def _written_down(
     context: BrokerContext, name: str, asked: Message, *, always: bool
-) -> Iterator[None]:
-    """Note what becomes of an action, or only that it was refused."""
-    outcome, caller = "failed", context.caller
+) -> Iterator[list[str]]:
+    """Note what becomes of an action, or only that it was refused; yield what it is about."""
+    outcome, caller, about = "failed", context.caller, [named_in(asked)]
     try:
-        yield
+        yield about
         outcome = DONE
     except IsologError as error:
         outcome = error.code
         raise
     finally:
         if always or outcome == PermissionDenied.code:
-            context.gate.audit.note(caller, caller.address, name, named_in(asked), outcome)
+            on = " ".join(filter(None, about))
+            context.gate.audit.note(caller, caller.address, name, on, outcome)

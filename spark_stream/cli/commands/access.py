@@ -28,6 +28,7 @@ from spark_stream.cli.options import (
     LogPath,
     Output,
     Yes,
+    ask_password,
     confirm,
     connection,
     note,
@@ -102,8 +103,8 @@ def _client(bootstrap: str | None, path: Path | None) -> Iterator[AccessClient]:
         yield AccessClient(opened)
 
 
-def _password(file: Path | None) -> str:
-    """Return a new password from the file, the environment, or a prompt.
+def _password(file: Path | None, name: str) -> str:
+    """Return a new password for a user from the file, the environment, or a prompt.
 
     Raises:
         InvalidOption: there is none of these, or the file cannot be read.
@@ -121,7 +122,10 @@ def _password(file: Path | None) -> str:
             "no terminal to ask for the password",
             hint=f"Give --password-file FILE, or set {_VARIABLE}.",
         )
-    asked: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    ask_password()  # of the caller, before anybody types another one
+    asked: str = typer.prompt(
+        f"New password for {name}", hide_input=True, confirmation_prompt=True, err=True
+    )
     return asked
 
 
@@ -139,7 +143,7 @@ def add_user(
     isolog user add alice --bootstrap localhost:9092
     isolog user add admin --metadata isolog-data/metadata.sqlite
     """
-    password = _password(password_file)
+    password = _password(password_file, name)
     if metadata is None:
         with _client(bootstrap, path) as client:
             client.add_user(name, password)
@@ -170,8 +174,9 @@ def passwd(
     path: LogPath = None,
 ) -> None:
     """Change a user's password. Whatever connected with the old one is refused at once."""
+    password = _password(password_file, name)
     with _client(bootstrap, path) as client:
-        client.change_password(name, _password(password_file))
+        client.change_password(name, password)
     note(f"user {name} has a new password")
 
 
@@ -219,7 +224,8 @@ def create_token(
     """Create a token, and print it. It is shown only once.
 
     \b
-    isolog token create --for etl --expires 30d --only 'read topic:flights' > etl.token
+    (umask 077; isolog token create --for etl --expires 30d > etl.token)
+    isolog token create --for etl --only 'read topic:flights' --only 'read consumer:etl'
     """
     grants = None if not only else [_grant(each) for each in only]
     with _client(bootstrap, path) as client:
@@ -301,6 +307,7 @@ def allow(
     """
     with _client(bootstrap, path) as client:
         client.add_rule("allow", principal, operation, resource)
+    note(f"{principal} may {operation} {resource}")
 
 
 @acl.command()
@@ -314,6 +321,7 @@ def deny(
     """Deny an operation on a resource. This wins over every rule that allows it."""
     with _client(bootstrap, path) as client:
         client.add_rule("deny", principal, operation, resource)
+    note(f"{principal} may not {operation} {resource}")
 
 
 @acl.command("remove")
@@ -330,6 +338,7 @@ def remove_rule(
     """Remove a rule."""
     with _client(bootstrap, path) as client:
         client.remove_rule(effect, principal, operation, resource)
+    note("the rule is removed")
 
 
 @acl.command("list")

@@ -199,12 +199,15 @@ def stop(
 
 
 def _absolute_files(config: BrokerConfig) -> dict[str, str]:
-    """Return variables that name the files of TLS: a daemon has another working directory."""
-    return {
+    """Return variables that name the broker's files: a daemon has another working directory."""
+    found = {
         f"ISOLOG_{name.upper()}": each.absolute().model_dump_json(exclude_none=True)
         for name, each in (("tls", config.tls), ("peer_tls", config.peer_tls))
         if each.cert is not None
     }
+    if config.jwt is not None:
+        found["ISOLOG_JWT"] = config.jwt.absolute().model_dump_json()
+    return found
 
 
 @app.command()

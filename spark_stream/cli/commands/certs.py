@@ -53,7 +53,7 @@ def create(
     NAME.pem and NAME-key.pem are for `tls.cert` and `tls.key`, ca.pem is for `tls.ca`. An existing
     certificate is made anew, which renews it. Guard ca-key.pem: its owner can pose as anybody.
 
-    \\b
+    \b
     isolog certs create certs/ 1 2 3 --host broker.example.org
     isolog certs create certs/ etl-job --client --days 30
     """

@@ -27,8 +27,7 @@ class Access(Struct, frozen=True):
     """How to connect. ``tls``: the files of TLS; None: without TLS.
 
     ``user`` and ``password``, ``token``, ``token_file`` or ``profile`` say who calls; the files are
-    read again for each connection. Without any the caller is nobody, or the holder of the
-    certificate.
+    read again for each connection. Without any of them the client certificate says who calls.
     """
 
     tls: TlsFiles | None = None
@@ -54,17 +53,20 @@ class Access(Struct, frozen=True):
             InvalidOption: the profile, or the file of the token, cannot be read.
         """
         if self.profile is not None:
-            return _said_in({}, {}, read_profile(self.profile)).credential()
+            return _resolve({}, {}, read_profile(self.profile)).credential()
         if self.token_file is not None:
             try:
-                return Authenticate(token=Path(self.token_file).read_text("utf-8").strip())
+                token = Path(self.token_file).read_text("utf-8").strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise InvalidOption(
                     f"tokenFile: {self.token_file}: {getattr(error, 'strerror', None) or error}",
                     option="tokenFile",
                 ) from None
+            if not token:
+                raise InvalidOption(f"tokenFile: {self.token_file} is empty", option="tokenFile")
+            return Authenticate(token=token)
         if self.token is not None:
-            return Authenticate(token=self.token)
+            return Authenticate(token=self.token.strip())
         if self.user is not None:
             return Authenticate(user=self.user, password=self.password)
         return None
@@ -98,7 +100,7 @@ def access_of(
 
     path = profile_of(given, environment)
     profile = {} if path is None else read_profile(path)
-    found = _said_in(given, environment, profile)
+    found = _resolve(given, environment, profile)
     if path is not None and found.has_credential and _is_of_profile(given, environment):
         return Access(found.tls, profile=path)
     return found
@@ -125,7 +127,7 @@ def _is_of_profile(given: Mapping[str, object], environment: Mapping[str, str]) 
     return not any(given.get(each) or environment.get(_variable(each)) for each in _CREDENTIAL)
 
 
-def _said_in(
+def _resolve(
     given: Mapping[str, str | bool | None],
     environment: Mapping[str, str],
     profile: Mapping[str, str | bool],
@@ -141,18 +143,28 @@ def _said_in(
     wanted = _flag("tls", value("tls"))
     if wanted is False and files.paths:
         raise InvalidOption("tls is false, but a file of TLS is given", option="tls")
-    said: dict[str, str | bool | None] = dict.fromkeys(_CREDENTIAL)
     variables = {name: environment.get(_variable(name)) or None for name in _CREDENTIAL}
-    for each in (given, variables, profile):
-        if any(each.get(name) is not None for name in _CREDENTIAL):
-            said = {name: each.get(name) for name in _CREDENTIAL}
-            break
+    places = {
+        "the options have": given,
+        "the environment (ISOLOG_…) has": variables,
+        "the profile has": profile,
+    }
+    used = [
+        place
+        for place, each in places.items()
+        if any(each.get(name) is not None for name in _CREDENTIAL)
+    ]
+    place = used[0] if used else "the options have"
+    said = {name: places[place].get(name) for name in _CREDENTIAL}
     user, password, token, token_file = (_text(name, each) for name, each in said.items())
     if sum(each is not None for each in (user, token, token_file)) > 1:
         raise InvalidOption("give user and password, or token, or tokenFile", option="user")
     if (user is None) is not (password is None):
-        missing = "user" if user is None else "password"
-        raise InvalidOption(f"{missing} is missing: give user and password", option=missing)
+        missing, there = ("user", "password") if user is None else ("password", "user")
+        raise InvalidOption(
+            f"{missing} is missing: {place} only a {there}, and both have to be in one place",
+            option=missing,
+        )
     tls = files if wanted or files.paths else None
     return Access(tls, user, password, token, token_file)
 

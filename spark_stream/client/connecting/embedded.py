@@ -118,7 +118,8 @@ def check_ours(directory: Path) -> None:
         return
     if not directory.is_dir():
         raise NotALogDirectory(f"{directory} is not a directory", path=str(directory))
-    names = {entry.name for entry in directory.iterdir()}
+    # A broker in the background that did not come up has left its output.
+    names = {entry.name for entry in directory.iterdir()} - {"broker.log"}
     if names and "isolog.json" not in names and not names & {"start.lock", "broker.lock"}:
         raise NotALogDirectory(
             f"{directory} is not empty and was not made by isolog", path=str(directory)
