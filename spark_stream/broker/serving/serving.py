@@ -61,7 +61,7 @@ from spark_stream.errors import (
 from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver
 from spark_stream.transport.failures import TRANSPORT_ERRORS, error_bytes
 from spark_stream.transport.loop import Loop
-from spark_stream.transport.server import Arrival, Serve
+from spark_stream.transport.server import SERVER_LIMITS, Arrival, Serve
 from spark_stream.transport.streams import BlockingStream, Stream, StreamEvent
 from spark_stream.wire.access_messages import Authenticate
 from spark_stream.wire.fetch_messages import Fetch
@@ -117,6 +117,8 @@ class Serving:
         self._boot_id = boot_id
         self._pool = Pool(loop)
         self._password_pool = Pool(loop, _COMPARED_AT_ONCE, _COMPARED_AT_ONCE)
+        self._late_appends = 0  # streams that wait for their quotas; on the loop's thread
+        self._late_appends_max = max(1, memory_bytes // (4 * SERVER_LIMITS.credit))
         self._passwords: Counter[str] = Counter()  # that wait, by host; on the loop's thread
         self._append_pool = Pool(loop)  # appends do not wait for hundreds of fetches to be answered
         self._appends = AppendStreams(
@@ -319,16 +321,25 @@ class Serving:
             appends.end()
         mark = throttle.charge(0)  # what was charged before
 
-        def begin() -> None:
+        def end(error: IsologError | None = None) -> None:
+            if error is not None:
+                stream.fail(error_bytes(error))
+            use.close()
+
+        def begin(*, waited: bool = True) -> None:
+            self._late_appends -= waited
+            left_s = throttle.seconds_left(mark)
             if stream.over is not None:
-                use.close()
-            elif (left_s := throttle.seconds_left(mark)) > 0:
+                end()
+            elif left_s > 0 and self._late_appends >= self._late_appends_max:
+                end(BrokerBusy("too many writers wait for their quotas", hint="Try again later."))
+            elif left_s > 0:
+                self._late_appends += 1
                 self._loop.call_later(min(left_s, LOOK_S), begin)
             elif not self._append_pool.submit(appends.work):
-                stream.fail(error_bytes(BrokerStopping("the broker is about to stop")))
-                use.close()
+                end(BrokerStopping("the broker is about to stop"))
 
-        begin()
+        begin(waited=False)
 
     def _fetch(self, opened: StreamOpened, stream: Stream, visit: Visit) -> None:
         """Begin a fetch, which goes on when this returns."""
