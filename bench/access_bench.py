@@ -22,8 +22,17 @@ import spark_stream as isolog
 from bench.clock import now
 from bench.records import values
 from bench.results import Results
+from spark_stream.access.callers import Caller, Grant, KnownBy
 from spark_stream.access.credentials import hash_password
-from spark_stream.access.rules import Effect, Pattern, Rule
+from spark_stream.access.rules import (
+    Effect,
+    Operation,
+    Pattern,
+    Resource,
+    ResourceKind,
+    Rule,
+    RuleSet,
+)
 from spark_stream.cli.commands.certs import create
 from spark_stream.client.access import AccessClient
 from spark_stream.client.connecting.access import access_of
@@ -42,37 +51,40 @@ RULES_EACH: Final = 10
 USER, PASSWORD = "bench", "correct horse battery"
 TOPIC: Final = "t"
 LARGE: Final = "large"
+_TOPIC: Final = Pattern(ResourceKind.TOPIC, TOPIC)
 Options = Mapping[str, str]
 
 
 def run(place: Path, results: Results, seconds: float) -> None:
     """``seconds`` for each rate, of each broker, in all turns together."""
     place.mkdir()
-    create(place / "certs", ["1"], ["localhost", "127.0.0.1"], 1)
+    create(place / "certs", ["1"], host=["localhost", "127.0.0.1"], days=1)
     ca, cert, key = (str(place / "certs" / name) for name in ("ca.pem", "1.pem", "1-key.pem"))
     one = pa.record_batch({"value": values(1)})
+    tls, trusting = {"tls": {"cert": cert, "key": key}}, {"tls.ca": ca}
     with ExitStack() as stack:
 
         def start(conf: Mapping[str, Any], options: Options, rules: int | None = None) -> _Place:
             return stack.enter_context(_broker(one.schema, conf, options, rules))
 
+        _rates(results, start({}, {}), start(tls, trusting), seconds / TURNS)
+        stack.close()  # what has carried gigabytes is slower
         plain = start({}, {})
-        protected = start({"tls": {"cert": cert, "key": key}}, {"tls.ca": ca})
-        _rates(results, plain, protected, seconds / TURNS)
-        asking = {"authentication": True, "super_users": ["root"]}
+        peers = {"cert": cert, "key": key, "ca": ca}  # a broker that asks has to have it
+        asking = {"authentication": True, "super_users": ["root"], "peer_tls": peers}
         who = {"user": USER, "password": PASSWORD}
-        few = start(asking, who, 1)
-        many = start(asking, who, PRINCIPALS * RULES_EACH)
-        restricted = many.restricted()
+        many, alike = (start(asking, who, PRINCIPALS * RULES_EACH) for _ in range(2))
+        restricted = alike.restricted()  # a broker that is called twice as often is faster
         stack.callback(restricted.close)
-        names = {
-            "TLS": protected,
-            "a password": few,
+        others = {
+            "TLS": start(tls, trusting),
+            "a password": start(asking, who, 1),
             f"{PRINCIPALS * RULES_EACH:,} rules of {PRINCIPALS:,} principals": many,
             "the same, and a restricted token": restricted,
         }
-        _calls(results, "one-row append", plain, names, lambda at: at.appender(one))
-        _calls(results, "list-offsets", plain, names, lambda at: at.offsets_call())
+        _calls(results, "one-row append", plain, others, lambda at: at.appender(one))
+        _calls(results, "list-offsets", plain, others, lambda at: at.offsets_call())
+    _decisions(results)
 
 
 class _Place:
@@ -129,23 +141,46 @@ def _broker(
             yield place
 
 
+def _decisions(results: Results, times: int = 100_000) -> None:
+    """What one decision takes, without the call that asks for it."""
+    rules = RuleSet(_rules(PRINCIPALS * RULES_EACH))
+    grants = tuple(Grant(each, _TOPIC) for each in (Operation.READ, Operation.WRITE))
+    asked = Resource(ResourceKind.TOPIC, TOPIC)
+    for name, caller in (
+        ("", Caller(USER, KnownBy.USER)),
+        (", and a restricted token", Caller(USER, KnownBy.TOKEN, grants=grants)),
+    ):
+        began = now()
+        for _ in range(times):
+            caller.may(rules, Operation.DESCRIBE, asked)
+        took = (now() - began) * 1e3 / times
+        results.add(
+            f"a decision among {PRINCIPALS * RULES_EACH:,} rules{name}", "ms", measured=took
+        )
+
+
 def _put_access(store: Path, rules: int) -> None:
     """Put users and rules into the store; the bench's own rule is the last one."""
     password = hash_password(PASSWORD)
-    others = [f"principal-{number}" for number in range(rules // RULES_EACH)]
+    principals = [USER, *map(_name, range(rules // RULES_EACH))]
     with closing(SqliteStore(store)) as opened:
-        for name in (USER, *others):
+        for name in principals:
             made = encode(User(name, password, secrets.token_hex(8)))
             assert opened.put(USERS + name, made, 0) is not None
-        for number in range(rules - 1):
-            who, kind = others[number % len(others)], ("*" if number % 3 else "")
-            _put_rule(opened, who, f"topic:of-{number}-{kind}")
-        _put_rule(opened, USER, f"topic:{TOPIC}")
+        for rule in _rules(rules):
+            assert opened.put(f"{RULES}{rule}", encode(rule), 0) is not None
 
 
-def _put_rule(store: SqliteStore, principal: str, resource: str) -> None:
-    rule = Rule(principal, Effect.ALLOW, None, Pattern.parse(resource))
-    assert store.put(f"{RULES}{rule}", encode(rule), 0) is not None
+def _rules(count: int) -> Iterator[Rule]:
+    """Rules of other principals, a third of them for prefixes; then the bench's own."""
+    for number in range(count - 1):
+        topic = Pattern(ResourceKind.TOPIC, f"of-{number}", is_prefix=number % 3 == 0)
+        yield Rule(_name(number % PRINCIPALS), Effect.ALLOW, None, topic)
+    yield Rule(USER, Effect.ALLOW, None, _TOPIC)
+
+
+def _name(number: int) -> str:
+    return f"principal-{number}"
 
 
 def _rates(results: Results, plain: _Place, protected: _Place, seconds: float) -> None:
