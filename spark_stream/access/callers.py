@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
@@ -50,12 +49,17 @@ class Caller(Struct, frozen=True):
     expires_ms: int | None = None
     address: str = ""
     is_session: bool = False
+    granted: RuleSet | None = None
+    """The grants as rules, once the broker knows the caller."""
 
     def may(self, rules: RuleSet, operation: Operation, resource: Resource) -> bool:
         """Return whether the rules, and the caller's token, allow this."""
         if not (self.is_super or rules.allow(self.principal, operation, resource)):
             return False
-        return self.grants is None or granted(self.grants).allow(ANYBODY, operation, resource)
+        if self.grants is None:
+            return True
+        allowed = self.granted or rules_of(self.grants)
+        return allowed.allow(ANYBODY, operation, resource)
 
 
 NOBODY: Final = Caller("nobody", KnownBy.OPEN)
@@ -66,7 +70,6 @@ OWNER: Final = Caller("owner", KnownBy.SOCKET, is_super=True)
 """Whoever reaches the socket of an embedded broker."""
 
 
-@lru_cache(maxsize=1024)
-def granted(grants: tuple[Grant, ...]) -> RuleSet:
+def rules_of(grants: tuple[Grant, ...]) -> RuleSet:
     """Return what the grants allow, as rules for anybody."""
     return RuleSet(Rule(ANYBODY, Effect.ALLOW, each.operation, each.resources) for each in grants)

@@ -18,7 +18,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spark_stream.access.callers import ANONYMOUS, OWNER, Caller, KnownBy
+from spark_stream.access.callers import ANONYMOUS, OWNER, Caller, KnownBy, rules_of
 from spark_stream.access.credentials import (
     NO_PASSWORD,
     SESSION_PREFIX,
@@ -281,7 +281,8 @@ class Gate:
 
     def _known(self, caller: Caller) -> Caller:
         is_super = caller.principal in self._settings.super_users
-        return replace(caller, is_super=is_super)
+        granted = None if caller.grants is None else rules_of(caller.grants)
+        return replace(caller, is_super=is_super, granted=granted)
 
     def check_valid(self, caller: Caller) -> None:
         """Check that the caller's credential is still valid.
