@@ -303,6 +303,21 @@ class StorageFailure(IsologError):
     hint = "The disk refused the operation; the broker's log file has the system's error."
 
 
+class MetadataUnavailable(StorageFailure):
+    """The metadata store does not answer; a change may be done all the same."""
+
+    code = "METADATA_UNAVAILABLE"
+    hint = "Look at the store: `etcdctl endpoint status --cluster`."
+
+
+class MetadataRefused(StorageFailure):
+    """The metadata store has answered that it does not do this; nothing was done."""
+
+    code = "METADATA_REFUSED"
+    retriable = False
+    hint = "Look at the store: `etcdctl endpoint status --cluster`."
+
+
 class MetadataLost(StorageFailure):
     code = "METADATA_LOST"
     retriable = False

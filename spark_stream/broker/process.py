@@ -25,7 +25,7 @@ from typing import Final, NoReturn
 from msgspec.structs import replace
 
 from spark_stream.broker.access.audit import Audit
-from spark_stream.broker.access.gate import AccessSettings, Gate
+from spark_stream.broker.access.authorizer import AccessSettings, Authorizer
 from spark_stream.broker.access.jwts import JwtIssuer, JwtSettings
 from spark_stream.broker.access.quotas import Quotas
 from spark_stream.broker.actions.context import BrokerContext, BrokerFacts
@@ -63,7 +63,7 @@ from spark_stream.storage.disk.directory import (
 )
 from spark_stream.transport.failures import greeting_bytes
 from spark_stream.transport.loop import Loop
-from spark_stream.transport.server import Arrival, Door, Serve, Server
+from spark_stream.transport.server import Door, IncomingConnection, Serve, Server
 from spark_stream.transport.tls import RotatingContext
 from spark_stream.version import VERSION
 from spark_stream.wire.addresses import UNIX, joined, split_address, with_port
@@ -153,7 +153,7 @@ class Broker:
         settings = AccessSettings(config.authentication, frozenset(config.super_users), issuer)
         audit = Audit(path / "audit.log" if config.authentication else None, clock)
         undo.callback(audit.close)
-        self._gate = Gate(
+        self._authorizer = Authorizer(
             core.host.view,
             secret.key_for("sessions"),
             clock,
@@ -188,7 +188,7 @@ class Broker:
             undo.callback(peers.close)
             self.peer_address = self._named(port_of(peers), place)
         flight_listen, self._flight_address = self._flight_place()
-        self._gate.extend = self._extend_token
+        self._authorizer.extend = self._extend_token
         here = BrokerContext(
             core.host,
             core.topics,
@@ -198,7 +198,7 @@ class Broker:
             clock,
             self._scrub,
             self._store,
-            self._gate,
+            self._authorizer,
             Quotas(lambda: core.host.view.now.access.quotas, clock),
         )
         self._loop = Loop("isolog-io")
@@ -224,7 +224,7 @@ class Broker:
             self._serving.welcome_client,
             greeting,
             certificates.for_clients,
-            knows=not self._gate.asks,
+            trusts_all=not self._authorizer.requires_authentication,
         )
         if peers is not None:
             self._open_door(
@@ -232,7 +232,7 @@ class Broker:
                 self._serving.welcome_peer,
                 greeting,
                 certificates.for_peers,
-                knows=not self._gate.asks,
+                trusts_all=not self._authorizer.requires_authentication,
             )
         self._flight: FlightFacade | None = None
         if flight_listen:
@@ -259,16 +259,16 @@ class Broker:
     def _open_door(
         self,
         bound: socket.socket,
-        welcome: Callable[[Arrival], Serve],
+        welcome: Callable[[IncomingConnection], Serve],
         greeting: bytes,
         tls: RotatingContext | None,
         *,
-        knows: bool = True,
+        trusts_all: bool = True,
     ) -> None:
         """Accept connections. A Unix socket is protected by its file's permissions, not by TLS."""
         speaks_tls = tls is not None and bound.family != socket.AF_UNIX
         context = tls.current if tls is not None and speaks_tls else None
-        self._server.open(Door(bound, welcome, lambda: greeting, context, knows))
+        self._server.open(Door(bound, welcome, lambda: greeting, context, trusts_all))
 
     def _end_flight(self) -> None:
         if self._flight is not None:
@@ -316,7 +316,7 @@ class Broker:
         self._tasks.start("flusher", _FLUSH_SECONDS, core.host.upkeep.flush_due)
         self._tasks.start("transactions", _SWEEP_SECONDS, core.transactions.sweeping)
         self._tasks.start("certificates", _CERTIFICATES_S, self._look_at_certificates)
-        self._tasks.start("access", _ACCESS_S, self._gate.look_again)
+        self._tasks.start("access", _ACCESS_S, self._authorizer.recheck)
         self._tasks.start("memory", LOOK_S, SpareMemory().give_back)
         self._tasks.start("scrub", BEGIN_S, self._scrub.look)
 
@@ -361,7 +361,7 @@ class Broker:
                 core.registration.end()
         core.lease_keeper.end()
         self._store.close()
-        self._gate.audit.close()
+        self._authorizer.audit.close()
         for address in (self.address, self.peer_address):
             if address.startswith(UNIX):
                 Path(address.removeprefix(UNIX)).unlink(missing_ok=True)

@@ -42,7 +42,7 @@ Serve = Callable[[StreamOpened, Stream], None]
 """Takes a new stream, on the loop's thread; must not block, and sets the stream's ``handle``."""
 
 
-class Arrival:
+class IncomingConnection:
     """Who connects: from where, and the names in the certificate that was shown, if any.
 
     ``is_local``: through a Unix socket.
@@ -74,15 +74,16 @@ class Arrival:
 class Door(Struct, frozen=True):
     """A listening socket. ``welcome`` returns what serves the streams of a connection.
 
-    With ``knows`` everybody who connects is trusted at once; else only after :meth:`Arrival.trust`.
-    ``tls`` returns the context for a new connection; None: the door speaks no TLS.
+    With ``trusts_all`` everybody who connects is trusted at once; else only after
+    :meth:`IncomingConnection.trust`. ``tls`` returns the context for a new connection; None: the
+    door speaks no TLS.
     """
 
     sock: socket.socket
-    welcome: Callable[[Arrival], Serve]
+    welcome: Callable[[IncomingConnection], Serve]
     greeting: Callable[[], bytes] = bytes
     tls: Callable[[], ssl.SSLContext] | None = None
-    knows: bool = True
+    trusts_all: bool = True
     connections_max: int = 10_000
 
 
@@ -166,7 +167,7 @@ class Server:
             self._counts[door.sock] += 1
             name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else _UNIX
             if door.tls is None:
-                self._begin(door, sock, Arrival(name))
+                self._begin(door, sock, IncomingConnection(name))
             else:
                 self._shake_hands(door, door.tls(), sock, name)
 
@@ -204,7 +205,9 @@ class Server:
                 go_on(READ)
             else:
                 over()
-                self._begin(door, sock, Arrival(name)).refuse(TLS_REQUIRED, "it speaks TLS only")
+                self._begin(door, sock, IncomingConnection(name)).refuse(
+                    TLS_REQUIRED, "it speaks TLS only"
+                )
 
         def go_on(_: int) -> None:
             assert isinstance(shaken, ssl.SSLSocket)
@@ -219,22 +222,22 @@ class Server:
                 give_up()
             else:
                 over()
-                self._begin(door, shaken, Arrival(name, certificate_names(shaken)))
+                self._begin(door, shaken, IncomingConnection(name, certificate_names(shaken)))
 
         self._loop.watch(sock, READ, look)
 
-    def _begin(self, door: Door, sock: socket.socket, arrival: Arrival) -> _Session:
+    def _begin(self, door: Door, sock: socket.socket, incoming: IncomingConnection) -> _Session:
         connection = Connection(
             is_client=False,
             greeting=door.greeting(),
             now=time.monotonic(),
             limits=self._limits,
             allocate=self._buffers.allocate,
-            trusted=door.knows,
+            trusted=door.trusts_all,
         )
-        session = _Session(self, door, arrival, self._loop, sock, connection)
-        arrival.belongs_to(session)
-        session.serve = door.welcome(arrival)
+        session = _Session(self, door, incoming, self._loop, sock, connection)
+        incoming.belongs_to(session)
+        session.serve = door.welcome(incoming)
         with self._changed:
             self._sessions.add(session)
         return session
@@ -259,16 +262,16 @@ class _Session:
         self,
         server: Server,
         door: Door,
-        arrival: Arrival,
+        incoming: IncomingConnection,
         loop: Loop,
         sock: socket.socket,
         connection: Connection,
     ) -> None:
         self._server = server
         self.door = door
-        self._arrival = arrival
+        self._incoming = incoming
         self.serve: Serve = _serve_nothing
-        self._streams = Streams(arrival.address)
+        self._streams = Streams(incoming.address)
         self._channel = SocketChannel(
             loop, sock, connection, self._handle, self._streams.on_drained, pauses=True
         )
@@ -299,6 +302,6 @@ class _Session:
             case Lost():
                 self._server.forget(self)
                 self._streams.dispatch(event)
-                self._arrival.on_lost()
+                self._incoming.on_lost()
             case _:
                 self._streams.dispatch(event)

@@ -22,7 +22,13 @@ from spark_stream.access.rules import (
     RuleSet,
 )
 from spark_stream.broker.access.audit import Audit
-from spark_stream.broker.access.gate import AccessSettings, Gate, Need, Pass, Visit
+from spark_stream.broker.access.authorizer import (
+    AccessSettings,
+    Authorizer,
+    ConnectionIdentity,
+    Need,
+    StreamPermit,
+)
 from spark_stream.broker.access.needs import append, fetch
 from spark_stream.broker.actions.table import TABLE
 from spark_stream.cluster.access import TOKENS, Token, encode, rule_key
@@ -183,7 +189,7 @@ def expected(
     return None
 
 
-# -- the gate -------------------------------------------------------------------------------------
+# -- the authorizer -------------------------------------------------------------------------------
 
 PATTERNS = st.builds(
     Pattern,
@@ -205,7 +211,7 @@ RULES_OF = st.lists(
 GRANTS = st.none() | st.lists(st.builds(Grant, OPERATIONS, PATTERNS), max_size=4).map(tuple)
 
 
-@pytest.mark.rule("which caller is served which request", "broker/access/gate.py")
+@pytest.mark.rule("which caller is served which request", "broker/access/authorizer.py")
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     RULES_OF,
@@ -224,15 +230,19 @@ def test_a_caller_is_served_what_the_model_says(rules, grants, who, state) -> No
     if state != "revoked":
         store.put(TOKENS + "id", encode(Token("id", who, "", now_ms, expires_ms, grants)), 0)
     view.refresh()
-    gate = Gate(view, b"", clock, AccessSettings(True, frozenset([SUPER])), Audit(None, clock))
-    caller = gate._known(Caller(who, KnownBy.TOKEN, "id", grants=grants, expires_ms=expires_ms))
+    authorizer = Authorizer(
+        view, b"", clock, AccessSettings(True, frozenset([SUPER])), Audit(None, clock)
+    )
+    caller = authorizer._known(
+        Caller(who, KnownBy.TOKEN, "id", grants=grants, expires_ms=expires_ms)
+    )
     told = None
     if grants is not None:
         told = [Rule(ANYBODY, Effect.ALLOW, each.operation, each.resources) for each in grants]
     for name, needs in REQUESTS.items():
         found = None
         try:
-            gate.check(caller, needs)
+            authorizer.check(caller, needs)
         except IsologError as error:
             found = type(error)
         assert found is expected(rules, told, who, needs, state == "valid"), name
@@ -241,23 +251,23 @@ def test_a_caller_is_served_what_the_model_says(rules, grants, who, state) -> No
 
 def test_streams_come_and_go_while_rules_change():
     view = ClusterView(MemoryStore(MemoryRecords()))
-    gate = Gate(view, b"", FakeClock(), AccessSettings(True), Audit(None, FakeClock()))
-    visit = Visit("", Caller("alice", KnownBy.CERTIFICATE))
-    kept: list[Pass] = []
+    authorizer = Authorizer(view, b"", FakeClock(), AccessSettings(True), Audit(None, FakeClock()))
+    identity = ConnectionIdentity("", Caller("alice", KnownBy.CERTIFICATE))
+    kept: list[StreamPermit] = []
     stop = threading.Event()
     wrong: list[BaseException] = []
 
     def look() -> None:
         while not stop.is_set():
             try:
-                gate.look_again()
+                authorizer.recheck()
             except RuntimeError as error:
                 wrong.append(error)
 
     thread = threading.Thread(target=look)
     thread.start()
     for number in range(20_000):
-        kept.append(gate.admit(visit, (), lambda _: None))
+        kept.append(authorizer.admit(identity, (), lambda _: None))
         if number % 100 == 0:
             del kept[:50]
     stop.set()

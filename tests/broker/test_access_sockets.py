@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from spark_stream.access.rules import Effect, Operation, Pattern, Rule
-from spark_stream.broker.access.gate import Need
+from spark_stream.broker.access.authorizer import Need
 from spark_stream.broker.access.needs import append, fetch
 from spark_stream.broker.actions.table import TABLE
 from spark_stream.errors import (

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from spark_stream.access.callers import ANONYMOUS, OWNER, Caller, KnownBy
 from spark_stream.access.quotas import Quota
 from spark_stream.access.rules import Operation
-from spark_stream.broker.access.gate import Visit
+from spark_stream.broker.access.authorizer import ConnectionIdentity
 from spark_stream.broker.access.quotas import Bucket, Quotas, Throttle
 from spark_stream.broker.serving.throttling import ConnectionPlace, ThrottledAppender
 from spark_stream.errors import BrokerBusy
 from spark_stream.protocol import Cancelled
-from spark_stream.transport.server import Arrival
+from spark_stream.transport.server import IncomingConnection
 from tests.clocks import FakeClock
 from tests.examples import examples
 
@@ -168,13 +168,13 @@ def test_a_connection_that_finds_no_place_is_refused_in_time(is_freed: bool):
     quotas = Quotas(lambda: {"alice": Quota(connections=1)}, clock)
     assert quotas.enter(ALICE)
     refused: list[str] = []
-    arrival = Arrival("host:1")
-    arrival.refuse = lambda code, message: refused.append(code)  # type: ignore[method-assign]
-    visit = Visit("host:1", None)
-    place = ConnectionPlace(quotas, loop, visit, arrival)  # type: ignore[arg-type]
+    incoming = IncomingConnection("host:1")
+    incoming.refuse = lambda code, message: refused.append(code)  # type: ignore[method-assign]
+    identity = ConnectionIdentity("host:1", None)
+    place = ConnectionPlace(quotas, loop, identity, incoming)  # type: ignore[arg-type]
     place.take()
     assert not loop.timers, "nobody knows yet who calls"
-    visit.caller = ALICE
+    identity.caller = ALICE
     place.take()
     streams, served = [FakeStream() for _ in range(3)], list[Any]()
     for each in streams:
@@ -189,13 +189,13 @@ def test_a_connection_that_finds_no_place_is_refused_in_time(is_freed: bool):
     if is_freed:
         assert served == [streams[0], streams[2]]
         assert (refused, quotas.use()["alice"].connections) == ([], 1)
-        arrival.on_lost()
+        incoming.on_lost()
         assert quotas.use() == {}
     else:
         assert served == []
         assert refused == [BrokerBusy.code]
         assert b"BROKER_BUSY" in streams[0].error
-        arrival.on_lost()
+        incoming.on_lost()
         quotas.leave(ALICE)
         place.take()
         assert quotas.use() == {}, "a connection that is over takes no place"

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from spark_stream.cluster.stores.etcd import EtcdStore
-from spark_stream.cluster.stores.etcd_client import EtcdClient, EtcdDown, EtcdRefused
+from spark_stream.cluster.stores.etcd_client import EtcdClient
 from spark_stream.cluster.stores.store import Delete, Put
-from spark_stream.errors import StorageFailure
+from spark_stream.errors import MetadataRefused, MetadataUnavailable, StorageFailure
 from tests.etcd import Etcd, needs_etcd, running_etcd
 from tests.support import eventually
 
@@ -38,7 +38,7 @@ class Lossy(EtcdClient):
             super().write(path, asked)
         while self.meanwhile:
             self.meanwhile.pop(0)()
-        raise EtcdDown(f"the {what} was lost")
+        raise MetadataUnavailable(f"the {what} was lost")
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_many_changes_and_large_ones_go_through(stores):
     assert None not in versions
     large = "x" * (700 << 10)
     assert None not in store.put_many([Put(f"l{number}", {"x": large}, 0) for number in range(3)])
-    with pytest.raises(EtcdRefused, match=r"larger than max|too large"):
+    with pytest.raises(MetadataRefused, match=r"larger than max|too large"):
         store.put("huge", {"x": large * 3}, 0)
     assert store.get("huge") is None
     assert len(store.changes(0).changed) == 124
@@ -136,7 +136,7 @@ def test_an_answer_of_another_cluster_or_an_earlier_term_is_refused(etcd: Etcd):
     header = {"cluster_id": client._cluster, "raft_term": str(client._term)}
     client.check_header("e", header)
     for wrong in ({"cluster_id": "7"}, {"raft_term": str(client._term - 1)}):
-        with pytest.raises(EtcdDown):
+        with pytest.raises(MetadataUnavailable):
             client.check_header("e", header | wrong)
     client.close()
 

@@ -44,6 +44,7 @@ from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import BrokerUnavailable, IsologError, UnknownOutcome
 from spark_stream.protocol import ConnectionLimits
+from spark_stream.transport.failures import failure_of
 from spark_stream.wire.messages import Ack, AppendTo, BatchRefused, Envelope, TopicDescription
 from tests.simulation.broker import SCHEMA
 from tests.simulation.connections import (
@@ -349,6 +350,9 @@ class _Holder:
 
     def __init__(self, channel: SimulatedChannel) -> None:
         self.channel = channel
+
+    def failure_of(self, error: Exception) -> IsologError:
+        return failure_of(error, "")
 
 
 def send_once(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spark_stream.access.rules import THE_CLUSTER, Operation, Resource, ResourceKind
-from spark_stream.broker.access.gate import Need
+from spark_stream.broker.access.authorizer import Need
 from spark_stream.wire.fetch_messages import Fetch
 from spark_stream.wire.messages import AppendTo
 

@@ -102,7 +102,7 @@ def open_session(context: BrokerContext, asked: OpenSession) -> Authenticated:
     if caller.source is KnownBy.TOKEN:
         expires_ms = min(expires_ms, caller.expires_ms or expires_ms)
     made = replace(caller, grants=grants, expires_ms=expires_ms)
-    session = context.gate.sign(made)
+    session = context.authorizer.sign(made)
     return Authenticated(principal=caller.principal, session=session, expires_ms=expires_ms)
 
 
@@ -180,7 +180,7 @@ def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
         )
     _put(context, TOKENS + token_id, encode(made), is_new=True)
     try:
-        context.gate.check_valid(caller)  # a user who was removed meanwhile leaves no token
+        context.authorizer.check_valid(caller)  # a user who was removed meanwhile leaves no token
     except Unauthenticated:
         _put(context, TOKENS + token_id, None)
         raise
@@ -287,7 +287,7 @@ def check_access(context: BrokerContext, asked: CheckAccess) -> Decision:
         and _fits(rule.resources, resource)
         and (rule.operation in (None, operation) or operation is Operation.DESCRIBE)
     }
-    is_super = context.gate.is_super(asked.principal)
+    is_super = context.authorizer.is_super(asked.principal)
     return Decision(
         is_allowed=is_super or known.rule_set.allow(asked.principal, operation, resource),
         rules=_texts(speaking),

@@ -292,7 +292,7 @@ def status(context: BrokerContext, asked: Empty) -> BrokerStatus:
         principal=context.caller.principal,
         principals=context.quotas.use(),
     )
-    if context.gate.may(context.caller, Operation.DESCRIBE, THE_CLUSTER):
+    if context.authorizer.may(context.caller, Operation.DESCRIBE, THE_CLUSTER):
         return found
     return replace(
         found, pid=0, directory="", topics=0, partitions=0, memory=0, damaged={}, principals={}

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from spark_stream.access.callers import NOBODY, Caller
 from spark_stream.access.rules import THE_CLUSTER, Operation, Resource, ResourceKind
-from spark_stream.broker.access.gate import Gate
+from spark_stream.broker.access.authorizer import Authorizer
 from spark_stream.broker.access.quotas import Quotas
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.node.members import Members
@@ -60,18 +60,18 @@ class BrokerContext(Struct, frozen=True):
     clock: Clock
     scrub: Scrub
     store: StoreFile
-    gate: Gate
+    authorizer: Authorizer
     quotas: Quotas
     caller: Caller = NOBODY
 
     def may_describe(self, kind: ResourceKind, name: str) -> bool:
         """Return whether the caller may know of a resource."""
-        return self.gate.may(self.caller, Operation.DESCRIBE, Resource(kind, name))
+        return self.authorizer.may(self.caller, Operation.DESCRIBE, Resource(kind, name))
 
     @property
     def known_principal(self) -> str:
         """The caller's principal; empty where callers are not asked."""
-        return self.caller.principal if self.gate.asks else ""
+        return self.caller.principal if self.authorizer.requires_authentication else ""
 
     def check_has_rules(self) -> None:
         """Check that some rule allows the caller anything at all.
@@ -79,7 +79,7 @@ class BrokerContext(Struct, frozen=True):
         Raises:
             PermissionDenied: none does, so the caller has no use for what it asks.
         """
-        if not self.gate.has_rules(self.caller):
+        if not self.authorizer.has_rules(self.caller):
             raise PermissionDenied(
                 f"no rule allows {self.caller.principal!r} anything",
                 hint="An administrator changes that: isolog acl allow.",
@@ -88,7 +88,7 @@ class BrokerContext(Struct, frozen=True):
     @property
     def is_administrator(self) -> bool:
         """Whether the caller may change the cluster."""
-        return self.gate.may(self.caller, Operation.ADMIN, THE_CLUSTER)
+        return self.authorizer.may(self.caller, Operation.ADMIN, THE_CLUSTER)
 
     @contextmanager
     def without_guesses(self) -> Iterator[None]:
@@ -96,7 +96,7 @@ class BrokerContext(Struct, frozen=True):
         try:
             yield
         except UnknownTopic as error:
-            if not self.gate.asks or self.caller.is_super:
+            if not self.authorizer.requires_authentication or self.caller.is_super:
                 raise
             name = error.details.get("topic")
             told = "there is no such topic" if name is None else f"there is no topic {name!r}"

@@ -113,14 +113,15 @@ def run_action(context: BrokerContext, name: str, body: bytes) -> Message:
 
     Raises:
         InvalidRequest: there is none of this name, or its body is wrong.
-        Unauthenticated, PermissionDenied, UnknownTopic: as ``Gate.check``; what the action raises.
+        Unauthenticated, PermissionDenied, UnknownTopic: as ``Authorizer.check``.
+        Others: what the action raises.
     """
     if name not in ACTIONS:
         raise InvalidRequest(f"there is no action {name!r}; there are {', '.join(ACTIONS)}")
     row, asked = TABLE[name], ACTIONS[name].request.from_bytes(body)
     with context.without_guesses():
         needs = row.needs(asked)
-        context.gate.check(context.caller, needs)
+        context.authorizer.check(context.caller, needs)
         is_noted = any(operation in ADMINISTRATIVE for operation, _ in needs) or name in CREDENTIALS
         with _written_down(context, name, asked, always=is_noted) as about:
             answer = row.handler(context, asked)
@@ -144,4 +145,4 @@ def _written_down(
     finally:
         if always or outcome == PermissionDenied.code:
             on = " ".join(filter(None, about))
-            context.gate.audit.note(caller, caller.address, name, on, outcome)
+            context.authorizer.audit.note(caller, caller.address, name, on, outcome)

@@ -84,7 +84,7 @@ def _names(context: BrokerContext, operation: Operation) -> list[str]:
     return [
         name
         for name in context.host.names()
-        if context.gate.may(context.caller, operation, Resource(ResourceKind.TOPIC, name))
+        if context.authorizer.may(context.caller, operation, Resource(ResourceKind.TOPIC, name))
     ]
 
 
@@ -96,7 +96,7 @@ def list_offsets(context: BrokerContext, asked: ListOffsets) -> ListedOffsets:
     for each in asked.topics:
         try:
             need = Operation.DESCRIBE, Resource(ResourceKind.TOPIC, each.topic)
-            context.gate.check(context.caller, [need])
+            context.authorizer.check(context.caller, [need])
             found[each.topic] = _offsets(context, each)
         except UnknownTopic as error:
             unknown[each.topic] = error

@@ -50,7 +50,7 @@ def new_producer(context: BrokerContext, asked: Empty) -> ProducerFacts:
 
 def _claim_id(context: BrokerContext, transactional_id: str) -> None:
     """Note whose the id is, where callers are known."""
-    if context.gate.asks:
+    if context.authorizer.requires_authentication:
         may_take = context.is_administrator
         script = records.claim(transactional_id, context.known_principal, may_take=may_take)
         context.transactions.run(script)

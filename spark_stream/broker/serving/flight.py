@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from spark_stream.access.rules import Operation, Resource, ResourceKind
 from spark_stream.broker.access import needs
-from spark_stream.broker.access.gate import Pass, Visit
+from spark_stream.broker.access.authorizer import ConnectionIdentity, StreamPermit
 from spark_stream.broker.access.quotas import LOOK_S, Throttle
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.table import run_action
@@ -95,7 +95,7 @@ class FlightFacade(fl.FlightServerBase):
         self._memory_bytes = memory_bytes
         self._one_password = Lock()
         where = location(address, tls=self._speaks_tls)
-        who = {_WHO: _WhoFactory(asks=here.gate.asks)}
+        who = {_WHO: _WhoFactory(asks=here.authorizer.requires_authentication)}
         if tls is None:
             super().__init__(where, middleware=who)
             return
@@ -110,7 +110,7 @@ class FlightFacade(fl.FlightServerBase):
             middleware=who,
         )
 
-    def _visit(self, context: fl.ServerCallContext) -> Visit:
+    def _identity(self, context: fl.ServerCallContext) -> ConnectionIdentity:
         """Return who makes a call: by its header, or else by the certificate that was shown.
 
         Raises:
@@ -119,15 +119,15 @@ class FlightFacade(fl.FlightServerBase):
         address = context.peer().removeprefix("ipv4:").removeprefix("ipv6:")
         told = context.get_middleware(_WHO)
         if told is not None:
-            visit = Visit(address, None)
+            identity = ConnectionIdentity(address, None)
             with self._comparing(told.credential):
-                self._here.gate.authenticate(visit, told.credential)
-            return visit
+                self._here.authorizer.authenticate(identity, told.credential)
+            return identity
         name = (context.peer_identity() or b"").decode("utf-8", "replace")
-        caller = self._here.gate.arrive([name] if name else [], address, is_local=False)
-        visit = Visit(address, caller)
-        visit.known()
-        return visit
+        caller = self._here.authorizer.identify([name] if name else [], address, is_local=False)
+        identity = ConnectionIdentity(address, caller)
+        identity.known()
+        return identity
 
     @contextmanager
     def _comparing(self, credential: Authenticate) -> Iterator[None]:
@@ -144,7 +144,7 @@ class FlightFacade(fl.FlightServerBase):
 
     def _for(self, context: fl.ServerCallContext) -> BrokerContext:
         """Return the broker as the caller may use it."""
-        return replace(self._here, caller=self._visit(context).known())
+        return replace(self._here, caller=self._identity(context).known())
 
     def do_put(
         self,
@@ -155,13 +155,13 @@ class FlightFacade(fl.FlightServerBase):
     ) -> None:
         with self._activity.call(), translated("append"):
             request, partition = target_of(descriptor)
-            visit = self._visit(context)
-            put = _Put(writer.write, Throttle(self._here.quotas, visit.known(), Operation.WRITE))
+            identity = self._identity(context)
+            put = _Put(writer.write, Throttle(self._here.quotas, identity.known(), Operation.WRITE))
             opening = (request, reader.schema)
             stream = ServedAppends(
                 self._appends, put, lambda: opening, put.over.set, partition, put.go.set
             )
-            admitted = self._here.gate.admit(visit, needs.append(request), stream.refuse)
+            admitted = self._here.authorizer.admit(identity, needs.append(request), stream.refuse)
             put.pause(context.is_cancelled)
             with put.answering(stream):
                 stream.work()  # opens it
@@ -203,9 +203,9 @@ class FlightFacade(fl.FlightServerBase):
             host, clock, cancelled = self._here.host, self._here.clock, context.is_cancelled
             request = Fetch.from_bytes(ticket.ticket)
             refusals: list[IsologError] = []
-            visit = self._visit(context)
-            admitted = self._here.gate.admit(visit, needs.fetch(request), refusals.append)
-            throttle = Throttle(self._here.quotas, visit.known(), Operation.READ)
+            identity = self._identity(context)
+            admitted = self._here.authorizer.admit(identity, needs.fetch(request), refusals.append)
+            throttle = Throttle(self._here.quotas, identity.known(), Operation.READ)
             stream = FetchStream(host, request, cancelled, clock)
             answers = self._answers(stream, admitted, refusals, throttle, cancelled)
             return fl.GeneratorStream(stream.schema, answers)
@@ -213,7 +213,7 @@ class FlightFacade(fl.FlightServerBase):
     def _answers(
         self,
         stream: FetchStream,
-        admitted: Pass,
+        admitted: StreamPermit,
         refusals: Sequence[IsologError],
         throttle: Throttle,
         cancelled: Callable[[], bool],
@@ -278,7 +278,7 @@ class FlightFacade(fl.FlightServerBase):
                 asked = ReadTopic(topic=request.topic, partition=partition)
             here = self._for(context)
             need = Operation.DESCRIBE, Resource(ResourceKind.TOPIC, asked.topic)
-            here.gate.check(here.caller, [need])
+            here.authorizer.check(here.caller, [need])
             return self._info(here, asked)
 
     def get_schema(

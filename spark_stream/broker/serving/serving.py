@@ -33,7 +33,7 @@ from msgspec.structs import replace
 
 from spark_stream.access.rules import Operation
 from spark_stream.broker.access import needs
-from spark_stream.broker.access.gate import Visit, host_of, who_calls
+from spark_stream.broker.access.authorizer import ConnectionIdentity, host_of, who_calls
 from spark_stream.broker.access.jwts import JwtIssuer
 from spark_stream.broker.access.quotas import LOOK_S, Throttle
 from spark_stream.broker.actions.context import BrokerContext
@@ -61,7 +61,7 @@ from spark_stream.errors import (
 from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver
 from spark_stream.transport.failures import TRANSPORT_ERRORS, error_bytes
 from spark_stream.transport.loop import Loop
-from spark_stream.transport.server import SERVER_LIMITS, Arrival, Serve
+from spark_stream.transport.server import SERVER_LIMITS, IncomingConnection, Serve
 from spark_stream.transport.streams import BlockingStream, Stream, StreamEvent
 from spark_stream.wire.access_messages import Authenticate
 from spark_stream.wire.fetch_messages import Fetch
@@ -127,18 +127,19 @@ class Serving:
         self._woken_pool = Pool(loop, _WOKEN_THREADS, prior=self._append_pool)
         self._fetches = FetchTasks(self._pool, self._woken_pool, loop, clock, memory_bytes)
 
-    def welcome_client(self, arrival: Arrival) -> Serve:
+    def welcome_client(self, incoming: IncomingConnection) -> Serve:
         """Return what serves a connection at the clients' door, on the loop's thread."""
 
-        gate = self._here.gate
-        visit = Visit(
-            arrival.address, gate.arrive(arrival.names, arrival.address, is_local=arrival.is_local)
+        authorizer = self._here.authorizer
+        identity = ConnectionIdentity(
+            incoming.address,
+            authorizer.identify(incoming.names, incoming.address, is_local=incoming.is_local),
         )
-        place = ConnectionPlace(self._here.quotas, self._loop, visit, arrival)
-        if visit.caller is None:
-            self._loop.call_later(_AUTHENTICATE_S, partial(_end_if_unknown, visit, arrival))
+        place = ConnectionPlace(self._here.quotas, self._loop, identity, incoming)
+        if identity.caller is None:
+            self._loop.call_later(_AUTHENTICATE_S, partial(_end_if_unknown, identity, incoming))
         else:
-            arrival.trust()
+            incoming.trust()
             self._loop.call_soon(place.take)
 
         def serve(opened: StreamOpened, stream: Stream) -> None:
@@ -146,37 +147,39 @@ class Serving:
             if opened.method not in CLIENT_METHODS:
                 stream.fail(error_bytes(_not_served(opened.method)))
             elif opened.method == AUTHENTICATE:
-                self._authenticate(opened, stream, visit, arrival, place.take)
-            elif visit.caller is None:
-                gate.audit.note(None, visit.address, opened.method, "", Unauthenticated.code)
+                self._authenticate(opened, stream, identity, incoming, place.take)
+            elif identity.caller is None:
+                authorizer.audit.note(
+                    None, identity.address, opened.method, "", Unauthenticated.code
+                )
                 stream.fail(error_bytes(who_calls()))
             elif not place.is_taken:
                 place.hold(partial(serve, opened), stream)
             elif opened.method == APPEND:
-                self._append(opened, stream, visit)
+                self._append(opened, stream, identity)
             elif opened.method == FETCH:
-                self._submit(partial(self._fetch, visit=visit), opened, stream)
+                self._submit(partial(self._fetch, identity=identity), opened, stream)
             else:
-                self._submit(partial(self._act, visit=visit), opened, stream)
+                self._submit(partial(self._act, identity=identity), opened, stream)
 
         return serve
 
-    def welcome_peer(self, arrival: Arrival) -> Serve:
+    def welcome_peer(self, incoming: IncomingConnection) -> Serve:
         """Return what serves a connection at the brokers' door, on the loop's thread."""
 
         def is_broker() -> bool:
             """Trust a connection that has shown a broker's certificate."""
             brokers = self._here.host.view.now.brokers
-            is_one = arrival.is_local or any(name in brokers for name in arrival.names)
+            is_one = incoming.is_local or any(name in brokers for name in incoming.names)
             if is_one:
-                arrival.trust()
+                incoming.trust()
             return is_one
 
         def refuse_strangers() -> None:
             if not is_broker():
-                arrival.refuse("UNAUTHENTICATED", "no certificate of a broker of this cluster")
+                incoming.refuse("UNAUTHENTICATED", "no certificate of a broker of this cluster")
 
-        if self._here.gate.asks:
+        if self._here.authorizer.requires_authentication:
             self._loop.call_later(_AUTHENTICATE_S, refuse_strangers)
 
         def serve(opened: StreamOpened, stream: Stream) -> None:
@@ -184,9 +187,9 @@ class Serving:
             if opened.method not in PEER_METHODS:
                 stream.fail(error_bytes(_not_served(opened.method)))
             elif opened.method == REPLICATE:
-                self._replicate(opened, stream, arrival.names)
+                self._replicate(opened, stream, incoming.names)
             else:
-                self._submit(partial(self._run_steps, names=arrival.names), opened, stream)
+                self._submit(partial(self._run_steps, names=incoming.names), opened, stream)
 
         return serve
 
@@ -235,8 +238,8 @@ class Serving:
         self,
         opened: StreamOpened,
         stream: Stream,
-        visit: Visit,
-        arrival: Arrival,
+        identity: ConnectionIdentity,
+        incoming: IncomingConnection,
         known: Callable[[], None],
     ) -> None:
         """Find out who calls; on the loop's thread, which does not wait for it."""
@@ -249,15 +252,15 @@ class Serving:
         def act(opened: StreamOpened, stream: Stream) -> None:
             if stream.over is not None:
                 return  # its client has gone
-            answer = self._here.gate.authenticate(visit, asked).to_bytes()
-            arrival.trust()
+            answer = self._here.authorizer.authenticate(identity, asked).to_bytes()
+            incoming.trust()
             self._loop.call_soon(known)
             BlockingStream(stream).send(b"", answer, end=True)
 
         if asked.password is None and not JwtIssuer.is_one(asked.token or ""):
             self._submit(act, opened, stream)
             return
-        host, waiting = host_of(visit.address), self._passwords
+        host, waiting = host_of(identity.address), self._passwords
         if waiting[host] >= _WAITING_MAX:
             text = f"{_WAITING_MAX} passwords or JWTs from {host} wait to be checked"
             stream.fail(error_bytes(BrokerBusy(text, hint="Try again in a moment.")))
@@ -277,10 +280,10 @@ class Serving:
         waiting[host] += 1
         self._submit(compare, opened, stream, self._password_pool)
 
-    def _act(self, opened: StreamOpened, stream: Stream, visit: Visit) -> None:
+    def _act(self, opened: StreamOpened, stream: Stream, identity: ConnectionIdentity) -> None:
         with self._activity.call():
             name = bytes(opened.header).decode("utf-8", "replace")
-            here = replace(self._here, caller=visit.known())
+            here = replace(self._here, caller=identity.known())
             answer = run_action(here, name, bytes(opened.body)).to_bytes()
             BlockingStream(stream).send(b"", answer, end=True)
 
@@ -289,18 +292,18 @@ class Serving:
             answer = run_steps(self._table, self._me, bytes(opened.body), names)
             BlockingStream(stream).send(b"", answer, end=True)
 
-    def _append(self, opened: StreamOpened, stream: Stream, visit: Visit) -> None:
+    def _append(self, opened: StreamOpened, stream: Stream, identity: ConnectionIdentity) -> None:
         """Serve a stream of appends; on the loop's thread."""
         use = ExitStack()
         use.enter_context(self._activity.call())
 
         def asked() -> tuple[AppendTo, pa.Schema]:
             request, schema = _asked(opened)
-            admitted = self._here.gate.admit(visit, needs.append(request), appends.refuse)
+            admitted = self._here.authorizer.admit(identity, needs.append(request), appends.refuse)
             use.callback(lambda: admitted)  # it is held until the stream is over
             return request, schema
 
-        throttle = Throttle(self._here.quotas, visit.known(), Operation.WRITE)
+        throttle = Throttle(self._here.quotas, identity.known(), Operation.WRITE)
         appender = ThrottledAppender(stream, throttle, self._loop)
         appends = ServedAppends(self._appends, appender, asked, use.close)
 
@@ -341,11 +344,11 @@ class Serving:
 
         begin(waited=False)
 
-    def _fetch(self, opened: StreamOpened, stream: Stream, visit: Visit) -> None:
+    def _fetch(self, opened: StreamOpened, stream: Stream, identity: ConnectionIdentity) -> None:
         """Begin a fetch, which goes on when this returns."""
         request = Fetch.from_bytes(bytes(opened.body))
-        admitted = self._here.gate.admit(
-            visit, needs.fetch(request), lambda error: stream.fail(error_bytes(error))
+        admitted = self._here.authorizer.admit(
+            identity, needs.fetch(request), lambda error: stream.fail(error_bytes(error))
         )
         use = ExitStack()
         use.callback(lambda: admitted)  # it is held until the fetch is over
@@ -358,7 +361,7 @@ class Serving:
             encoded=True,
         )
         use.enter_context(self._activity.call())
-        throttle = Throttle(self._here.quotas, visit.known(), Operation.READ)
+        throttle = Throttle(self._here.quotas, identity.known(), Operation.READ)
         FetchTask(self._fetches, stream, asked.schema, asked.answers(), use, throttle).begin()
 
     def _replicate(self, opened: StreamOpened, stream: Stream, names: Sequence[str]) -> None:
@@ -375,9 +378,9 @@ class Serving:
             use.close()
 
 
-def _end_if_unknown(visit: Visit, arrival: Arrival) -> None:
-    if visit.caller is None:
-        arrival.refuse("UNAUTHENTICATED", f"the caller is not known after {_AUTHENTICATE_S:g} s")
+def _end_if_unknown(identity: ConnectionIdentity, incoming: IncomingConnection) -> None:
+    if identity.caller is None:
+        incoming.refuse("UNAUTHENTICATED", f"the caller is not known after {_AUTHENTICATE_S:g} s")
 
 
 def _not_served(method: str) -> InvalidRequest:

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Final
 
 from spark_stream.access.callers import Caller
-from spark_stream.broker.access.gate import Visit
+from spark_stream.broker.access.authorizer import ConnectionIdentity
 from spark_stream.broker.access.quotas import LOOK_S, Quotas, Throttle
 from spark_stream.errors import BrokerBusy, IsologError
 from spark_stream.transport.failures import error_bytes
 from spark_stream.transport.loop import Loop
-from spark_stream.transport.server import Arrival
+from spark_stream.transport.server import IncomingConnection
 from spark_stream.transport.streams import Stream, StreamEvent, ignore
 
 _PLACE_LOOK_S: Final = 0.1
@@ -70,16 +70,18 @@ class ConnectionPlace:
     while it is ended, so that those that wait are few.
     """
 
-    def __init__(self, quotas: Quotas, loop: Loop, visit: Visit, arrival: Arrival) -> None:
+    def __init__(
+        self, quotas: Quotas, loop: Loop, identity: ConnectionIdentity, incoming: IncomingConnection
+    ) -> None:
         self._quotas = quotas
         self._loop = loop
-        self._visit = visit
-        self._arrival = arrival
+        self._identity = identity
+        self._incoming = incoming
         self._caller: Caller | None = None  # who has the place
         self._looks_left = 0
         self._held: list[tuple[Callable[[Stream], None], Stream, list[StreamEvent]]] = []
         self._is_over = False
-        arrival.on_lost = self._leave
+        incoming.on_lost = self._leave
 
     @property
     def is_taken(self) -> bool:
@@ -88,7 +90,7 @@ class ConnectionPlace:
 
     def take(self) -> None:
         """Take a place once it is known who calls, or wait for one."""
-        is_known = self._visit.caller is not None and not self._is_over
+        is_known = self._identity.caller is not None and not self._is_over
         if is_known and not self.is_taken and not self._looks_left:
             self._looks_left = _PLACE_LOOKS
             self._look()
@@ -102,7 +104,7 @@ class ConnectionPlace:
     def _look(self) -> None:
         if self._is_over:
             return
-        caller = self._visit.known()
+        caller = self._identity.known()
         if self._quotas.enter(caller):
             self._caller = caller
             held, self._held = self._held, []
@@ -128,7 +130,7 @@ class ConnectionPlace:
         )
         for _, stream, _ in self._held:
             stream.fail(error_bytes(error))
-        self._arrival.refuse(error.code, error.message)
+        self._incoming.refuse(error.code, error.message)
 
     def _leave(self) -> None:
         self._is_over = True

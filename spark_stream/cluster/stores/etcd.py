@@ -37,8 +37,6 @@ from msgspec import Struct
 from spark_stream.cluster.stores.etcd_client import (
     EtcdClient,
     EtcdCompacted,
-    EtcdDown,
-    EtcdRefused,
     EtcdWatch,
     Json,
     decoded,
@@ -52,7 +50,7 @@ from spark_stream.cluster.stores.store import (
     check_distinct,
     end_of,
 )
-from spark_stream.errors import StorageFailure
+from spark_stream.errors import MetadataRefused, MetadataUnavailable, StorageFailure
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +173,7 @@ class EtcdStore:
             try:
                 answer = self._client.write(_TXN, asked)
                 return self._outcome(changes, answer)
-            except EtcdDown:
+            except MetadataUnavailable:
                 if time.monotonic() >= until:
                     raise
                 found = self._found(changes, mark)
@@ -240,7 +238,7 @@ class EtcdStore:
     def _mark_of(self, revision: int) -> str:
         """Return the mark of the transaction that made a revision; empty if it is not known."""
         asked = {"key": encoded(self._head), "revision": str(revision)}
-        with suppress(EtcdRefused):  # such as a compaction
+        with suppress(MetadataRefused):  # such as a compaction
             for each in self._client.read(_RANGE, asked).get("kvs", []):
                 if int(each["mod_revision"]) == revision:
                     return decoded(each.get("value")).decode()
@@ -280,7 +278,7 @@ class _Feed:
         None if not all of it is known.
 
         Raises:
-            EtcdDown: the watch does not come so far.
+            MetadataUnavailable: the watch does not come so far.
         """
         patience_s = self._client.timeout_s
         with self._changed:
@@ -292,7 +290,7 @@ class _Feed:
                 if self._watch is not None:  # its member may be behind: follow another one
                     self._watch.end()
             if self._seen < until:
-                raise EtcdDown(f"a watch of etcd has not come to revision {until}")
+                raise MetadataUnavailable(f"a watch of etcd has not come to revision {until}")
             if since < self._from:
                 return None
             return {key: record for at, key, record in self._kept if since < at <= until}

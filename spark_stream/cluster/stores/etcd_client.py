@@ -1,6 +1,6 @@
 """A client of etcd: its JSON gateway over ``http.client``, a few calls, any of several members.
 
-**Failures.** A call that fails with :class:`EtcdDown` may have been done, or may still be done.
+**Failures.** A call that fails with MetadataUnavailable may have been done, or may still be done.
 Reads are asked again at the next member; for writes the caller has to look (``stores.etcd``).
 Members are tried in turn, and the one that answered last comes first.
 
@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from spark_stream.errors import InvalidConfig, StorageFailure
+from spark_stream.errors import InvalidConfig, MetadataRefused, MetadataUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -40,20 +40,6 @@ _KEPT_ALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
 _PAUSE_S: Final = 0.02
-_HINT: Final = "Look at etcd: `etcdctl endpoint status --cluster`."
-
-
-class EtcdDown(StorageFailure):
-    """No member has answered; a write may be done all the same."""
-
-    hint = _HINT
-
-
-class EtcdRefused(StorageFailure):
-    """etcd has answered that it does not do this; nothing was done."""
-
-    retriable = False
-    hint = _HINT
 
 
 def encoded(key: bytes) -> str:
@@ -97,14 +83,14 @@ class EtcdClient:
         """Ask members in turn until one answers; for what changes nothing.
 
         Raises:
-            EtcdDown: none has answered in time.
-            EtcdRefused: the request is refused.
+            MetadataUnavailable: none has answered in time.
+            MetadataRefused: the request is refused.
         """
         until = time.monotonic() + 3 * self.timeout_s
         while True:
             try:
                 return self.write(path, asked)
-            except EtcdDown:
+            except MetadataUnavailable:
                 if self._closed or time.monotonic() >= until:
                     raise
                 time.sleep(_PAUSE_S)
@@ -113,8 +99,8 @@ class EtcdClient:
         """Ask one member, once.
 
         Raises:
-            EtcdDown: it has not answered: perhaps it is done.
-            EtcdRefused: nothing was done.
+            MetadataUnavailable: it has not answered: perhaps it is done.
+            MetadataRefused: nothing was done.
         """
         body = json.dumps(asked).encode()
         endpoint, connection = self._take()
@@ -126,7 +112,9 @@ class EtcdClient:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             self._turn_from(endpoint)
-            raise EtcdDown(f"etcd at {endpoint}: {error or type(error).__name__}") from None
+            raise MetadataUnavailable(
+                f"etcd at {endpoint}: {error or type(error).__name__}"
+            ) from None
         except BaseException:
             connection.close()
             raise
@@ -155,7 +143,9 @@ class EtcdClient:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             self._turn_from(endpoint)
-            raise EtcdDown(f"etcd at {endpoint}: {error or type(error).__name__}") from None
+            raise MetadataUnavailable(
+                f"etcd at {endpoint}: {error or type(error).__name__}"
+            ) from None
         return EtcdWatch(self, endpoint, sock, answer)
 
     def close(self) -> None:
@@ -181,7 +171,7 @@ class EtcdClient:
     def _connect(self) -> tuple[str, http.client.HTTPConnection]:
         with self._lock:
             if self._closed:
-                raise EtcdDown("the metadata store is closed")
+                raise MetadataUnavailable("the metadata store is closed")
             endpoint = self._endpoints[0]
         host, _, port = endpoint.rpartition(":")
         host = host.strip("[]")
@@ -229,24 +219,24 @@ class EtcdClient:
             found: Json = json.loads(data)
         except ValueError:
             self._turn_from(endpoint)
-            raise EtcdDown(f"etcd at {endpoint} answers {status}, and no JSON") from None
+            raise MetadataUnavailable(f"etcd at {endpoint} answers {status}, and no JSON") from None
         if status == http.client.OK:
             self.check_header(endpoint, found.get("header", {}))
             return found
         code, text = int(found.get("code", 2)), str(found.get("error", status))
         if code == _UNAUTHENTICATED:
             self._token = None
-            raise EtcdDown(f"etcd at {endpoint}: {text}")
+            raise MetadataUnavailable(f"etcd at {endpoint}: {text}")
         if code in _UNAVAILABLE:
             self._turn_from(endpoint)
-            raise EtcdDown(f"etcd at {endpoint}: {text}")
-        raise EtcdRefused(f"etcd at {endpoint}: {text}")
+            raise MetadataUnavailable(f"etcd at {endpoint}: {text}")
+        raise MetadataRefused(f"etcd at {endpoint}: {text}")
 
     def check_header(self, endpoint: str, header: Mapping[str, str]) -> None:
         """Check that an answer is not of another cluster, or of an earlier term.
 
         Raises:
-            EtcdDown: it is; another member may know better.
+            MetadataUnavailable: it is; another member may know better.
         """
         cluster, term = header.get("cluster_id", ""), int(header.get("raft_term", 0))
         with self._lock:
@@ -256,7 +246,11 @@ class EtcdClient:
         if cluster != known or is_behind:
             self._turn_from(endpoint)
             what = "another cluster" if cluster != known else f"term {term}, which is over"
-            raise EtcdDown(f"etcd at {endpoint} answers for {what}")
+            raise MetadataUnavailable(f"etcd at {endpoint} answers for {what}")
+
+
+def _unavailable(endpoint: str, error: Exception) -> MetadataUnavailable:
+    return MetadataUnavailable(f"etcd at {endpoint}: {error or type(error).__name__}")
 
 
 class EtcdWatch:
@@ -278,7 +272,7 @@ class EtcdWatch:
         """Yield what comes: each has a header, and perhaps events.
 
         Raises:
-            EtcdDown: the watch has ended.
+            MetadataUnavailable: the watch has ended.
             EtcdCompacted: changes since its start are not known any more.
         """
         try:
@@ -289,12 +283,12 @@ class EtcdWatch:
                     raise EtcdCompacted(f"compacted up to {found['compact_revision']}")
                 if "error" in said or found.get("canceled"):
                     why = said.get("error") or found.get("cancel_reason") or "canceled"
-                    raise EtcdDown(f"etcd at {self._endpoint} ends a watch: {why}")
+                    raise MetadataUnavailable(f"etcd at {self._endpoint} ends a watch: {why}")
                 self._client.check_header(self._endpoint, found.get("header", {}))
                 yield found
-            raise EtcdDown(f"etcd at {self._endpoint} has ended a watch")
+            raise MetadataUnavailable(f"etcd at {self._endpoint} has ended a watch")
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise EtcdDown(f"etcd at {self._endpoint}: a watch: {error}") from None
+            raise MetadataUnavailable(f"etcd at {self._endpoint}: a watch: {error}") from None
 
     def end(self) -> None:
         """End it; :meth:`answers` raises."""
@@ -309,5 +303,5 @@ class EtcdWatch:
             self._sock.close()
 
 
-class EtcdCompacted(StorageFailure):
+class EtcdCompacted(Exception):
     """The changes that a watch was to begin with are forgotten."""

@@ -1,8 +1,8 @@
 """Finds out who calls, and decides what they may do, by what this broker sees on record.
 
 Removed users, revoked tokens and changed rules take effect within a second, on open streams too:
-the view of the cluster is refreshed many times a second, and the :class:`Pass` of each stream is
-checked again whenever something about access has changed.
+the view of the cluster is refreshed many times a second, and the :class:`StreamPermit` of each
+stream is checked again whenever something about access has changed.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ Need = tuple[Operation, Resource]
 
 
 class AccessSettings(Struct, frozen=True):
-    """``asks``: whether callers have to say who they are. ``super_users`` may do everything.
+    """``requires_authentication``: whether callers have to say who they are.
 
-    ``issuer``: whose JSON Web Tokens are taken as well.
+    ``super_users`` may do everything. ``issuer``: whose JSON Web Tokens are taken as well.
     """
 
-    asks: bool = False
+    requires_authentication: bool = False
     super_users: frozenset[str] = frozenset()
     issuer: JwtIssuer | None = None
 
@@ -83,7 +83,7 @@ def who_calls() -> Unauthenticated:
     return Unauthenticated("this broker asks who is calling", hint=_HINT)
 
 
-class Visit:
+class ConnectionIdentity:
     """A connection and its caller: None until that is known. It may authenticate again."""
 
     def __init__(self, address: str, caller: Caller | None) -> None:
@@ -101,18 +101,21 @@ class Visit:
         return self.caller
 
 
-class Pass:
+class StreamPermit:
     """What an open stream needs. ``refused`` is called once if that is no longer allowed."""
 
     def __init__(
-        self, visit: Visit, needs: Sequence[Need], refused: Callable[[IsologError], None]
+        self,
+        identity: ConnectionIdentity,
+        needs: Sequence[Need],
+        refused: Callable[[IsologError], None],
     ) -> None:
-        self.visit = visit
+        self.identity = identity
         self.needs = needs
         self.refused = refused
 
 
-class Gate:
+class Authorizer:
     """The access of one broker; for any thread. ``key`` signs sessions, and is the cluster's."""
 
     def __init__(
@@ -136,32 +139,32 @@ class Gate:
         self._lock = threading.Lock()  # guards the failures
         self._failures: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
         self._refreshed = -_REFRESHED_S
-        self._passing = threading.Lock()  # guards the next
-        self._passes: weakref.WeakSet[Pass] = weakref.WeakSet()
+        self._permitting = threading.Lock()  # guards the next
+        self._permits: weakref.WeakSet[StreamPermit] = weakref.WeakSet()
         view.tell(self._on_news)
 
     @property
-    def asks(self) -> bool:
+    def requires_authentication(self) -> bool:
         """Whether callers have to say who they are."""
-        return self._settings.asks
+        return self._settings.requires_authentication
 
     # -- who calls --------------------------------------------------------------------------------
 
-    def arrive(self, names: Sequence[str], address: str, *, is_local: bool) -> Caller | None:
+    def identify(self, names: Sequence[str], address: str, *, is_local: bool) -> Caller | None:
         """Return who has connected from there, or None if they have to authenticate.
 
         ``names``: those of the certificate that was shown. ``is_local``: through a Unix socket.
         """
         if is_local:
             return OWNER
-        if not self._settings.asks:
+        if not self._settings.requires_authentication:
             name = names[0] if names else ANONYMOUS.principal
             return replace(ANONYMOUS, principal=name, address=address)
         if not names:
             return None
         return self._known(Caller(names[0], KnownBy.CERTIFICATE, address=address))
 
-    def authenticate(self, visit: Visit, asked: Authenticate) -> Authenticated:
+    def authenticate(self, identity: ConnectionIdentity, asked: Authenticate) -> Authenticated:
         """Find out who calls; answer with a session, if the caller gave a password.
 
         A connection stays with its first principal. Comparing a password takes 32 MiB and most of
@@ -172,33 +175,33 @@ class Gate:
             InvalidRequest: there is no credential, or more than one.
         """
         try:
-            return self._authenticate(visit, asked)
+            return self._authenticate(identity, asked)
         except IsologError as error:
             who = asked.user or token_id_of(asked.token or "")
-            self.audit.note(visit.caller, visit.address, "authenticate", who, error.code)
-            logger.debug("%s: nobody is let in as %r: %s", visit.address, who, error.message)
+            self.audit.note(identity.caller, identity.address, "authenticate", who, error.code)
+            logger.debug("%s: nobody is let in as %r: %s", identity.address, who, error.message)
             raise
 
-    def _authenticate(self, visit: Visit, asked: Authenticate) -> Authenticated:
-        if visit.caller is not None and visit.caller.source in (KnownBy.OPEN, KnownBy.SOCKET):
-            return Authenticated(principal=visit.caller.principal)  # nobody has to say who it is
+    def _authenticate(self, identity: ConnectionIdentity, asked: Authenticate) -> Authenticated:
+        if identity.caller is not None and identity.caller.source in (KnownBy.OPEN, KnownBy.SOCKET):
+            return Authenticated(principal=identity.caller.principal)  # nobody has to say who it is
         if asked.token is not None and asked.user is None and asked.password is None:
             caller = self._of_token(asked.token)
         elif asked.token is None and asked.user is not None and asked.password is not None:
-            caller = self._of_password(asked.user, asked.password, visit.address)
+            caller = self._of_password(asked.user, asked.password, identity.address)
         else:
             raise InvalidRequest("give user and password, or a token, and nothing else")
         with self._lock:
-            before = visit.caller
+            before = identity.caller
             if before is None or before.principal == caller.principal:
-                visit.caller = replace(caller, address=visit.address)
+                identity.caller = replace(caller, address=identity.address)
         if before is not None and before.principal != caller.principal:
             raise InvalidRequest(
                 f"this connection is {before.principal!r}'s, as it has shown before, and not"
                 f" {caller.principal!r}'s",
                 hint="Give a certificate or a credential; the environment (ISOLOG_USER, …) counts.",
             )
-        logger.debug("%s: %s, by %s", visit.address, caller.principal, caller.source)
+        logger.debug("%s: %s, by %s", identity.address, caller.principal, caller.source)
         session = sign_session(caller, self._key) if caller.source is KnownBy.USER else None
         return Authenticated(
             principal=caller.principal,
@@ -317,7 +320,7 @@ class Gate:
 
     def is_super(self, principal: str) -> bool:
         """Return whether the principal may do everything."""
-        return not self._settings.asks or principal in self._settings.super_users
+        return not self._settings.requires_authentication or principal in self._settings.super_users
 
     def _refresh_again(self) -> None:
         """Bring the view up to date, but not often: strangers can ask for it."""
@@ -382,36 +385,41 @@ class Gate:
     # -- open streams -----------------------------------------------------------------------------
 
     def admit(
-        self, visit: Visit, needs: Sequence[Need], refused: Callable[[IsologError], None]
-    ) -> Pass:
-        """Check what an open stream needs, now and after each change, as long as the pass is kept.
+        self,
+        identity: ConnectionIdentity,
+        needs: Sequence[Need],
+        refused: Callable[[IsologError], None],
+    ) -> StreamPermit:
+        """Check the stream's needs, now and after each change while the permit is kept.
 
         Raises: as :meth:`check`.
         """
-        admitted = Pass(visit, needs, refused)
-        if self._settings.asks:
-            with self._passing:
-                self._passes.add(admitted)
-        self.check(visit.known(), needs)  # after the pass is noted, so that no change is missed
+        admitted = StreamPermit(identity, needs, refused)
+        if self._settings.requires_authentication:
+            with self._permitting:
+                self._permits.add(admitted)
+        self.check(
+            identity.known(), needs
+        )  # after the permit is noted, so that no change is missed
         return admitted
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """End streams that are no longer allowed; call it now and then, for what expires."""
-        with self._passing:
-            passes = list(self._passes)
-        for each in passes:
+        with self._permitting:
+            permits = list(self._permits)
+        for each in permits:
             try:
-                self.check(each.visit.known(), each.needs, is_open=True)
+                self.check(each.identity.known(), each.needs, is_open=True)
             except IsologError as error:
-                with self._passing:
-                    is_first = each in self._passes
-                    self._passes.discard(each)
+                with self._permitting:
+                    is_first = each in self._permits
+                    self._permits.discard(each)
                 if is_first:
                     each.refused(error)
 
     def _on_news(self, news: News, now: Snapshot) -> None:
         if news.access:
-            self.look_again()
+            self.recheck()
 
 
 def host_of(address: str) -> str:
