@@ -398,9 +398,7 @@ class Authorizer:
         if self._settings.requires_authentication:
             with self._permitting:
                 self._permits.add(admitted)
-        self.check(
-            identity.known(), needs
-        )  # after the permit is noted, so that no change is missed
+        self.check(identity.known(), needs)  # after it is noted, so that no change is missed
         return admitted
 
     def recheck(self) -> None:

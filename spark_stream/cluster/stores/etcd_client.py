@@ -112,9 +112,7 @@ class EtcdClient:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             self._turn_from(endpoint)
-            raise MetadataUnavailable(
-                f"etcd at {endpoint}: {error or type(error).__name__}"
-            ) from None
+            raise _unavailable(endpoint, error) from None
         except BaseException:
             connection.close()
             raise
@@ -143,9 +141,7 @@ class EtcdClient:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             self._turn_from(endpoint)
-            raise MetadataUnavailable(
-                f"etcd at {endpoint}: {error or type(error).__name__}"
-            ) from None
+            raise _unavailable(endpoint, error) from None
         return EtcdWatch(self, endpoint, sock, answer)
 
     def close(self) -> None:
