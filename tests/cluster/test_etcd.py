@@ -13,6 +13,8 @@ import pytest
 
 from spark_stream.cluster.stores.etcd import EtcdStore
 from spark_stream.cluster.stores.etcd_client import EtcdClient
+from spark_stream.cluster.stores.etcd_leases import EtcdLeases
+from spark_stream.cluster.stores.leases import Renewal
 from spark_stream.cluster.stores.store import Delete, Put
 from spark_stream.errors import MetadataRefused, MetadataUnavailable, StorageFailure
 from tests.etcd import Etcd, needs_etcd, running_etcd
@@ -147,6 +149,21 @@ def test_what_a_closed_store_is_asked_fails(etcd: Etcd):
     store.close()
     with pytest.raises(StorageFailure):
         store.changes(since)
+
+
+def test_a_renewal_whose_answer_was_lost_keeps_the_lease(etcd: Etcd, lossy: Lossy):
+    board = EtcdLeases(lossy, "renewals")
+    place = board.take_place("b", "first", 10.0)
+    lossy.lost = ["answer"]
+    with pytest.raises(MetadataUnavailable):
+        place.write(1)
+    assert place.write(2)
+    later = board.take_place("b", "second", 10.0)
+    assert not place.write(3)
+    place.clear()
+    assert later.write(1)
+    assert board.read("b") == Renewal("second", 1, 10.0)
+    lossy.close()
 
 
 # -- three members ---------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import random
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_stream.cluster.stores import lease_files
+from spark_stream.cluster.stores.etcd_leases import EtcdLeases
 from spark_stream.cluster.stores.lease_files import LeaseFiles
 from spark_stream.cluster.stores.leases import (
     Board,
@@ -27,6 +29,7 @@ from spark_stream.cluster.stores.leases import (
 )
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.environment import SystemClock
+from tests.etcd import needs_etcd
 from tests.simulation.leases import MemoryBoard, MemoryPlace
 from tests.support import eventually
 
@@ -49,9 +52,13 @@ class HandClock:
     steady_us = wall_us = lambda self: 0
 
 
-@pytest.fixture(params=BOARDS)
-def board(request, tmp_path) -> Board:
-    return BOARDS[request.param](tmp_path)
+@pytest.fixture(params=[*BOARDS, pytest.param("etcd", marks=needs_etcd)])
+def board(request, tmp_path) -> Iterator[Board]:
+    if request.param != "etcd":
+        yield BOARDS[request.param](tmp_path)
+        return
+    with closing(request.getfixturevalue("etcd").client()) as client:
+        yield EtcdLeases(client, tmp_path.name)
 
 
 @pytest.fixture
