@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.serving.append_batch import Append, joins_of
+from spark_stream.broker.serving.append_batch import Append, StreamFacts, joins_of
 from spark_stream.broker.serving.append_core import AppendStreamCore, BatchPlace
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.errors import IsologError
@@ -31,7 +31,10 @@ _Place: TypeAlias = BatchPlace[Append]
 class AppendHost(Protocol):
     """The broker that appends."""
 
-    def new_append(self, asked: AppendTo, envelope: Envelope, batch: pa.RecordBatch) -> Append:
+    def new_facts(self, asked: AppendTo) -> StreamFacts:
+        """Return what the appends of one stream share."""
+
+    def new_append(self, facts: StreamFacts, envelope: Envelope, batch: pa.RecordBatch) -> Append:
         """Return the append of a batch; raises UnknownTopic."""
 
     def join(self, partitions: Sequence[Partition], stamp: Stamp, owner: str) -> Script[None]:
@@ -59,7 +62,7 @@ class SimulatedAppends:
         self._schedule = schedule
         self._owner = owner
         self._stream = stream
-        self._request = AppendTo.from_bytes(bytes(opened.header))
+        self._facts = broker.new_facts(AppendTo.from_bytes(bytes(opened.header)))
         self._schema = pa.ipc.read_schema(pa.py_buffer(opened.body))
         self._core: AppendStreamCore[Received, Append] = AppendStreamCore()
         self._is_gone = self._is_over = False
@@ -110,7 +113,7 @@ class SimulatedAppends:
             batch = pa.ipc.read_record_batch(pa.py_buffer(frame.body), self._schema)
             envelope = Envelope.from_bytes(bytes(frame.header))
             try:
-                append = self._broker.new_append(self._request, envelope, batch)
+                append = self._broker.new_append(self._facts, envelope, batch)
             except IsologError as error:
                 core.fail(error)
                 core.next_frame()
@@ -164,7 +167,7 @@ class SimulatedAppends:
     def _join_all(self) -> Body:
         yield NOW
         while group := self._core.next_group():
-            name = self._request.transactional_id
+            name = self._facts.request.transactional_id
             for stamp, partitions in joins_of([each.work for each in group]):
                 if name is not None:
                     join = self._broker.join(partitions, stamp, name)

@@ -442,10 +442,13 @@ class SimulatedBroker:
         """A body that returns what the script returns."""
         return self.driver.run(script)
 
-    def new_append(self, asked: AppendTo, envelope: Envelope, batch: pa.RecordBatch) -> Append:
+    def new_facts(self, asked: AppendTo) -> StreamFacts:
+        """Return what the appends of one stream share."""
+        return StreamFacts(asked, self._around.clock, self.transactions.finished)
+
+    def new_append(self, facts: StreamFacts, envelope: Envelope, batch: pa.RecordBatch) -> Append:
         """Return the append of a batch that a client has sent."""
-        hosted = self.host.topic(asked.topic, asked.topic_id)
-        facts = StreamFacts(asked, self._around.clock, self.transactions.finished)
+        hosted = self.host.topic(facts.request.topic, facts.request.topic_id)
         return Append(facts, hosted, envelope, batch)
 
     def join(self, partitions: Sequence[Partition], stamp: Stamp, owner: str) -> Script[None]:
