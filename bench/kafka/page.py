@@ -1,7 +1,7 @@
 """docs/benchmarks.md and its chart, from the results of a run; ``python -m bench.kafka.page``.
 
 The results lie beside the page as JSON. Nobody writes a figure into the page by hand:
-``tests/test_benchmarks_page.py`` holds the page to its JSON.
+``tests/test_bench_kafka.py`` holds the page to its JSON.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _PARTS: Final = {
 
 _SHARED: Final = """
 **Others used the machine at the same time.** The figures of single turns are noisy, and rates are
-lower than on a machine of one's own. The processors' time, further down, suffers less from that.
+lower than on an otherwise idle machine. The processor time, further down, is less affected.
 """
 _LESS: Final = (
-    "Less is better; what stands against another figure is above 1 where isolog is better."
+    "Less is better; a ratio to another contender is above 1 where isolog is better."
 )
 _TEMPLATE: Final = Path(__file__).parent / "page.md"
 
@@ -124,7 +124,7 @@ def _processors(measures: Sequence[Figures]) -> list[str]:
     return [
         "## Processors' time",
         "",
-        "Seconds of processors for a million rows, of everybody together: Spark's JVM, its Python",
+        "Processor seconds per million rows, of all processes together: Spark's JVM, its Python",
         "workers and the brokers. Less is better.",
         "",
         *lines,
