@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("--peer-listen")
     parser.add_argument("--flight-listen")
     parser.add_argument("--advertise")
-    parser.add_argument("--metadata", type=Path)
+    parser.add_argument("--metadata")
     parser.add_argument("--id")
     parser.add_argument("--rack")
     parser.add_argument("--conf", type=Path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from functools import partial
 
 from spark_stream.broker.config import BrokerConfig
@@ -34,6 +35,10 @@ class Certificates:
                 requires_client=config.tls.require_client_cert,
             )
             self.for_peers = _rotating(peers, config.peer_tls.min_version, requires_client=True)
+            etcd = config.metadata_tls.files("metadata_tls")
+            self._to_metadata = (
+                RotatingContext(etcd.paths, partial(client_context, etcd)) if etcd.ca else None
+            )
             self._to_peers = (
                 None
                 if peers.cert is None
@@ -68,9 +73,14 @@ class Certificates:
         """Return the TLS context for connections to other brokers; None: without TLS."""
         return None if self._to_peers is None else self._to_peers.current()
 
+    @property
+    def to_metadata(self) -> Callable[[], ssl.SSLContext] | None:
+        """What returns the TLS context for connections to etcd; None: without TLS."""
+        return None if self._to_metadata is None else self._to_metadata.current
+
     def refresh(self) -> bool:
         """Read changed files again; return whether the certificate for clients has changed."""
-        for each in (self.for_peers, self._to_peers):
+        for each in (self.for_peers, self._to_peers, self._to_metadata):
             if each is not None:
                 each.refresh()
         return self.for_clients is not None and self.for_clients.refresh()

@@ -17,6 +17,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SecretStr,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -25,6 +26,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.cluster.stores.backends import ETCD_LEASE_S, EtcdPlace, parse_place
 from spark_stream.cluster.stores.leases import DURATION_S
 from spark_stream.errors import InvalidConfig
 from spark_stream.schema.keys import PARTITION_BY
@@ -39,20 +41,14 @@ from spark_stream.wire.refused_values import problem_of
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 
-class TlsSettings(BaseModel):
-    """The TLS settings of a door, which uses no TLS without ``cert``. Files are in PEM format.
-
-    ``ca``: authorities; the other side may show a certificate of theirs, and has to if
-    ``require_client_cert``. ``min_version``: the oldest version of TLS that is accepted.
-    """
+class TlsPaths(BaseModel):
+    """Paths of files in PEM format: a certificate, its key, and authorities that are trusted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     cert: Path | None = None
     key: Path | None = None
     ca: Path | None = None
-    require_client_cert: bool = False
-    min_version: Literal["1.2", "1.3"] = "1.2"
 
     def absolute(self) -> Self:
         """Return the same settings with absolute paths."""
@@ -66,6 +62,17 @@ class TlsSettings(BaseModel):
             None if each is None else str(each) for each in (self.cert, self.key, self.ca)
         )
         return TlsFiles(cert, key, ca, setting)
+
+
+class TlsSettings(TlsPaths):
+    """The TLS settings of a listener, which uses no TLS without ``cert``.
+
+    ``ca``: authorities; the other side may show a certificate of theirs, and has to if
+    ``require_client_cert``. ``min_version``: the oldest version of TLS that is accepted.
+    """
+
+    require_client_cert: bool = False
+    min_version: Literal["1.2", "1.3"] = "1.2"
 
 
 class JwtConfig(BaseModel):
@@ -106,12 +113,14 @@ class BrokerConfig(BaseSettings):
 
     ``id`` names the broker in a new directory (1 to 200 of a-z A-Z 0-9 _ -); by default one is
     generated. ``rack`` is the broker's place: replicas of a partition go to different racks.
-    ``metadata`` is the file of the metadata store, if several brokers of one host share it; by
-    default it is in ``dir``.
+    ``metadata`` is the metadata store that the brokers of a cluster share: ``sqlite:///PATH`` or a
+    path, if they are on one host, or ``etcd://HOST:PORT,…/NAME``. By default it is a file in
+    ``dir``, for a lone broker. ``metadata_tls``, ``metadata_user`` and ``metadata_password``: for
+    etcd; it is reached with TLS if ``metadata_tls.ca`` is given.
 
-    ``lease_seconds``: how long the others consider the broker alive without a sign of life.
-    ``sink_expiry_seconds``: how long an unused id of a sink is kept. Both are the same for all
-    brokers of a cluster.
+    ``lease_seconds``: how long the others consider the broker alive without a sign of life; by
+    default 3, or 6 with etcd, which takes 2 to 3 s to elect a leader. ``sink_expiry_seconds``: how
+    long an unused id of a sink is kept. Both are the same for all brokers of a cluster.
 
     ``default_replication_factor``: the number of replicas of a topic that is created without one;
     by default the number of brokers that are not being decommissioned, at most three.
@@ -134,7 +143,10 @@ class BrokerConfig(BaseSettings):
     dir: Path
     id: str | None = None
     rack: str | None = None
-    metadata: Path | None = None
+    metadata: str | None = None
+    metadata_tls: TlsPaths = TlsPaths()
+    metadata_user: str = ""
+    metadata_password: SecretStr = SecretStr("")
     listen: str = "127.0.0.1:9092"
     peer_listen: str = ""
     flight_listen: str = ""
@@ -146,7 +158,7 @@ class BrokerConfig(BaseSettings):
     advertise: str | None = None
     idle_seconds: float = Field(default=0.0, ge=0.0)
     memory_bytes: int = Field(default=MEMORY_BYTES_DEFAULT, ge=MEMORY_BYTES_MIN, le=1 << 40)
-    lease_seconds: float = Field(default=DURATION_S, ge=0.5, le=3600.0)
+    lease_seconds: float | None = Field(default=None, ge=0.5, le=3600.0)
     leader_balance_seconds: float = Field(default=30.0, ge=0.0, le=86_400.0)
     peer_addresses: dict[str, str] = {}
     default_replication_factor: int | None = Field(default=None, ge=1)
@@ -173,6 +185,13 @@ class BrokerConfig(BaseSettings):
         if value is not None and not _ID.fullmatch(value):
             raise ValueError(f"takes 1 to 200 of a-z A-Z 0-9 _ -, not {value!r}")
         return value
+
+    @field_validator("metadata", mode="before")
+    @classmethod
+    def _metadata(cls, value: object) -> object:
+        if value is not None:
+            parse_place(str(value))
+        return None if value is None else str(value)
 
     @field_validator("listen", "peer_listen", "flight_listen")
     @classmethod
@@ -214,6 +233,16 @@ class BrokerConfig(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _etcd_has_time(self) -> Self:
+        if isinstance(self.place, EtcdPlace) and self.lease_s < ETCD_LEASE_S:
+            raise InvalidConfig(
+                f"lease_seconds: {self.lease_s:g} is too short for etcd, which may take 3 s to"
+                f" elect a leader: give {ETCD_LEASE_S:g} or more",
+                setting="lease_seconds",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _peers_know_each_other(self) -> Self:
         given = self.peer_tls
         if self.authentication and given.cert is None and self.peer_listen:
@@ -249,7 +278,18 @@ class BrokerConfig(BaseSettings):
     @property
     def replication(self) -> ReplicationSettings:
         """The settings of this broker's replication streams."""
-        return ReplicationSettings(beat_s=self.lease_seconds / 3, death_s=self.lease_seconds)
+        return ReplicationSettings(beat_s=self.lease_s / 3, death_s=self.lease_s)
+
+    @property
+    def place(self) -> Path | EtcdPlace | None:
+        """Where the shared metadata store is; None for a lone broker's own."""
+        return None if self.metadata is None else parse_place(self.metadata)
+
+    @property
+    def lease_s(self) -> float:
+        """How long the broker's lease lasts without a renewal."""
+        default = ETCD_LEASE_S if isinstance(self.place, EtcdPlace) else DURATION_S
+        return default if self.lease_seconds is None else self.lease_seconds
 
     @property
     def topic_defaults(self) -> LogSettings:

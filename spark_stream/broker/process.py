@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -37,9 +38,9 @@ from spark_stream.broker.network import ConnectedNetwork
 from spark_stream.broker.node.controlling import MOVES_S, ROUND_S
 from spark_stream.broker.node.handover import LOOK_S as TROUBLE_S
 from spark_stream.broker.node.identity import BrokerIdentity
-from spark_stream.broker.node.lock import DirectoryLock, IdLock
+from spark_stream.broker.node.lock import DirectoryLock
 from spark_stream.broker.node.scrubbing import BEGIN_S, Scrub
-from spark_stream.broker.node.stores import lease_folder, open_store
+from spark_stream.broker.node.stores import open_store, own_backend
 from spark_stream.broker.partition.recent import BROKER_BYTES
 from spark_stream.broker.serving.activity import Activity
 from spark_stream.broker.serving.flight import FlightFacade
@@ -48,11 +49,17 @@ from spark_stream.broker.serving.serving import Serving
 from spark_stream.broker.sockets import is_local, listening_socket, port_of
 from spark_stream.cluster.access import TOKENS, Token, encode
 from spark_stream.cluster.brokers import RegisteredBroker
-from spark_stream.cluster.stores.lease_files import LeaseFiles
-from spark_stream.cluster.stores.leases import Leases
+from spark_stream.cluster.stores.backends import (
+    Backend,
+    EtcdAccess,
+    EtcdBackend,
+    EtcdPlace,
+    SqliteBackend,
+)
+from spark_stream.cluster.stores.leases import IdLock, Leases, SharedBoard
 from spark_stream.cluster.view import PAUSE_S
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemMachine
+from spark_stream.environment import Clock, Ids, Machine, SystemClock, SystemIds, SystemMachine
 from spark_stream.errors import DirectoryInUse, IsologError
 from spark_stream.storage.disk.directory import (
     LogDirectory,
@@ -116,11 +123,13 @@ class Broker:
         self._lock = DirectoryLock(path)
         undo.callback(self._lock.release)
         is_new = recorded_cluster_id(path) is None
-        directory, self._store, secret = open_store(path, config.metadata, ids, config.id)
+        shared = _shared_backend(config, clock, machine, self._certificates.to_metadata)
+        directory, self._store, secret = open_store(path, shared, ids, config.id)
         undo.callback(self._store.close)
-        lease_files = LeaseFiles(lease_folder(path, config.metadata))
-        self._id_lock = _locked_id(lease_files.folder, directory, is_new)
-        undo.callback(self._id_lock.release)
+        self._board = (shared or own_backend(path)).open_board()
+        undo.callback(self._board.close)
+        self._id_lock = _locked_id(self._board, directory, is_new)
+        undo.callback(self._release_id)
         me = BrokerIdentity(
             directory.cluster_id, BrokerId(directory.broker_id), ids.new_id(), secret
         )
@@ -131,7 +140,7 @@ class Broker:
         undo.callback(self._network.stop)
         self.core = core = BrokerCore(
             self._store,
-            Leases(lease_files, clock, config.lease_seconds),
+            Leases(self._board, clock, config.lease_s),
             clock,
             ids,
             machine,
@@ -299,11 +308,11 @@ class Broker:
         )
         core.take_lease(me.incarnation)
         undo.callback(core.lease_keeper.end)
-        self._tasks.start("lease", core.leases.pause_s, core.lease_keeper.renew)
+        self._tasks.start("lease", core.leases.pause_s, self._renew_lease)
         undo.callback(self._stop_asked.set)
         run(core.beginning())
         # These start before ``recovering``, which may wait for followers, and these for leaders.
-        self._tasks.start("watcher", PAUSE_S, core.host.refresh)
+        self._tasks.start("watcher", PAUSE_S, core.host.follow_store)
         self._tasks.start("proposals", 0.0, self._put_proposals)
         self._tasks.start("controller", ROUND_S, core.control)
         self._tasks.start("moves", MOVES_S, core.controlling.finishing)
@@ -319,6 +328,18 @@ class Broker:
         self._tasks.start("access", _ACCESS_S, self._authorizer.recheck)
         self._tasks.start("memory", LOOK_S, SpareMemory().give_back)
         self._tasks.start("scrub", BEGIN_S, self._scrub.look)
+
+    def _renew_lease(self) -> None:
+        """Renew the lease. A broker whose id another process has taken ends."""
+        try:
+            self.core.lease_keeper.renew()
+        except DirectoryInUse:
+            self._stop_asked.set()
+            raise
+
+    def _release_id(self) -> None:
+        with contextlib.suppress(IsologError):  # then it is free once its lease is over
+            self._id_lock.release()
 
     def _put_proposals(self) -> None:
         """Wait for proposals, a while at most, and put them on record."""
@@ -361,11 +382,12 @@ class Broker:
                 core.registration.end()
         core.lease_keeper.end()
         self._store.close()
+        self._release_id()
+        self._board.close()
         self._authorizer.audit.close()
         for address in (self.address, self.peer_address):
             if address.startswith(UNIX):
                 Path(address.removeprefix(UNIX)).unlink(missing_ok=True)
-        self._id_lock.release()
         self._lock.release()
         logger.info("broker stopped")
 
@@ -405,10 +427,25 @@ def _warn_of_open_doors(config: BrokerConfig) -> None:
             logger.warning("%s: passwords and records cross the network in the clear", listen)
 
 
-def _locked_id(folder: Path, directory: LogDirectory, is_new: bool) -> IdLock:
+def _shared_backend(
+    config: BrokerConfig, clock: Clock, machine: Machine, tls: Callable[[], ssl.SSLContext] | None
+) -> Backend | None:
+    """Return the metadata that the brokers of a cluster share, or None for a lone broker.
+
+    ``tls``: as ``EtcdAccess``.
+    """
+    place = config.place
+    if isinstance(place, EtcdPlace):
+        credential = (config.metadata_user, config.metadata_password.get_secret_value())
+        access = EtcdAccess(tls, credential if config.metadata_user else None)
+        return EtcdBackend(place, access, clock, machine, config.lease_s)
+    return None if place is None else SqliteBackend(place.resolve())
+
+
+def _locked_id(board: SharedBoard, directory: LogDirectory, is_new: bool) -> IdLock:
     """Lock the directory's id. If another broker holds it, undo the marks of a new directory."""
     try:
-        return IdLock(folder, directory.broker_id, directory.path)
+        return board.lock_id(directory.broker_id, directory.path)
     except DirectoryInUse:
         if is_new:
             disown_directory(directory)

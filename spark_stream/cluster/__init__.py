@@ -17,5 +17,6 @@ Records of the store:
 Beside the store:
 
 ``view``          the cluster as a broker sees it: topics, partitions and brokers in memory
+``followed``      the records with a prefix, in memory
 ``backup``        copies of the store, and how one is put back
 """

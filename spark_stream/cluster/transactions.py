@@ -116,10 +116,13 @@ class TransactionIndex:
         self._records: dict[str, Transaction] = {}
         self._names: dict[FoundBy, set[str]] = {}
 
-    def find(self, by: By, value: str) -> list[Transaction]:
-        """Return the records that have this, ordered by id, as they are in the store now."""
+    def find(self, by: By, value: str, *, fresh: bool = True) -> list[Transaction]:
+        """Return the records that have this, ordered by id, as they are in the store now.
+
+        Without ``fresh``: as they were a moment ago.
+        """
         with self._lock:
-            changes = self._store.changes(self._revision, (PREFIX,))
+            changes = self._store.changes(self._revision, (PREFIX,), fresh=fresh)
             if changes.complete:
                 for key in [key for key in self._records if key not in changes.changed]:
                     self._take(key, None)

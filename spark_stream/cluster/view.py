@@ -107,14 +107,16 @@ class ClusterView:
         with self._lock:
             self._listeners.append(listener)
 
-    def refresh(self) -> News:
+    def refresh(self, *, fresh: bool = True) -> News:
         """Read what has changed in the store, and return it.
+
+        ``fresh``: everything that was changed before this call, as ``MetadataStore.changes``.
 
         Raises:
             StorageFailure: the store could not be read; the view is as it was before.
         """
         with self._lock:
-            changes = self._store.changes(self._revision, PREFIXES)
+            changes = self._store.changes(self._revision, PREFIXES, fresh=fresh)
             changed = self._really_changed(changes)
             self._revision = changes.revision
             if not changed:

@@ -86,9 +86,9 @@ def forget_adding(topic: Topic, version: int) -> Script[None]:
         yield from DeleteRecord(record.key, version)
 
 
-def left_overs() -> Script[list[StoreRecord]]:
-    """Return all announcements."""
-    return list((yield from ListRecords(REMOVED)))
+def left_overs(*, fresh: bool = True) -> Script[list[StoreRecord]]:
+    """Return all announcements; ``fresh``: as ``ListRecords``."""
+    return list((yield from ListRecords(REMOVED, fresh)))
 
 
 def makers(record: StoreRecord) -> tuple[BrokerId, ...]:

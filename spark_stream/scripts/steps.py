@@ -54,9 +54,13 @@ class Get(Step[StoreRecord | None]):
 
 
 class ListRecords(Step[Sequence[StoreRecord]]):
-    """All records whose keys start with the prefix, in the order of their keys."""
+    """All records whose keys start with the prefix, in the order of their keys.
+
+    Without ``fresh``: as they were a moment ago, for what is looked at again and again.
+    """
 
     prefix: str
+    fresh: bool = True
 
 
 class PutRecord(Step[int | None]):
@@ -87,10 +91,14 @@ class DeleteRecord(Step[bool]):
 
 
 class FindTransactions(Step[list[Transaction]]):
-    """The records of transactions that match, by id; the cost grows with the number found."""
+    """The records of transactions that match, by id; the cost grows with the number found.
+
+    ``fresh``: as :class:`ListRecords`.
+    """
 
     by: By
     value: str = ""
+    fresh: bool = True
 
 
 class Numbering(StrEnum):

@@ -16,7 +16,8 @@ from spark_stream.cluster.stores.etcd_client import EtcdClient
 from spark_stream.cluster.stores.etcd_leases import EtcdLeases
 from spark_stream.cluster.stores.leases import Renewal
 from spark_stream.cluster.stores.store import Delete, Put
-from spark_stream.errors import MetadataRefused, MetadataUnavailable, StorageFailure
+from spark_stream.environment import SystemClock, SystemMachine
+from spark_stream.errors import DirectoryInUse, MetadataRefused, MetadataUnavailable, StorageFailure
 from tests.etcd import Etcd, needs_etcd, running_etcd
 from tests.support import eventually
 
@@ -152,18 +153,107 @@ def test_what_a_closed_store_is_asked_fails(etcd: Etcd):
 
 
 def test_a_renewal_whose_answer_was_lost_keeps_the_lease(etcd: Etcd, lossy: Lossy):
-    board = EtcdLeases(lossy, "renewals")
+    board = EtcdLeases(lossy, "renewals", SystemClock(), SystemMachine())
     place = board.take_place("b", "first", 10.0)
     lossy.lost = ["answer"]
-    with pytest.raises(MetadataUnavailable):
-        place.write(1)
+    assert place.write(1)
+    lossy.lost = ["request"]
     assert place.write(2)
     later = board.take_place("b", "second", 10.0)
     assert not place.write(3)
     place.clear()
     assert later.write(1)
     assert board.read("b") == Renewal("second", 1, 10.0)
-    lossy.close()
+    board.close()
+
+
+# -- the lock of an id -----------------------------------------------------------------------------
+
+LEASE_S = 1.2
+
+
+class Boot:
+    """A machine with this boot id."""
+
+    def __init__(self, boot_id: str | None) -> None:
+        self._boot_id = boot_id
+
+    def boot_id(self) -> str | None:
+        return self._boot_id
+
+
+@pytest.fixture
+def board_of(etcd: Etcd, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Opens the board as a broker on the machine with this boot id does."""
+    opened: list[EtcdLeases] = []
+
+    def make(boot_id: str | None) -> EtcdLeases:
+        found = EtcdLeases(etcd.client(), request.node.name, SystemClock(), Boot(boot_id), LEASE_S)
+        opened.append(found)
+        return found
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+@pytest.mark.rule("who is the broker of an id, on many hosts", "cluster/stores/etcd_leases.py")
+@pytest.mark.parametrize("with_lease", [False, True])
+def test_the_second_broker_of_an_id_is_refused(board_of, tmp_path: Path, with_lease: bool):
+    first, second = board_of("one"), board_of("two")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    lock = first.lock_id("b", tmp_path)
+    stop = threading.Event()
+    if with_lease:  # from then on, renewals of the lease are the signs of life
+        place = first.take_place("b", "start", LEASE_S)
+        renewing = threading.Thread(
+            target=lambda: [place.write(n) for n in range(1, 1000) if not stop.wait(0.1)]
+        )
+        renewing.start()
+    for board in (second, first):
+        with pytest.raises(DirectoryInUse, match="broker b of this store runs already"):
+            board.lock_id("b", copy)
+    other = second.lock_id("c", copy)
+    if with_lease:
+        stop.set()
+        renewing.join()
+        place.clear()
+    lock.release()
+    again = second.lock_id("b", copy)
+    for each in (other, again):
+        each.release()
+
+
+def test_a_broker_that_is_killed_and_started_again_has_its_id_at_once(board_of, tmp_path: Path):
+    first = board_of("one")
+    first.lock_id("b", tmp_path)
+    first.take_place("b", "start", LEASE_S)  # and dies: nothing is released
+    begun = time.monotonic()
+    again = board_of("one")
+    again.lock_id("b", tmp_path)
+    assert again.take_place("b", "start-2", LEASE_S).write(1)
+    assert time.monotonic() - begun < LEASE_S
+    with pytest.raises(DirectoryInUse):
+        first.take_place("b", "start", LEASE_S)
+
+
+@pytest.mark.parametrize("boot_id", ["two", None])
+def test_after_a_lease_without_a_sign_of_life_an_id_is_free_and_its_old_broker_ends(
+    board_of, tmp_path: Path, boot_id: str | None
+):
+    first = board_of("one")
+    first.lock_id("b", tmp_path)
+    place = first.take_place("b", "start", LEASE_S)
+    assert place.write(1)
+    second = board_of(boot_id)
+    begun = time.monotonic()
+    second.lock_id("b", tmp_path)
+    assert time.monotonic() - begun >= LEASE_S
+    assert not place.write(2), "it is another broker's by now, which may have no lease yet"
+    with pytest.raises(DirectoryInUse):
+        first.take_place("b", "start", LEASE_S)
+    assert second.take_place("b", "start-2", LEASE_S).write(1)
 
 
 # -- three members ---------------------------------------------------------------------------------
@@ -184,9 +274,9 @@ def test_a_member_that_stands_still_delays_and_loses_nothing(three: Etcd, name: 
 
     def write() -> None:
         while not stop.is_set():
-            record = stores[0].get("n")
-            at = 0 if record is None else record.version
             try:
+                record = stores[0].get("n")
+                at = 0 if record is None else record.version
                 if stores[0].put("n", {"n": len(written)}, at) is not None:
                     written.append(len(written))
             except StorageFailure:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_stream.cluster.stores import lease_files
+from spark_stream.cluster.stores.etcd_client import encoded
 from spark_stream.cluster.stores.etcd_leases import EtcdLeases
 from spark_stream.cluster.stores.lease_files import LeaseFiles
 from spark_stream.cluster.stores.leases import (
@@ -28,7 +29,7 @@ from spark_stream.cluster.stores.leases import (
     time_left,
 )
 from spark_stream.cluster.stores.sqlite import SqliteStore
-from spark_stream.environment import SystemClock
+from spark_stream.environment import SystemClock, SystemMachine
 from tests.etcd import needs_etcd
 from tests.simulation.leases import MemoryBoard, MemoryPlace
 from tests.support import eventually
@@ -52,13 +53,34 @@ class HandClock:
     steady_us = wall_us = lambda self: 0
 
 
+class PromptLeases(EtcdLeases):
+    """Leases in etcd whose watch is never late: it tells of a change before the next read."""
+
+    def read(self, broker_id: str) -> Renewal | None:
+        known = super().read(broker_id)
+        key = encoded((self._leases + broker_id).encode())
+        answer = self._client.read("/v3/kv/range", {"key": key})
+        if known is None or self._known.lasting(broker_id) is None:
+            return known
+        now = [each["mod_revision"] for each in answer.get("kvs", [])]
+        eventually(lambda: self._at(broker_id) >= int(now[0]) if now else self._is_gone(broker_id))
+        return super().read(broker_id)
+
+    def _at(self, broker_id: str) -> int:
+        return self._known._known[broker_id].revision
+
+    def _is_gone(self, broker_id: str) -> bool:
+        return self._known._known[broker_id].renewal is None
+
+
 @pytest.fixture(params=[*BOARDS, pytest.param("etcd", marks=needs_etcd)])
-def board(request, tmp_path) -> Iterator[Board]:
+def board(request, tmp_path, moments) -> Iterator[Board]:
     if request.param != "etcd":
         yield BOARDS[request.param](tmp_path)
         return
-    with closing(request.getfixturevalue("etcd").client()) as client:
-        yield EtcdLeases(client, tmp_path.name)
+    client = request.getfixturevalue("etcd").client()
+    with closing(PromptLeases(client, tmp_path.name, HandClock(moments), SystemMachine())) as found:
+        yield found
 
 
 @pytest.fixture

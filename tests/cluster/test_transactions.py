@@ -71,8 +71,8 @@ def test_a_look_up_reads_what_has_changed_and_no_more():
     records = MemoryRecords()
     store, read = MemoryStore(records), []
     original = store.changes
-    store.changes = lambda since, prefixes: (  # type: ignore[method-assign]
-        found := original(since, prefixes),
+    store.changes = lambda since, prefixes, **asked: (  # type: ignore[method-assign]
+        found := original(since, prefixes, **asked),
         read.append(len(found.changed)),
     )[0]
     for number in range(1_000):

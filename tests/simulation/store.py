@@ -95,7 +95,9 @@ class MemoryStore:
         check_distinct(deletes)
         return [self.delete(*each) for each in deletes]
 
-    def changes(self, since: int, prefixes: Sequence[str] = ("",)) -> Changes:
+    def changes(
+        self, since: int, prefixes: Sequence[str] = ("",), *, fresh: bool = True
+    ) -> Changes:
         self._check_open()
         meant = tuple(prefixes)
         if self._sees is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -17,23 +16,9 @@ from spark_stream.broker.node.members import Members
 from spark_stream.broker.node.scrubbing import Scrub
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.broker.scripting.topics import TopicAdmin
+from spark_stream.cluster.stores.store import DurableStore
 from spark_stream.environment import Clock
-from spark_stream.errors import MetadataLost, PermissionDenied, UnknownTopic
-
-
-class StoreFile(Protocol):
-    """The file of the metadata store, as an operator asks about it."""
-
-    @property
-    def lost(self) -> MetadataLost | None:
-        """Why changes are refused, if the file at the path is not the open one; else None."""
-
-    def write_back(self) -> None:
-        """Write the open copy to its path, from which a file was deleted.
-
-        Raises:
-            InvalidRequest: nothing is missing, or there is another file.
-        """
+from spark_stream.errors import PermissionDenied, UnknownTopic
 
 
 class BrokerFacts(Struct, frozen=True):
@@ -59,7 +44,7 @@ class BrokerContext(Struct, frozen=True):
     facts: BrokerFacts
     clock: Clock
     scrub: Scrub
-    store: StoreFile
+    store: DurableStore
     authorizer: Authorizer
     quotas: Quotas
     caller: Caller = NOBODY

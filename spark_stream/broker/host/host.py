@@ -96,6 +96,7 @@ class Host:
         self._recent_room = MemoryRoom(recent_bytes)
         self.upkeep = Upkeep(clock, marks or CommittedMarks(directory.path))
         self._applying = threading.RLock()
+        self._refreshes_begun = self._refreshed = 0
         self._stopping = False
         self.generation: Generation | None = None
         """The generation of this broker's logs; None until it has decided about vouching."""
@@ -299,14 +300,33 @@ class Host:
             partition.role.tick()
 
     def refresh(self) -> None:
-        """Read what has changed in the store, and act on it."""
+        """See everything that was changed before this call, and act on it: a barrier.
+
+        With a metadata store on another host that costs a request, which callers at the same time
+        share. So no append, fetch or cut may need it.
+        """
+        asked_after = self._refreshes_begun
         with self._applying:
-            if self._stopping:
-                return
-            news = self.view.refresh()
-            if news:
-                self._close_gone()
-                self._reconcile(self._topics_of(news))
+            if self._refreshed <= asked_after:
+                self._apply(fresh=True)
+
+    def follow_store(self) -> None:
+        """Act on what the store tells by itself; to be called again and again."""
+        with self._applying:
+            self._apply(fresh=False)
+
+    def _apply(self, *, fresh: bool) -> None:
+        if self._stopping:
+            return
+        if fresh:
+            self._refreshes_begun += 1
+        number = self._refreshes_begun
+        news = self.view.refresh(fresh=fresh)
+        if news:
+            self._close_gone()
+            self._reconcile(self._topics_of(news))
+        if fresh:
+            self._refreshed = max(self._refreshed, number)
 
     def _topics_of(self, news: News) -> list[Topic]:
         """Return the topics that the news is about."""

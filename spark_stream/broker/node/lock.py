@@ -1,12 +1,8 @@
-"""One broker per directory, one process per broker id, and how clients on the host find a broker.
+"""One broker per directory, and how clients on the host find it.
 
-The locks are the kernel's (flock): they cannot outlive their process, so ``kill -9`` leaves nothing
-to clean up. The lock of a directory is on ``broker.lock``; ``broker.json`` says where its holder
-listens, and counts only while the lock is held.
-
-A copied directory has the id of the broker that it was copied from, and a lock of its own. Both
-would lead the same topics, each in its own files. So there is a second lock, which the id names,
-beside the metadata store that they share.
+The lock is the kernel's (flock): it cannot outlive its process, so ``kill -9`` leaves nothing to
+clean up. It is on ``broker.lock``; ``broker.json`` says where its holder listens, and counts only
+while the lock is held.
 """
 
 from __future__ import annotations
@@ -60,38 +56,4 @@ class DirectoryLock:
     def release(self) -> None:
         """Remove the address, then release the lock."""
         self._facts.unlink(missing_ok=True)
-        os.close(self._descriptor)
-
-
-class IdLock:
-    """The lock that makes this process the only broker of its id, until :meth:`release`.
-
-    ``folder``: shared by all brokers of a metadata store.
-
-    Raises:
-        DirectoryInUse: another process is the broker of this id.
-    """
-
-    def __init__(self, folder: Path, broker_id: str, directory: Path) -> None:
-        path = folder / f"{broker_id}.lock"
-        try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StorageFailure(
-                f"cannot open the lock file {path}: {error.strerror}", path=str(path)
-            ) from error
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._descriptor)
-            raise DirectoryInUse(
-                f"broker {broker_id} of this store runs already, in another directory than"
-                f" {directory}: one is a copy of the other, or both were given the same id",
-                path=str(directory),
-                hint="Start another broker of the store in an empty directory, with an id of its"
-                " own.",
-            ) from None
-
-    def release(self) -> None:
-        """Release the id, so that another process can take it."""
         os.close(self._descriptor)

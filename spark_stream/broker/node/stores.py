@@ -12,12 +12,11 @@ from pathlib import Path
 from spark_stream.cluster.backup import STORE_NAME
 from spark_stream.cluster.identity import ClusterSecret, cluster_identity
 from spark_stream.cluster.left_overs import REMOVED
-from spark_stream.cluster.stores.lease_files import running_brokers
-from spark_stream.cluster.stores.sqlite import SqliteStore
-from spark_stream.cluster.stores.store import MetadataStore
+from spark_stream.cluster.stores.backends import Backend, SqliteBackend
+from spark_stream.cluster.stores.store import DurableStore, MetadataStore
 from spark_stream.cluster.topics import TOPICS, decode
 from spark_stream.environment import Ids
-from spark_stream.errors import MetadataLost, WrongCluster
+from spark_stream.errors import WrongCluster
 from spark_stream.storage.disk.directory import (
     LogDirectory,
     RunFile,
@@ -30,14 +29,14 @@ logger = logging.getLogger(__name__)
 
 
 def open_store(
-    path: Path, metadata: Path | None, ids: Ids, broker_id: str | None = None
-) -> tuple[LogDirectory, SqliteStore, ClusterSecret]:
+    path: Path, backend: Backend | None, ids: Ids, broker_id: str | None = None
+) -> tuple[LogDirectory, DurableStore, ClusterSecret]:
     """Open the broker's directory and the store of its cluster.
 
     Return both, and the cluster's secret.
 
-    ``metadata`` is the file of a shared store, or None if the store lies in the directory.
-    ``broker_id``: whose directory it must be; None means anybody's.
+    ``backend``: of a shared store; None if the store lies in the directory. ``broker_id``: whose
+    directory it must be; None means anybody's.
 
     Raises:
         WrongCluster: they do not belong together; or a broker has run in the directory, and the
@@ -45,26 +44,18 @@ def open_store(
         MetadataLost: running brokers have another file open than the one at its path, or the
             write-ahead log beside it is that of another file.
     """
-    if metadata is None:
+    if backend is None:
         directory = open_directory(path, new_id=ids.new_id, broker_id=broker_id)
-        file = directory.path / STORE_NAME
+        backend = own_backend(directory.path)
         known: str | None = directory.cluster_id
     else:
-        file = metadata.resolve()
         known = recorded_cluster_id(path)
-    if not file.exists():
-        running = running_brokers(lease_folder(path, metadata))
-        if running:
-            raise MetadataLost(
-                f"the metadata store {file} is missing, and brokers run that have it open:"
-                f" {', '.join(running)}",
-                path=str(file),
-            )
-        _check_unused(path, f"there is no metadata store {file}")
-    store = SqliteStore(file)
+    if not backend.exists():
+        _check_unused(path, f"there is no metadata store {backend}")
+    store = backend.open_store()
     try:
         if not store.list(""):
-            _check_unused(path, f"the metadata store {file} is empty")
+            _check_unused(path, f"the metadata store {backend} is empty")
         found, secret = cluster_identity(store, ids, known)
         directory = open_directory(path, found, ids.new_id, broker_id=broker_id)
         _report_unknown_folders(store, path)
@@ -74,9 +65,9 @@ def open_store(
         raise
 
 
-def lease_folder(path: Path, metadata: Path | None) -> Path:
-    """Return where the leases of a store's brokers lie: one folder for every path to the store."""
-    return (path if metadata is None else metadata.resolve().parent) / "leases"
+def own_backend(path: Path) -> Backend:
+    """Return the metadata of a lone broker, which lies in its directory."""
+    return SqliteBackend(path / STORE_NAME)
 
 
 def _check_unused(path: Path, lost: str) -> None:
@@ -96,7 +87,7 @@ def _check_unused(path: Path, lost: str) -> None:
     raise WrongCluster(
         f"{path} {found}, and {lost}",
         hint="Start the broker with the store that the directory was used with, or a backup of"
-        " it: `isolog broker start --metadata FILE` if several brokers share one. For a new log"
+        " it: `isolog broker start --metadata STORE` if several brokers share one. For a new log"
         " give it an empty directory.",
         path=str(path),
     )

@@ -152,7 +152,7 @@ class TransactionCoordinator:
 
     def _mine(self, *, whole: bool) -> Script[list[Transaction]]:
         """Read the records that this broker looks after: all, or those under way."""
-        found = yield from FindTransactions(By.ANY if whole else By.UNDER_WAY)
+        found = yield from FindTransactions(By.ANY if whole else By.UNDER_WAY, fresh=whole)
         mine = {name: self._looks_after(name) for name in {each.coordinator for each in found}}
         return [record for record in found if mine[record.coordinator]]
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.scripting.joining import AwaitAcknowledgement, TakeBatch
+from spark_stream.cluster.followed import FollowedRecords
 from spark_stream.cluster.numbers import NUMBERS, Numbers
 from spark_stream.cluster.partitions import PartitionId
-from spark_stream.cluster.stores.store import MetadataStore
+from spark_stream.cluster.stores.store import MetadataStore, StoreRecord
 from spark_stream.cluster.transactions import TransactionIndex
 from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.consistency.transactions.transactions import Joined
@@ -61,7 +62,9 @@ class StepTable:
     """The steps of one broker. Whoever drives its scripts carries them out here."""
 
     def __init__(self, store: MetadataStore, host: Host) -> None:
+        self._store = store
         self._host = host
+        self._followed: dict[str, FollowedRecords] = {}
         transactions = TransactionIndex(store)
         self._numbers = {
             Numbering.TRANSACTIONS: Numbers(store, f"{NUMBERS}transactions"),
@@ -69,12 +72,12 @@ class StepTable:
         }
         self._table: Mapping[type[Step[Any]], Callable[[Any], Any]] = {
             Get: lambda step: store.get(step.key),
-            ListRecords: lambda step: store.list(step.prefix),
+            ListRecords: self._list,
             PutRecord: lambda step: store.put(step.key, step.value, step.expected),
             PutMany: lambda step: store.put_many(step.puts),
             DeleteMany: lambda step: store.delete_many(step.deletes),
             DeleteRecord: lambda step: store.delete(step.key, step.expected),
-            FindTransactions: lambda step: transactions.find(step.by, step.value),
+            FindTransactions: lambda step: transactions.find(step.by, step.value, fresh=step.fresh),
             TakeNumber: lambda step: self._numbers[step.of].take(step.above),
             FindTopic: lambda step: host.find(step.name, step.topic_id),
             RemoveFiles: lambda step: host.remove_files(step.topic),
@@ -88,6 +91,13 @@ class StepTable:
     def carry_out(self, step: Step[Any]) -> Any:
         """Carry out a step that is on no partition; raise what it raises."""
         return self._table[type(step)](step)
+
+    def _list(self, step: ListRecords) -> Sequence[StoreRecord]:
+        if step.fresh:
+            return self._store.list(step.prefix)
+        if step.prefix not in self._followed:
+            self._followed[step.prefix] = FollowedRecords(self._store, step.prefix)
+        return self._followed[step.prefix].look()
 
     def pass_over_used_numbers(self) -> None:
         """Keep numbers in this broker's logs from being given out again.

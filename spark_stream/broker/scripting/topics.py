@@ -220,7 +220,7 @@ class TopicAdmin:
         """
         removed = []
         me = self._host.broker_id
-        for record in (yield from left_overs.left_overs()):
+        for record in (yield from left_overs.left_overs(fresh=False)):
             gone = {
                 broker
                 for broker in left_overs.makers(record)

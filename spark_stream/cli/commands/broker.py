@@ -93,11 +93,11 @@ def start(
         ),
     ] = None,
     metadata: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            metavar="FILE",
-            help="The metadata store, for brokers on one host that share one. Default: in DIR.",
-            dir_okay=False,
+            metavar="STORE",
+            help="The metadata store that the brokers of a cluster share: a file if they are on one"
+            " host, or etcd://HOST:PORT,…/NAME. Default: a file in DIR.",
             show_default=False,
         ),
     ] = None,
@@ -176,7 +176,10 @@ def start(
     flags += ["--flight-listen", config.flight_listen] if config.flight_listen else []
     flags += ["--conf", str(conf.absolute())] if conf is not None else []
     flags += ["--idle-seconds", str(config.idle_seconds)]
-    flags += ["--metadata", str(config.metadata.absolute())] if config.metadata else []
+    place = config.place
+    flags += (
+        ["--metadata", str(place.absolute() if isinstance(place, Path) else place)] if place else []
+    )
     flags += ["--id", config.id] if config.id else []
     flags += ["--rack", config.rack] if config.rack else []
     print(background.start(config.dir, flags, _absolute_files(config)), flush=True)

@@ -15,17 +15,15 @@ was to change is still as it was, it is not done, and it is sent again: should b
 second finds another version. Otherwise others have changed all of the records since, and nobody can
 tell: the call fails.
 
-**Changes.** A watch follows all keys. Who asks what has changed reads the head, and waits until the
-watch has come so far. The last changes are kept; who asks for older ones, or after a compaction,
-gets all records.
+**Changes.** A watch follows all records, and the last changes are kept. A caller that needs all
+that was changed before its call pays for one read, of the head, and waits until the watch has come
+so far. A caller that asks for older changes, or after a compaction, gets all records.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import secrets
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,12 +34,11 @@ from msgspec import Struct
 
 from spark_stream.cluster.stores.etcd_client import (
     EtcdClient,
-    EtcdCompacted,
-    EtcdWatch,
     Json,
     decoded,
     encoded,
 )
+from spark_stream.cluster.stores.etcd_feed import EtcdFeed
 from spark_stream.cluster.stores.store import (
     Changes,
     Delete,
@@ -50,16 +47,15 @@ from spark_stream.cluster.stores.store import (
     check_distinct,
     end_of,
 )
-from spark_stream.errors import MetadataRefused, MetadataUnavailable, StorageFailure
-
-logger = logging.getLogger(__name__)
+from spark_stream.errors import InvalidRequest, MetadataRefused, MetadataUnavailable, StorageFailure
 
 _AT_ONCE: Final = 100
 """Changes in one transaction; etcd takes 128 operations, and 1.5 MiB."""
 _BYTES_AT_ONCE: Final = 1 << 20
 _KEPT: Final = 10_000
 """Changes that a store remembers for those who ask for them."""
-_PAUSE_S: Final = 0.1
+_LIST_S: Final = 300.0
+"""How often all records are read, in case a watch has missed something."""
 _RANGE: Final = "/v3/kv/range"
 _TXN: Final = "/v3/kv/txn"
 
@@ -84,7 +80,11 @@ class EtcdStore:
         self._client = client
         self._head = f"/{name}/head".encode()
         self._records = f"/{name}/records/"
-        self._feed = _Feed(client, f"/{name}/", self._records)
+        end = end_of(self._records)
+        assert end is not None
+        self._feed = EtcdFeed(client, self._head, end.encode())
+        self._known = _LastChanges(self._records)
+        self._listed_at = time.monotonic()
 
     def get(self, key: str) -> StoreRecord | None:
         """Return the record, or None."""
@@ -118,22 +118,57 @@ class EtcdStore:
         deleted = {each.key for each, at in zip(changes, done, strict=True) if at is not None}
         return [each.key in deleted for each in deletes]
 
-    def changes(self, since: int, prefixes: Sequence[str] = ("",)) -> Changes:
-        """Return what changed after the revision ``since``, of keys with one of these prefixes."""
-        answer = self._client.read(_RANGE, {"key": encoded(self._head)})
-        now = int(answer["header"]["revision"])
-        head = int(answer["kvs"][0]["mod_revision"]) if answer.get("kvs") else 0
-        if head <= since <= now and since:
-            return Changes(since, {}, complete=False)
+    def changes(
+        self, since: int, prefixes: Sequence[str] = ("",), *, fresh: bool = True
+    ) -> Changes:
+        """Return what changed after the revision ``since``, of keys with one of these prefixes.
+
+        ``fresh`` costs one read of etcd. Without it etcd is asked only now and then: for all
+        records, in case a watch has missed something (etcd#18089).
+        """
         meant = tuple(prefixes)
-        found = None if since == 0 or since > now else self._feed.between(since, head)
-        if found is not None:
+        heard = self._heard(since, fresh=fresh) if since else None
+        if heard is not None:
+            revision, found = heard
             kept = {key: record for key, record in found.items() if key.startswith(meant)}
-            return Changes(head, kept, complete=False)
-        self._feed.start(now)
+            return Changes(revision, kept, complete=False)
         revision, records = self._range("")
+        self._listed_at = time.monotonic()
+        self._feed.start(revision, self._known)
         every = {each.key: each for each in records if each.key.startswith(meant)}
         return Changes(revision, every, complete=True)
+
+    def _heard(
+        self, since: int, *, fresh: bool
+    ) -> tuple[int, Mapping[str, StoreRecord | None]] | None:
+        """Return what the watch has told after a revision, and up to which; None: not all of it."""
+        head = 0
+        if fresh:
+            answer = self._client.read(_RANGE, {"key": encoded(self._head)})
+            head = _version(answer)
+            if since > int(answer["header"]["revision"]):
+                return None  # another etcd, or one that was restored
+            if head <= since:
+                return since, {}
+        elif time.monotonic() - self._listed_at > _LIST_S:
+            return None
+        if not self._feed.is_started:
+            return None
+        with self._feed.changed:
+            self._feed.wait_for(head)
+            found = self._known.after(since)
+            return None if found is None else (max(since, self._feed.seen), found)
+
+    @property
+    def lost(self) -> None:
+        """None: no file can be lost."""
+
+    def write_back(self) -> None:
+        """Refuse: there is no file."""
+        raise InvalidRequest(
+            "the metadata store is in etcd: there is no file to write back",
+            hint="`isolog cluster restore FILE` restores a backup into it.",
+        )
 
     def close(self) -> None:
         """Close the store and its client."""
@@ -245,104 +280,33 @@ class EtcdStore:
         return ""
 
 
-class _Feed:
-    """Follows a cluster's keys, and remembers its last changes. One thread, once it is started."""
+class _LastChanges:
+    """The last changes of records that a feed has told of."""
 
-    def __init__(self, client: EtcdClient, prefix: str, records: str) -> None:
-        self._client = client
-        self._start = prefix.encode()
-        end = end_of(prefix)
-        assert end is not None
-        self._end = end.encode()
+    def __init__(self, records: str) -> None:
+        """Begin with nothing. ``records``: what the records' keys in etcd start with."""
         self._records = records
-        self._changed = threading.Condition()  # guards what follows
-        self._thread: threading.Thread | None = None
-        self._watch: EtcdWatch | None = None
-        self._from = 0  # changes after this revision are known,
-        self._seen = 0  # up to this one
         self._kept: deque[tuple[int, str, StoreRecord | None]] = deque()
-        self._closed = False
+        self.start = 0
+        """Changes after this revision are known."""
 
-    def start(self, revision: int) -> None:
-        """Follow the changes after a revision, unless that goes on already."""
-        with self._changed:
-            if self._thread is not None or self._closed:
-                return
-            self._from = self._seen = revision
-            self._thread = threading.Thread(target=self._run, name="isolog-etcd", daemon=True)
-            self._thread.start()
+    def take(self, events: Sequence[Json]) -> None:
+        for each in events:
+            self._keep(each)
+        while len(self._kept) > _KEPT:
+            self.start = self._kept.popleft()[0]
+        while self._kept and self._kept[0][0] <= self.start:
+            self._kept.popleft()  # the rest of a revision that is known in part
 
-    def between(self, since: int, until: int) -> dict[str, StoreRecord | None] | None:
-        """Return the last states of what changed after ``since``; wait until it is all known.
+    def forget(self, revision: int) -> None:
+        self.start = revision
+        self._kept.clear()
 
-        None if not all of it is known.
-
-        Raises:
-            MetadataUnavailable: the watch does not come so far.
-        """
-        patience_s = self._client.timeout_s
-        with self._changed:
-            if self._thread is None or since < self._from:
-                return None
-            for _ in range(3):
-                if self._changed.wait_for(lambda: self._seen >= until or self._closed, patience_s):
-                    break
-                if self._watch is not None:  # its member may be behind: follow another one
-                    self._watch.end()
-            if self._seen < until:
-                raise MetadataUnavailable(f"a watch of etcd has not come to revision {until}")
-            if since < self._from:
-                return None
-            return {key: record for at, key, record in self._kept if since < at <= until}
-
-    def close(self) -> None:
-        """Follow no more."""
-        with self._changed:
-            self._closed = True
-            if self._watch is not None:
-                self._watch.end()
-            self._changed.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(self._client.timeout_s)
-
-    def _run(self) -> None:
-        while not self._closed:
-            try:
-                self._follow()
-            except EtcdCompacted:
-                self._begin_anew()
-            except StorageFailure as error:
-                logger.info("%s", error.message)
-            except Exception:
-                logger.exception("following etcd")
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed, _PAUSE_S)
-
-    def _follow(self) -> None:
-        watch = self._client.watch(self._start, self._end, self._seen)
-        with self._changed:
-            self._watch = watch
-            if self._closed:
-                watch.end()
-        try:
-            for answer in watch.answers():
-                self._take(answer)
-        finally:
-            with self._changed:
-                self._watch = None
-            watch.close()
-
-    def _take(self, answer: Json) -> None:
-        events = answer.get("events", [])
-        with self._changed:
-            for each in events:
-                self._keep(each)
-                self._seen = int(each["kv"]["mod_revision"])
-            while len(self._kept) > _KEPT:
-                self._from = self._kept.popleft()[0]
-            while self._kept and self._kept[0][0] <= self._from:
-                self._kept.popleft()  # the rest of a revision that is known in part
-            self._changed.notify_all()
+    def after(self, since: int) -> dict[str, StoreRecord | None] | None:
+        """Return the last states of what has changed; None if not all of it is known."""
+        if since < self.start:
+            return None
+        return {key: record for at, key, record in self._kept if at > since}
 
     def _keep(self, event: Json) -> None:
         found = event["kv"]
@@ -354,14 +318,6 @@ class _Feed:
         if event.get("type") != "DELETE":
             record = StoreRecord(key, json.loads(decoded(found.get("value"))), revision)
         self._kept.append((revision, key, record))
-
-    def _begin_anew(self) -> None:
-        """Forget what is known: what came after it is not known any more."""
-        answer = self._client.read(_RANGE, {"key": encoded(self._start)})
-        with self._changed:
-            self._from = self._seen = int(answer["header"]["revision"])
-            self._kept.clear()
-            self._changed.notify_all()
 
 
 def _text(value: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ import ssl
 import threading
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -62,10 +62,13 @@ class EtcdClient:
         self,
         endpoints: Sequence[str],
         timeout_s: float,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         credential: tuple[str, str] | None = None,
     ) -> None:
-        """``endpoints``: each ``host:port``. ``credential``: a user and a password."""
+        """``endpoints``: each ``host:port``. ``tls`` returns the context of a new connection.
+
+        ``credential``: a user and a password.
+        """
         if not endpoints:
             raise InvalidConfig("etcd: no endpoint", setting="metadata")
         self.timeout_s = timeout_s
@@ -174,7 +177,7 @@ class EtcdClient:
         if self._tls is None:
             return endpoint, http.client.HTTPConnection(host, int(port), timeout=self.timeout_s)
         return endpoint, http.client.HTTPSConnection(
-            host, int(port), timeout=self.timeout_s, context=self._tls
+            host, int(port), timeout=self.timeout_s, context=self._tls()
         )
 
     def _give_back(self, endpoint: str, connection: http.client.HTTPConnection) -> None:

@@ -2,86 +2,346 @@
 
 etcd's own leases are not used: a member that was deposed still answers their keepalives, and still
 revokes them (etcd#15247, etcd#12528). A key that is seen to change needs a quorum for each change.
+
+**The lock of an id** is a second key, which says whose the id is: which directory, on which boot of
+which machine, and which start of the broker. It is replaced only by a broker that has watched both
+keys of the id for a lease's duration without seeing a change, or that has the same directory open:
+then the earlier process has ended. Every renewal of a lease checks that its broker still holds the
+lock. Until a broker takes its lease, the lock renews itself.
+
+**Reads.** A watch tells of renewals, so it costs no request to see that a broker is alive. That it
+is not is only found by a read that a quorum answers: a watch may be late.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+
 from spark_stream.cluster.stores.etcd_client import EtcdClient, Json, decoded, encoded
-from spark_stream.cluster.stores.leases import DURATION_S, Renewal
+from spark_stream.cluster.stores.etcd_feed import EtcdFeed
+from spark_stream.cluster.stores.leases import DURATION_S, Renewal, id_in_use
+from spark_stream.cluster.stores.store import end_of
+from spark_stream.environment import Clock, Machine
+from spark_stream.errors import MetadataUnavailable, StorageFailure
+
+logger = logging.getLogger(__name__)
 
 _RANGE: Final = "/v3/kv/range"
 _TXN: Final = "/v3/kv/txn"
+_ATTEMPTS: Final = 3
+_LOOKS: Final = 6  # at another broker's keys, in a lease's duration
 
 
 class EtcdLeases:
-    """The board of one isolog cluster, ``name``, in an etcd cluster. The client is the caller's."""
+    """The board of one isolog cluster, ``name``, in an etcd cluster."""
 
-    def __init__(self, client: EtcdClient, name: str) -> None:
+    def __init__(
+        self,
+        client: EtcdClient,
+        name: str,
+        clock: Clock,
+        machine: Machine,
+        duration_s: float = DURATION_S,
+    ) -> None:
+        """Take the client, which is closed with the board. ``duration_s``: of the own lease."""
         self._client = client
-        self._prefix = f"/{name}/leases/"
+        self._ids = f"/{name}/board/ids/"
+        self._leases = f"/{name}/board/leases/"
+        self._machine = machine
+        self._duration_s = duration_s
+        end = end_of(self._leases)
+        assert end is not None
+        self._feed = EtcdFeed(client, self._leases.encode(), end.encode())
+        self._known = _KnownRenewals(self._leases, clock)
+        self._locks: dict[str, EtcdIdLock] = {}
+
+    def lock_id(self, broker_id: str, directory: Path) -> EtcdIdLock:
+        lock = EtcdIdLock(
+            self._client,
+            (self._ids + broker_id, self._leases + broker_id),
+            directory,
+            self._machine.boot_id(),
+            self._duration_s,
+        )
+        if not lock.take():
+            raise id_in_use(broker_id, directory)
+        self._locks[broker_id] = lock
+        return lock
 
     def take_place(self, broker_id: str, incarnation: str, duration_s: float) -> EtcdLease:
-        return EtcdLease(self._client, self._prefix + broker_id, incarnation, duration_s)
+        """Take the broker's place.
+
+        Raises:
+            DirectoryInUse: another process has the broker's id by now.
+        """
+        lock = self._locks.get(broker_id)
+        has_id = None if lock is None else lock.compare
+        shown = Renewal(incarnation, 0, duration_s)
+        try:
+            lease = EtcdLease(self._client, self._leases + broker_id, shown, has_id)
+        except LeaseTaken:
+            raise id_in_use(broker_id, lock.directory if lock else Path()) from None
+        if lock is not None:
+            lock.stop_renewing()
+        return lease
 
     def read(self, broker_id: str) -> Renewal | None:
-        found = _found(self._client, self._prefix + broker_id)
-        return None if found is None else _renewal(found)
+        lasting = self._known.lasting(broker_id)
+        if lasting is not None:
+            return lasting
+        answer = self._client.read(_RANGE, {"key": encoded((self._leases + broker_id).encode())})
+        revision = int(answer["header"]["revision"])
+        self._feed.start(revision, self._known)
+        found = answer.get("kvs", [])
+        if not found:
+            return self._known.note(broker_id, revision, None)
+        return self._known.note(broker_id, _at(found[0]), _renewal(found[0]))
+
+    def close(self) -> None:
+        self._client.close()
+        self._feed.close()
+
+
+class EtcdIdLock:
+    """The lock of a broker's id: a key with a value that only this process has."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: tuple[str, str],
+        directory: Path,
+        boot_id: str | None,
+        duration_s: float,
+    ) -> None:
+        """Take nothing yet. ``keys``: of the lock and of the lease."""
+        self.directory = directory
+        self._client = client
+        self._key, self._lease_key = keys
+        start = secrets.token_hex(8)
+        self._place = f"{boot_id or start} {_identity(directory)} "
+        self._value = self._place + start
+        self._pause_s = duration_s / _LOOKS
+        self._duration_s = duration_s
+        self._renewing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def compare(self) -> Json:
+        """The comparison, for a transaction of etcd, that holds while this process has the lock."""
+        key = encoded(self._key.encode())
+        return {"key": key, "target": "VALUE", "value": encoded(self._value.encode())}
+
+    def take(self) -> bool:
+        """Take the lock; False if another process has it. Waits for a lease's duration at most."""
+        found, lease = self._found(), None
+        if found is not None and not decoded(found.get("value")).decode().startswith(self._place):
+            lease = self._lease_found()
+            until = time.monotonic() + self._duration_s + self._pause_s
+            while time.monotonic() < until:
+                time.sleep(self._pause_s)
+                if (_at(self._found()), _at(self._lease_found())) != (_at(found), _at(lease)):
+                    return False
+            logger.warning("the broker that had this one's id shows no sign of life")
+        if not self._put(_at(found)):
+            return False
+        self._thread = threading.Thread(target=self._renew, name="isolog-id", daemon=True)
+        self._thread.start()
+        return True
+
+    def stop_renewing(self) -> None:
+        """Leave the signs of life to the lease."""
+        self._renewing.set()
+
+    def release(self) -> None:
+        self._renewing.set()
+        if self._thread is not None:
+            self._thread.join(self._client.timeout_s)
+        operation = {"request_delete_range": {"key": encoded(self._key.encode())}}
+        self._client.write(_TXN, {"compare": [self.compare], "success": [operation]})
+
+    def _renew(self) -> None:
+        while not self._renewing.wait(self._pause_s):
+            try:
+                found = self._found()
+                mine = found is not None and decoded(found["value"]).decode() == self._value
+                if not mine or not self._put(_at(found)):
+                    logger.error("another process has taken this broker's id")
+                    return
+            except StorageFailure as error:
+                logger.warning("the lock of the broker's id is not renewed: %s", error.message)
+
+    def _put(self, version: int) -> bool:
+        """Write the value if the key has this version, or if that has been done already."""
+        key = encoded(self._key.encode())
+        put = {"request_put": {"key": key, "value": encoded(self._value.encode())}}
+        compare = {"key": key, "target": "MOD", "mod_revision": str(version)}
+        for attempt in range(_ATTEMPTS):
+            try:
+                asked = {"compare": [compare], "success": [put]}
+                if self._client.write(_TXN, asked).get("succeeded"):
+                    return True
+                break
+            except MetadataUnavailable:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        found = self._found()
+        return found is not None and decoded(found.get("value")).decode() == self._value
+
+    def _found(self) -> Json | None:
+        return _read(self._client, self._key)
+
+    def _lease_found(self) -> Json | None:
+        return _read(self._client, self._lease_key)
+
+
+class LeaseTaken(Exception):
+    """Another process has the broker's lease."""
 
 
 class EtcdLease:
     """One incarnation's key, as long as no other incarnation has taken it."""
 
-    def __init__(self, client: EtcdClient, key: str, incarnation: str, duration_s: float) -> None:
+    def __init__(
+        self, client: EtcdClient, key: str, shown: Renewal, has_id: Json | None = None
+    ) -> None:
+        """``has_id``: what has to hold with each renewal; it fails once another has the id."""
         self._client = client
         self._key = key
-        self._incarnation = incarnation
-        self._duration_s = duration_s
-        answer = client.write("/v3/kv/put", {"key": encoded(key.encode()), "value": self._value(0)})
-        self._version = int(answer["header"]["revision"])
+        self._shown = shown
+        self._conditions = [] if has_id is None else [has_id]
+        self._version = self._taken()
 
     def write(self, count: int) -> bool:
         while True:
-            version = self._changed({"request_put": {**self._at, "value": self._value(count)}})
+            version = self._changed(self._operation(count), self._version)
             if version is not None:
                 self._version = version
                 return True
             # An earlier write that was not answered may have been done: then the key is still ours.
-            found = _found(self._client, self._key)
-            if found is None or _renewal(found).incarnation != self._incarnation:
+            found = _read(self._client, self._key)
+            if found is None or _renewal(found).incarnation != self._shown.incarnation:
                 return False
-            self._version = int(found["mod_revision"])
+            if self._conditions and _at(found) == self._version:
+                return False  # another process has the id
+            self._version = _at(found)
 
     def clear(self) -> None:
-        found = _found(self._client, self._key)
-        if found is not None and _renewal(found).incarnation == self._incarnation:
-            self._version = int(found["mod_revision"])
-            self._changed({"request_delete_range": self._at})
+        found = _read(self._client, self._key)
+        if found is not None and _renewal(found).incarnation == self._shown.incarnation:
+            key = {"key": encoded(self._key.encode())}
+            self._changed({"request_delete_range": key}, _at(found))
 
-    @property
-    def _at(self) -> Json:
-        return {"key": encoded(self._key.encode())}
+    def _taken(self) -> int:
+        """Take the key from an earlier incarnation, and return its version.
 
-    def _value(self, count: int) -> str:
-        shown = {"incarnation": self._incarnation, "count": count, "duration_s": self._duration_s}
-        return encoded(json.dumps(shown).encode())
+        Raises:
+            LeaseTaken: another process has the id, or takes the key again and again.
+        """
+        for _ in range(_ATTEMPTS):
+            before = _at(_read(self._client, self._key))
+            version = self._changed(self._operation(0), before)
+            if version is not None:
+                return version
+            found = _read(self._client, self._key)
+            if found is not None and _at(found) != before and _renewal(found) == self._shown:
+                return _at(found)  # it was done, and its answer was lost
+        raise LeaseTaken
 
-    def _changed(self, operation: Json) -> int | None:
-        """Change the key if nobody else has; return the new revision, or None."""
-        compare = {**self._at, "target": "MOD", "mod_revision": str(self._version)}
-        answer = self._client.write(_TXN, {"compare": [compare], "success": [operation]})
-        return int(answer["header"]["revision"]) if answer.get("succeeded") else None
+    def _operation(self, count: int) -> Json:
+        shown = {
+            "incarnation": self._shown.incarnation,
+            "count": count,
+            "duration_s": self._shown.duration_s,
+        }
+        value = encoded(json.dumps(shown).encode())
+        return {"request_put": {"key": encoded(self._key.encode()), "value": value}}
+
+    def _changed(self, operation: Json, version: int) -> int | None:
+        """Change the key if it has this version and the id is held; return the new one, or None."""
+        key = encoded(self._key.encode())
+        compare = {"key": key, "target": "MOD", "mod_revision": str(version)}
+        asked = {"compare": [compare, *self._conditions], "success": [operation]}
+        for attempt in range(_ATTEMPTS):
+            try:
+                answer = self._client.write(_TXN, asked)
+                return int(answer["header"]["revision"]) if answer.get("succeeded") else None
+            except MetadataUnavailable:  # another member may answer, and in time
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        return None
 
 
-def _found(client: EtcdClient, key: str) -> dict[str, Any] | None:
+class _Known(Struct, frozen=True):
+    """A lease's key at a revision; ``renewal`` is None if it was removed. ``at``: first known."""
+
+    revision: int
+    renewal: Renewal | None
+    at: float
+
+
+class _KnownRenewals:
+    """What reads and a watch have told of leases, in the order of revisions. From any thread."""
+
+    def __init__(self, prefix: str, clock: Clock) -> None:
+        self._prefix = prefix
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: dict[str, _Known] = {}
+
+    def lasting(self, broker_id: str) -> Renewal | None:
+        """Return a renewal that cannot be over yet, or None."""
+        known = self._known.get(broker_id)
+        if known is None or known.renewal is None:
+            return None
+        lasts = self._clock.monotonic() < known.at + known.renewal.duration_s
+        return known.renewal if lasts else None
+
+    def note(self, broker_id: str, revision: int, renewal: Renewal | None) -> Renewal | None:
+        """Note what a key held at a revision; return what is known of it now."""
+        with self._lock:
+            known = self._known.get(broker_id)
+            if known is None or known.revision < revision:
+                known = _Known(revision, renewal, self._clock.monotonic())
+                self._known[broker_id] = known
+            return known.renewal
+
+    def take(self, events: Sequence[Json]) -> None:
+        for each in events:
+            broker_id = decoded(each["kv"]["key"]).decode().removeprefix(self._prefix)
+            renewal = None if each.get("type") == "DELETE" else _renewal(each["kv"])
+            self.note(broker_id, int(each["kv"]["mod_revision"]), renewal)
+
+    def forget(self, revision: int) -> None:
+        """Keep what is known: it only says that brokers were alive."""
+
+
+def _identity(directory: Path) -> str:
+    """Return what tells a directory from a copy of it on the same machine."""
+    found = directory.stat()
+    return f"{found.st_dev} {found.st_ino}"
+
+
+def _read(client: EtcdClient, key: str) -> dict[str, Any] | None:
     """Return what a key holds now: reads are linearizable."""
     found = client.read(_RANGE, {"key": encoded(key.encode())}).get("kvs", [])
     return found[0] if found else None
 
 
-def _renewal(found: dict[str, Any]) -> Renewal:
+def _at(found: Json | None) -> int:
+    """Return a key's version; 0 if there is no such key."""
+    return 0 if found is None else int(found["mod_revision"])
+
+
+def _renewal(found: Json) -> Renewal:
     try:
         shown = json.loads(decoded(found.get("value")))
         return Renewal(shown["incarnation"], int(shown["count"]), float(shown["duration_s"]))

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from spark_stream.cluster.stores.leases import DURATION_S, Renewal
+from spark_stream.cluster.stores.leases import DURATION_S, Renewal, id_in_use
 from spark_stream.errors import StorageFailure
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
@@ -32,6 +32,9 @@ class LeaseFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._make_folder()
+
+    def lock_id(self, broker_id: str, directory: Path) -> FileIdLock:
+        return FileIdLock(self.folder / f"{_checked(broker_id)}.lock", broker_id, directory)
 
     def take_place(self, broker_id: str, incarnation: str, duration_s: float) -> LeaseFile:
         self._make_folder()  # somebody may have removed it while the broker ran
@@ -53,6 +56,9 @@ class LeaseFiles:
                         return None
                 finally:
                     os.close(descriptor)
+
+    def close(self) -> None:
+        pass
 
     def _make_folder(self) -> None:
         with _named(self.folder):
@@ -101,6 +107,26 @@ class LeaseFile:
     def _rewrite(self, count: int) -> None:
         shown = f"{self._incarnation} {count:020} {self._duration_ms}\n"
         os.pwrite(self._descriptor, shown.encode(), 0)
+
+
+class FileIdLock:
+    """The lock (flock) of a file that is named after the id."""
+
+    def __init__(self, path: Path, broker_id: str, directory: Path) -> None:
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StorageFailure(
+                f"cannot open the lock file {path}: {error.strerror}", path=str(path)
+            ) from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise id_in_use(broker_id, directory) from None
+
+    def release(self) -> None:
+        os.close(self._descriptor)
 
 
 def running_brokers(folder: Path) -> list[str]:

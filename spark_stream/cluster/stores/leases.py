@@ -26,11 +26,13 @@ what the others have put on record before it serves.
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Final, Protocol
 
 from msgspec import Struct
 
 from spark_stream.environment import Clock
+from spark_stream.errors import DirectoryInUse
 
 DURATION_S: Final = 3.0
 """How long a lease lasts without a renewal, unless it is configured."""
@@ -56,6 +58,13 @@ class LeasePlace(Protocol):
         """Remove the lease, unless another incarnation has the place."""
 
 
+class IdLock(Protocol):
+    """What makes this process the only broker of its id, until :meth:`release`."""
+
+    def release(self) -> None:
+        """Release the id, so that another process can take it."""
+
+
 class Board(Protocol):
     """Where leases are written, and read by all; its calls may raise ``StorageFailure``."""
 
@@ -67,6 +76,35 @@ class Board(Protocol):
 
     def read(self, broker_id: str) -> Renewal | None:
         """Read the broker's place; None if it is empty, or the broker's process has ended."""
+
+
+class SharedBoard(Board, Protocol):
+    """A board of several processes, which also says which of them is the broker of an id.
+
+    A copied directory has the id of the broker that it was copied from, and so may a broker on
+    another host. Both would lead the same partitions, each in its own files. So a broker locks its
+    id before it opens its logs.
+    """
+
+    def lock_id(self, broker_id: str, directory: Path) -> IdLock:
+        """Lock the id of the broker that has this directory open.
+
+        Raises:
+            DirectoryInUse: another process is the broker of this id.
+        """
+
+    def close(self) -> None:
+        """Close what the board has open."""
+
+
+def id_in_use(broker_id: str, directory: Path) -> DirectoryInUse:
+    """Return the error that another process is the broker of this id."""
+    return DirectoryInUse(
+        f"broker {broker_id} of this store runs already, in another directory than {directory}: one"
+        " is a copy of the other, or both were given the same id",
+        path=str(directory),
+        hint="Start another broker of the store in an empty directory, with an id of its own.",
+    )
 
 
 class Lease:

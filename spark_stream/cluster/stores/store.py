@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
+from spark_stream.errors import MetadataLost
+
 
 class StoreRecord(Struct, frozen=True):
     """A record as it was when it was read."""
@@ -80,15 +82,34 @@ class MetadataStore(Protocol):
     def delete_many(self, deletes: Sequence[Delete]) -> Sequence[bool]:
         """Delete many records in one go, as :meth:`put_many`."""
 
-    def changes(self, since: int, prefixes: Sequence[str] = ("",)) -> Changes:
+    def changes(
+        self, since: int, prefixes: Sequence[str] = ("",), *, fresh: bool = True
+    ) -> Changes:
         """Return what changed after the revision ``since``, of keys with one of these prefixes.
 
         Since 0: every record. A caller that always asks since the revision of the answer before
-        misses no lasting change. A call is cheap if nothing has changed.
+        misses no lasting change. With ``fresh`` the answer has everything that was changed before
+        the call: on many hosts that costs a request. Without it the answer may be a little behind,
+        and is cheap.
         """
 
     def close(self) -> None:
         """Close the store."""
+
+
+class DurableStore(MetadataStore, Protocol):
+    """A store that outlives its processes, as an operator asks about it."""
+
+    @property
+    def lost(self) -> MetadataLost | None:
+        """Why changes are refused, if the file at the path is not the open one; else None."""
+
+    def write_back(self) -> None:
+        """Write the open copy to its path, from which a file was deleted.
+
+        Raises:
+            InvalidRequest: nothing is missing, or there is another file.
+        """
 
 
 def check_distinct(changes: Sequence[Put] | Sequence[Delete]) -> None:

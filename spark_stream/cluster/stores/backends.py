@@ -1,0 +1,165 @@
+"""Where a cluster keeps its metadata: a store of records and a board of leases, named by a URL.
+
+``sqlite:///PATH``, or a path, is a file, for brokers on one host. ``etcd://HOST:PORT,…/NAME`` are
+the members of an etcd cluster, for brokers on any hosts; several isolog clusters with different
+names may use it.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import unquote
+
+from msgspec import Struct
+
+from spark_stream.cluster.stores.etcd import EtcdStore
+from spark_stream.cluster.stores.etcd_client import EtcdClient
+from spark_stream.cluster.stores.etcd_leases import EtcdLeases
+from spark_stream.cluster.stores.lease_files import LeaseFiles, running_brokers
+from spark_stream.cluster.stores.leases import SharedBoard
+from spark_stream.cluster.stores.sqlite import SqliteStore
+from spark_stream.cluster.stores.store import DurableStore
+from spark_stream.environment import Clock, Machine
+from spark_stream.errors import InvalidConfig, MetadataLost
+
+SQLITE: Final = "sqlite://"
+ETCD: Final = "etcd://"
+ETCD_LEASE_S: Final = 6.0
+"""The least duration of a lease in etcd, which takes 2.1 to 2.4 s to elect a leader."""
+_ENDPOINT: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s/:,@\[\]]+):(\d{1,5})")
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+
+
+class EtcdPlace(Struct, frozen=True):
+    """An isolog cluster in an etcd cluster. ``endpoints``: each ``host:port``."""
+
+    endpoints: tuple[str, ...]
+    name: str
+
+    def __str__(self) -> str:
+        return f"{ETCD}{','.join(self.endpoints)}/{self.name}"
+
+
+def parse_place(text: str) -> Path | EtcdPlace:
+    """Return what a URL or a path names.
+
+    Raises:
+        InvalidConfig: it is no such URL.
+    """
+    if text.startswith(ETCD):
+        hosts, _, name = text.removeprefix(ETCD).partition("/")
+        endpoints = tuple(hosts.split(","))
+        if not _NAME.fullmatch(name) or not all(map(_ENDPOINT.fullmatch, endpoints)):
+            raise InvalidConfig(
+                f"metadata: {text!r} is not etcd://HOST:PORT,…/NAME",
+                hint="NAME is the isolog cluster's own, such as etcd://10.0.0.1:2379/prod. A user"
+                " and a password have settings of their own.",
+                setting="metadata",
+            )
+        return EtcdPlace(endpoints, name)
+    if text.startswith(SQLITE):
+        path = unquote(text.removeprefix(SQLITE))
+        if not path.startswith("/"):
+            raise InvalidConfig(
+                f"metadata: {text!r} names no absolute path: write sqlite:///PATH",
+                setting="metadata",
+            )
+        return Path(path)
+    if "://" in text:
+        raise InvalidConfig(
+            f"metadata: {text.partition('://')[0]!r} is no metadata store: sqlite:///PATH or"
+            " etcd://HOST:PORT,…/NAME",
+            setting="metadata",
+        )
+    return Path(text)
+
+
+class EtcdAccess(Struct, frozen=True):
+    """How to reach etcd. ``tls`` returns the context of new connections; None: without TLS.
+
+    ``credential``: a user and a password.
+    """
+
+    tls: Callable[[], ssl.SSLContext] | None = None
+    credential: tuple[str, str] | None = None
+
+
+class Backend(Protocol):
+    """The metadata of one cluster; its calls may raise ``StorageFailure``."""
+
+    def exists(self) -> bool:
+        """Return whether there is a store; it is made when it is opened.
+
+        Raises:
+            MetadataLost: there is none, and brokers run that have it open.
+        """
+
+    def open_store(self) -> DurableStore:
+        """Open the records."""
+
+    def open_board(self) -> SharedBoard:
+        """Open the leases."""
+
+
+class SqliteBackend(Struct, frozen=True):
+    """A file, and the folder of the leases beside it: one folder for every path to the file."""
+
+    file: Path
+
+    def __str__(self) -> str:
+        return str(self.file)
+
+    def exists(self) -> bool:
+        if self.file.exists():
+            return True
+        if running := running_brokers(self._leases):
+            raise MetadataLost(
+                f"the metadata store {self.file} is missing, and brokers run that have it open:"
+                f" {', '.join(running)}",
+                path=str(self.file),
+            )
+        return False
+
+    def open_store(self) -> DurableStore:
+        return SqliteStore(self.file)
+
+    def open_board(self) -> SharedBoard:
+        return LeaseFiles(self._leases)
+
+    @property
+    def _leases(self) -> Path:
+        return self.file.resolve().parent / "leases"
+
+
+class EtcdBackend(Struct, frozen=True):
+    """An etcd cluster. ``lease_s``: how long the leases of this broker last.
+
+    A call of one member takes a sixth of that at most, so that a lease can be renewed by another.
+    """
+
+    place: EtcdPlace
+    access: EtcdAccess
+    clock: Clock
+    machine: Machine
+    lease_s: float
+
+    def __str__(self) -> str:
+        return str(self.place)
+
+    def exists(self) -> bool:
+        return True
+
+    def open_store(self) -> DurableStore:
+        return EtcdStore(self._client(), self.place.name)
+
+    def open_board(self) -> SharedBoard:
+        return EtcdLeases(self._client(), self.place.name, self.clock, self.machine, self.lease_s)
+
+    def _client(self) -> EtcdClient:
+        return EtcdClient(
+            self.place.endpoints, self.lease_s / 6, self.access.tls, self.access.credential
+        )
