@@ -15,6 +15,8 @@ import pytest
 
 from spark_stream.cluster.stores.etcd_client import EtcdClient
 from spark_stream.errors import StorageFailure
+from spark_stream.transport.tls import client_context
+from tests.certificates import HERE, Files
 from tests.support import free_port
 
 _CACHED = Path(__file__).resolve().parents[1] / ".cache/etcd/usr/bin/etcd"
@@ -36,8 +38,9 @@ needs_etcd = [
 class Member:
     """One member. ``endpoint`` is where it serves clients."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, tls: Files | None = None) -> None:
         self.name = name
+        self._tls = tls
         self.endpoint = f"127.0.0.1:{free_port()}"
         self.peer = f"http://127.0.0.1:{free_port()}"
         self._folder = folder
@@ -46,7 +49,7 @@ class Member:
     def start(self, cluster: str) -> None:
         binary = etcd_binary()
         assert binary is not None
-        client = f"http://{self.endpoint}"
+        client = f"{'https' if self._tls else 'http'}://{self.endpoint}"
         flags = {
             "name": self.name,
             "data-dir": str(self._folder / self.name),
@@ -57,6 +60,10 @@ class Member:
             "initial-cluster": cluster,
             "unsafe-no-fsync": "true",
         }
+        if self._tls is not None:
+            files = self._tls.issue(self.name, *HERE)
+            flags |= {"cert-file": str(files.cert), "key-file": str(files.key)}
+            flags |= {"trusted-ca-file": self._tls.ca, "client-cert-auth": "true"}
         with (self._folder / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [binary, *(f"--{name}={value}" for name, value in flags.items())],
@@ -85,8 +92,9 @@ class Member:
 class Etcd:
     """A cluster of members."""
 
-    def __init__(self, members: list[Member]) -> None:
+    def __init__(self, members: list[Member], tls: Files | None = None) -> None:
         self.members = members
+        self._tls = tls
 
     @property
     def endpoints(self) -> list[str]:
@@ -97,8 +105,13 @@ class Etcd:
         for each in self.members:
             each.start(cluster)
 
-    def client(self, timeout_s: float = 1.0) -> EtcdClient:
-        return EtcdClient(self.endpoints, timeout_s)
+    def client(
+        self, timeout_s: float = 1.0, credential: tuple[str, str] | None = None
+    ) -> EtcdClient:
+        if self._tls is None:
+            return EtcdClient(self.endpoints, timeout_s, None, credential)
+        context = client_context(self._tls.issue("client", "isolog"))
+        return EtcdClient(self.endpoints, timeout_s, lambda: context, credential)
 
     def leader(self) -> Member:
         """Return the member that leads."""
@@ -116,12 +129,12 @@ class Etcd:
 
 
 @contextmanager
-def running_etcd(folder: Path, members: int = 1) -> Iterator[Etcd]:
-    """Start a cluster in a folder, and end it."""
+def running_etcd(folder: Path, members: int = 1, tls: Files | None = None) -> Iterator[Etcd]:
+    """Start a cluster in a folder, and end it. ``tls``: it takes clients with certificates only."""
     for attempt in range(_STARTS):
         place = folder / str(attempt)
         place.mkdir()
-        found = Etcd([Member(f"m{number}", place) for number in range(members)])
+        found = Etcd([Member(f"m{number}", place, tls) for number in range(members)], tls)
         try:
             found.start()
             if _serves(found):

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from spark_stream.cluster.stores.leases import Renewal
 from spark_stream.cluster.stores.store import Delete, Put
 from spark_stream.environment import SystemClock, SystemMachine
 from spark_stream.errors import DirectoryInUse, MetadataRefused, MetadataUnavailable, StorageFailure
+from spark_stream.transport.tls import TlsFiles, client_context
+from tests.certificates import Files
 from tests.etcd import Etcd, needs_etcd, running_etcd
 from tests.support import eventually
 
@@ -165,6 +168,42 @@ def test_a_renewal_whose_answer_was_lost_keeps_the_lease(etcd: Etcd, lossy: Loss
     assert later.write(1)
     assert board.read("b") == Renewal("second", 1, 10.0)
     board.close()
+
+
+# -- who may use etcd ------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+def test_etcd_is_reached_with_tls_a_certificate_a_user_and_a_password(tmp_path: Path):
+    files = Files(tmp_path)
+    with running_etcd(tmp_path, tls=files) as etcd:
+        plain = EtcdClient(etcd.endpoints, 1.0)
+        with pytest.raises(MetadataUnavailable):
+            EtcdStore(plain, "tls").get("a")
+        stranger = client_context(TlsFiles(ca=files.ca))
+        with pytest.raises(MetadataUnavailable):
+            EtcdStore(EtcdClient(etcd.endpoints, 1.0, lambda: stranger), "tls").get("a")
+        with closing(etcd.client()) as setting_up:
+            for path, asked in (
+                ("user/add", {"name": "root", "password": "secret"}),
+                ("role/add", {"name": "root"}),
+                ("user/grant", {"user": "root", "role": "root"}),
+                ("enable", {}),
+            ):
+                setting_up.write(f"/v3/auth/{path}", asked)
+        with pytest.raises(MetadataRefused, match="permission denied.*metadata_user"):
+            EtcdStore(etcd.client(), "tls").get("a")
+        with pytest.raises(MetadataRefused, match="invalid user ID or password"):
+            EtcdStore(etcd.client(credential=("root", "wrong")), "tls").get("a")
+        with closing(EtcdStore(etcd.client(credential=("root", "secret")), "tls")) as store:
+            since = store.changes(0).revision
+            version = store.put("a", {"n": 1}, 0)
+            assert store.changes(since).changed["a"].version == version
+            (member,) = etcd.members
+            member.end()  # it forgets the tokens that it gave
+            etcd.start()
+            eventually(lambda: store.get("a").version == version)
+            assert store.put("a", {"n": 2}, version)
 
 
 # -- the lock of an id -----------------------------------------------------------------------------

@@ -32,7 +32,12 @@ Json = dict[str, Any]
 
 _UNAVAILABLE: Final = frozenset({1, 2, 4, 14})
 """gRPC's codes for what another member, or the same one later, may answer."""
+_FORBIDDEN: Final = 7
 _UNAUTHENTICATED: Final = 16
+_CREDENTIAL_HINT: Final = (
+    "Set metadata_user and metadata_password to a user of etcd that may read and write keys with"
+    " the cluster's name."
+)
 _KEPT_ALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
@@ -229,7 +234,8 @@ class EtcdClient:
         if code in _UNAVAILABLE:
             self._turn_from(endpoint)
             raise MetadataUnavailable(f"etcd at {endpoint}: {text}")
-        raise MetadataRefused(f"etcd at {endpoint}: {text}")
+        hint = _CREDENTIAL_HINT if code == _FORBIDDEN or "user" in text else None
+        raise MetadataRefused(f"etcd at {endpoint}: {text}", hint=hint)
 
     def check_header(self, endpoint: str, header: Mapping[str, str]) -> None:
         """Check that an answer is not of another cluster, or of an earlier term.
