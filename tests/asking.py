@@ -13,6 +13,7 @@ from spark_stream.cli.commands.access import _add_to_store
 from spark_stream.client.access import AccessClient
 from spark_stream.client.connecting.access import access_of
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.cluster.stores.backends import SqliteBackend
 from tests.support import BrokerProcess
 
 PASSWORD = "correct horse battery"
@@ -23,7 +24,7 @@ def asking_broker(folder: Path, conf: str = "") -> Iterator[BrokerProcess]:
     """Start one, and put the first user into its store, as `isolog user add --metadata` does."""
     conf = f'authentication = true\nsuper_users = ["root"]\n{conf}'
     with BrokerProcess(folder / "log", conf=conf) as broker:
-        _add_to_store(broker.directory / "metadata.sqlite", "root", PASSWORD)
+        _add_to_store(SqliteBackend(broker.directory / "metadata.sqlite"), "root", PASSWORD)
         yield broker
 
 

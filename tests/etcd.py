@@ -113,9 +113,22 @@ class Etcd:
         context = client_context(self._tls.issue("client", "isolog"))
         return EtcdClient(self.endpoints, timeout_s, lambda: context, credential)
 
+    def url(self, name: str) -> str:
+        """What a broker of the cluster ``name`` is given."""
+        return f"etcd://{','.join(self.endpoints)}/{name}"
+
+    def restore(self) -> None:
+        """Resume members that are paused, and start those that have ended."""
+        cluster = ",".join(f"{each.name}={each.peer}" for each in self.members)
+        for each in self.members:
+            if each.has_ended:
+                each.start(cluster)
+            else:
+                each.tell(signal.SIGCONT)
+
     def leader(self) -> Member:
         """Return the member that leads."""
-        client = self.client()
+        client = self.client(5.0)
         try:
             status = client.read("/v3/maintenance/status", {})
         finally:

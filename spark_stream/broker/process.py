@@ -14,7 +14,6 @@ import os
 import resource
 import signal
 import socket
-import ssl
 import sys
 import threading
 import time
@@ -34,6 +33,7 @@ from spark_stream.broker.background import BackgroundTasks
 from spark_stream.broker.certificates import Certificates
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
+from spark_stream.broker.metadata import shared_backend
 from spark_stream.broker.network import ConnectedNetwork
 from spark_stream.broker.node.controlling import MOVES_S, ROUND_S
 from spark_stream.broker.node.handover import LOOK_S as TROUBLE_S
@@ -49,17 +49,11 @@ from spark_stream.broker.serving.serving import Serving
 from spark_stream.broker.sockets import is_local, listening_socket, port_of
 from spark_stream.cluster.access import TOKENS, Token, encode
 from spark_stream.cluster.brokers import RegisteredBroker
-from spark_stream.cluster.stores.backends import (
-    Backend,
-    EtcdAccess,
-    EtcdBackend,
-    EtcdPlace,
-    SqliteBackend,
-)
+from spark_stream.cluster.migration import check_not_moved
 from spark_stream.cluster.stores.leases import IdLock, Leases, SharedBoard
 from spark_stream.cluster.view import PAUSE_S
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.environment import Clock, Ids, Machine, SystemClock, SystemIds, SystemMachine
+from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemMachine
 from spark_stream.errors import DirectoryInUse, IsologError
 from spark_stream.storage.disk.directory import (
     LogDirectory,
@@ -123,13 +117,14 @@ class Broker:
         self._lock = DirectoryLock(path)
         undo.callback(self._lock.release)
         is_new = recorded_cluster_id(path) is None
-        shared = _shared_backend(config, clock, machine, self._certificates.to_metadata)
+        shared = shared_backend(config, clock, machine, self._certificates)
         directory, self._store, secret = open_store(path, shared, ids, config.id)
         undo.callback(self._store.close)
         self._board = (shared or own_backend(path)).open_board()
         undo.callback(self._board.close)
         self._id_lock = _locked_id(self._board, directory, is_new)
         undo.callback(self._release_id)
+        check_not_moved(self._store)
         me = BrokerIdentity(
             directory.cluster_id, BrokerId(directory.broker_id), ids.new_id(), secret
         )
@@ -425,21 +420,6 @@ def _warn_of_open_doors(config: BrokerConfig) -> None:
             logger.warning("%s: everybody who reaches it can read and write the log", listen)
         elif config.tls.cert is None:
             logger.warning("%s: passwords and records cross the network in the clear", listen)
-
-
-def _shared_backend(
-    config: BrokerConfig, clock: Clock, machine: Machine, tls: Callable[[], ssl.SSLContext] | None
-) -> Backend | None:
-    """Return the metadata that the brokers of a cluster share, or None for a lone broker.
-
-    ``tls``: as ``EtcdAccess``.
-    """
-    place = config.place
-    if isinstance(place, EtcdPlace):
-        credential = (config.metadata_user, config.metadata_password.get_secret_value())
-        access = EtcdAccess(tls, credential if config.metadata_user else None)
-        return EtcdBackend(place, access, clock, machine, config.lease_s)
-    return None if place is None else SqliteBackend(place.resolve())
 
 
 def _locked_id(board: SharedBoard, directory: LogDirectory, is_new: bool) -> IdLock:

@@ -15,6 +15,7 @@ import typer
 from spark_stream.client.connecting.access import Access, access_of, bootstrap_of_profile
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.log import Log
+from spark_stream.cluster.stores.backends import Backend
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
 from spark_stream.errors import InvalidOption, UnknownLog
 from spark_stream.wire.messages import TopicDescription
@@ -52,6 +53,17 @@ LogPath = Annotated[
         parser=named_directory,
         help=f"Its directory; a broker is started when none runs. Variable: {PATH_VARIABLE}.",
         rich_help_panel=_PANEL,
+        show_default=False,
+    ),
+]
+BrokerConf = Annotated[
+    Path | None,
+    typer.Option(
+        "--conf",
+        metavar="FILE",
+        help="A broker's configuration, with the certificates and the password for etcd.",
+        exists=True,
+        dir_okay=False,
         show_default=False,
     ),
 ]
@@ -233,6 +245,17 @@ def access() -> Access:
     """Return how to connect: as the options before the command say, or else the environment."""
     ask_password()
     return access_of(_ACCESS)
+
+
+def metadata_backend(metadata: str, conf: Path | None) -> Backend:
+    """Return the metadata store that a URL or a path names; ``conf``: as :data:`BrokerConf`.
+
+    Raises:
+        InvalidConfig: the URL, or a setting, cannot be used.
+    """
+    from spark_stream.broker.metadata import named_backend  # most commands need no broker's code
+
+    return named_backend(metadata, conf)
 
 
 @contextmanager

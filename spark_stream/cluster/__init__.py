@@ -18,5 +18,6 @@ Beside the store:
 
 ``view``          the cluster as a broker sees it: topics, partitions and brokers in memory
 ``followed``      the records with a prefix, in memory
+``migration``     how the records of a stopped cluster get into another store
 ``backup``        copies of the store, and how one is put back
 """

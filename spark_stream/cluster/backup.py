@@ -19,6 +19,7 @@ import os
 import secrets
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -26,7 +27,9 @@ from typing import Any, Final
 
 from spark_stream.cluster import brokers, generations, partitions, transactions
 from spark_stream.cluster.identity import CLUSTER
+from spark_stream.cluster.migration import copy_records, replacing
 from spark_stream.cluster.numbers import NUMBERS
+from spark_stream.cluster.stores.backends import Backend
 from spark_stream.cluster.stores.lease_files import running_brokers
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.cluster.stores.store import Delete, Put, StoreRecord
@@ -64,6 +67,43 @@ def back_up(store: Path, target: Path, *, force: bool = False) -> None:
         sync_folder(target.parent)
     except (sqlite3.Error, OSError) as error:
         raise StorageFailure(f"backup of {store} to {target}: {error}", path=str(store)) from error
+
+
+def back_up_from(source: Backend, target: Path, *, force: bool = False) -> None:
+    """Write a copy of a store that is no file, as it is at one moment; as :func:`back_up`."""
+    _check_free(target, force=force)
+    folder = target.with_name(target.name + ".new")
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir(mode=0o700)
+        fresh = folder / target.name
+        with closing(source.open_store()) as found, closing(SqliteStore(fresh)) as copy:
+            if found.get(CLUSTER) is None:
+                raise InvalidRequest(f"{source} has no cluster's metadata: nothing to copy")
+            copy_records(found, copy)
+            distrust_logs(copy)
+        os.replace(fresh, target)
+        sync_folder(target.parent)
+    except OSError as error:
+        raise StorageFailure(f"backup of {source} to {target}: {error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def put_back_into(backup: Path, target: Backend, *, force: bool = False) -> None:
+    """Put a backup in the place of a store that is no file; as :func:`put_back`."""
+    _check_store(backup)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _distrusting_copy(backup, Path(folder) / STORE_NAME) as (restored, fresh),
+    ):
+        if not restored:
+            raise InvalidRequest("the backup names no cluster: it is not a backup")
+        with (
+            replacing(target, str(backup), str(restored["id"]), force=force) as store,
+            closing(SqliteStore(fresh)) as copy,
+        ):
+            copy_records(copy, store)
 
 
 def put_back(backup: Path, store: Path, *, force: bool = False) -> None:

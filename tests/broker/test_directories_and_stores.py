@@ -163,7 +163,7 @@ def test_a_directory_with_records_is_not_opened_with_an_empty_store(tmp_path: Pa
         ):
             pass
         assert ("is empty" if is_there else "there is no") in refused.value.message
-        assert "isolog broker start --metadata FILE" in refused.value.hint
+        assert "isolog broker start --metadata STORE" in refused.value.hint
         assert named.exists() == is_there  # a refused start makes no store
     if lost == "removed":
         (tmp_path / "aside").rename(store)

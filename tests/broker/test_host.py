@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 
 import pytest
 from msgspec.structs import replace
@@ -21,7 +22,7 @@ from spark_stream.errors import (
 )
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
-from tests.support import NUMBERS, numbers
+from tests.support import NUMBERS, eventually, numbers
 
 __all__ = ["around"]
 
@@ -134,6 +135,48 @@ def test_a_topic_that_others_made_or_deleted_comes_and_goes_with_a_look(pair):
         replica.append(numbers(1, 1))
     b.driver.run(b.topics.removing_left_overs())
     assert list(b.path.glob("topics/t*")) == []
+
+
+class CountedLock:
+    """A lock that counts who has asked for it."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self.asked += 1
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@pytest.mark.rule("when callers share a refresh", "broker/host/host.py")
+def test_callers_at_the_same_time_share_a_refresh_that_begins_after_they_ask(pair, monkeypatch):
+    host = pair[0].host
+    begun, goes_on, lock = [], threading.Event(), CountedLock()
+    original = host.view.refresh
+
+    def slow(*, fresh: bool):
+        begun.append(fresh)
+        goes_on.wait(30)
+        return original(fresh=fresh)
+
+    monkeypatch.setattr(host.view, "refresh", slow)
+    monkeypatch.setattr(host, "_applying", lock)
+    threads = [threading.Thread(target=host.refresh) for _ in range(9)]
+    threads[0].start()
+    eventually(lambda: begun == [True])
+    for each in threads[1:]:
+        each.start()
+    eventually(lambda: lock.asked == 9)
+    goes_on.set()
+    for each in threads:
+        each.join(30)
+    assert begun == [True, True], "the first began before the others asked"
+    host.follow_store()
+    assert begun == [True, True, False]
 
 
 def test_a_topic_made_anew_under_a_name_is_another(pair):

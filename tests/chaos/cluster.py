@@ -13,12 +13,15 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import random
+import signal
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -38,6 +41,7 @@ from tests.chaos.workers import (
     snapshot_reader,
     transactional_writer,
 )
+from tests.etcd import Etcd, running_etcd
 from tests.replication.clusters import CONF, copies_are_equal, in_sync, patiently, restored
 from tests.support import eventually
 
@@ -78,8 +82,11 @@ class Mishaps(threading.Thread):
     The first strikes of a run are one of each kind, however short it is.
     """
 
-    def __init__(self, cluster: LocalCluster, stop: threading.Event, seed: int) -> None:
+    def __init__(
+        self, cluster: LocalCluster, stop: threading.Event, seed: int, etcd: Etcd | None = None
+    ) -> None:
         super().__init__(name="mishaps", daemon=True)
+        self._etcd = etcd
         self.strikes: Counter[str] = Counter()
         self.failures: list[BaseException] = []
         self._cluster = cluster
@@ -97,6 +104,8 @@ class Mishaps(threading.Thread):
                 self._cut,
                 self._cut_off,
             ]
+            if self._etcd is not None:
+                kinds += [self._kill_member, self._pause_leader, self._pause_quorum]
             self._chance.shuffle(kinds)
             for kind in kinds:
                 self._strike(kind)
@@ -110,7 +119,10 @@ class Mishaps(threading.Thread):
         kind(numbers)
         if self._chance.random() < 0.25:
             self._kill(numbers[1:])  # another one, while the first is not back
-        self._stopping.wait(self._chance.uniform(0.1, 3.5))
+        # With etcd a lease lasts longer: some mishaps have to outlive it.
+        self._stopping.wait(self._chance.uniform(0.1, 3.5 if self._etcd is None else 10.0))
+        if self._etcd is not None:
+            self._etcd.restore()
         restored(self._cluster)
         self._stopping.wait(self._chance.uniform(0.0, 1.0))
 
@@ -146,11 +158,37 @@ class Mishaps(threading.Thread):
         self._cluster.cut_off(numbers[0])
         self.strikes["cut off"] += 1
 
+    def _kill_member(self, numbers: list[int]) -> None:
+        assert self._etcd is not None
+        self._etcd.members[numbers[0] - 1].end()
+        self.strikes["etcd: kill"] += 1
 
-def run(seconds: float, seed: int, *, spark: bool = False) -> Outcome:
-    """One run of so many seconds of mishaps, and the time that it takes to end."""
+    def _pause_leader(self, _: list[int]) -> None:
+        assert self._etcd is not None
+        self._etcd.leader().tell(signal.SIGSTOP)
+        self.strikes["etcd: pause leader"] += 1
+
+    def _pause_quorum(self, numbers: list[int]) -> None:
+        assert self._etcd is not None
+        for number in numbers[:2]:
+            self._etcd.members[number - 1].tell(signal.SIGSTOP)
+        self.strikes["etcd: pause quorum"] += 1
+
+
+def run(
+    seconds: float, seed: int, *, spark: bool = False, etcd_folder: Path | None = None
+) -> Outcome:
+    """One run of so many seconds of mishaps, and the time that it takes to end.
+
+    ``etcd_folder``: for the three members of an etcd that has the metadata, and mishaps too.
+    """
     notes, calm, stop, end = Notes(), threading.Event(), threading.Event(), threading.Event()
-    with LocalCluster(3, conf=CONF) as cluster, ExitStack() as ended:
+    with ExitStack() as ended:
+        etcd, conf = None, CONF
+        if etcd_folder is not None:
+            etcd = ended.enter_context(running_etcd(etcd_folder, 3))
+            conf = {"metadata": etcd.url("chaos"), "flight_listen": CONF["flight_listen"]}
+        cluster = ended.enter_context(LocalCluster(3, conf=conf))
 
         def connect():
             return cluster.connect(timeout=60)
@@ -193,7 +231,7 @@ def run(seconds: float, seed: int, *, spark: bool = False) -> Outcome:
             )
             for level in LEVELS
         ]
-        mishaps = Mishaps(cluster, calm, seed)
+        mishaps = Mishaps(cluster, calm, seed, etcd)
         for each in (*writers, *followers, mishaps):
             each.start()
         time.sleep(seconds)  # the length of the run, and no wait for anything
@@ -260,11 +298,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--spark", action="store_true")
+    parser.add_argument("--etcd", action="store_true", help="metadata in three members of etcd")
     options = parser.parse_args()
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     print(f"SEED={seed}", flush=True)
     faulthandler.enable()
-    outcome = run(options.minutes * 60, seed, spark=options.spark)
+    with tempfile.TemporaryDirectory() as folder:
+        etcd_folder = Path(folder) if options.etcd else None
+        outcome = run(options.minutes * 60, seed, spark=options.spark, etcd_folder=etcd_folder)
     print(outcome, flush=True)
     for each in outcome.query_failures[:20]:
         print(f"the query failed: {each}", file=sys.stderr)

@@ -191,7 +191,7 @@ def test_etcd_is_reached_with_tls_a_certificate_a_user_and_a_password(tmp_path: 
                 ("enable", {}),
             ):
                 setting_up.write(f"/v3/auth/{path}", asked)
-        with pytest.raises(MetadataRefused, match="permission denied.*metadata_user"):
+        with pytest.raises(MetadataRefused, match=r"permission denied.*metadata_user"):
             EtcdStore(etcd.client(), "tls").get("a")
         with pytest.raises(MetadataRefused, match="invalid user ID or password"):
             EtcdStore(etcd.client(credential=("root", "wrong")), "tls").get("a")

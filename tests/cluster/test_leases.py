@@ -57,13 +57,11 @@ class PromptLeases(EtcdLeases):
     """Leases in etcd whose watch is never late: it tells of a change before the next read."""
 
     def read(self, broker_id: str) -> Renewal | None:
-        known = super().read(broker_id)
+        super().read(broker_id)  # the watch goes on from the first read
         key = encoded((self._leases + broker_id).encode())
-        answer = self._client.read("/v3/kv/range", {"key": key})
-        if known is None or self._known.lasting(broker_id) is None:
-            return known
-        now = [each["mod_revision"] for each in answer.get("kvs", [])]
-        eventually(lambda: self._at(broker_id) >= int(now[0]) if now else self._is_gone(broker_id))
+        found = self._client.read("/v3/kv/range", {"key": key}).get("kvs", [])
+        at = int(found[0]["mod_revision"]) if found else None
+        eventually(lambda: self._is_gone(broker_id) if at is None else self._at(broker_id) >= at)
         return super().read(broker_id)
 
     def _at(self, broker_id: str) -> int:

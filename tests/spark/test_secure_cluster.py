@@ -18,6 +18,7 @@ from spark_stream.cli.commands.access import _add_to_store
 from spark_stream.client.access import AccessClient
 from spark_stream.client.connecting.access import access_of
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.cluster.stores.backends import SqliteBackend
 from spark_stream.errors import Unauthenticated, UnknownOutcome
 from tests.asking import PASSWORD
 from tests.certificates import HERE, Files, conf_of, serial_of
@@ -48,7 +49,7 @@ def secure_brokers(folder: Path, files: Files) -> Iterator[list[BrokerProcess]]:
                 '[topic]\n"min.insync.replicas" = 2\n'
             )
             brokers.append(stack.enter_context(BrokerProcess(folder / name, conf=conf)))
-        _add_to_store(store, "root", PASSWORD)
+        _add_to_store(SqliteBackend(store), "root", PASSWORD)
         yield brokers
 
 

@@ -24,6 +24,7 @@ from rich.table import Table
 from spark_stream.access.credentials import hash_password
 from spark_stream.cli.options import (
     Bootstrap,
+    BrokerConf,
     Listing,
     LogPath,
     Output,
@@ -31,6 +32,7 @@ from spark_stream.cli.options import (
     ask_password,
     confirm,
     connection,
+    metadata_backend,
     note,
 )
 from spark_stream.cli.output.show import console
@@ -38,7 +40,7 @@ from spark_stream.cli.output.show_transactions import duration
 from spark_stream.cli.texts import as_json
 from spark_stream.client.access import AccessClient
 from spark_stream.cluster.access import USERS, User, encode
-from spark_stream.cluster.stores.sqlite import SqliteStore
+from spark_stream.cluster.stores.backends import Backend
 from spark_stream.errors import InvalidOption
 
 users = typer.Typer(no_args_is_help=True, help="Add, list and remove users.")
@@ -63,10 +65,10 @@ PasswordFile = Annotated[
     ),
 ]
 Metadata = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        metavar="FILE",
-        help="The file of the metadata store, on a broker's host: for the first user, before"
+        metavar="STORE",
+        help="The metadata store, a file or etcd://HOST:PORT,…/NAME: for the first user, before"
         " anybody can connect.",
         show_default=False,
     ),
@@ -134,6 +136,7 @@ def add_user(
     name: UserName,
     password_file: PasswordFile = None,
     metadata: Metadata = None,
+    conf: BrokerConf = None,
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
@@ -148,12 +151,12 @@ def add_user(
         with _client(bootstrap, path) as client:
             client.add_user(name, password)
     else:
-        _add_to_store(metadata, name, password)
+        _add_to_store(metadata_backend(metadata, conf), name, password)
     note(f"user {name} is added")
 
 
-def _add_to_store(metadata: Path, name: str, password: str) -> None:
-    if not metadata.is_file():
+def _add_to_store(metadata: Backend, name: str, password: str) -> None:
+    if not metadata.exists():
         raise InvalidOption(
             f"there is no metadata store {metadata}",
             hint="A broker makes it when it first starts: metadata.sqlite in its directory, or the"
@@ -161,7 +164,7 @@ def _add_to_store(metadata: Path, name: str, password: str) -> None:
             option="--metadata",
         )
     made = encode(User(name, hash_password(password), secrets.token_hex(8)))
-    with closing(SqliteStore(metadata)) as store:
+    with closing(metadata.open_store()) as store:
         if store.put(USERS + name, made, 0) is None:
             raise InvalidOption(f"there is a user {name!r}", hint="See `isolog user passwd`.")
 

@@ -1,4 +1,4 @@
-"""``isolog cluster``: status, decommission, recommission, backup, restore."""
+"""``isolog cluster``: status, decommission, recommission, backup, restore, migrate-metadata."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.table import Table
 
 from spark_stream.cli.options import (
     Bootstrap,
+    BrokerConf,
     Listing,
     LogPath,
     Output,
@@ -23,6 +24,7 @@ from spark_stream.cli.options import (
     connection,
     counted,
     log,
+    metadata_backend,
     note,
     where,
 )
@@ -30,6 +32,8 @@ from spark_stream.cli.output.show import console
 from spark_stream.cli.texts import as_json
 from spark_stream.client.cluster import ClusterClient
 from spark_stream.cluster import backup as backups
+from spark_stream.cluster import migration
+from spark_stream.cluster.stores.backends import EtcdPlace, parse_place
 from spark_stream.errors import InvalidOption
 from spark_stream.wire.cluster_messages import BrokerDescription, ClusterDescription
 from spark_stream.wire.messages import BrokerStatus
@@ -163,11 +167,12 @@ def recommission(
 
 
 Metadata = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--metadata",
         metavar="STORE",
-        help="The metadata store that the brokers share (their setting `metadata`).",
+        help="The metadata store that the brokers share (their setting `metadata`): a file, or"
+        " etcd://HOST:PORT,…/NAME.",
         show_default=False,
     ),
 ]
@@ -178,6 +183,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace a file that is the
 def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the copy goes.")],
     metadata: Metadata = None,
+    conf: BrokerConf = None,
     path: LogPath = None,
     force: Force = False,
 ) -> None:
@@ -187,10 +193,14 @@ def backup(
 
     \b
     isolog cluster backup metadata.backup --metadata /var/lib/isolog/metadata.sqlite
+    isolog cluster backup metadata.backup --metadata etcd://10.0.0.1:2379,10.0.0.2:2379/prod
     isolog cluster backup metadata.backup --path data/
     """
     store = _store(metadata, path)
-    backups.back_up(store, file, force=force)
+    if isinstance(store, Path):
+        backups.back_up(store, file, force=force)
+    else:
+        backups.back_up_from(metadata_backend(str(store), conf), file, force=force)
     note(f"{store} is copied to {file}")
 
 
@@ -205,6 +215,7 @@ def restore(
         ),
     ] = None,
     metadata: Metadata = None,
+    conf: BrokerConf = None,
     bootstrap: Bootstrap = None,
     path: LogPath = None,
     force: Force = False,
@@ -232,6 +243,10 @@ def restore(
             hint="Give --metadata STORE, or --path DIR of a lone broker.",
         )
     store = _store(metadata, path)
+    if not isinstance(store, Path):
+        backups.put_back_into(file, metadata_backend(str(store), conf), force=force)
+        note(f"{store} is restored from {file}: start all brokers")
+        return
     if metadata is None and not (store.exists() or force):
         raise InvalidOption(
             f"no metadata store is in {store.parent}",
@@ -242,9 +257,38 @@ def restore(
     note(f"{store} is restored from {file}: start all brokers")
 
 
-def _store(metadata: Path | None, path: Path | None) -> Path:
+@app.command("migrate-metadata")
+def migrate_metadata(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The store to move from.")],
+    target: Annotated[
+        str | None, typer.Argument(metavar="TO", help="The store to move to.", show_default=False)
+    ] = None,
+    conf: BrokerConf = None,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Give an unfinished move from FROM up.")
+    ] = False,
+) -> None:
+    """Move the metadata of a stopped cluster to another store: a file, or etcd.
+
+    The copy is compared with the original. The command may be interrupted, and run again. No broker
+    starts on an incomplete copy, or on a store that the metadata was moved from.
+
+    
+    isolog cluster migrate-metadata data/metadata.sqlite etcd://10.0.0.1:2379/prod
+    """
+    if cancel == (target is not None):
+        raise InvalidOption("give FROM and TO, or FROM and --cancel")
+    if target is None:
+        migration.cancel(metadata_backend(source, conf))
+        note(f"the move is given up: brokers may start on {source} again")
+        return
+    records = migration.migrate(metadata_backend(source, conf), metadata_backend(target, conf))
+    note(f"{records} records are in {target} now: start the brokers with --metadata {target}")
+
+
+def _store(metadata: str | None, path: Path | None) -> Path | EtcdPlace:
     if metadata is not None and path is None:
-        return metadata
+        return parse_place(metadata)
     if metadata is None:
         _, path = where(None, path)
     if metadata is not None or path is None:

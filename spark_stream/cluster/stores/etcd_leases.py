@@ -106,9 +106,31 @@ class EtcdLeases:
             return self._known.note(broker_id, revision, None)
         return self._known.note(broker_id, _at(found[0]), _renewal(found[0]))
 
+    def running(self) -> list[str]:
+        """Return the brokers with a locked id; it takes a lease's duration if there are any."""
+        before = self._keys()
+        ids = {key.removeprefix(self._ids) for key in before if key.startswith(self._ids)}
+        if not ids:
+            return []
+        time.sleep(self._duration_s * (1 + 1 / _LOOKS))
+        after = self._keys()
+        pairs = {each: (self._ids + each, self._leases + each) for each in ids}
+        return sorted(
+            each
+            for each, keys in pairs.items()
+            if any(before.get(key) != after.get(key) for key in keys)
+        )
+
     def close(self) -> None:
         self._client.close()
         self._feed.close()
+
+    def _keys(self) -> dict[str, int]:
+        """Return the versions of all keys of the board."""
+        end = end_of(self._leases) or ""
+        asked = {"key": encoded(self._ids.encode()), "range_end": encoded(end.encode())}
+        found = self._client.read(_RANGE, asked).get("kvs", [])
+        return {decoded(each["key"]).decode(): int(each["mod_revision"]) for each in found}
 
 
 class EtcdIdLock:

@@ -57,6 +57,9 @@ class LeaseFiles:
                 finally:
                     os.close(descriptor)
 
+    def running(self) -> list[str]:
+        return running_brokers(self.folder)
+
     def close(self) -> None:
         pass
 

@@ -93,6 +93,9 @@ class SharedBoard(Board, Protocol):
             DirectoryInUse: another process is the broker of this id.
         """
 
+    def running(self) -> list[str]:
+        """Return the ids of all brokers that have locked theirs, and whose processes live."""
+
     def close(self) -> None:
         """Close what the board has open."""
 

@@ -1,0 +1,78 @@
+"""Three brokers whose metadata is in etcd: what fails there costs time, and no record."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_stream.errors import IsologError
+from spark_stream.testing import LocalCluster
+from tests.cli.conftest import run
+from tests.etcd import Etcd, needs_etcd, running_etcd
+from tests.support import NUMBERS, eventually, numbers
+
+pytestmark = [pytest.mark.slow, pytest.mark.full, *needs_etcd]
+
+
+@pytest.fixture
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with running_etcd(tmp_path_factory.mktemp("etcd"), 3) as found:
+        yield found
+
+
+def test_the_metadata_of_a_cluster_moves_into_etcd_and_back(etcd: Etcd, tmp_path: Path):
+    url, file = etcd.url("moved"), tmp_path / "metadata" / "metadata.sqlite"
+    with LocalCluster(3, folder=tmp_path, cuttable=False) as cluster:
+        with cluster.connect() as log, log.producer(transactional_id="t") as producer:
+            log.create_topic("t", 2, schema=NUMBERS, replication_factor=3)
+            with producer.transaction():
+                producer.append("t", numbers(0, 100), partition=0)
+        refused = run("cluster", "migrate-metadata", str(file), url)
+        assert "brokers run on" in refused.err
+        for count, (source, target) in enumerate([(str(file), url), (url, str(file))], 1):
+            for number in cluster.brokers:
+                cluster.stop(number)
+            moved = run("cluster", "migrate-metadata", source, target)
+            assert moved.code == 0, moved.err
+            if count == 1:
+                again = run("broker", "start", "--dir", str(tmp_path / "1"), "--metadata", source)
+                assert f"--metadata {target}" in again.err
+            for number in cluster.brokers:
+                cluster.restart(number, conf={"metadata": target})
+            with cluster.connect() as log, log.producer(transactional_id="t") as producer:
+                with producer.transaction():
+                    producer.append("t", numbers(100 * count, 100), partition=0)
+                table = log.read("t", isolation="read_committed")
+                assert table["n"].to_pylist() == list(range(100 * (count + 1)))
+
+
+def test_without_a_quorum_of_etcd_nothing_is_lost_and_the_cluster_goes_on_after_it(etcd: Etcd):
+    conf = {"metadata": etcd.url("quorum")}
+    with LocalCluster(3, conf=conf, cuttable=False) as cluster, cluster.connect() as log:
+        log.create_topic("t", 1, schema=NUMBERS, replication_factor=3)
+        with log.producer(isolation="read_committed", timeout_ms=120_000) as producer:
+            producer.append("t", numbers(0, 10), partition=0).result(30)
+            for each in etcd.members[:2]:
+                each.tell(signal.SIGSTOP)
+            waiting = producer.append("t", numbers(10, 10), partition=0)
+            with pytest.raises(IsologError):
+                log.create_topic("u", 1, schema=NUMBERS)
+            for each in etcd.members[:2]:
+                each.tell(signal.SIGCONT)
+            waiting.result(120)
+        eventually(lambda: log.describe("t").partitions[0].leader is not None)
+        assert log.read("t", isolation="read_replicated")["n"].to_pylist() == list(range(20))
+
+
+def test_two_brokers_of_one_id_on_two_hosts_do_not_run(etcd: Etcd, tmp_path: Path):
+    url = etcd.url("ids")
+    with LocalCluster(1, conf={"metadata": url}, cuttable=False) as cluster:
+        other = run(
+            *("broker", "start", "--dir", str(tmp_path / "other"), "--metadata", url),
+            *("--id", "1", "--listen", "127.0.0.1:0"),
+        )
+        assert "broker 1 of this store runs already" in other.err
+        assert cluster.broker(1).alive
