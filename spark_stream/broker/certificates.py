@@ -11,6 +11,7 @@ from spark_stream.errors import InvalidConfig, InvalidOption
 from spark_stream.transport.tls import (
     RotatingContext,
     TlsFiles,
+    check_in_time,
     client_context,
     server_context,
     shown_names,
@@ -28,13 +29,17 @@ class Certificates:
         """
         self.client_files = clients = config.tls.files("tls")
         self._peer_files = peers = config.peer_tls.files("peer_tls")
+        self._broker_id = ""
         try:
             self.for_clients = _rotating(
                 clients,
                 config.tls.min_version,
+                lambda _: check_in_time(clients),
                 requires_client=config.tls.require_client_cert,
             )
-            self.for_peers = _rotating(peers, config.peer_tls.min_version, requires_client=True)
+            self.for_peers = _rotating(
+                peers, config.peer_tls.min_version, self._check_peer, requires_client=True
+            )
             etcd = config.metadata_tls.files("metadata_tls")
             self._to_metadata = (
                 RotatingContext(etcd.paths, partial(client_context, etcd)) if etcd.ca else None
@@ -50,21 +55,26 @@ class Certificates:
     def check_own_name(self, broker_id: str) -> None:
         """Check that other brokers take this broker's certificate for that of this id.
 
+        Later certificates are checked as well, before they are used.
+
         Raises:
             InvalidConfig: they do not.
         """
-        if self.for_peers is None:
-            return
+        self._broker_id = broker_id
+        if self.for_peers is not None:
+            self._check_peer(self.for_peers.current())
+
+    def _check_peer(self, context: ssl.SSLContext) -> None:
         try:
-            names = shown_names(self._peer_files, self.for_peers.current())
+            names = shown_names(self._peer_files, context)
         except OSError as error:
             raise InvalidConfig(
                 f"peer_tls.cert: other brokers would refuse it: {error}", setting="peer_tls.cert"
             ) from None
-        if broker_id not in names:
+        if self._broker_id not in names:
             raise InvalidConfig(
                 f"peer_tls.cert: it is for {', '.join(names) or 'nobody'}, and this is broker"
-                f" {broker_id}",
+                f" {self._broker_id}",
                 hint="The broker's id has to be among the DNS names of its certificate.",
                 setting="peer_tls.cert",
             )
@@ -87,9 +97,13 @@ class Certificates:
 
 
 def _rotating(
-    files: TlsFiles, least_version: str, *, requires_client: bool
+    files: TlsFiles,
+    least_version: str,
+    check: Callable[[ssl.SSLContext], None],
+    *,
+    requires_client: bool,
 ) -> RotatingContext | None:
     if not files.paths:
         return None
     make = partial(server_context, files, least_version, requires_client=requires_client)
-    return RotatingContext(files.paths, make)
+    return RotatingContext(files.paths, make, check)

@@ -239,6 +239,7 @@ class Broker:
                 trusts_all=not self._authorizer.requires_authentication,
             )
         self._flight: FlightFacade | None = None
+        self._make_flight: Callable[[], FlightFacade] | None = None
         if flight_listen:
             self._make_flight = partial(
                 FlightFacade,
@@ -279,9 +280,15 @@ class Broker:
             self._flight.shutdown()
 
     def _look_at_certificates(self) -> None:
-        """Use new certificates. Flight has to restart for that, once its calls have ended."""
+        """Use new certificates. Flight takes one only at its start.
+
+        So another Flight server takes the place of the one that serves, which ends with the last of
+        its calls: a client that reads nothing can hold up one of them for ever.
+        """
         if self._certificates.refresh() and self._flight is not None:
-            self._flight.shutdown()
+            earlier, self._flight = self._flight, None
+            threading.Thread(target=earlier.shutdown, name="earlier-flight", daemon=True).start()
+        if self._flight is None and self._make_flight is not None:
             self._flight = self._make_flight()
             logger.info("Flight serves with the new certificate")
 

@@ -122,12 +122,23 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
 
 
 class RotatingContext:
-    """A context that is made again when its files change. ``make`` reads them."""
+    """A context that is made again when its files change.
 
-    def __init__(self, files: Sequence[str], make: Callable[[], ssl.SSLContext]) -> None:
+    ``make`` reads them. ``check`` is called with a later context before it is used, and raises if
+    others would refuse it.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        make: Callable[[], ssl.SSLContext],
+        check: Callable[[ssl.SSLContext], None] = lambda _: None,
+    ) -> None:
         """Make the first context; raise what ``make`` raises."""
         self._files = tuple(files)
         self._make = make
+        self._check = check
+        self._complaint = ""
         self._stamps = self._look()
         self._context = make()
 
@@ -138,18 +149,22 @@ class RotatingContext:
     def refresh(self) -> bool:
         """Read the files again if they changed; return whether there is a new context.
 
-        Files that cannot be used are logged, and the context stays as it is.
+        Files that cannot be used are logged, once while that lasts, and the context stays as it is.
         """
         stamps = self._look()
         if stamps == self._stamps:
             return False
         self._stamps = stamps
         try:
-            self._context = self._make()
+            fresh = self._make()
+            self._check(fresh)
         except (IsologError, OSError) as error:  # a file may be replaced at this moment
-            logger.error("TLS goes on with the files as they were: %s", error)
+            if self._complaint != str(error):
+                self._complaint = str(error)
+                logger.error("TLS goes on with the files as they were: %s", error)
             self._stamps = []
             return False
+        self._context, self._complaint = fresh, ""
         logger.info("TLS: new files are in use: %s", ", ".join(self._files))
         return True
 
@@ -192,6 +207,38 @@ def shown_names(files: TlsFiles, server: ssl.SSLContext) -> tuple[str, ...]:
     client.check_hostname = False
     client.verify_mode = ssl.CERT_NONE
     client.load_cert_chain(files.cert, files.key)
+    _, theirs = _connected_in_memory(client, server)
+    return _names_in(theirs.getpeercert() or {})
+
+
+def check_in_time(files: TlsFiles) -> None:
+    """Check that a server's certificate is valid at this moment, whoever has issued it.
+
+    Raises:
+        InvalidOption: it has expired, or is not valid yet, or is not for servers.
+    """
+    assert files.cert is not None
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(files.cert, files.key)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_mode = ssl.CERT_NONE
+    shown = _connected_in_memory(client, server)[0].getpeercert(binary_form=True)
+    assert shown is not None
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname = False
+    trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    trusting.load_verify_locations(cadata=shown)
+    try:
+        _connected_in_memory(trusting, server)
+    except ssl.SSLCertVerificationError as error:
+        raise files.wrong("cert", f"{files.cert}: {error.verify_message}") from None
+
+
+def _connected_in_memory(
+    client: ssl.SSLContext, server: ssl.SSLContext
+) -> tuple[ssl.SSLObject, ssl.SSLObject]:
+    """Connect two contexts in memory; return the client's side and the server's."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = client.wrap_bio(back, there)
     theirs = server.wrap_bio(there, back, server_side=True)
@@ -199,7 +246,7 @@ def shown_names(files: TlsFiles, server: ssl.SSLContext) -> tuple[str, ...]:
         for side in (ours, theirs):
             with suppress(ssl.SSLWantReadError):
                 side.do_handshake()
-    return _names_in(theirs.getpeercert() or {})
+    return ours, theirs
 
 
 def reason_of(error: OSError) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import shutil
 import socket
 import struct
@@ -20,6 +21,7 @@ from spark_stream.testing import LocalCluster
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import CallFailed
 from spark_stream.transport.tls import TlsFiles, client_context
+from spark_stream.wire.fetch_messages import Fetch, FetchRange
 from spark_stream.wire.methods import REPLICATE, RUN_STEPS
 from spark_stream.wire.replication_messages import OpenReplication
 from tests.certificates import HERE, Files, conf_of, serial_of
@@ -174,6 +176,58 @@ def test_certificates_rotate_while_connections_go_on(files: Files, tmp_path: Pat
         eventually(lambda: serial_of(broker.address, files.ca) != before)
         with log.producer() as producer:
             producer.append("t", values("after")).result(20)
+
+
+def test_a_pair_that_others_would_refuse_is_not_put_to_use(files: Files, tmp_path: Path):
+    """One that has expired; and, for other brokers, one of another broker."""
+    pair, peer = files.issue("clients", *HERE), files.issue("peers", *HERE, "b1")
+    conf = 'id = "b1"\n' + conf_of(pair) + conf_of(peer, "peer_tls", ca=files.ca)
+    with BrokerProcess(tmp_path / "log", conf=conf) as broker:
+        before = serial_of(broker.address, files.ca)
+        over = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+        files.issue("clients", *HERE, not_after=over)
+        eventually(lambda: "certificate has expired" in broker.said())
+        files.issue("peers", *HERE, "b7")
+        eventually(
+            lambda: "peer_tls.cert: it is for localhost, b7, and this is broker b1" in broker.said()
+        )
+        time.sleep(2.5)  # two more looks, which say nothing new
+        assert serial_of(broker.address, files.ca) == before
+        assert broker.said().count("TLS goes on with the files as they were") == 2
+        files.issue("clients", *HERE)
+        eventually(lambda: serial_of(broker.address, files.ca) != before)
+
+
+def test_a_flight_reader_that_reads_no_more_holds_up_no_rotation(files: Files, tmp_path: Path):
+    pair = files.issue("read", *HERE)
+    conf = 'flight_listen = "127.0.0.1:0"\n' + conf_of(pair)
+    with (
+        BrokerProcess(tmp_path / "log", conf=conf) as broker,
+        isolog.connect(broker.address, tls_ca=files.ca) as log,
+    ):
+        log.create_topic("t")
+        with log.producer() as producer:
+            for _ in range(24):
+                producer.append("t", values(os.urandom(1 << 20))).result(20)
+        where, root = log.status().flight, Path(files.ca).read_bytes()
+
+        def client() -> fl.FlightClient:
+            alone = [("grpc.use_local_subchannel_pool", 1)]
+            return fl.FlightClient(
+                f"grpc+tls://{where}", tls_root_certs=root, generic_options=alone
+            )
+
+        fetch = Fetch(ranges=(FetchRange(topic="t", partition=0, start=0),))
+        with client() as slow, client() as other:
+            reader = slow.do_get(fl.Ticket(fetch.to_bytes()))
+            reader.read_chunk()
+            for _ in range(2):
+                before = serial_of(broker.address, files.ca)
+                files.issue("read", *HERE)
+                eventually(lambda before=before: serial_of(broker.address, files.ca) != before)
+                eventually(lambda: [each.descriptor for each in client().list_flights()])
+            assert [each.descriptor for each in other.list_flights()]
+            reader.cancel()
 
 
 def test_brokers_replicate_with_certificates_of_their_own(

@@ -39,6 +39,7 @@ from spark_stream.errors import (
     InternalError,
     InvalidRequest,
     IsologError,
+    PortInUse,
     UnknownPartition,
     Unsupported,
 )
@@ -87,7 +88,11 @@ class FlightFacade(fl.FlightServerBase):
         *,
         requires_client: bool = False,
     ) -> None:
-        """Listen at ``address``. ``tls``: with this certificate, and the clients' authorities."""
+        """Listen at ``address``. ``tls``: with this certificate, and the clients' authorities.
+
+        Raises:
+            PortInUse: nothing can listen there at the moment.
+        """
         self._here = here
         self._speaks_tls = tls is not None
         self._activity = activity
@@ -96,19 +101,19 @@ class FlightFacade(fl.FlightServerBase):
         self._one_password = Lock()
         where = location(address, tls=self._speaks_tls)
         who = {_WHO: _WhoFactory(asks=here.authorizer.requires_authentication)}
-        if tls is None:
-            super().__init__(where, middleware=who)
-            return
-        assert tls.cert is not None
-        pair = Path(tls.cert).read_bytes(), Path(tls.key or tls.cert).read_bytes()
-        authorities = None if tls.ca is None else Path(tls.ca).read_bytes()
-        super().__init__(
-            where,
-            tls_certificates=[pair],
-            root_certificates=authorities,
-            verify_client=requires_client,
-            middleware=who,
-        )
+        protection: dict[str, object] = {}
+        if tls is not None:
+            assert tls.cert is not None
+            pair = Path(tls.cert).read_bytes(), Path(tls.key or tls.cert).read_bytes()
+            protection = {
+                "tls_certificates": [pair],
+                "root_certificates": None if tls.ca is None else Path(tls.ca).read_bytes(),
+                "verify_client": requires_client,
+            }
+        try:
+            super().__init__(where, middleware=who, **protection)
+        except pa.ArrowException as error:  # it does not say why
+            raise PortInUse(f"flight_listen: {address}: {error}") from None
 
     def _identity(self, context: fl.ServerCallContext) -> ConnectionIdentity:
         """Return who makes a call: by its header, or else by the certificate that was shown.
