@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
 
-from spark_stream.access.rules import ANYBODY, Effect, Operation, Pattern, Resource, Rule, RuleSet
+from spark_stream.access.rules import (
+    ANYBODY,
+    INCLUDING_DESCRIBE,
+    Effect,
+    Operation,
+    Pattern,
+    Resource,
+    Rule,
+    RuleSet,
+)
 
 
 class KnownBy(StrEnum):
@@ -68,6 +78,33 @@ ANONYMOUS: Final = Caller("anonymous", KnownBy.OPEN, is_super=True)
 """Everybody, at a broker that does not ask who calls."""
 OWNER: Final = Caller("owner", KnownBy.SOCKET, is_super=True)
 """Whoever reaches the socket of an embedded broker."""
+
+
+def is_covered(asked: Grant, held: Iterable[Grant]) -> bool:
+    """Return whether one of the grants allows all that is asked for."""
+    return any(_shared(asked, each) == asked for each in held)
+
+
+def intersection(asked: Iterable[Grant], held: Iterable[Grant]) -> tuple[Grant, ...]:
+    """Return what is allowed by both: grants that are asked for, and grants of a token."""
+    kept = tuple(held)
+    found = (_shared(one, other) for one in asked for other in kept)
+    return tuple(dict.fromkeys(each for each in found if each is not None))
+
+
+def _shared(one: Grant, other: Grant) -> Grant | None:
+    """Return what two grants both allow, or None."""
+    operations = {one.operation, other.operation}
+    if len(operations) == 1:
+        operation = one.operation
+    elif None in operations:
+        operation = one.operation or other.operation
+    elif Operation.DESCRIBE in operations and operations <= INCLUDING_DESCRIBE:
+        operation = Operation.DESCRIBE
+    else:
+        return None
+    resources = one.resources.shared_with(other.resources)
+    return None if resources is None else Grant(operation, resources)
 
 
 def rules_of(grants: tuple[Grant, ...]) -> RuleSet:

@@ -90,6 +90,16 @@ class Pattern(NamedTuple):
             return cls(ResourceKind(kind), name[:-1], is_prefix=True)
         return cls(ResourceKind(kind), name)
 
+    def shared_with(self, other: Pattern) -> Pattern | None:
+        """Return the pattern of the resources that fit both, or None if there are none."""
+        if self.kind is not other.kind:
+            return None
+        longer, shorter = sorted((self, other), key=lambda each: len(each.name), reverse=True)
+        if self.name == other.name:
+            return shorter if longer.is_prefix else longer
+        is_within = shorter.is_prefix and longer.name.startswith(shorter.name)
+        return longer if is_within else None
+
     def __str__(self) -> str:
         return f"{Resource(self.kind, self.name)}{_PREFIX if self.is_prefix else ''}"
 
@@ -109,16 +119,11 @@ class Rule(Struct, frozen=True):
 
 _BIT: Final = {each: 1 << place for place, each in enumerate(Operation)}
 _ALL: Final = sum(_BIT.values())
-_DESCRIBING: Final = sum(
-    _BIT[each]
-    for each in (
-        Operation.DESCRIBE,
-        Operation.READ,
-        Operation.WRITE,
-        Operation.ALTER,
-        Operation.DELETE,
-    )
+INCLUDING_DESCRIBE: Final = frozenset(
+    {Operation.DESCRIBE, Operation.READ, Operation.WRITE, Operation.ALTER, Operation.DELETE}
 )
+"""The operations of which each allows to describe as well."""
+_DESCRIBING: Final = sum(_BIT[each] for each in INCLUDING_DESCRIBE)
 
 
 class _Said(Struct):

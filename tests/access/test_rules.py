@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.access.callers import Caller, Grant, KnownBy
+from spark_stream.access.callers import (
+    Caller,
+    Grant,
+    KnownBy,
+    intersection,
+    is_covered,
+    rules_of,
+)
 from spark_stream.access.rules import (
     ANYBODY,
     Effect,
@@ -88,6 +95,31 @@ def test_rules_allow_what_the_model_allows(rules, who, operation, resource):
 def test_without_a_rule_that_allows_it_nothing_is_allowed(rules, operation, resource):
     denying = [rule for rule in rules if rule.effect is Effect.DENY]
     assert not RuleSet(denying).allow("alice", operation, resource)
+
+
+PATTERNS = st.builds(Pattern, st.sampled_from(ResourceKind), st.sampled_from(NAMES), st.booleans())
+GRANTS = st.lists(st.builds(Grant, st.none() | st.sampled_from(Operation), PATTERNS), max_size=4)
+
+
+@pytest.mark.rule("what a token allows that is made with another token", "access/callers.py")
+@given(
+    GRANTS,
+    GRANTS,
+    st.sampled_from(Operation),
+    st.builds(Resource, st.sampled_from(ResourceKind), st.sampled_from(NAMES)),
+)
+def test_what_two_tokens_allow_together_is_what_each_allows(one, other, operation, resource):
+    def allows(grants) -> bool:
+        return rules_of(tuple(grants)).allow(ANYBODY, operation, resource)
+
+    assert allows(intersection(one, other)) == (allows(one) and allows(other))
+
+
+@given(GRANTS, GRANTS)
+def test_what_a_token_covers_is_not_reduced(asked, held):
+    if all(is_covered(each, held) for each in asked):
+        assert set(intersection(asked, held)) >= set(asked)
+    assert all(is_covered(each, asked) for each in asked)
 
 
 def test_a_token_allows_no_more_than_its_principal_may_and_its_grants_say():

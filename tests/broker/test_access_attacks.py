@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow.flight as fl
 import pytest
 
 import spark_stream as isolog
+from spark_stream.access.callers import Caller, KnownBy
 from spark_stream.broker.access.audit import Audit
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.client.access import AccessClient
@@ -24,6 +26,7 @@ from spark_stream.errors import (
     InvalidConfig,
     IsologError,
     PermissionDenied,
+    TopicExists,
     Unauthenticated,
     UnknownTopic,
 )
@@ -199,6 +202,49 @@ def test_a_token_does_not_outlive_the_one_it_was_made_with(asking: BrokerProcess
             isolog.connect(asking.address, token=made.token, timeout=10)
 
 
+ASKED = [("write", "topic:asked"), ("create", "topic:asked"), ("write", "transaction:*")]
+"""What a query asks for that writes ``asked``, with ``createTopic``."""
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        [
+            ("write", "topic:asked"),
+            ("write", "transaction:query/*"),
+            ("write", "transaction:job/*"),
+        ],
+        [("all", "topic:*"), ("write", "transaction:query/*")],
+        [("write", "topic:asked*"), ("all", "transaction:query/*")],
+    ],
+)
+def test_a_query_gets_of_a_restricted_token_what_that_allows(
+    asking: BrokerProcess, admin, alice, held
+):
+    with as_(asking, "root") as root, suppress(TopicExists):
+        root.create_topic("asked")
+    for operation, resource in held:
+        admin.add_rule("allow", alice, operation, resource)
+    token = admin.create_token(alice, grants=held)
+    with client_of(asking, token=token.token) as client:
+        lasting = client.create_token(None, 60.0, ASKED, sliding=True).token
+        for secret in (lasting, client.open_session(ASKED, 60.0)):
+            with isolog.connect(asking.address, token=secret, timeout=20) as log:
+                with (
+                    log.producer(transactional_id="query/x") as producer,
+                    producer.transaction(),
+                ):
+                    producer.append("asked", values("1")).result(20)
+                with pytest.raises(PermissionDenied):
+                    log.producer(transactional_id="load")
+                with pytest.raises(UnknownTopic), log.producer() as other:
+                    other.append("b", values("1")).result(20)
+        with pytest.raises(PermissionDenied, match="allows nothing of what the query may need"):
+            client.open_session([("read", "consumer:c")], 60.0)
+        with pytest.raises(PermissionDenied, match="more than the one that it is made with"):
+            client.create_token(grants=[("read", "consumer:c")])
+
+
 def test_with_the_session_of_a_query_nobody_makes_credentials(asking: BrokerProcess, admin, alice):
     token = admin.create_token(alice)
     with client_of(asking, token=token.token) as client:
@@ -255,6 +301,19 @@ def test_strangers_do_not_push_lines_out_of_the_audit_log(tmp_path: Path):
     lines = [json.loads(each) for each in (tmp_path / "audit.log").read_text().splitlines()]
     assert (len(lines), lines[-1]["omitted"]) == (21, 980)
     assert max(len(each["on"]) for each in lines) == 300
+
+
+@pytest.mark.parametrize("outcome", ["done", "PERMISSION_DENIED"])
+def test_a_known_caller_does_not_push_lines_out_of_the_audit_log(tmp_path: Path, outcome: str):
+    clock = FakeClock()
+    audit = Audit(tmp_path / "audit.log", clock)
+    alice = Caller("alice", KnownBy.USER)
+    for _ in range(1_000):
+        audit.note(alice, "10.0.0.1:1", "open-session", "", outcome)
+    audit.note(alice, "10.0.0.1:1", "create-topic", "topic=t", "done")
+    audit.close()
+    lines = [json.loads(each) for each in (tmp_path / "audit.log").read_text().splitlines()]
+    assert (len(lines), lines[-1]["action"], lines[-1]["omitted"]) == (21, "create-topic", 980)
 
 
 def test_no_part_of_a_token_is_written_down(asking: BrokerProcess, admin: AccessClient):

@@ -27,9 +27,11 @@ FILE_BYTES: Final = 16 << 20
 """After so many bytes the next file begins."""
 FILES_KEPT: Final = 5
 _STRANGERS_S: Final = 20
-_KNOWN_S: Final = 100
-"""Lines a second about refusals, of callers who are not known together, and of each who is: they
-must not push the others out."""
+_KNOWN_S: Final = 20
+"""Lines a second about refusals and about callers' own credentials, of all unknown callers together
+and of each known one: they must not push the others out."""
+CREDENTIALS: Final = frozenset({"create-token", "revoke-token", "open-session"})
+"""Actions on a caller's own credentials, which need no permission, and are written down."""
 DONE: Final = "done"
 _TEXT_MAX: Final = 300
 ADMINISTRATIVE: Final = frozenset(
@@ -68,7 +70,8 @@ class Audit:
     def note(self, caller: Caller | None, address: str, action: str, on: str, outcome: str) -> None:
         """Write a line; if the disk refuses it, the call goes on."""
         who = None if caller is None else caller.principal
-        if self._file is None or (outcome != DONE and self._is_too_much(who)):
+        is_anybodys = outcome != DONE or action in CREDENTIALS
+        if self._file is None or (is_anybodys and self._is_too_much(who)):
             return
         moment = datetime.fromtimestamp(self._clock.wall_us() / 1e6, UTC)
         noted: dict[str, object] = {

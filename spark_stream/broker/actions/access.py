@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from spark_stream.access.callers import Caller, Grant, KnownBy
+from spark_stream.access.callers import Caller, Grant, KnownBy, intersection, is_covered
 from spark_stream.access.credentials import hash_password, new_token, token_digest
 from spark_stream.access.rules import (
     ANYBODY,
@@ -24,6 +24,7 @@ from spark_stream.cluster.access import QUOTAS, TOKENS, USERS, Token, User, enco
 from spark_stream.errors import InvalidRequest, PermissionDenied, Unauthenticated
 from spark_stream.scripts.steps import DeleteRecord, Get, PutRecord, Script
 from spark_stream.wire.access_messages import (
+    GRANTS_MAX,
     Authenticated,
     CheckAccess,
     CreatedToken,
@@ -93,11 +94,14 @@ def list_users(context: BrokerContext, asked: Empty) -> UserList:
 def open_session(context: BrokerContext, asked: OpenSession) -> Authenticated:
     """Sign a session of the caller that is restricted to what is asked for.
 
+    If the caller has used a restricted token: to what of that the token allows.
+
     It ends with the user's password or the token that the caller has used. Nobody can end one of a
     caller that has used a certificate or a JWT; it is good for a day at most.
     """
     caller = _maker(context)
-    grants = _no_more_than(caller, tuple(map(_grant, asked.grants)))
+    context.check_has_rules()
+    grants = _those_allowed(caller, tuple(map(_grant, asked.grants)))
     expires_ms = context.transactions.now_ms() + asked.lifetime_ms
     if caller.source is KnownBy.TOKEN:
         expires_ms = min(expires_ms, caller.expires_ms or expires_ms)
@@ -128,19 +132,43 @@ def _no_more_than(caller: Caller, grants: tuple[Grant, ...] | None) -> tuple[Gra
         return grants
     if grants is None:
         return caller.grants
-    if not set(grants) <= set(caller.grants):
-        raise PermissionDenied(
-            "a token cannot allow more than the one that it is made with",
-            hint="Ask for some of the grants of the token that you use.",
-        )
+    for each in grants:
+        if not is_covered(each, caller.grants):
+            raise PermissionDenied(
+                f"a token cannot allow more than the one that it is made with: {_text(each)}",
+                hint="Ask for some of the grants of the token that you use.",
+            )
     return grants
+
+
+def _those_allowed(caller: Caller, grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
+    """Return what of these grants, which a query may need, the caller's token allows.
+
+    Raises:
+        PermissionDenied: it allows none of them.
+    """
+    if caller.grants is None:
+        return grants
+    allowed = intersection(grants, caller.grants)
+    if not allowed:
+        raise PermissionDenied(
+            f"the token allows nothing of what the query may need: {', '.join(map(_text, grants))}",
+            hint="Use a token that is made for more: see the rules that a job needs, in"
+            " docs/security.md.",
+        )
+    return allowed[:GRANTS_MAX]
+
+
+def _text(grant: Grant) -> str:
+    return f"{grant.operation or ALL} {grant.resources}"
 
 
 def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
     """Make a token for the caller; an administrator may make one for anybody.
 
     A token that is made with another token allows no more than that, and lasts no longer. One that
-    is made with a JWT lasts a week at most.
+    is made with a JWT lasts a week at most. A sliding token is for a query, which asks for all that
+    it may need: of that it gets what the caller's token allows.
     """
     caller = _maker(context)
     context.check_has_rules()
@@ -148,7 +176,10 @@ def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
     if principal != caller.principal and not context.is_administrator:
         raise PermissionDenied(f"{caller.principal!r} may not make a token for {principal!r}")
     given = None if asked.grants is None else tuple(map(_grant, asked.grants))
-    grants = _no_more_than(caller, given)
+    if asked.sliding and given is not None:
+        grants: tuple[Grant, ...] | None = _those_allowed(caller, given)
+    else:
+        grants = _no_more_than(caller, given)
     if asked.sliding and asked.lifetime_ms is None:
         raise InvalidRequest("a sliding token has a lifetime: give lifetime_ms")
     now_ms = context.transactions.now_ms()
@@ -204,9 +235,7 @@ def list_tokens(context: BrokerContext, asked: Empty) -> TokenList:
                 principal=each.principal,
                 created_ms=each.created_ms,
                 expires_ms=each.expires_ms,
-                grants=None
-                if each.grants is None
-                else [f"{grant.operation or ALL} {grant.resources}" for grant in each.grants],
+                grants=None if each.grants is None else [_text(grant) for grant in each.grants],
             )
             for each in sorted(known, key=lambda each: each.created_ms)
             if _may_see(context, each)

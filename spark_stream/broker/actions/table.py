@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from spark_stream.access.rules import Operation
-from spark_stream.broker.access.audit import ADMINISTRATIVE, DONE, named_in
+from spark_stream.broker.access.audit import ADMINISTRATIVE, CREDENTIALS, DONE, named_in
 from spark_stream.broker.access.needs import (
     Needs,
     anybody,
@@ -34,8 +34,6 @@ from spark_stream.wire.access_messages import CreatedToken
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.messages import Message
 
-CREDENTIALS: Final = frozenset({"create-token", "revoke-token", "open-session"})
-"""Actions that are always audited, although they need no permission."""
 READ, WRITE, CREATE = Operation.READ, Operation.WRITE, Operation.CREATE
 ALTER, DELETE, DESCRIBE = Operation.ALTER, Operation.DELETE, Operation.DESCRIBE
 ADMIN = Operation.ADMIN
