@@ -27,7 +27,7 @@ from spark_stream.errors import InvalidRequest, StorageFailure, WrongCluster
 _MARK: Final = "moved"
 
 
-class Mark(Struct, frozen=True):
+class MoveMark(Struct, frozen=True):
     """A move, as both stores have it. ``done``: the source is left for good."""
 
     source: str
@@ -71,7 +71,7 @@ def migrate(source: Backend, target: Backend) -> int:
         cluster = old.get(CLUSTER)
         if cluster is None:
             raise InvalidRequest(f"{source} has no cluster's metadata: nothing to move")
-        move = Mark(str(source), str(target))
+        move = MoveMark(str(source), str(target))
         left = _mark_of(old)
         is_left = left is not None and left.done
         if left is not None and is_left and left.target != move.target:
@@ -88,7 +88,7 @@ def migrate(source: Backend, target: Backend) -> int:
         _write_mark(new, move)
         _check_stopped(target, new)
         copy_records(old, new)
-        _write_mark(old, Mark(move.source, move.target, done=True))
+        _write_mark(old, MoveMark(move.source, move.target, done=True))
         _remove_mark(new)
         return _count(new)
 
@@ -124,7 +124,7 @@ def replacing(
             _check_cluster(store, str(target), cluster_id)
         else:
             check_free(store, str(target), cluster_id)
-        _write_mark(store, Mark(source, str(target)))
+        _write_mark(store, MoveMark(source, str(target)))
         _check_stopped(target, store)
         yield store
         _remove_mark(store)
@@ -201,12 +201,12 @@ def _check_stopped(backend: Backend, store: MetadataStore) -> None:
         )
 
 
-def _mark_of(store: MetadataStore) -> Mark | None:
+def _mark_of(store: MetadataStore) -> MoveMark | None:
     record = store.get(_MARK)
-    return None if record is None else msgspec.convert(record.value, Mark)
+    return None if record is None else msgspec.convert(record.value, MoveMark)
 
 
-def _write_mark(store: MetadataStore, mark: Mark) -> None:
+def _write_mark(store: MetadataStore, mark: MoveMark) -> None:
     record = store.get(_MARK)
     value = msgspec.to_builtins(mark)
     if store.put(_MARK, value, 0 if record is None else record.version) is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import ssl
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,8 @@ from spark_stream.wire.access_messages import Authenticate
 
 _FILES: Final = ("ca", "cert", "key")
 _CREDENTIAL: Final = ("user", "password", "token", "tokenFile")
+_READS: Final = 5
+_PAUSE_S: Final = 0.2
 _VARIABLES: Final = {"tokenFile": "ISOLOG_TOKEN_FILE"}
 
 
@@ -49,11 +52,24 @@ class Access(Struct, frozen=True):
     def credential(self) -> Authenticate | None:
         """Return what to authenticate with, or None.
 
+        A file that cannot be used is read again for a moment: somebody may be writing it.
+
         Raises:
             InvalidOption: the profile, or the file of the token, cannot be read.
         """
+        for _ in range(_READS - 1):
+            try:
+                return self._credential()
+            except InvalidOption:
+                time.sleep(_PAUSE_S)
+        return self._credential()
+
+    def _credential(self) -> Authenticate | None:
         if self.profile is not None:
-            return _resolve({}, {}, read_profile(self.profile)).credential()
+            found = _resolve({}, {}, read_profile(self.profile))._credential()
+            if found is None:
+                raise InvalidOption(f"profile: {self.profile} has no credential", option="profile")
+            return found
         if self.token_file is not None:
             try:
                 token = Path(self.token_file).read_text("utf-8").strip()

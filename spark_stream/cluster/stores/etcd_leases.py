@@ -302,7 +302,7 @@ class EtcdLease:
         return None
 
 
-class _Known(Struct, frozen=True):
+class _KnownLease(Struct, frozen=True):
     """A lease's key at a revision; ``renewal`` is None if it was removed. ``at``: first known."""
 
     revision: int
@@ -317,7 +317,7 @@ class _KnownRenewals:
         self._prefix = prefix
         self._clock = clock
         self._lock = threading.Lock()
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownLease] = {}
 
     def lasting(self, broker_id: str) -> Renewal | None:
         """Return a renewal that cannot be over yet, or None."""
@@ -332,7 +332,7 @@ class _KnownRenewals:
         with self._lock:
             known = self._known.get(broker_id)
             if known is None or known.revision < revision:
-                known = _Known(revision, renewal, self._clock.monotonic())
+                known = _KnownLease(revision, renewal, self._clock.monotonic())
                 self._known[broker_id] = known
             return known.renewal
 

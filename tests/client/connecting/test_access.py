@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import spark_stream as isolog
+from spark_stream.client.connecting import access as access_module
 from spark_stream.client.connecting.access import (
     OPEN,
     Access,
@@ -17,6 +18,7 @@ from spark_stream.client.connecting.access import (
 )
 from spark_stream.errors import InvalidOption, Unauthenticated, UnknownOutcome
 from spark_stream.transport.tls import TlsFiles
+from spark_stream.wire.access_messages import Authenticate
 from tests.asking import PASSWORD, admin, as_, asking
 from tests.support import BrokerProcess, eventually, values
 
@@ -188,3 +190,22 @@ def test_a_wrong_password_is_told_to_a_broker_once(asking: BrokerProcess):
     with pytest.raises(Unauthenticated):
         isolog.connect(asking.address, user="root", password="wrong password", timeout=10)
     assert refusals(asking) == before + 1
+
+
+@pytest.mark.parametrize("half", ["", 'user = "al'])
+@pytest.mark.parametrize("option", ["profile", "tokenFile"])
+def test_a_file_that_is_being_written_is_read_again(tmp_path, monkeypatch, option, half):
+    file = tmp_path / "credential"
+    of_profile = option == "profile"
+    access = Access(profile=str(file)) if of_profile else Access(token_file=str(file))
+    file.write_text(half if of_profile else "")
+    whole = 'user = "alice"\npassword = "p"\n' if of_profile else "secret"
+    monkeypatch.setattr(access_module.time, "sleep", lambda _: file.write_text(whole))
+    found = access.credential()
+    assert found == (
+        Authenticate(user="alice", password="p") if of_profile else Authenticate(token="secret")
+    )
+    monkeypatch.setattr(access_module.time, "sleep", lambda _: None)
+    file.write_text("")
+    with pytest.raises(InvalidOption, match=r"is empty|has no credential"):
+        access.credential()
