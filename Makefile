@@ -56,7 +56,7 @@ java:  ## Find a Java that Spark can run on; install one if there is none (root,
 	@home=$$(scripts/ensure-java) && echo "Java: $$home"
 
 demo: venv java  ## Stream the flights of 2013 through three brokers, and kill one (DEMO_ARGS="--help" shows the options)
-	@$(WITH_SPARK) SPARK_CONF_DIR=conf .venv/bin/spark-submit examples/flights_demo.py $(DEMO_ARGS)
+	@$(WITH_SPARK) $(if $(findstring --etcd,$(DEMO_ARGS)),ETCD="$$(scripts/ensure-etcd)") SPARK_CONF_DIR=conf .venv/bin/spark-submit examples/flights_demo.py $(DEMO_ARGS)
 
 test: venv java  ## Run the tests that each change must pass
 	@$(WITH_SPARK) ETCD="$$(scripts/ensure-etcd)" .venv/bin/pytest tests -m "not full" $(SIDE_BY_SIDE) $(PYTEST_ARGS)

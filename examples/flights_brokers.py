@@ -1,8 +1,9 @@
 """The brokers that the flights demo writes to and reads from, and the death of one of them.
 
 By default the demo has three brokers of its own, as processes that share a metadata store, and
-each partition has a replica on all of them. With one broker the log is a directory whose broker is
-started when it is first needed. Or the brokers are somebody else's, and stay.
+each partition has a replica on all of them. The store is a file, or in three members of etcd. With
+one broker the log is a directory whose broker is started when it is first needed. Or the brokers
+are somebody else's, and stay.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import spark_stream as isolog
-from spark_stream.testing import LocalCluster
+from spark_stream.testing import LocalCluster, LocalEtcd
 
 REPLICAS = 3
 """Of each partition, where there are brokers enough."""
@@ -35,20 +36,25 @@ class Brokers:
     replicas: int = 1
     """How many replicas a partition gets."""
     cluster: LocalCluster | None = None
+    etcd: LocalEtcd | None = None
+    """The members of etcd that have the cluster's metadata, if they do."""
 
 
 def open_brokers(
-    folder: Path, count: int, bootstrap: str | None, *, secure: bool = False
+    folder: Path, count: int, bootstrap: str | None, *, secure: bool = False, etcd: bool = False
 ) -> AbstractContextManager[Brokers]:
     """The brokers at ``bootstrap``, or ``count`` brokers of one's own in the folder.
 
-    ``secure``: they speak TLS and ask who calls; a profile in the folder says it.
+    ``secure``: they speak TLS and ask who calls; a profile in the folder says it. ``etcd``: their
+    metadata is in three members of etcd.
     """
-    return _brokers(folder, count, bootstrap, secure)
+    return _brokers(folder, count, bootstrap, secure, etcd)
 
 
 @contextmanager
-def _brokers(folder: Path, count: int, bootstrap: str | None, secure: bool) -> Iterator[Brokers]:
+def _brokers(
+    folder: Path, count: int, bootstrap: str | None, secure: bool, etcd: bool
+) -> Iterator[Brokers]:
     if bootstrap:
         with isolog.connect(bootstrap) as log:
             alive = sum(each.alive for each in log.cluster().brokers)
@@ -56,12 +62,19 @@ def _brokers(folder: Path, count: int, bootstrap: str | None, secure: bool) -> I
     elif count == 1:
         yield Brokers({"path": str(folder)})
     else:
-        conf = _secured(folder, count) if secure else {}
-        with LocalCluster(count, cuttable=False, folder=folder, conf=conf) as cluster:
+        with ExitStack() as ended:
+            conf = _secured(folder, count) if secure else {}
+            members = ended.enter_context(LocalEtcd()) if etcd else None
+            if members is not None:
+                conf["metadata"] = members.url("flights")
+            cluster = ended.enter_context(
+                LocalCluster(count, cuttable=False, folder=folder, conf=conf)
+            )
             place = {"bootstrap": cluster.bootstrap}
             if secure:
-                place = {"profile": str(_profile(folder, cluster.bootstrap))}
-            yield Brokers(place, min(count, REPLICAS), cluster)
+                store = conf.get("metadata", folder / "metadata" / "metadata.sqlite")
+                place = {"profile": str(_profile(folder, cluster.bootstrap, str(store)))}
+            yield Brokers(place, min(count, REPLICAS), cluster, members)
             for number, broker in cluster.brokers.items():
                 if broker.alive:
                     cluster.stop(number)
@@ -86,9 +99,9 @@ def _secured(folder: Path, count: int) -> dict[str, object]:
     }
 
 
-def _profile(folder: Path, bootstrap: str) -> Path:
+def _profile(folder: Path, bootstrap: str, store: str) -> Path:
     """The profile of a user who may do what the demo does, and nothing else."""
-    ca, store = str(folder / "certs" / "ca.pem"), str(folder / "metadata" / "metadata.sqlite")
+    ca = str(folder / "certs" / "ca.pem")
     password, admins = secrets.token_urlsafe(), secrets.token_urlsafe()
     _isolog("user", "add", "admin", "--metadata", store, ISOLOG_NEW_PASSWORD=admins)
 
@@ -124,18 +137,24 @@ def stop_brokers(folder: Path) -> bool:
 class LostLeader:
     """The broker that leads a topic's first partition, killed by ``kill -9`` when this is made.
 
-    ``partitions`` is what it led; ``heirs`` are the brokers that lead them ``seconds`` later.
+    So is the member of etcd that leads the others, if the metadata is there. ``partitions`` is what
+    the broker led; ``heirs`` are the brokers that lead them ``seconds`` later.
     """
 
-    def __init__(self, cluster: LocalCluster, log: isolog.Log, topic: str) -> None:
-        self._cluster, self._log, self._topic = cluster, log, topic
+    def __init__(self, brokers: Brokers, log: isolog.Log, topic: str) -> None:
+        assert brokers.cluster is not None
+        self._cluster, self._log, self._topic = brokers.cluster, log, topic
+        self._etcd = brokers.etcd
+        self.member = "" if self._etcd is None else self._etcd.leader().name
         before = log.describe(topic).partitions
         leader = before[0].leader
         assert leader is not None
         self.broker = int(leader)
         self.partitions = [each.partition for each in before if each.leader == leader]
         killed = time.monotonic()
-        cluster.kill(self.broker)
+        self._cluster.kill(self.broker)
+        if self._etcd is not None:
+            self._etcd.leader().kill()
         self._wait(lambda found: found.error is None and found.leader not in (None, leader))
         self.seconds = time.monotonic() - killed
         after = log.describe(topic).partitions
@@ -145,6 +164,8 @@ class LostLeader:
     def bring_back(self) -> float:
         """Starts it again; how many seconds later all replicas were in sync."""
         began = time.monotonic()
+        if self._etcd is not None:
+            self._etcd.restore()
         self._cluster.restart(self.broker)
         self._wait(lambda found: found.error is None and len(found.isr) == len(found.replicas))
         self.away = False

@@ -170,8 +170,7 @@ class Run:
         return self.brokers.cluster is not None and self.asked.isolation != "read_uncommitted"
 
     def _lose_leader(self, shown: flights_report.Progress) -> LostLeader:
-        assert self.brokers.cluster is not None
-        lost = LostLeader(self.brokers.cluster, self.log, TOPIC)
+        lost = LostLeader(self.brokers, self.log, TOPIC)
         shown.lost(lost)
         return lost
 
@@ -297,9 +296,15 @@ def arguments() -> argparse.Namespace:
         help="its own brokers speak TLS, and ask who calls: the jobs may use the topic flights, and"
         " nothing else",
     )
+    parser.add_argument(
+        "--etcd",
+        action="store_true",
+        help="its own brokers keep their metadata in three members of etcd, of which the leader is"
+        " killed on the way",
+    )
     asked = parser.parse_args()
-    if asked.secure and (asked.bootstrap or asked.brokers == 1):
-        parser.error("--secure is for several brokers of the run's own")
+    if (asked.secure or asked.etcd) and (asked.bootstrap or asked.brokers == 1):
+        parser.error("--secure and --etcd are for several brokers of the run's own")
     return asked
 
 
@@ -311,7 +316,7 @@ def main() -> int:
         output.cleared()
         with (
             open_brokers(
-                output.log, asked.brokers, asked.bootstrap, secure=asked.secure
+                output.log, asked.brokers, asked.bootstrap, secure=asked.secure, etcd=asked.etcd
             ) as brokers,
             isolog.connect(**brokers.place) as log,
             spark_session() as spark,
@@ -327,7 +332,9 @@ def main() -> int:
         if not asked.bootstrap:
             stop_brokers(output.log)
     seconds = time.monotonic() - began
-    flights_report.show_files(asked.output, asked.bootstrap, asked.brokers, seconds)
+    flights_report.show_files(
+        asked.output, asked.bootstrap, asked.brokers, seconds, etcd=asked.etcd
+    )
     return 0 if agree else 1
 
 

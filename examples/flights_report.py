@@ -112,6 +112,7 @@ class Progress:
         console.print(
             f"[yellow] kill  broker {lost.broker} gets kill -9 in the middle of a micro-batch;"
             f" it led {_counted('partition', lost.partitions)} {led}"
+            + (f"; so does {lost.member}, the leader of etcd" if lost.member else "")
         )
         console.print(
             f"[yellow] kill  {lost.seconds:.1f} s later {_counted('broker', lost.heirs)} {heirs}"
@@ -301,8 +302,13 @@ def show_counts(
     return agree
 
 
-def show_files(output: Path, bootstrap: str | None, brokers: int, seconds: float) -> None:
-    """Prints what there is to look at now, and how. ``brokers``: how many the run had."""
+def show_files(
+    output: Path, bootstrap: str | None, brokers: int, seconds: float, *, etcd: bool = False
+) -> None:
+    """Prints what there is to look at now, and how. ``brokers``: how many the run had.
+
+    ``etcd``: their metadata was in members of etcd, which are gone.
+    """
     console.print()
     _say(f"chart      {output / 'delays.png'}")
     _say(f"offsets    {output / 'checkpoints' / 'read' / 'offsets'}, as Spark logged them")
@@ -316,7 +322,7 @@ def show_files(output: Path, bootstrap: str | None, brokers: int, seconds: float
         _say(f'           pyarrow.ipc.open_stream(pyarrow.memory_map("{first}")).read_all()')
         if brokers == 1:
             _say("           Its broker was stopped; the next job with this path starts one again.")
-        else:
+        elif not etcd:
             _say(f"           The {brokers} brokers were stopped; to start all of them again:")
             for number in range(1, brokers + 1):
                 log = output / "log" / f"broker-{number}"

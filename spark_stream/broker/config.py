@@ -233,8 +233,17 @@ class BrokerConfig(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _etcd_has_time(self) -> Self:
-        if isinstance(self.place, EtcdPlace) and self.lease_s < ETCD_LEASE_S:
+    def _fits_etcd(self) -> Self:
+        if not isinstance(self.place, EtcdPlace):
+            return self
+        if self.listen.startswith(UNIX):
+            raise InvalidConfig(
+                f"listen: {self.listen} cannot be reached from other hosts, and metadata in etcd is"
+                " for brokers on several",
+                hint="Listen on HOST:PORT.",
+                setting="listen",
+            )
+        if self.lease_s < ETCD_LEASE_S:
             raise InvalidConfig(
                 f"lease_seconds: {self.lease_s:g} is too short for etcd, which may take 3 s to"
                 f" elect a leader: give {ETCD_LEASE_S:g} or more",

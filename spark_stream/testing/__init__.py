@@ -1,9 +1,10 @@
-"""For tests, ours and those of users: clusters of real brokers, and links that can be cut.
+"""For tests, ours and those of users: clusters of brokers and of etcd, and links to cut.
 
 :class:`~spark_stream.testing.local_cluster.LocalCluster` is also a fixture of pytest
 (``pytest_isolog``).
 """
 
 from spark_stream.testing.local_cluster import LocalBroker, LocalCluster
+from spark_stream.testing.local_etcd import EtcdMember, LocalEtcd
 
-__all__ = ["LocalBroker", "LocalCluster"]
+__all__ = ["EtcdMember", "LocalBroker", "LocalCluster", "LocalEtcd"]

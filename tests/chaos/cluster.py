@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import random
-import signal
 import sys
 import tempfile
 import threading
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 import spark_stream as isolog
-from spark_stream.testing import LocalCluster
+from spark_stream.testing import LocalCluster, LocalEtcd
 from tests.chaos.checker import Violation, check
 from tests.chaos.workers import (
     SCHEMA,
@@ -41,7 +40,6 @@ from tests.chaos.workers import (
     snapshot_reader,
     transactional_writer,
 )
-from tests.etcd import Etcd, running_etcd
 from tests.replication.clusters import CONF, copies_are_equal, in_sync, patiently, restored
 from tests.support import eventually
 
@@ -49,6 +47,7 @@ if TYPE_CHECKING:
     from tests.chaos.query import Copy
 
 LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic")
+OF_MEMBERS = ("kill", "pause leader", "pause quorum")
 FICKLE = frozenset({"follow-read_uncommitted"})
 ENDING_S = 120.0
 CONFIG = {"segment.bytes": 65_536, "replica.lag.time.max.ms": 1500}
@@ -83,7 +82,7 @@ class Mishaps(threading.Thread):
     """
 
     def __init__(
-        self, cluster: LocalCluster, stop: threading.Event, seed: int, etcd: Etcd | None = None
+        self, cluster: LocalCluster, stop: threading.Event, seed: int, etcd: LocalEtcd | None = None
     ) -> None:
         super().__init__(name="mishaps", daemon=True)
         self._etcd = etcd
@@ -160,18 +159,18 @@ class Mishaps(threading.Thread):
 
     def _kill_member(self, numbers: list[int]) -> None:
         assert self._etcd is not None
-        self._etcd.members[numbers[0] - 1].end()
+        self._etcd.members[numbers[0] - 1].kill()
         self.strikes["etcd: kill"] += 1
 
     def _pause_leader(self, _: list[int]) -> None:
         assert self._etcd is not None
-        self._etcd.leader().tell(signal.SIGSTOP)
+        self._etcd.leader().pause()
         self.strikes["etcd: pause leader"] += 1
 
     def _pause_quorum(self, numbers: list[int]) -> None:
         assert self._etcd is not None
         for number in numbers[:2]:
-            self._etcd.members[number - 1].tell(signal.SIGSTOP)
+            self._etcd.members[number - 1].pause()
         self.strikes["etcd: pause quorum"] += 1
 
 
@@ -186,7 +185,7 @@ def run(
     with ExitStack() as ended:
         etcd, conf = None, CONF
         if etcd_folder is not None:
-            etcd = ended.enter_context(running_etcd(etcd_folder, 3))
+            etcd = ended.enter_context(LocalEtcd(3, etcd_folder))
             conf = {"metadata": etcd.url("chaos"), "flight_listen": CONF["flight_listen"]}
         cluster = ended.enter_context(LocalCluster(3, conf=conf))
 

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 
 import pytest
 
-from tests.chaos.cluster import LEVELS, run
+from tests.chaos.cluster import LEVELS, OF_MEMBERS, Outcome, run
+from tests.etcd import needs_etcd
 
 pytestmark = [pytest.mark.full, pytest.mark.chaos, pytest.mark.timeout(400)]
+
+
+MISHAPS = {"kill", "kill all", "doubt", "stop", "pause", "cut", "cut off"}
 
 
 @pytest.mark.parametrize(
@@ -27,7 +32,23 @@ def test_nothing_committed_is_lost_repeated_reordered_or_in_part_and_replicas_ar
     found = run(seconds, seed, spark=spark)
     print(found)
     assert found.problems == [], f"seed {seed}"
-    assert set(found.strikes) == {"kill", "kill all", "doubt", "stop", "pause", "cut", "cut off"}
+    assert set(found.strikes) == MISHAPS
+    holds(found)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", [pytest.param("etcd", marks=needs_etcd)])
+def test_so_it_does_whatever_becomes_of_the_members_of_etcd(tmp_path: Path, kind: str) -> None:
+    seed = int(os.environ.get("ISOLOG_CHAOS_SEED", random.randrange(1 << 32)))
+    found = run(20.0, seed, etcd_folder=tmp_path)
+    print(found)
+    assert found.problems == [], f"seed {seed}"
+    assert set(found.strikes) == MISHAPS | {f"{kind}: {what}" for what in OF_MEMBERS}
+    holds(found)
+
+
+def holds(found: Outcome) -> None:
+    """The run has done enough to mean something."""
     assert found.notes.enough
     assert set(found.reads["level"]) == set(LEVELS)
     assert {"acknowledged", "committed", "aborted"} <= set(found.writes["outcome"])

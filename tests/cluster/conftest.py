@@ -11,7 +11,8 @@ import pytest
 from spark_stream.cluster.stores.etcd import EtcdStore
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.cluster.stores.store import MetadataStore
-from tests.etcd import Etcd, needs_etcd, running_etcd
+from spark_stream.testing import LocalEtcd
+from tests.etcd import needs_etcd
 from tests.simulation.store import MemoryRecords, MemoryStore
 
 Opener = Callable[[], MetadataStore]
@@ -26,7 +27,7 @@ def _memory(_: Path) -> Opener:
     return lambda: MemoryStore(records)
 
 
-_running: list[Etcd] = []
+_running: list[LocalEtcd] = []
 _names = itertools.count()
 
 
@@ -47,9 +48,9 @@ OF_PROCESSES = ("sqlite",)  # those that several processes share
 
 
 @pytest.fixture(scope="session")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEtcd]:
     """One member, for all tests of this process."""
-    with running_etcd(tmp_path_factory.mktemp("etcd")) as found:
+    with LocalEtcd(1, tmp_path_factory.mktemp("etcd")) as found:
         _running[:] = [found]
         yield found
 

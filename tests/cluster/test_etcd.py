@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -19,9 +18,10 @@ from spark_stream.cluster.stores.leases import Renewal
 from spark_stream.cluster.stores.store import Delete, Put
 from spark_stream.environment import SystemClock, SystemMachine
 from spark_stream.errors import DirectoryInUse, MetadataRefused, MetadataUnavailable, StorageFailure
+from spark_stream.testing import LocalEtcd
 from spark_stream.transport.tls import TlsFiles, client_context
-from tests.certificates import Files
-from tests.etcd import Etcd, needs_etcd, running_etcd
+from tests.certificates import HERE, Files
+from tests.etcd import needs_etcd
 from tests.support import eventually
 
 pytestmark = needs_etcd
@@ -30,7 +30,7 @@ pytestmark = needs_etcd
 class Lossy(EtcdClient):
     """A client whose next transactions are lost: before they are sent, or their answers."""
 
-    def __init__(self, etcd: Etcd) -> None:
+    def __init__(self, etcd: LocalEtcd) -> None:
         super().__init__(etcd.endpoints, 1.0)
         self.lost: list[str] = []
         self.meanwhile: list[Any] = []
@@ -48,12 +48,14 @@ class Lossy(EtcdClient):
 
 
 @pytest.fixture
-def lossy(etcd: Etcd) -> Lossy:
+def lossy(etcd: LocalEtcd) -> Lossy:
     return Lossy(etcd)
 
 
 @pytest.fixture
-def stores(etcd: Etcd, lossy: Lossy, request: pytest.FixtureRequest) -> Iterator[list[EtcdStore]]:
+def stores(
+    etcd: LocalEtcd, lossy: Lossy, request: pytest.FixtureRequest
+) -> Iterator[list[EtcdStore]]:
     """A store that loses what is asked of it, and one that does not."""
     found = [EtcdStore(each, request.node.name) for each in (lossy, etcd.client())]
     yield found
@@ -100,7 +102,7 @@ def test_of_a_change_that_nobody_can_tell_of_nothing_is_told(stores, lossy: Loss
     assert first
 
 
-def compact(etcd: Etcd, store: EtcdStore) -> None:
+def compact(etcd: LocalEtcd, store: EtcdStore) -> None:
     """Forget the history, as etcd's auto-compaction does."""
     client = etcd.client()
     revision = store.changes(0).revision
@@ -108,7 +110,7 @@ def compact(etcd: Etcd, store: EtcdStore) -> None:
     client.close()
 
 
-def test_after_a_compaction_whoever_was_away_gets_all_records(stores, etcd: Etcd):
+def test_after_a_compaction_whoever_was_away_gets_all_records(stores, etcd: LocalEtcd):
     store, other = stores
     other.put("a", {}, 0)
     since = store.changes(0).revision
@@ -136,7 +138,7 @@ def test_many_changes_and_large_ones_go_through(stores):
     assert len(store.changes(0).changed) == 124
 
 
-def test_an_answer_of_another_cluster_or_an_earlier_term_is_refused(etcd: Etcd):
+def test_an_answer_of_another_cluster_or_an_earlier_term_is_refused(etcd: LocalEtcd):
     client = etcd.client()
     client.read("/v3/kv/range", {"key": "YQ=="})
     header = {"cluster_id": client._cluster, "raft_term": str(client._term)}
@@ -147,7 +149,7 @@ def test_an_answer_of_another_cluster_or_an_earlier_term_is_refused(etcd: Etcd):
     client.close()
 
 
-def test_what_a_closed_store_is_asked_fails(etcd: Etcd):
+def test_what_a_closed_store_is_asked_fails(etcd: LocalEtcd):
     store = EtcdStore(etcd.client(), "closed")
     since = store.changes(0).revision
     store.close()
@@ -155,7 +157,7 @@ def test_what_a_closed_store_is_asked_fails(etcd: Etcd):
         store.changes(since)
 
 
-def test_a_renewal_whose_answer_was_lost_keeps_the_lease(etcd: Etcd, lossy: Lossy):
+def test_a_renewal_whose_answer_was_lost_keeps_the_lease(etcd: LocalEtcd, lossy: Lossy):
     board = EtcdLeases(lossy, "renewals", SystemClock(), SystemMachine())
     place = board.take_place("b", "first", 10.0)
     lossy.lost = ["answer"]
@@ -176,7 +178,7 @@ def test_a_renewal_whose_answer_was_lost_keeps_the_lease(etcd: Etcd, lossy: Loss
 @pytest.mark.full
 def test_etcd_is_reached_with_tls_a_certificate_a_user_and_a_password(tmp_path: Path):
     files = Files(tmp_path)
-    with running_etcd(tmp_path, tls=files) as etcd:
+    with LocalEtcd(1, tmp_path, lambda name: files.issue(name, *HERE)) as etcd:
         plain = EtcdClient(etcd.endpoints, 1.0)
         with pytest.raises(MetadataUnavailable):
             EtcdStore(plain, "tls").get("a")
@@ -200,8 +202,8 @@ def test_etcd_is_reached_with_tls_a_certificate_a_user_and_a_password(tmp_path: 
             version = store.put("a", {"n": 1}, 0)
             assert store.changes(since).changed["a"].version == version
             (member,) = etcd.members
-            member.end()  # it forgets the tokens that it gave
-            etcd.start()
+            member.kill()  # it forgets the tokens that it gave
+            etcd.restore()
             eventually(lambda: store.get("a").version == version)
             assert store.put("a", {"n": 2}, version)
 
@@ -222,7 +224,7 @@ class Boot:
 
 
 @pytest.fixture
-def board_of(etcd: Etcd, request: pytest.FixtureRequest) -> Iterator[Any]:
+def board_of(etcd: LocalEtcd, request: pytest.FixtureRequest) -> Iterator[Any]:
     """Opens the board as a broker on the machine with this boot id does."""
     opened: list[EtcdLeases] = []
 
@@ -299,14 +301,14 @@ def test_after_a_lease_without_a_sign_of_life_an_id_is_free_and_its_old_broker_e
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    with running_etcd(tmp_path_factory.mktemp("three"), 3) as found:
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEtcd]:
+    with LocalEtcd(3, tmp_path_factory.mktemp("three")) as found:
         yield found
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["leader", "follower"])
-def test_a_member_that_stands_still_delays_and_loses_nothing(three: Etcd, name: str):
+def test_a_member_that_stands_still_delays_and_loses_nothing(three: LocalEtcd, name: str):
     stores = [EtcdStore(three.client(), f"still-{name}") for _ in range(2)]
     written: list[int] = []
     stop = threading.Event()
@@ -326,10 +328,10 @@ def test_a_member_that_stands_still_delays_and_loses_nothing(three: Etcd, name: 
     leader = three.leader()
     paused = leader if name == "leader" else next(e for e in three.members if e is not leader)
     eventually(lambda: len(written) > 10)
-    paused.tell(signal.SIGSTOP)
+    paused.pause()
     seen = len(written)
     eventually(lambda: len(written) > seen + 10)
-    paused.tell(signal.SIGCONT)
+    paused.resume()
     seen = len(written)
     eventually(lambda: len(written) > seen + 10)
     stop.set()
@@ -346,14 +348,14 @@ def test_a_member_that_stands_still_delays_and_loses_nothing(three: Etcd, name: 
 
 @pytest.mark.full
 def test_without_a_quorum_calls_fail_in_time_and_a_watch_goes_on_after_it(
-    three: Etcd, tmp_path: Path
+    three: LocalEtcd, tmp_path: Path
 ):
     store, other = (EtcdStore(three.client(0.5), "quorum") for _ in range(2))
     since = store.changes(0).revision
     other.put("a", {}, 0)
     assert "a" in store.changes(since).changed
     for each in three.members[:2]:
-        each.tell(signal.SIGSTOP)
+        each.pause()
     begun = time.monotonic()
     for act in (
         lambda: store.get("a"),
@@ -364,7 +366,7 @@ def test_without_a_quorum_calls_fail_in_time_and_a_watch_goes_on_after_it(
             act()
     assert time.monotonic() - begun < 60
     for each in three.members[:2]:
-        each.tell(signal.SIGCONT)
+        each.resume()
 
     def written() -> bool:
         try:

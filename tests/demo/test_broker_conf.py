@@ -72,3 +72,31 @@ def test_a_value_of_a_wrong_type_is_told_with_what_the_setting_takes(
     monkeypatch.setenv("ISOLOG_PEER_ADDRESSES", "x")
     with pytest.raises(InvalidConfig, match="the variable ISOLOG_PEER_ADDRESSES is not JSON"):
         BrokerConfig.load(None, dir="d")
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"metadata": "etcd://h:1"}, "is not etcd://HOST:PORT"),
+        ({"metadata": "etcd://h/name"}, "is not etcd://HOST:PORT"),
+        ({"metadata": "etcd://u:p@h:1/name"}, "is not etcd://HOST:PORT"),
+        ({"metadata": "etcd://h:1/a/b"}, "is not etcd://HOST:PORT"),
+        ({"metadata": "sqlite://relative"}, "write sqlite:///PATH"),
+        ({"metadata": "zookeeper://h:1/x"}, "'zookeeper' is no metadata store"),
+        ({"metadata": "etcd://h:1/x", "lease_seconds": 3.0}, "too short for etcd"),
+        ({"metadata": "etcd://h:1/x", "listen": "unix:/s"}, "cannot be reached from other hosts"),
+    ],
+)
+def test_metadata_that_cannot_be_used_is_refused(settings: dict[str, object], problem: str) -> None:
+    with pytest.raises(InvalidConfig, match=re.escape(problem)):
+        BrokerConfig.load(None, dir="d", **settings)
+
+
+def test_the_place_of_the_metadata_and_the_lease_go_together() -> None:
+    found = BrokerConfig.load(None, dir="d", metadata="etcd://h1:2379,[::1]:2379/prod-1")
+    assert str(found.place) == "etcd://h1:2379,[::1]:2379/prod-1"
+    assert found.lease_s == 6.0
+    alone = BrokerConfig.load(None, dir="d", metadata="sqlite:///a/b%20c.sqlite")
+    assert (alone.place, alone.lease_s) == (Path("/a/b c.sqlite"), 3.0)
+    secret = BrokerConfig.load(None, dir="d", metadata_password="secret")
+    assert "secret" not in repr(secret)

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from spark_stream.errors import IsologError
-from spark_stream.testing import LocalCluster
+from spark_stream.testing import LocalCluster, LocalEtcd
 from tests.cli.conftest import run
-from tests.etcd import Etcd, needs_etcd, running_etcd
+from tests.etcd import needs_etcd
 from tests.support import NUMBERS, eventually, numbers
 
 pytestmark = [pytest.mark.slow, pytest.mark.full, *needs_etcd]
 
 
 @pytest.fixture
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    with running_etcd(tmp_path_factory.mktemp("etcd"), 3) as found:
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEtcd]:
+    with LocalEtcd(3, tmp_path_factory.mktemp("etcd")) as found:
         yield found
 
 
-def test_the_metadata_of_a_cluster_moves_into_etcd_and_back(etcd: Etcd, tmp_path: Path):
+def test_the_metadata_of_a_cluster_moves_into_etcd_and_back(etcd: LocalEtcd, tmp_path: Path):
     url, file = etcd.url("moved"), tmp_path / "metadata" / "metadata.sqlite"
     with LocalCluster(3, folder=tmp_path, cuttable=False) as cluster:
         with cluster.connect() as log, log.producer(transactional_id="t") as producer:
@@ -49,25 +48,25 @@ def test_the_metadata_of_a_cluster_moves_into_etcd_and_back(etcd: Etcd, tmp_path
                 assert table["n"].to_pylist() == list(range(100 * (count + 1)))
 
 
-def test_without_a_quorum_of_etcd_nothing_is_lost_and_the_cluster_goes_on_after_it(etcd: Etcd):
+def test_without_a_quorum_of_etcd_nothing_is_lost_and_the_cluster_goes_on_after_it(etcd: LocalEtcd):
     conf = {"metadata": etcd.url("quorum")}
     with LocalCluster(3, conf=conf, cuttable=False) as cluster, cluster.connect() as log:
         log.create_topic("t", 1, schema=NUMBERS, replication_factor=3)
         with log.producer(isolation="read_committed", timeout_ms=120_000) as producer:
             producer.append("t", numbers(0, 10), partition=0).result(30)
             for each in etcd.members[:2]:
-                each.tell(signal.SIGSTOP)
+                each.pause()
             waiting = producer.append("t", numbers(10, 10), partition=0)
             with pytest.raises(IsologError):
                 log.create_topic("u", 1, schema=NUMBERS)
             for each in etcd.members[:2]:
-                each.tell(signal.SIGCONT)
+                each.resume()
             waiting.result(120)
         eventually(lambda: log.describe("t").partitions[0].leader is not None)
         assert log.read("t", isolation="read_replicated")["n"].to_pylist() == list(range(20))
 
 
-def test_two_brokers_of_one_id_on_two_hosts_do_not_run(etcd: Etcd, tmp_path: Path):
+def test_two_brokers_of_one_id_on_two_hosts_do_not_run(etcd: LocalEtcd, tmp_path: Path):
     url = etcd.url("ids")
     with LocalCluster(1, conf={"metadata": url}, cuttable=False) as cluster:
         other = run(

@@ -1,0 +1,219 @@
+"""Real members of etcd on this machine, for tests: each can be killed, paused and started again.
+
+They keep the metadata of a cluster: ``LocalCluster(conf={"metadata": etcd.url("name")})``. All
+files are in a temporary folder. Everything is removed at the end of the ``with`` block.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final, Self
+
+from spark_stream.cluster.stores.etcd_client import EtcdClient
+from spark_stream.errors import InvalidOption, StorageFailure
+from spark_stream.transport.tls import TlsFiles, client_context
+
+VARIABLE: Final = "ETCD"
+"""The environment variable with the path of etcd, if it is not on PATH."""
+_START_S: Final = 60.0
+_STARTS: Final = 3  # somebody else may take a port that was free
+_STATUS: Final = "/v3/maintenance/status"
+
+
+def etcd_binary() -> str | None:
+    """Return the path of etcd, by the variable ETCD or on PATH; None if there is none."""
+    return os.environ.get(VARIABLE) or shutil.which("etcd")
+
+
+class EtcdMember:
+    """One member. ``endpoint`` is where it serves clients, as ``host:port``."""
+
+    def __init__(self, name: str, folder: Path, tls: TlsFiles | None) -> None:
+        self.name = name
+        self.endpoint = f"127.0.0.1:{_free_port()}"
+        self.peer = f"http://127.0.0.1:{_free_port()}"
+        self._folder = folder
+        self._tls = tls
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, binary: str, cluster: str) -> None:
+        """Start its process. ``cluster``: all members, as etcd's ``--initial-cluster``."""
+        client = f"http{'' if self._tls is None else 's'}://{self.endpoint}"
+        flags = {
+            "name": self.name,
+            "data-dir": str(self._folder / self.name),
+            "listen-client-urls": client,
+            "advertise-client-urls": client,
+            "listen-peer-urls": self.peer,
+            "initial-advertise-peer-urls": self.peer,
+            "initial-cluster": cluster,
+            "unsafe-no-fsync": "true",
+        }
+        if self._tls is not None:
+            flags |= {"cert-file": str(self._tls.cert), "key-file": str(self._tls.key)}
+            flags |= {"trusted-ca-file": str(self._tls.ca), "client-cert-auth": "true"}
+        with (self._folder / f"{self.name}.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [binary, *(f"--{name}={value}" for name, value in flags.items())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs or is paused."""
+        return self._process is not None and self._process.poll() is None
+
+    def pause(self) -> None:
+        """Pause its process (SIGSTOP)."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused process go on."""
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill its process; what it has stored stays."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+
+class LocalEtcd:
+    """A cluster of members, from construction to :meth:`close`. ``members``: in their order."""
+
+    def __init__(
+        self,
+        members: int = 3,
+        folder: Path | None = None,
+        certificates: Callable[[str], TlsFiles] | None = None,
+    ) -> None:
+        """``folder``: for their files; by default a temporary one.
+
+        ``certificates`` returns the files for the member of this name, and for ``client``: then
+        members take only clients with a certificate.
+
+        Raises:
+            InvalidOption: there is no etcd on this machine, or it does not start.
+        """
+        binary = etcd_binary()
+        if binary is None:
+            raise InvalidOption(
+                "there is no etcd on PATH",
+                hint=f"Install it (Debian: etcd-server), or name it in the variable {VARIABLE}.",
+            )
+        self._binary = binary
+        self._temporary = folder is None
+        self._folder = Path(tempfile.mkdtemp(prefix="etcd-")) if folder is None else folder
+        self._certificates = certificates
+        self.members: Sequence[EtcdMember] = []
+        for attempt in range(_STARTS):
+            place = self._folder / str(attempt)
+            place.mkdir()
+            names = [f"m{number}" for number in range(1, members + 1)]
+            self.members = [
+                EtcdMember(name, place, certificates(name) if certificates else None)
+                for name in names
+            ]
+            self.restore()
+            if self._serves():
+                return
+            self._kill_all()
+        self.close()
+        raise InvalidOption(f"etcd does not start: see {self._folder}")
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where the members serve clients."""
+        return [each.endpoint for each in self.members]
+
+    def url(self, name: str) -> str:
+        """Return what brokers of the isolog cluster ``name`` take as their setting ``metadata``."""
+        return f"etcd://{','.join(self.endpoints)}/{name}"
+
+    def leader(self) -> EtcdMember:
+        """Return the member that leads.
+
+        Raises:
+            StorageFailure: none leads.
+        """
+        with closing(self.client(5.0)) as client:
+            leader = client.read(_STATUS, {})["leader"]
+        for each in self.members:
+            with closing(self.client(5.0, only=each)) as alone, suppress(StorageFailure):
+                if alone.write(_STATUS, {})["header"]["member_id"] == leader:
+                    return each
+        raise StorageFailure("no living member of etcd leads")
+
+    def restore(self) -> None:
+        """Resume members that are paused, and start those that have ended."""
+        cluster = ",".join(f"{each.name}={each.peer}" for each in self.members)
+        for each in self.members:
+            if each.alive:
+                each.resume()
+            else:
+                each.start(self._binary, cluster)
+
+    def client(
+        self,
+        timeout_s: float = 1.0,
+        credential: tuple[str, str] | None = None,
+        only: EtcdMember | None = None,
+    ) -> EtcdClient:
+        """Return a client of all members, or of one. ``credential``: a user and a password."""
+        endpoints = self.endpoints if only is None else [only.endpoint]
+        tls: Callable[[], ssl.SSLContext] | None = None
+        if self._certificates is not None:
+            context = client_context(self._certificates("client"))
+            tls = lambda: context  # noqa: E731
+        return EtcdClient(endpoints, timeout_s, tls, credential)
+
+    def close(self) -> None:
+        """End all members, and remove the temporary folder."""
+        self._kill_all()
+        if self._temporary:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _kill_all(self) -> None:
+        for each in self.members:
+            each.kill()
+
+    def _serves(self) -> bool:
+        until = time.monotonic() + _START_S
+        with closing(self.client()) as client:
+            while time.monotonic() < until and all(each.alive for each in self.members):
+                with suppress(StorageFailure):
+                    client.write("/v3/kv/range", {"key": "YQ=="})
+                    return True
+                time.sleep(0.05)
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        return port
