@@ -25,6 +25,8 @@ from spark_stream.client.log import Log, connect
 from spark_stream.cluster.backup import STORE_NAME
 from spark_stream.errors import BrokerUnavailable, InvalidOption, from_wire
 from spark_stream.testing.links import Link, Links
+from spark_stream.testing.places import HERE, Place
+from spark_stream.wire.addresses import joined
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
 
 READY: Final = "isolog broker ready "
@@ -39,8 +41,11 @@ BrokerRef = int | str
 class LocalBroker:
     """One broker of a cluster: its process, while it has one, and its directory."""
 
-    def __init__(self, number: int, folder: Path, conf: Mapping[str, Any]) -> None:
+    def __init__(
+        self, number: int, folder: Path, conf: Mapping[str, Any], place: Place = HERE
+    ) -> None:
         self.number = number
+        self._place = place
         self.directory = folder / f"broker-{number}"
         self.address = ""
         self.peer_address = ""
@@ -79,11 +84,15 @@ class LocalBroker:
         self._file.write_text("".join(f"{name} = {_toml(v)}\n" for name, v in self._conf.items()))
         options = ["--dir", str(self.directory), "--conf", str(self._file)]
         # A broker that comes back keeps its addresses.
-        listen = self.address or "127.0.0.1:0"
-        options += ["--peer-listen", self.peer_address or "127.0.0.1:0"]
+        anywhere = joined(self._place.host, 0)
+        listen = self.address or anywhere
+        options += ["--peer-listen", self.peer_address or anywhere]
         with self._errors.open("a") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "spark_stream.broker", "--listen", listen, *options],
+                [
+                    *self._place.prefix,
+                    *(sys.executable, "-m", "spark_stream.broker", "--listen", listen, *options),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -142,7 +151,7 @@ class LocalCluster:
     ``conf``: settings of all brokers, as in a configuration file. ``racks``: the rack of each
     broker. ``cuttable``: connections between brokers go through relays that can be cut; without
     them replication is faster. ``folder``: for all files; by default a temporary folder, which is
-    removed at the end.
+    removed at the end. ``places``: where each broker runs; by default on this machine.
     """
 
     def __init__(
@@ -153,6 +162,7 @@ class LocalCluster:
         racks: Sequence[str] | None = None,
         cuttable: bool = True,
         folder: str | os.PathLike[str] | None = None,
+        places: Sequence[Place] = (),
     ) -> None:
         if brokers < 1:
             raise InvalidOption(f"a cluster has at least one broker, not {brokers}")
@@ -163,6 +173,7 @@ class LocalCluster:
         self._links = Links() if cuttable and brokers > 1 else None
         self._relays: dict[tuple[int, int], Link] = {}
         self._conf = dict(conf or {})
+        self._places = places
         self._brokers: dict[int, LocalBroker] = {}
         try:
             for number in range(brokers):
@@ -313,7 +324,8 @@ class LocalCluster:
                     self._brokers[other].peer_address or "127.0.0.1:1"
                 )
             conf["peer_addresses"] = _Addresses(self, number)
-        broker = self._brokers[number] = LocalBroker(number, self.folder, conf)
+        place = self._places[number - 1] if number <= len(self._places) else HERE
+        broker = self._brokers[number] = LocalBroker(number, self.folder, conf, place)
         return broker
 
     def addresses_for(self, number: int) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,9 @@ from typing import Final, Self
 
 from spark_stream.cluster.stores.etcd_client import EtcdClient
 from spark_stream.errors import InvalidOption, StorageFailure
+from spark_stream.testing.places import HERE, Place
 from spark_stream.transport.tls import TlsFiles, client_context
+from spark_stream.wire.addresses import joined
 
 VARIABLE: Final = "ETCD"
 """The environment variable with the path of etcd, if it is not on PATH."""
@@ -38,10 +40,13 @@ def etcd_binary() -> str | None:
 class EtcdMember:
     """One member. ``endpoint`` is where it serves clients, as ``host:port``."""
 
-    def __init__(self, name: str, folder: Path, tls: TlsFiles | None) -> None:
+    def __init__(
+        self, name: str, folder: Path, tls: TlsFiles | None = None, place: Place = HERE
+    ) -> None:
         self.name = name
-        self.endpoint = f"127.0.0.1:{_free_port()}"
-        self.peer = f"http://127.0.0.1:{_free_port()}"
+        self._place = place
+        self.endpoint = joined(place.host, _free_port())
+        self.peer = f"http://{joined(place.host, _free_port())}"
         self._folder = folder
         self._tls = tls
         self._process: subprocess.Popen[bytes] | None = None
@@ -64,7 +69,11 @@ class EtcdMember:
             flags |= {"trusted-ca-file": str(self._tls.ca), "client-cert-auth": "true"}
         with (self._folder / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [binary, *(f"--{name}={value}" for name, value in flags.items())],
+                [
+                    *self._place.prefix,
+                    binary,
+                    *(f"--{name}={value}" for name, value in flags.items()),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -104,8 +113,9 @@ class LocalEtcd:
         members: int = 3,
         folder: Path | None = None,
         certificates: Callable[[str], TlsFiles] | None = None,
+        places: Sequence[Place] = (),
     ) -> None:
-        """``folder``: for their files; by default a temporary one.
+        """``folder``: for their files; by default a temporary one. ``places``: where they run.
 
         ``certificates`` returns the files for the member of this name, and for ``client``: then
         members take only clients with a certificate.
@@ -123,15 +133,14 @@ class LocalEtcd:
         self._temporary = folder is None
         self._folder = Path(tempfile.mkdtemp(prefix="etcd-")) if folder is None else folder
         self._certificates = certificates
-        self.members: Sequence[EtcdMember] = []
+        self.members: list[EtcdMember] = []
         for attempt in range(_STARTS):
-            place = self._folder / str(attempt)
-            place.mkdir()
-            names = [f"m{number}" for number in range(1, members + 1)]
-            self.members = [
-                EtcdMember(name, place, certificates(name) if certificates else None)
-                for name in names
-            ]
+            files = self._folder / str(attempt)
+            files.mkdir()
+            self.members = []
+            for number, place in enumerate([*places, *[HERE] * members][:members], 1):
+                tls = certificates(f"m{number}") if certificates else None
+                self.members.append(EtcdMember(f"m{number}", files, tls, place))
             self.restore()
             if self._serves():
                 return
