@@ -64,7 +64,7 @@ def model(rules: Sequence[Rule], who: str, operation: Operation, resource: Resou
         if not speaks:
             continue
         fits = rule.operation in (None, operation)
-        if rule.effect is Effect.DENY and fits:
+        if rule.effect is Effect.DENY and (fits or rule.operation is Operation.DESCRIBE):
             return False
         implied = operation is Operation.DESCRIBE and rule.operation in DESCRIBING
         allowed = allowed or (rule.effect is Effect.ALLOW and (fits or implied))
@@ -82,6 +82,33 @@ def model(rules: Sequence[Rule], who: str, operation: Operation, resource: Resou
 )
 def test_rules_allow_what_the_model_allows(rules, who, operation, resource):
     assert RuleSet(rules).allow(who, operation, resource) == model(rules, who, operation, resource)
+
+
+@pytest.mark.rule(
+    "who may not describe a resource by a rule may do nothing to it", "access/rules.py"
+)
+@given(
+    RULES,
+    st.sampled_from(WHO),
+    st.sampled_from(Operation),
+    st.builds(Resource, st.sampled_from(ResourceKind), st.sampled_from(NAMES)),
+)
+def test_a_denial_of_describing_denies_everything(rules, who, operation, resource):
+    pattern = Pattern(resource.kind, resource.name)
+    denial = Rule(who, Effect.DENY, Operation.DESCRIBE, pattern)
+    caller = "alice" if who == ANYBODY else who
+    assert not RuleSet([*rules, denial]).allow(caller, operation, resource)
+
+
+@given(
+    RULES,
+    st.sampled_from(sorted(DESCRIBING)),
+    st.builds(Resource, st.sampled_from(ResourceKind), st.sampled_from(NAMES)),
+)
+def test_who_reads_writes_alters_or_deletes_may_describe(rules, operation, resource):
+    found = RuleSet(rules)
+    if found.allow("alice", operation, resource):
+        assert found.allow("alice", Operation.DESCRIBE, resource)
 
 
 @given(RULES, st.sampled_from(Operation), st.builds(Resource, st.sampled_from(ResourceKind)))

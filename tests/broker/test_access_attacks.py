@@ -17,7 +17,9 @@ import pytest
 import spark_stream as isolog
 from spark_stream.broker.access.audit import Audit
 from spark_stream.broker.config import BrokerConfig
+from spark_stream.cli.commands.access import _add_to_store
 from spark_stream.client.access import AccessClient
+from spark_stream.cluster.stores.backends import SqliteBackend
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.errors import (
     BrokerBusy,
@@ -35,11 +37,13 @@ from spark_stream.wire.fetch_messages import Fetch, FetchRange
 from spark_stream.wire.messages import AppendTo, Envelope
 from spark_stream.wire.methods import ACT, APPEND, AUTHENTICATE, FETCH
 from tests.asking import PASSWORD, admin, as_, asking, asking_broker, client_of
+from tests.certificates import HERE, Files, conf_of
 from tests.clocks import FakeClock
-from tests.support import BrokerProcess, values
+from tests.support import BrokerProcess, eventually, values
 
 __all__ = ["admin", "asking"]
 
+ASKS = 'authentication = true\nsuper_users = ["root"]\n'
 QUERY = "batch writes of nightly"
 
 
@@ -332,6 +336,144 @@ def test_positions_and_partitions_of_hidden_topics_are_left_out(
         raw.close()
         transaction.abort_transaction()
         transaction.close()
+
+
+@pytest.fixture
+def mine(asking: BrokerProcess) -> Iterator[str]:
+    """A topic that Alice may read."""
+    with as_(asking, "root") as log:
+        log.create_topic("a-flights")
+    yield "a-flights"
+    with as_(asking, "root") as log:
+        log.delete_topic("a-flights")
+
+
+def test_who_takes_a_consumers_name_gets_no_position_in_a_hidden_topic(
+    asking: BrokerProcess, admin, alice, hidden, mine
+):
+    admin.add_rule("allow", alice, "read", "consumer:shared")
+    root, raw = (
+        Raw(asking, user="root", password=PASSWORD),
+        Raw(asking, user=alice, password=PASSWORD),
+    )
+    root.act("take-consumer", consumer="shared", instance="r")
+    positions = [
+        {
+            "consumer": "shared",
+            "topic": topic,
+            "topic_id": root.act("describe-topic", topic=topic)["id"],
+            "partition": 0,
+            "offset": 0,
+        }
+        for topic in (hidden, mine)
+    ]
+    root.act("commit-position", positions=positions, owners={"shared": "r"})
+    taken = raw.act("take-consumer", consumer="shared", instance="a")["positions"]
+    assert [each["topic"] for each in taken] == [mine]
+    root.act("delete-consumer", consumer="shared")
+    root.close()
+    raw.close()
+
+
+@pytest.mark.parametrize(
+    ("selection", "is_shown"),
+    [
+        ("subscribe a-flights", True),
+        ("subscribe a-flights,b-payroll-2026", False),
+        ("subscribe b-gone", False),
+        ("subscribePattern a-.*", True),
+        ("subscribePattern b-payroll.*", False),
+        ("subscribePattern .*", False),
+        ('assign {"a-flights": [0, 1]}', True),
+        ('assign {"a-flights": [0], "b-payroll-2026": [0]}', False),
+        ('{"subscribe":"b-payroll-2026"}', False),
+    ],
+)
+def test_the_selection_of_anothers_query_is_shown_to_who_may_know_its_topics(
+    asking: BrokerProcess, admin, alice, hidden, mine, selection: str, is_shown: bool
+):
+    admin.add_rule("allow", alice, "read", "consumer:shared")
+    root, raw = (
+        Raw(asking, user="root", password=PASSWORD),
+        Raw(asking, user=alice, password=PASSWORD),
+    )
+    asked = {"consumer": "shared", "isolation": "read_committed"}
+    start = json.dumps({hidden: {"id": "1"}, mine: {"id": "2"}})
+    starting = 'startingOffsets={"b-payroll-2026": {"0": 7}}'
+    root.act(
+        "pin-start", **asked, instance="r", selection=selection, starting=starting, start=start
+    )
+    [listed] = raw.act("list-consumers")["consumers"]
+    other = raw.act("pin-start", **asked, instance="a", selection="subscribe a-x")
+    same = raw.act("pin-start", **asked, instance="a", selection=selection)
+    root.act("delete-consumer", consumer="shared")
+    assert listed["selection"] == (selection if is_shown else None)
+    assert other["selection"] == (selection if is_shown else "")
+    assert json.loads(same["start"]) == {mine: {"id": "2"}}
+    for each in (listed, other, {**same, "selection": ""}):
+        assert hidden not in str(each)
+    root.close()
+    raw.close()
+
+
+def test_a_caller_sees_what_its_own_query_selects(asking: BrokerProcess, admin, alice):
+    admin.add_rule("allow", alice, "read", "consumer:mine")
+    raw = Raw(asking, user=alice, password=PASSWORD)
+    asked = {"consumer": "mine", "isolation": "read_committed", "instance": "a"}
+    raw.act("pin-start", **asked, selection="subscribePattern .*", start="{}")
+    [listed] = raw.act("list-consumers")["consumers"]
+    assert listed["selection"] == "subscribePattern .*"
+    with as_(asking, "root") as log:
+        log.delete_consumer("mine")
+    raw.close()
+
+
+def test_the_problems_of_a_cluster_do_not_name_hidden_topics(tmp_path: Path):
+    files = Files(tmp_path)
+
+    def conf(name: str) -> str:
+        store, pair = tmp_path / "metadata.sqlite", files.issue(name, name, *HERE)
+        peers = conf_of(pair, "peer_tls", ca=files.ca)
+        return f'id = "{name}"\nmetadata = "{store}"\nlease_seconds = 1\n{ASKS}{peers}'
+
+    first, second = (BrokerProcess(tmp_path / name, conf=conf(name)) for name in "ab")
+    with first, second:
+        _add_to_store(SqliteBackend(tmp_path / "metadata.sqlite"), "root", PASSWORD)
+        with as_(first, "root") as log, client_of(first) as admin:
+            for topic in ("payroll", "flights"):
+                log.create_topic(topic, assignment=[["b"]])
+            admin.add_user("mon", PASSWORD)
+            admin.add_rule("allow", "mon", "describe", "cluster")
+            admin.add_rule("allow", "mon", "describe", "topic:flights")
+        second.kill()
+        raw = Raw(first, user="mon", password=PASSWORD)
+
+        def no_leader() -> dict[str, Any] | None:
+            found = raw.act("describe-cluster")["problems"]
+            return next((each for each in found if each["kind"] == "no_leader"), None)
+
+        eventually(lambda: (no_leader() or {}).get("count") == 2)
+        found = no_leader()
+        raw.close()
+    assert found is not None
+    assert found["names"] == ["flights/0"]
+
+
+def test_what_a_rule_hides_is_not_found_and_not_read(asking: BrokerProcess, admin, alice, hidden):
+    with as_(asking, "root") as log, log.producer() as producer:
+        producer.append(hidden, values("secret")).result(20)
+    admin.add_rule("allow", alice, "read", "topic:*")
+    admin.add_rule("deny", alice, "describe", "topic:b-*")
+    raw = Raw(asking, user=alice, password=PASSWORD)
+    assert raw.act("list-topics", readable=True)["topics"] == []
+    assert raw.act("list-offsets", topics=[], names=True)["names"] == []
+    asked = Fetch(ranges=[FetchRange(topic=hidden, partition=0, start=0)])
+    with pytest.raises(UnknownTopic):
+        raw._call(FETCH, b"", asked.to_bytes())
+    raw.close()
+    checked = admin.check(alice, "read", f"topic:{hidden}")
+    assert not checked.is_allowed
+    assert ("deny", "describe") in {(each.effect, each.operation) for each in checked.rules}
 
 
 def test_what_is_refused_is_written_down(asking: BrokerProcess, admin, alice, hidden):

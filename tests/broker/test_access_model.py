@@ -164,7 +164,7 @@ def says(rules: list[Rule], who: str, operation: Operation, on: Resource) -> boo
         if rule.principal not in (who, ANYBODY) or kind is not on.kind or not fits:
             continue
         same = rule.operation in (None, operation)
-        if rule.effect is Effect.DENY and same:
+        if rule.effect is Effect.DENY and (same or rule.operation == "describe"):
             return False
         implied = operation == "describe" and rule.operation in implying
         allowed = allowed or (rule.effect is Effect.ALLOW and (same or implied))

@@ -285,7 +285,11 @@ def check_access(context: BrokerContext, asked: CheckAccess) -> Decision:
         for text, rule in known.rules.items()
         if rule.principal in (asked.principal, ANYBODY)
         and _fits(rule.resources, resource)
-        and (rule.operation in (None, operation) or operation is Operation.DESCRIBE)
+        and (
+            rule.operation in (None, operation)
+            or operation is Operation.DESCRIBE
+            or (rule.operation is Operation.DESCRIBE and rule.effect is Effect.DENY)
+        )
     }
     is_super = context.authorizer.is_super(asked.principal)
     return Decision(
