@@ -56,7 +56,8 @@ class Resource(NamedTuple):
     name: str = ""
 
     def __str__(self) -> str:
-        return self.kind if self.kind is ResourceKind.CLUSTER else f"{self.kind}:{self.name}"
+        is_cluster = self.kind is ResourceKind.CLUSTER
+        return self.kind.value if is_cluster else f"{self.kind.value}:{self.name}"
 
 
 THE_CLUSTER: Final = Resource(ResourceKind.CLUSTER)

@@ -143,6 +143,13 @@ def test_a_resource_is_written_as_it_is_read(text: str):
     assert str(Pattern.parse(text)) == text
 
 
+def test_a_resource_is_plain_text():
+    for text in ("cluster", "topic:a"):
+        pattern = Pattern.parse(text)
+        for made in (str(pattern), str(Resource(pattern.kind, pattern.name))):
+            assert (type(made), made, repr(made)) == (str, text, f"'{text}'")
+
+
 @pytest.mark.parametrize("text", ["", "topic", "topic:", "cluster:x", "queue:a", "topic:a*b", "*"])
 def test_what_is_no_resource_is_refused(text: str):
     with pytest.raises(InvalidRequest, match="is not a resource"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 import threading
 import weakref
 from collections import OrderedDict
@@ -370,8 +371,8 @@ class Authorizer:
         meant = f"{resource.kind}:job/*" if resource.name.startswith("job/") else str(resource)
         refusal: IsologError = PermissionDenied(
             f"{caller.principal!r} may not {what} {resource}",
-            hint=f"An administrator allows it: isolog acl allow {caller.principal} {operation}"
-            f" {meant!r}",
+            hint="An administrator allows it: isolog acl allow"
+            f" {shlex.quote(caller.principal)} {operation} {shlex.quote(meant)}",
             principal=caller.principal,
             operation=operation.value,
             resource=str(resource),
