@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from spark_stream.access.credentials import hash_password
@@ -37,11 +36,12 @@ from spark_stream.cli.options import (
 )
 from spark_stream.cli.output.show import console
 from spark_stream.cli.output.show_transactions import duration
-from spark_stream.cli.texts import as_json
+from spark_stream.cli.texts import as_json, cell, visible
 from spark_stream.client.access import AccessClient
 from spark_stream.cluster.access import USERS, User, encode
 from spark_stream.cluster.stores.backends import Backend
 from spark_stream.errors import InvalidOption
+from spark_stream.wire.access_messages import RuleText
 
 users = typer.Typer(no_args_is_help=True, help="Add, list and remove users.")
 tokens = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
@@ -190,7 +190,7 @@ def list_users(
     """List the users."""
     with _client(bootstrap, path) as client:
         found = client.users()
-    print(json.dumps(found) if output is Listing.JSON else "\n".join(found))
+    print(json.dumps(found) if output is Listing.JSON else "\n".join(map(visible, found)))
 
 
 @users.command("remove")
@@ -272,10 +272,10 @@ def list_tokens(
         ends = "never" if left_s is None else f"in {duration(left_s)}" if left_s > 0 else "expired"
         table.add_row(
             each.id,
-            escape(each.principal),
+            cell(each.principal),
             f"{duration(max(0.0, (now_ms - each.created_ms) / 1000))} ago",
             ends,
-            "" if each.grants is None else escape(", ".join(each.grants)),
+            "" if each.grants is None else cell(", ".join(each.grants)),
         )
     console().print(table)
 
@@ -355,7 +355,7 @@ def list_rules(
         print(json.dumps(as_json(found), indent=2))
         return
     for each in found:
-        print(f"{each.effect} {each.principal} {each.operation} {each.resource}")
+        print(_rule_text(each))
 
 
 @acl.command()
@@ -375,9 +375,13 @@ def check(
         found = client.check(principal, operation, resource)
     print("allowed" if found.is_allowed else "denied")
     for each in found.rules:
-        print(f"  {each.effect} {each.principal} {each.operation} {each.resource}")
+        print(f"  {_rule_text(each)}")
     if not found.is_allowed:
         raise typer.Exit(1)
+
+
+def _rule_text(rule: RuleText) -> str:
+    return visible(f"{rule.effect} {rule.principal} {rule.operation} {rule.resource}")
 
 
 Limited = Annotated[
@@ -441,7 +445,7 @@ def list_quotas(
     table = Table("principal", "write", "read", "connections")
     for principal, quota in found.items():
         table.add_row(
-            escape(principal),
+            cell(principal),
             _rate_text(quota.write_bytes_per_s),
             _rate_text(quota.read_bytes_per_s),
             "-" if quota.connections is None else str(quota.connections),
