@@ -7,9 +7,11 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
@@ -26,16 +28,20 @@ from spark_stream.errors import (
     InvalidConfig,
     IsologError,
     PermissionDenied,
+    StorageFailure,
     Unauthenticated,
     UnknownTopic,
 )
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.transport.streams import CallFailed
+from spark_stream.transport.tls import client_context
 from spark_stream.wire.access_messages import Authenticate
 from spark_stream.wire.fetch_messages import Fetch, FetchRange
 from spark_stream.wire.messages import AppendTo, Envelope
-from spark_stream.wire.methods import ACT, APPEND, AUTHENTICATE, FETCH
+from spark_stream.wire.methods import ACT, APPEND, AUTHENTICATE, FETCH, REPLICATE, RUN_STEPS
+from spark_stream.wire.replication_messages import OpenReplication
 from tests.asking import PASSWORD, admin, as_, asking, asking_broker, client_of
 from tests.certificates import HERE, Files, conf_of
 from tests.clocks import FakeClock
@@ -259,6 +265,80 @@ def test_strangers_do_not_push_lines_out_of_the_audit_log(tmp_path: Path):
     lines = [json.loads(each) for each in (tmp_path / "audit.log").read_text().splitlines()]
     assert (len(lines), lines[-1]["omitted"]) == (21, 980)
     assert max(len(each["on"]) for each in lines) == 300
+
+
+def test_a_full_disk_costs_the_brokers_log_one_line(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    (tmp_path / "audit.log").symlink_to("/dev/full")
+    audit = Audit(tmp_path / "audit.log", FakeClock())
+    reason: list[str] = []
+
+    def fail(*_: object) -> bool:
+        if reason:
+            raise OSError(reason[0])
+        return False
+
+    def write() -> list[str]:
+        caplog.clear()
+        for _ in range(5):
+            audit.note(None, "10.0.0.1:1", "authenticate", "", "UNAUTHENTICATED")
+        return [each.getMessage() for each in caplog.records]
+
+    [line] = write()
+    assert line == f"nothing is written to {tmp_path}/audit.log: No space left on device"
+    assert write() == []
+    audit.close()
+    (tmp_path / "audit.log").unlink()
+    audit = Audit(tmp_path / "audit.log", FakeClock())
+    monkeypatch.setattr(RotatingFileHandler, "shouldRollover", fail)
+    for reason[:] in (["one"], [], ["one"], ["another"]):
+        assert len(write()) == len(reason)
+    audit.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_broker_whose_audit_log_cannot_be_opened_says_so(tmp_path: Path):
+    folder = tmp_path / "log"
+    with asking_broker(tmp_path):
+        pass
+    (folder / "audit.log").unlink(missing_ok=True)
+    (folder / "audit.log").mkdir()
+    broker = BrokerProcess(folder, conf=ASKS)
+    with pytest.raises(StorageFailure, match=r"audit.log: Is a directory"), broker:
+        pass
+    assert "Traceback" not in broker.said()
+
+
+@pytest.mark.parametrize("method", [RUN_STEPS, REPLICATE])
+def test_a_certificate_that_opens_no_peer_door_is_written_down(tmp_path: Path, method: str):
+    files = Files(tmp_path)
+    conf = 'id = "b1"\n' + conf_of(files.issue("b1", *HERE, "b1"), "peer_tls", ca=files.ca)
+    with asking_broker(tmp_path, conf) as broker:
+        tls = client_context(files.issue("client", "etl-job"))
+        channel = ClientChannel(broker.peer_address, timeout_s=20, tls=tls)
+        opened = OpenReplication(stream="s", follower="b1", proof="0" * 64, window_bytes=1 << 20)
+        body = opened.to_bytes()
+        if method == RUN_STEPS:
+            body = msgspec.msgpack.encode(
+                {"caller": "b1", "proof": "0" * 64, "nonce": "n", "steps": []}
+            )
+        with pytest.raises(CallFailed):
+            channel.open(method, b"", body).receive(20)
+        channel.close()
+        lines = (broker.directory / "audit.log").read_text().splitlines()
+    noted = json.loads(lines[-1])
+    assert noted.pop("from").startswith("127.0.0.1:")
+    del noted["at"]
+    assert noted == {
+        "principal": "etl-job",
+        "action": method,
+        "on": "",
+        "outcome": "UNAUTHENTICATED",
+    }
 
 
 def test_no_part_of_a_token_is_written_down(asking: BrokerProcess, admin: AccessClient):
