@@ -8,7 +8,7 @@ it: a rule that denies describing a resource denies every other operation on it 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -47,6 +47,29 @@ class ResourceKind(StrEnum):
     CONSUMER = "consumer"
     TRANSACTION = "transaction"
     CLUSTER = "cluster"
+
+
+OPERATIONS: Final[Mapping[ResourceKind, tuple[Operation, ...]]] = {
+    ResourceKind.TOPIC: tuple(each for each in Operation if each is not Operation.ADMIN),
+    ResourceKind.CONSUMER: (Operation.READ, Operation.DELETE, Operation.DESCRIBE),
+    ResourceKind.TRANSACTION: (Operation.WRITE, Operation.DELETE, Operation.DESCRIBE),
+    ResourceKind.CLUSTER: (Operation.DESCRIBE, Operation.ADMIN),
+}
+"""The operations that each kind of resource has."""
+
+
+def check_operation(operation: Operation | None, kind: ResourceKind) -> None:
+    """Check that a kind of resource has an operation; None, all of them, is always right.
+
+    Raises:
+        InvalidRequest: it does not, so a rule about it would have no effect.
+    """
+    known = OPERATIONS[kind]
+    if operation is not None and operation not in known:
+        raise InvalidRequest(
+            f"there is no operation {operation.value!r} on a {kind.value}",
+            hint=f"Take {', '.join(known)} or all.",
+        )
 
 
 class Resource(NamedTuple):

@@ -18,6 +18,7 @@ from spark_stream.access.rules import (
     ResourceKind,
     Rule,
     RuleSet,
+    check_operation,
 )
 from spark_stream.errors import InvalidRequest
 
@@ -141,6 +142,14 @@ def test_a_token_allows_no_more_than_its_principal_may_and_its_grants_say():
 )
 def test_a_resource_is_written_as_it_is_read(text: str):
     assert str(Pattern.parse(text)) == text
+
+
+def test_an_operation_that_a_kind_of_resource_does_not_have_is_refused():
+    check_operation(None, ResourceKind.CLUSTER)
+    check_operation(Operation.READ, ResourceKind.TOPIC)
+    with pytest.raises(InvalidRequest, match="there is no operation 'admin' on a topic") as caught:
+        check_operation(Operation.ADMIN, ResourceKind.TOPIC)
+    assert "read, write, create, alter, delete, describe or all" in caught.value.hint
 
 
 def test_a_resource_is_plain_text():

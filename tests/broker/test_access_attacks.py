@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from spark_stream.broker.access.audit import Audit
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.cli.commands.access import _add_to_store
 from spark_stream.client.access import AccessClient
+from spark_stream.cluster.access import TOKENS
 from spark_stream.cluster.stores.backends import SqliteBackend
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.errors import (
     BrokerBusy,
     InvalidConfig,
+    InvalidRequest,
     IsologError,
     PermissionDenied,
     StorageFailure,
@@ -207,6 +210,42 @@ def test_a_token_does_not_outlive_the_one_it_was_made_with(asking: BrokerProcess
     for made in (child, grandchild):
         with pytest.raises(Unauthenticated):
             isolog.connect(asking.address, token=made.token, timeout=10)
+
+
+def test_tokens_of_a_parent_that_was_revoked_are_not_listed_and_not_counted(
+    asking: BrokerProcess, admin, alice
+):
+    parent = admin.create_token(alice)
+    with client_of(asking, token=parent.token) as client:
+        child = client.create_token()
+    with client_of(asking, token=child.token) as client:
+        grandchild = client.create_token()
+    admin.revoke_token(parent.id)
+    listed = {each.id for each in admin.tokens()}
+    assert listed.isdisjoint((parent.id, child.id, grandchild.id))
+    made = admin.create_token(alice)
+    with closing(SqliteBackend(asking.directory / "metadata.sqlite").open_store()) as store:
+        kept = {each.key for each in store.list(TOKENS)}
+    assert {f"{TOKENS}{each}" for each in (child.id, grandchild.id)}.isdisjoint(kept)
+    assert f"{TOKENS}{made.id}" in kept
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ({"principal": "*"}, "a token is of one principal"),
+        ({"lifetime_ms": 36_500 * 86_400_000 + 1}, "lifetime_ms"),
+        ({"grants": [{"operation": "admin", "resource": "topic:a"}]}, "no operation 'admin'"),
+        ({"grants": [{"operation": "read", "resource": "cluster"}]}, "no operation 'read'"),
+    ],
+)
+def test_a_token_that_could_not_be_used_is_refused(
+    asking: BrokerProcess, asked: dict[str, Any], problem: str
+):
+    raw = Raw(asking, user="root", password=PASSWORD)
+    with pytest.raises(InvalidRequest, match=problem):
+        raw.act("create-token", **asked)
+    raw.close()
 
 
 def test_with_the_session_of_a_query_nobody_makes_credentials(asking: BrokerProcess, admin, alice):

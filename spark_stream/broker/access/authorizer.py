@@ -303,10 +303,10 @@ class Authorizer:
                 raise Unauthenticated(
                     f"user {caller.principal!r} is gone, or has another password", hint=_HINT
                 )
-        elif caller.source is KnownBy.TOKEN and not self._is_token_left(caller.source_id):
+        elif caller.source is KnownBy.TOKEN and not self.is_token_left(caller.source_id):
             raise Unauthenticated("the token was revoked", hint=_HINT)
 
-    def _is_token_left(self, token_id: str) -> bool:
+    def is_token_left(self, token_id: str) -> bool:
         """Return whether the token is there, and each one with which it was made still holds."""
         tokens = self._view.now.access.tokens
         found = tokens.get(token_id)

@@ -38,10 +38,11 @@ from spark_stream.cli.output.show import console
 from spark_stream.cli.output.show_transactions import duration
 from spark_stream.cli.texts import as_json, cell, visible
 from spark_stream.client.access import AccessClient
+from spark_stream.client.connecting.access import checked_text
 from spark_stream.cluster.access import USERS, User, encode
 from spark_stream.cluster.stores.backends import Backend
 from spark_stream.errors import InvalidOption
-from spark_stream.wire.access_messages import RuleText
+from spark_stream.wire.access_messages import LIFETIME_DAYS_MAX, RuleText
 
 users = typer.Typer(no_args_is_help=True, help="Add, list and remove users.")
 tokens = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
@@ -49,8 +50,8 @@ quotas = typer.Typer(no_args_is_help=True, help="Limit what principals may use o
 acl = typer.Typer(no_args_is_help=True, help="Allow and deny operations, and check what holds.")
 
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_LIFETIME: Final = re.compile(r"(\d+)([smhd])")
-_RATE: Final = re.compile(r"(\d+)\s*([KMG]iB|B)(?:/s)?")
+_LIFETIME: Final = re.compile(r"([0-9]+)([smhd])")
+_RATE: Final = re.compile(r"([0-9]{1,20})\s*([KMG]iB|B)(?:/s)?")
 _UNITS_BYTES: Final = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
 _VARIABLE: Final = "ISOLOG_NEW_PASSWORD"
 
@@ -109,16 +110,19 @@ def _password(file: Path | None, name: str) -> str:
     """Return a new password for a user from the file, the environment, or a prompt.
 
     Raises:
-        InvalidOption: there is none of these, or the file cannot be read.
+        InvalidOption: there is none of these, or it cannot be read, or is not UTF-8.
     """
     if file is not None:
         try:
-            text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidOption(f"--password-file: {file}: {error}") from None
+            data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+            text = data.decode("utf-8-sig")
+        except OSError as error:
+            raise InvalidOption(f"--password-file: {file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise InvalidOption(f"--password-file: {file} is not valid UTF-8") from None
         return text.partition("\n")[0].rstrip("\r")
     if found := os.environ.get(_VARIABLE):
-        return found
+        return checked_text(_VARIABLE, found)
     if not sys.stdin.isatty():
         raise InvalidOption(
             "no terminal to ask for the password",
@@ -248,9 +252,15 @@ def _lifetime_s(text: str | None) -> float | None:
     if text is None:
         return None
     found = _LIFETIME.fullmatch(text)
-    if found is None or not int(found[1]):
+    lifetime_s = 0.0 if found is None else float(found[1]) * _UNITS_S[found[2]]
+    if found is None or not lifetime_s:
         raise InvalidOption(f"--expires takes a time such as 12h or 30d, not {text!r}")
-    return int(found[1]) * _UNITS_S[found[2]]
+    if lifetime_s > LIFETIME_DAYS_MAX * _UNITS_S["d"]:
+        raise InvalidOption(
+            f"--expires is at most {LIFETIME_DAYS_MAX}d",
+            hint="A token without --expires never expires.",
+        )
+    return lifetime_s
 
 
 @tokens.command("list")
