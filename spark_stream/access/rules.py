@@ -1,14 +1,14 @@
 """Rules: a principal, allowed or denied an operation on a resource.
 
 Deny wins over allow, and what no rule allows is denied. Whoever may read, write, alter or delete a
-resource may describe it as well, unless a rule denies that. For the caller, a resource exists only
-if the caller may describe it.
+resource may describe it as well. For the caller, a resource exists only if the caller may describe
+it: a rule that denies describing a resource denies every other operation on it as well.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -49,6 +49,29 @@ class ResourceKind(StrEnum):
     CLUSTER = "cluster"
 
 
+OPERATIONS: Final[Mapping[ResourceKind, tuple[Operation, ...]]] = {
+    ResourceKind.TOPIC: tuple(each for each in Operation if each is not Operation.ADMIN),
+    ResourceKind.CONSUMER: (Operation.READ, Operation.DELETE, Operation.DESCRIBE),
+    ResourceKind.TRANSACTION: (Operation.WRITE, Operation.DELETE, Operation.DESCRIBE),
+    ResourceKind.CLUSTER: (Operation.DESCRIBE, Operation.ADMIN),
+}
+"""The operations that each kind of resource has."""
+
+
+def check_operation(operation: Operation | None, kind: ResourceKind) -> None:
+    """Check that a kind of resource has an operation; None, all of them, is always right.
+
+    Raises:
+        InvalidRequest: it does not, so a rule about it would have no effect.
+    """
+    known = OPERATIONS[kind]
+    if operation is not None and operation not in known:
+        raise InvalidRequest(
+            f"there is no operation {operation.value!r} on a {kind.value}",
+            hint=f"Take {', '.join(known)} or all.",
+        )
+
+
 class Resource(NamedTuple):
     """One resource."""
 
@@ -56,7 +79,8 @@ class Resource(NamedTuple):
     name: str = ""
 
     def __str__(self) -> str:
-        return self.kind if self.kind is ResourceKind.CLUSTER else f"{self.kind}:{self.name}"
+        is_cluster = self.kind is ResourceKind.CLUSTER
+        return self.kind.value if is_cluster else f"{self.kind.value}:{self.name}"
 
 
 THE_CLUSTER: Final = Resource(ResourceKind.CLUSTER)
@@ -174,4 +198,4 @@ class RuleSet:
                     denied |= said.denied
         bit = _BIT[operation]
         enough = _DESCRIBING if operation is Operation.DESCRIBE else bit
-        return bool(allowed & enough) and not denied & bit
+        return bool(allowed & enough) and not denied & (bit | _BIT[Operation.DESCRIBE])

@@ -1,4 +1,4 @@
-"""Convert whole columns to text at once, in Arrow's own code.
+"""Convert whole columns to text at once, in Arrow's own code; and names to cells of a table.
 
 ``shown`` is for people and CSV, ``json_texts`` for JSON. Nested values are JSON in both. Binary is
 base64, as in Spark; in default-schema topics (``utf8``) it is text. There, bytes that are not UTF-8
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 from msgspec import Struct
+from rich.markup import escape
 
 from spark_stream.cli.moments import date_texts, duration_texts, moment_texts, time_texts
 from spark_stream.errors import IsologError
@@ -199,6 +200,23 @@ def _joined(*parts: Any) -> pa.StringArray:
 
 def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind))
+
+
+def visible(text: str) -> str:
+    """Return the text with ``\\x1b`` and the like for each character that cannot be seen.
+
+    Names may have control characters, which a terminal takes as commands.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
+def cell(text: str) -> str:
+    """Return the text as a cell of a table: visible, and not taken as markup by ``rich``."""
+    return escape(visible(text))
 
 
 def as_json(value: Any) -> Any:

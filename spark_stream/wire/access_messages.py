@@ -11,6 +11,8 @@ from spark_stream.wire.messages import Description, Message
 
 Principal = Annotated[str, Meta(min_length=1, max_length=255)]
 GRANTS_MAX: Final = 1_000
+LIFETIME_DAYS_MAX: Final = 36_500
+"""The longest lifetime of a token that expires."""
 Secret = Annotated[str, Meta(max_length=4096)]
 
 
@@ -79,7 +81,7 @@ class CreateToken(Message):
     """
 
     principal: Principal | None = None
-    lifetime_ms: Annotated[int, Meta(ge=1_000)] | None = None
+    lifetime_ms: Annotated[int, Meta(ge=1_000, le=LIFETIME_DAYS_MAX * 86_400_000)] | None = None
     grants: Annotated[list[GrantText], Meta(max_length=GRANTS_MAX)] | None = None
     sliding: bool = False
 

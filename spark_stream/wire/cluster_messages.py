@@ -42,7 +42,8 @@ class ProblemKind(StrEnum):
 class Problem(Struct, frozen=True):
     """Something that is amiss.
 
-    ``count``: how many partitions or brokers have it. ``names``: the first twenty of them.
+    ``count``: how many partitions or brokers have it. ``names``: the first twenty of them, without
+    partitions of topics that the caller may not describe.
     """
 
     kind: ProblemKind

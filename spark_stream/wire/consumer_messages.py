@@ -38,7 +38,8 @@ class PinnedStart(Message):
     """Where the query of the name first started, how that was asked for, and when.
 
     ``start`` is None if nothing is pinned. If ``selection`` differs from the query's, the name is
-    that of another query.
+    that of another query. Topics that the caller may not describe are left out of ``start``; a
+    ``selection`` or ``starting`` that names one is empty.
     """
 
     selection: str
@@ -84,6 +85,7 @@ class ConsumerDescription(Description):
     first start was asked for (``starting``) and when it was (``started_ms``), and when it last
     reported its progress (``recorded_ms``). Times are in ms since the epoch. A client's lag is
     counted up to the logs' ends. ``principal``: who has the name; empty if callers are not known.
+    ``selection`` or ``starting`` is None if it names a topic that the caller may not describe.
     """
 
     name: str

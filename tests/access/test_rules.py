@@ -25,6 +25,7 @@ from spark_stream.access.rules import (
     ResourceKind,
     Rule,
     RuleSet,
+    check_operation,
 )
 from spark_stream.errors import InvalidRequest
 
@@ -71,7 +72,7 @@ def model(rules: Sequence[Rule], who: str, operation: Operation, resource: Resou
         if not speaks:
             continue
         fits = rule.operation in (None, operation)
-        if rule.effect is Effect.DENY and fits:
+        if rule.effect is Effect.DENY and (fits or rule.operation is Operation.DESCRIBE):
             return False
         implied = operation is Operation.DESCRIBE and rule.operation in DESCRIBING
         allowed = allowed or (rule.effect is Effect.ALLOW and (fits or implied))
@@ -89,6 +90,33 @@ def model(rules: Sequence[Rule], who: str, operation: Operation, resource: Resou
 )
 def test_rules_allow_what_the_model_allows(rules, who, operation, resource):
     assert RuleSet(rules).allow(who, operation, resource) == model(rules, who, operation, resource)
+
+
+@pytest.mark.rule(
+    "who may not describe a resource by a rule may do nothing to it", "access/rules.py"
+)
+@given(
+    RULES,
+    st.sampled_from(WHO),
+    st.sampled_from(Operation),
+    st.builds(Resource, st.sampled_from(ResourceKind), st.sampled_from(NAMES)),
+)
+def test_a_denial_of_describing_denies_everything(rules, who, operation, resource):
+    pattern = Pattern(resource.kind, resource.name)
+    denial = Rule(who, Effect.DENY, Operation.DESCRIBE, pattern)
+    caller = "alice" if who == ANYBODY else who
+    assert not RuleSet([*rules, denial]).allow(caller, operation, resource)
+
+
+@given(
+    RULES,
+    st.sampled_from(sorted(DESCRIBING)),
+    st.builds(Resource, st.sampled_from(ResourceKind), st.sampled_from(NAMES)),
+)
+def test_who_reads_writes_alters_or_deletes_may_describe(rules, operation, resource):
+    found = RuleSet(rules)
+    if found.allow("alice", operation, resource):
+        assert found.allow("alice", Operation.DESCRIBE, resource)
 
 
 @given(RULES, st.sampled_from(Operation), st.builds(Resource, st.sampled_from(ResourceKind)))
@@ -146,6 +174,21 @@ def test_a_token_allows_no_more_than_its_principal_may_and_its_grants_say():
 )
 def test_a_resource_is_written_as_it_is_read(text: str):
     assert str(Pattern.parse(text)) == text
+
+
+def test_an_operation_that_a_kind_of_resource_does_not_have_is_refused():
+    check_operation(None, ResourceKind.CLUSTER)
+    check_operation(Operation.READ, ResourceKind.TOPIC)
+    with pytest.raises(InvalidRequest, match="there is no operation 'admin' on a topic") as caught:
+        check_operation(Operation.ADMIN, ResourceKind.TOPIC)
+    assert "read, write, create, alter, delete, describe or all" in caught.value.hint
+
+
+def test_a_resource_is_plain_text():
+    for text in ("cluster", "topic:a"):
+        pattern = Pattern.parse(text)
+        for made in (str(pattern), str(Resource(pattern.kind, pattern.name))):
+            assert (type(made), made, repr(made)) == (str, text, f"'{text}'")
 
 
 @pytest.mark.parametrize("text", ["", "topic", "topic:", "cluster:x", "queue:a", "topic:a*b", "*"])

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -343,6 +344,16 @@ def test_the_cluster_is_for_administrators(asking: BrokerProcess, admin):
                 act()
         admin.add_rule("allow", "alice", "admin", "cluster")
         assert client.users() == ["alice", "root"]
+
+
+@pytest.mark.parametrize("name", ["alice", "o'neil; reboot"])
+def test_the_hint_of_a_refusal_is_a_command_that_a_shell_takes(asking, admin, name: str):
+    admin.add_user(name, PASSWORD)
+    refused = pytest.raises(PermissionDenied, match="may not administer cluster")
+    with client_of(asking, user=name, password=PASSWORD) as client, refused as caught:
+        client.users()
+    command = caught.value.hint.partition(": ")[2]
+    assert shlex.split(command) == ["isolog", "acl", "allow", name, "admin", "cluster"]
 
 
 def test_a_check_says_which_rules_speak(admin):

@@ -7,10 +7,12 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
@@ -19,13 +21,18 @@ import spark_stream as isolog
 from spark_stream.access.callers import Caller, KnownBy
 from spark_stream.broker.access.audit import Audit
 from spark_stream.broker.config import BrokerConfig
+from spark_stream.cli.commands.access import _add_to_store
 from spark_stream.client.access import AccessClient
+from spark_stream.cluster.access import TOKENS
+from spark_stream.cluster.stores.backends import SqliteBackend
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.errors import (
     BrokerBusy,
     InvalidConfig,
+    InvalidRequest,
     IsologError,
     PermissionDenied,
+    StorageFailure,
     TopicExists,
     Unauthenticated,
     UnknownTopic,
@@ -33,16 +40,21 @@ from spark_stream.errors import (
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.transport.streams import CallFailed
+from spark_stream.transport.tls import client_context
 from spark_stream.wire.access_messages import Authenticate
 from spark_stream.wire.fetch_messages import Fetch, FetchRange
 from spark_stream.wire.messages import AppendTo, Envelope
-from spark_stream.wire.methods import ACT, APPEND, AUTHENTICATE, FETCH
+from spark_stream.wire.methods import ACT, APPEND, AUTHENTICATE, FETCH, REPLICATE, RUN_STEPS
+from spark_stream.wire.replication_messages import OpenReplication
 from tests.asking import PASSWORD, admin, as_, asking, asking_broker, client_of
+from tests.certificates import HERE, Files, conf_of
 from tests.clocks import FakeClock
-from tests.support import BrokerProcess, values
+from tests.support import BrokerProcess, eventually, values
 
 __all__ = ["admin", "asking"]
 
+ASKS = 'authentication = true\nsuper_users = ["root"]\n'
 QUERY = "batch writes of nightly"
 
 
@@ -245,6 +257,42 @@ def test_a_query_gets_of_a_restricted_token_what_that_allows(
             client.create_token(grants=[("read", "consumer:c")])
 
 
+def test_tokens_of_a_parent_that_was_revoked_are_not_listed_and_not_counted(
+    asking: BrokerProcess, admin, alice
+):
+    parent = admin.create_token(alice)
+    with client_of(asking, token=parent.token) as client:
+        child = client.create_token()
+    with client_of(asking, token=child.token) as client:
+        grandchild = client.create_token()
+    admin.revoke_token(parent.id)
+    listed = {each.id for each in admin.tokens()}
+    assert listed.isdisjoint((parent.id, child.id, grandchild.id))
+    made = admin.create_token(alice)
+    with closing(SqliteBackend(asking.directory / "metadata.sqlite").open_store()) as store:
+        kept = {each.key for each in store.list(TOKENS)}
+    assert {f"{TOKENS}{each}" for each in (child.id, grandchild.id)}.isdisjoint(kept)
+    assert f"{TOKENS}{made.id}" in kept
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ({"principal": "*"}, "a token is of one principal"),
+        ({"lifetime_ms": 36_500 * 86_400_000 + 1}, "lifetime_ms"),
+        ({"grants": [{"operation": "admin", "resource": "topic:a"}]}, "no operation 'admin'"),
+        ({"grants": [{"operation": "read", "resource": "cluster"}]}, "no operation 'read'"),
+    ],
+)
+def test_a_token_that_could_not_be_used_is_refused(
+    asking: BrokerProcess, asked: dict[str, Any], problem: str
+):
+    raw = Raw(asking, user="root", password=PASSWORD)
+    with pytest.raises(InvalidRequest, match=problem):
+        raw.act("create-token", **asked)
+    raw.close()
+
+
 def test_with_the_session_of_a_query_nobody_makes_credentials(asking: BrokerProcess, admin, alice):
     token = admin.create_token(alice)
     with client_of(asking, token=token.token) as client:
@@ -314,6 +362,80 @@ def test_a_known_caller_does_not_push_lines_out_of_the_audit_log(tmp_path: Path,
     audit.close()
     lines = [json.loads(each) for each in (tmp_path / "audit.log").read_text().splitlines()]
     assert (len(lines), lines[-1]["action"], lines[-1]["omitted"]) == (21, "create-topic", 980)
+
+
+def test_a_full_disk_costs_the_brokers_log_one_line(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    (tmp_path / "audit.log").symlink_to("/dev/full")
+    audit = Audit(tmp_path / "audit.log", FakeClock())
+    reason: list[str] = []
+
+    def fail(*_: object) -> bool:
+        if reason:
+            raise OSError(reason[0])
+        return False
+
+    def write() -> list[str]:
+        caplog.clear()
+        for _ in range(5):
+            audit.note(None, "10.0.0.1:1", "authenticate", "", "UNAUTHENTICATED")
+        return [each.getMessage() for each in caplog.records]
+
+    [line] = write()
+    assert line == f"nothing is written to {tmp_path}/audit.log: No space left on device"
+    assert write() == []
+    audit.close()
+    (tmp_path / "audit.log").unlink()
+    audit = Audit(tmp_path / "audit.log", FakeClock())
+    monkeypatch.setattr(RotatingFileHandler, "shouldRollover", fail)
+    for reason[:] in (["one"], [], ["one"], ["another"]):
+        assert len(write()) == len(reason)
+    audit.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_broker_whose_audit_log_cannot_be_opened_says_so(tmp_path: Path):
+    folder = tmp_path / "log"
+    with asking_broker(tmp_path):
+        pass
+    (folder / "audit.log").unlink(missing_ok=True)
+    (folder / "audit.log").mkdir()
+    broker = BrokerProcess(folder, conf=ASKS)
+    with pytest.raises(StorageFailure, match=r"audit.log: Is a directory"), broker:
+        pass
+    assert "Traceback" not in broker.said()
+
+
+@pytest.mark.parametrize("method", [RUN_STEPS, REPLICATE])
+def test_a_certificate_that_opens_no_peer_door_is_written_down(tmp_path: Path, method: str):
+    files = Files(tmp_path)
+    conf = 'id = "b1"\n' + conf_of(files.issue("b1", *HERE, "b1"), "peer_tls", ca=files.ca)
+    with asking_broker(tmp_path, conf) as broker:
+        tls = client_context(files.issue("client", "etl-job"))
+        channel = ClientChannel(broker.peer_address, timeout_s=20, tls=tls)
+        opened = OpenReplication(stream="s", follower="b1", proof="0" * 64, window_bytes=1 << 20)
+        body = opened.to_bytes()
+        if method == RUN_STEPS:
+            body = msgspec.msgpack.encode(
+                {"caller": "b1", "proof": "0" * 64, "nonce": "n", "steps": []}
+            )
+        with pytest.raises(CallFailed):
+            channel.open(method, b"", body).receive(20)
+        channel.close()
+        lines = (broker.directory / "audit.log").read_text().splitlines()
+    noted = json.loads(lines[-1])
+    assert noted.pop("from").startswith("127.0.0.1:")
+    del noted["at"]
+    assert noted == {
+        "principal": "etl-job",
+        "action": method,
+        "on": "",
+        "outcome": "UNAUTHENTICATED",
+    }
 
 
 def test_no_part_of_a_token_is_written_down(asking: BrokerProcess, admin: AccessClient):
@@ -391,6 +513,144 @@ def test_positions_and_partitions_of_hidden_topics_are_left_out(
         raw.close()
         transaction.abort_transaction()
         transaction.close()
+
+
+@pytest.fixture
+def mine(asking: BrokerProcess) -> Iterator[str]:
+    """A topic that Alice may read."""
+    with as_(asking, "root") as log:
+        log.create_topic("a-flights")
+    yield "a-flights"
+    with as_(asking, "root") as log:
+        log.delete_topic("a-flights")
+
+
+def test_who_takes_a_consumers_name_gets_no_position_in_a_hidden_topic(
+    asking: BrokerProcess, admin, alice, hidden, mine
+):
+    admin.add_rule("allow", alice, "read", "consumer:shared")
+    root, raw = (
+        Raw(asking, user="root", password=PASSWORD),
+        Raw(asking, user=alice, password=PASSWORD),
+    )
+    root.act("take-consumer", consumer="shared", instance="r")
+    positions = [
+        {
+            "consumer": "shared",
+            "topic": topic,
+            "topic_id": root.act("describe-topic", topic=topic)["id"],
+            "partition": 0,
+            "offset": 0,
+        }
+        for topic in (hidden, mine)
+    ]
+    root.act("commit-position", positions=positions, owners={"shared": "r"})
+    taken = raw.act("take-consumer", consumer="shared", instance="a")["positions"]
+    assert [each["topic"] for each in taken] == [mine]
+    root.act("delete-consumer", consumer="shared")
+    root.close()
+    raw.close()
+
+
+@pytest.mark.parametrize(
+    ("selection", "is_shown"),
+    [
+        ("subscribe a-flights", True),
+        ("subscribe a-flights,b-payroll-2026", False),
+        ("subscribe b-gone", False),
+        ("subscribePattern a-.*", True),
+        ("subscribePattern b-payroll.*", False),
+        ("subscribePattern .*", False),
+        ('assign {"a-flights": [0, 1]}', True),
+        ('assign {"a-flights": [0], "b-payroll-2026": [0]}', False),
+        ('{"subscribe":"b-payroll-2026"}', False),
+    ],
+)
+def test_the_selection_of_anothers_query_is_shown_to_who_may_know_its_topics(
+    asking: BrokerProcess, admin, alice, hidden, mine, selection: str, is_shown: bool
+):
+    admin.add_rule("allow", alice, "read", "consumer:shared")
+    root, raw = (
+        Raw(asking, user="root", password=PASSWORD),
+        Raw(asking, user=alice, password=PASSWORD),
+    )
+    asked = {"consumer": "shared", "isolation": "read_committed"}
+    start = json.dumps({hidden: {"id": "1"}, mine: {"id": "2"}})
+    starting = 'startingOffsets={"b-payroll-2026": {"0": 7}}'
+    root.act(
+        "pin-start", **asked, instance="r", selection=selection, starting=starting, start=start
+    )
+    [listed] = raw.act("list-consumers")["consumers"]
+    other = raw.act("pin-start", **asked, instance="a", selection="subscribe a-x")
+    same = raw.act("pin-start", **asked, instance="a", selection=selection)
+    root.act("delete-consumer", consumer="shared")
+    assert listed["selection"] == (selection if is_shown else None)
+    assert other["selection"] == (selection if is_shown else "")
+    assert json.loads(same["start"]) == {mine: {"id": "2"}}
+    for each in (listed, other, {**same, "selection": ""}):
+        assert hidden not in str(each)
+    root.close()
+    raw.close()
+
+
+def test_a_caller_sees_what_its_own_query_selects(asking: BrokerProcess, admin, alice):
+    admin.add_rule("allow", alice, "read", "consumer:mine")
+    raw = Raw(asking, user=alice, password=PASSWORD)
+    asked = {"consumer": "mine", "isolation": "read_committed", "instance": "a"}
+    raw.act("pin-start", **asked, selection="subscribePattern .*", start="{}")
+    [listed] = raw.act("list-consumers")["consumers"]
+    assert listed["selection"] == "subscribePattern .*"
+    with as_(asking, "root") as log:
+        log.delete_consumer("mine")
+    raw.close()
+
+
+def test_the_problems_of_a_cluster_do_not_name_hidden_topics(tmp_path: Path):
+    files = Files(tmp_path)
+
+    def conf(name: str) -> str:
+        store, pair = tmp_path / "metadata.sqlite", files.issue(name, name, *HERE)
+        peers = conf_of(pair, "peer_tls", ca=files.ca)
+        return f'id = "{name}"\nmetadata = "{store}"\nlease_seconds = 1\n{ASKS}{peers}'
+
+    first, second = (BrokerProcess(tmp_path / name, conf=conf(name)) for name in "ab")
+    with first, second:
+        _add_to_store(SqliteBackend(tmp_path / "metadata.sqlite"), "root", PASSWORD)
+        with as_(first, "root") as log, client_of(first) as admin:
+            for topic in ("payroll", "flights"):
+                log.create_topic(topic, assignment=[["b"]])
+            admin.add_user("mon", PASSWORD)
+            admin.add_rule("allow", "mon", "describe", "cluster")
+            admin.add_rule("allow", "mon", "describe", "topic:flights")
+        second.kill()
+        raw = Raw(first, user="mon", password=PASSWORD)
+
+        def no_leader() -> dict[str, Any] | None:
+            found = raw.act("describe-cluster")["problems"]
+            return next((each for each in found if each["kind"] == "no_leader"), None)
+
+        eventually(lambda: (no_leader() or {}).get("count") == 2)
+        found = no_leader()
+        raw.close()
+    assert found is not None
+    assert found["names"] == ["flights/0"]
+
+
+def test_what_a_rule_hides_is_not_found_and_not_read(asking: BrokerProcess, admin, alice, hidden):
+    with as_(asking, "root") as log, log.producer() as producer:
+        producer.append(hidden, values("secret")).result(20)
+    admin.add_rule("allow", alice, "read", "topic:*")
+    admin.add_rule("deny", alice, "describe", "topic:b-*")
+    raw = Raw(asking, user=alice, password=PASSWORD)
+    assert hidden not in raw.act("list-topics", readable=True)["topics"]
+    assert hidden not in raw.act("list-offsets", topics=[], names=True)["names"]
+    asked = Fetch(ranges=[FetchRange(topic=hidden, partition=0, start=0)])
+    with pytest.raises(UnknownTopic):
+        raw._call(FETCH, b"", asked.to_bytes())
+    raw.close()
+    checked = admin.check(alice, "read", f"topic:{hidden}")
+    assert not checked.is_allowed
+    assert ("deny", "describe") in {(each.effect, each.operation) for each in checked.rules}
 
 
 def test_what_is_refused_is_written_down(asking: BrokerProcess, admin, alice, hidden):

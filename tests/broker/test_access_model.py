@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from spark_stream.access.callers import Caller, Grant, KnownBy
 from spark_stream.access.rules import (
     ANYBODY,
+    OPERATIONS,
     THE_CLUSTER,
     Effect,
     Operation,
@@ -151,6 +152,14 @@ def test_each_request_needs_what_it_should():
     assert found == PERMISSIONS
 
 
+def test_each_kind_of_resource_has_the_operations_that_requests_need():
+    used: dict[ResourceKind, set[Operation]] = {each: set() for each in ResourceKind}
+    for needs in REQUESTS.values():
+        for operation, on in needs:
+            used[on.kind].add(operation)
+    assert {kind: set(operations) for kind, operations in OPERATIONS.items()} == used
+
+
 # -- the model ------------------------------------------------------------------------------------
 
 
@@ -164,7 +173,7 @@ def says(rules: list[Rule], who: str, operation: Operation, on: Resource) -> boo
         if rule.principal not in (who, ANYBODY) or kind is not on.kind or not fits:
             continue
         same = rule.operation in (None, operation)
-        if rule.effect is Effect.DENY and same:
+        if rule.effect is Effect.DENY and (same or rule.operation == "describe"):
             return False
         implied = operation == "describe" and rule.operation in implying
         allowed = allowed or (rule.effect is Effect.ALLOW and (same or implied))
@@ -197,18 +206,18 @@ PATTERNS = st.builds(
     st.sampled_from([*NAMES, ""]),
     st.booleans(),
 ) | st.just(Pattern(*THE_CLUSTER))
-OPERATIONS = st.none() | st.sampled_from(Operation)
+ANY_OPERATION = st.none() | st.sampled_from(Operation)
 RULES_OF = st.lists(
     st.builds(
         Rule,
         st.sampled_from(["alice", "bob", ANYBODY]),
         st.sampled_from(Effect),
-        OPERATIONS,
+        ANY_OPERATION,
         PATTERNS,
     ),
     max_size=10,
 )
-GRANTS = st.none() | st.lists(st.builds(Grant, OPERATIONS, PATTERNS), max_size=4).map(tuple)
+GRANTS = st.none() | st.lists(st.builds(Grant, ANY_OPERATION, PATTERNS), max_size=4).map(tuple)
 
 
 @pytest.mark.rule("which caller is served which request", "broker/access/authorizer.py")

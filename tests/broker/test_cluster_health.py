@@ -59,6 +59,12 @@ def test_a_partition_without_a_leader_is_named_with_the_broker_that_is_dead():
     assert found[1].message == "broker a is dead; it holds replicas of 1 partition"
 
 
+def test_partitions_of_hidden_topics_are_counted_and_not_named():
+    found = problems(partition("a", "a", name=None), partition("a", "a", name="t/7"), dead="a")
+    assert (found[0].count, found[0].names) == (2, ("t/7",))
+    assert found[0].message.endswith(": 2")
+
+
 def test_too_few_in_sync_is_more_than_a_replica_that_is_not():
     assert kinds(problems(partition("abc", "ab", 2))) == ["under_replicated"]
     assert kinds(problems(partition("abc", "a", 2))) == ["below_min_isr", "under_replicated"]

@@ -8,8 +8,10 @@ about refusals were left out before it. It never has a secret: of a request only
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import sys
 import threading
 from collections import Counter
 from datetime import UTC, datetime
@@ -20,6 +22,7 @@ from typing import Any, Final
 from spark_stream.access.callers import Caller
 from spark_stream.access.rules import Operation
 from spark_stream.environment import Clock
+from spark_stream.errors import StorageFailure
 
 logger = logging.getLogger(__name__)
 
@@ -52,20 +55,56 @@ _NAMED: Final = (
 )
 
 
+class _AuditFile(RotatingFileHandler):
+    """The file. What the disk refuses is logged in one line, once while the reason lasts."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8")
+        self._problem = (
+            ""  # of the last line, and of the present one; guarded by the handler's lock
+        )
+        self._problem_now = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        self._problem_now = ""
+        super().emit(record)
+        self._problem = self._problem_now
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (as logging calls it)
+        """Log why the line that is being written cannot be."""
+        error = sys.exc_info()[1]
+        self._problem_now = getattr(error, "strerror", None) or repr(error)
+        if self._problem_now != self._problem:
+            logger.error("nothing is written to %s: %s", self.baseFilename, self._problem_now)
+
+    def close(self) -> None:
+        """Close the file, even if the disk does not take the last lines."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 class Audit:
     """The audit log of a broker; for any thread. Without a path it writes nothing."""
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
+        """Open the file.
+
+        Raises:
+            StorageFailure: it cannot be opened.
+        """
         self._clock = clock
         self._lock = threading.Lock()  # guards the next two
         self._second = 0  # of the clock
         self._lines: Counter[str | None] = Counter()  # about refusals in it, by principal
         self._omitted = 0
-        self._file: RotatingFileHandler | None = None
-        if path is not None:
-            self._file = RotatingFileHandler(
-                path, maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8"
-            )
+        try:
+            self._file = None if path is None else _AuditFile(path)
+        except OSError as error:
+            raise StorageFailure(
+                f"{path}: {error.strerror}",
+                hint="With `authentication` a broker writes its audit log to this file.",
+            ) from None
 
     def note(self, caller: Caller | None, address: str, action: str, on: str, outcome: str) -> None:
         """Write a line; if the disk refuses it, the call goes on."""

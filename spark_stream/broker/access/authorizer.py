@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 import threading
 import weakref
 from collections import OrderedDict
@@ -302,10 +303,10 @@ class Authorizer:
                 raise Unauthenticated(
                     f"user {caller.principal!r} is gone, or has another password", hint=_HINT
                 )
-        elif caller.source is KnownBy.TOKEN and not self._is_token_left(caller.source_id):
+        elif caller.source is KnownBy.TOKEN and not self.is_token_left(caller.source_id):
             raise Unauthenticated("the token was revoked", hint=_HINT)
 
-    def _is_token_left(self, token_id: str) -> bool:
+    def is_token_left(self, token_id: str) -> bool:
         """Return whether the token is there, and each one with which it was made still holds."""
         tokens = self._view.now.access.tokens
         found = tokens.get(token_id)
@@ -370,8 +371,8 @@ class Authorizer:
         meant = f"{resource.kind}:job/*" if resource.name.startswith("job/") else str(resource)
         refusal: IsologError = PermissionDenied(
             f"{caller.principal!r} may not {what} {resource}",
-            hint=f"An administrator allows it: isolog acl allow {caller.principal} {operation}"
-            f" {meant!r}",
+            hint="An administrator allows it: isolog acl allow"
+            f" {shlex.quote(caller.principal)} {operation} {shlex.quote(meant)}",
             principal=caller.principal,
             operation=operation.value,
             resource=str(resource),

@@ -18,6 +18,7 @@ from spark_stream.access.rules import (
     Resource,
     Rule,
     RuleSet,
+    check_operation,
 )
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.cluster.access import QUOTAS, TOKENS, USERS, Token, User, encode, rule_key
@@ -173,6 +174,8 @@ def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
     caller = _maker(context)
     context.check_has_rules()
     principal = asked.principal or caller.principal
+    if principal == ANYBODY:
+        raise InvalidRequest("a token is of one principal, and * stands for everybody")
     if principal != caller.principal and not context.is_administrator:
         raise PermissionDenied(f"{caller.principal!r} may not make a token for {principal!r}")
     given = None if asked.grants is None else tuple(map(_grant, asked.grants))
@@ -203,7 +206,7 @@ def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
         until_ms=until_ms,
         parent=caller.source_id if caller.source is KnownBy.TOKEN else "",
     )
-    _remove_expired(context, principal, now_ms)
+    _remove_ended(context, principal, now_ms)
     tokens = context.host.view.now.access.tokens.values()
     if sum(each.principal == principal for each in tokens) >= _TOKENS_MAX:
         raise InvalidRequest(
@@ -218,10 +221,15 @@ def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
     return CreatedToken(id=token_id, token=token, principal=principal, expires_ms=expires_ms)
 
 
-def _remove_expired(context: BrokerContext, principal: str, now_ms: int) -> None:
-    """Remove the principal's tokens that have expired: queries leave many."""
+def _remove_ended(context: BrokerContext, principal: str, now_ms: int) -> None:
+    """Remove the principal's tokens that have expired, or ended with the one they were made with.
+
+    Queries leave many.
+    """
     for each in context.host.view.now.access.tokens.values():
-        if each.principal == principal and (each.expires_ms or now_ms + 1) <= now_ms:
+        is_over = (each.expires_ms or now_ms + 1) <= now_ms
+        is_over = is_over or not context.authorizer.is_token_left(each.id)
+        if each.principal == principal and is_over:
             _put(context, TOKENS + each.id, None)
 
 
@@ -238,7 +246,7 @@ def list_tokens(context: BrokerContext, asked: Empty) -> TokenList:
                 grants=None if each.grants is None else [_text(grant) for grant in each.grants],
             )
             for each in sorted(known, key=lambda each: each.created_ms)
-            if _may_see(context, each)
+            if _may_see(context, each) and context.authorizer.is_token_left(each.id)
         ]
     )
 
@@ -266,6 +274,7 @@ def _may_see(context: BrokerContext, token: Token) -> bool:
 
 def add_rule(context: BrokerContext, asked: RuleText) -> Empty:
     rule = _rule(asked)
+    check_operation(rule.operation, rule.resources.kind)
     _put(context, rule_key(rule), encode(rule))
     return Empty()
 
@@ -314,7 +323,11 @@ def check_access(context: BrokerContext, asked: CheckAccess) -> Decision:
         for text, rule in known.rules.items()
         if rule.principal in (asked.principal, ANYBODY)
         and _fits(rule.resources, resource)
-        and (rule.operation in (None, operation) or operation is Operation.DESCRIBE)
+        and (
+            rule.operation in (None, operation)
+            or operation is Operation.DESCRIBE
+            or (rule.operation is Operation.DESCRIBE and rule.effect is Effect.DENY)
+        )
     }
     is_super = context.authorizer.is_super(asked.principal)
     return Decision(
@@ -351,7 +364,9 @@ def _rule(asked: RuleText) -> Rule:
 
 
 def _grant(asked: GrantText) -> Grant:
-    return Grant(_operation(asked.operation), Pattern.parse(asked.resource))
+    operation, resources = _operation(asked.operation), Pattern.parse(asked.resource)
+    check_operation(operation, resources.kind)
+    return Grant(operation, resources)
 
 
 def _operation(text: str) -> Operation | None:

@@ -10,7 +10,7 @@ import psutil
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spark_stream.access.rules import THE_CLUSTER, Operation
+from spark_stream.access.rules import THE_CLUSTER, Operation, ResourceKind
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.node.placing import check_stay
 from spark_stream.cluster.brokers import BrokerState
@@ -40,9 +40,12 @@ _NAMES_MAX: Final = 20
 
 
 class Watched(Struct, frozen=True):
-    """A partition as ``topic/number``, its record, and its topic's ``min.insync.replicas``."""
+    """A partition as ``topic/number``, its record, and its topic's ``min.insync.replicas``.
 
-    name: str
+    ``name`` is None if the caller may not know of the topic.
+    """
+
+    name: str | None
     record: PartitionRecord
     least_in_sync: int
 
@@ -136,18 +139,24 @@ def _count(partitions: int) -> str:
 
 
 def _of_partitions(kind: ProblemKind, those: Iterable[Watched], what: str) -> Problem | None:
-    names = [each.name for each in those]
-    if not names:
+    found = [each.name for each in those]
+    if not found:
         return None
-    return Problem(kind, f"partitions {what}: {len(names)}", len(names), tuple(names[:_NAMES_MAX]))
+    names = [each for each in found if each is not None]
+    return Problem(kind, f"partitions {what}: {len(found)}", len(found), tuple(names[:_NAMES_MAX]))
 
 
 def describe_cluster(context: BrokerContext, asked: Empty) -> ClusterDescription:
     context.host.refresh()
     now, members = context.host.view.now, context.members
     watched = [
-        Watched(f"{topic.name}/{number}", stored.record, settings.min_insync_replicas)
+        Watched(
+            f"{topic.name}/{number}" if is_shown else None,
+            stored.record,
+            settings.min_insync_replicas,
+        )
         for topic in now.topics.values()
+        for is_shown in (context.may_describe(ResourceKind.TOPIC, topic.name),)
         for settings in (context.host.settings_of(topic),)
         for number, stored in now.partitions.get(topic.id, {}).items()
         if number < topic.partitions

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable
+from typing import Any, Final
 
 from spark_stream.access.rules import ResourceKind
 from spark_stream.broker.actions.context import BrokerContext
@@ -22,6 +25,10 @@ from spark_stream.wire.consumer_messages import (
 from spark_stream.wire.messages import Empty
 from spark_stream.wire.transaction_messages import NamedConsumer, OwnedConsumer, Positions
 
+_OPTION: Final = re.compile(r"(assign|subscribe|subscribePattern) ")
+_WORD: Final = re.compile(r"[A-Za-z0-9._-]+")
+"""What may be the name of a topic, or a part of one in a pattern."""
+
 
 def pin_start(context: BrokerContext, asked: PinStart) -> PinnedStart:
     query = Query(
@@ -37,10 +44,11 @@ def pin_start(context: BrokerContext, asked: PinStart) -> PinnedStart:
     )
     if found is None:
         return PinnedStart(selection=asked.selection, starting="")
+    is_shown = found.selection == asked.selection or _may_know(context, found.selection)
     return PinnedStart(
-        selection=found.selection,
-        starting=found.starting,
-        start=found.start,
+        selection=found.selection if is_shown else "",
+        starting=_starting(context, found),
+        start=None if found.start is None else _start(context, found.start),
         started_ms=found.started_ms,
     )
 
@@ -76,8 +84,8 @@ def list_consumers(context: BrokerContext, asked: Empty) -> ConsumerDescriptions
             name=name,
             kind="query",
             isolation=Isolation(query.isolation),
-            selection=query.selection,
-            starting=query.starting or None,
+            selection=_selection(context, query),
+            starting=_starting(context, query) or None,
             started_ms=query.started_ms,
             recorded_ms=query.recorded_ms,
             partitions=_partitions(context, query.positions),
@@ -89,6 +97,50 @@ def list_consumers(context: BrokerContext, asked: Empty) -> ConsumerDescriptions
     return ConsumerDescriptions(
         consumers=[each for each in both if context.may_describe(ResourceKind.CONSUMER, each.name)]
     )
+
+
+def _selection(context: BrokerContext, query: Query) -> str | None:
+    """Return what the query reads, or None if that names topics that the caller may not know."""
+    is_own = query.principal == context.caller.principal and context.caller.grants is None
+    return query.selection if is_own or _may_know(context, query.selection) else None
+
+
+def _may_know(context: BrokerContext, selection: str) -> bool:
+    """Return whether the caller may describe each topic that a selection names.
+
+    Each word of a pattern counts as the name of a topic.
+    """
+    text = _OPTION.sub("", selection, count=1)
+    assigned = _json_object(text)
+    names = _WORD.findall(text) if assigned is None else assigned
+    return all(context.may_describe(ResourceKind.TOPIC, name) for name in names)
+
+
+def _starting(context: BrokerContext, query: Query) -> str:
+    """Return how the query's start was asked for; empty if that names hidden topics."""
+    named = _json_object(query.starting.partition("=")[2]) or {}
+    is_known = all(context.may_describe(ResourceKind.TOPIC, name) for name in named)
+    return query.starting if is_known else ""
+
+
+def _start(context: BrokerContext, start: str) -> str:
+    """Return a start without the topics that the caller may not describe."""
+    places = _json_object(start) or {}
+    shown = {
+        name: place
+        for name, place in places.items()
+        if context.may_describe(ResourceKind.TOPIC, name)
+    }
+    return start if len(shown) == len(places) else json.dumps(shown)
+
+
+def _json_object(text: str) -> dict[str, Any] | None:
+    """Return the object that a text is in JSON; None if it is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _partitions(
@@ -116,7 +168,7 @@ def take_consumer(context: BrokerContext, asked: OwnedConsumer) -> Positions:
     script = consumers.take_consumer(
         context.transactions.finished, asked.consumer, asked.instance, context.known_principal
     )
-    return Positions(positions=context.transactions.run(script))
+    return _shown(context, context.transactions.run(script))
 
 
 def check_consumer(context: BrokerContext, asked: OwnedConsumer) -> Empty:
@@ -126,7 +178,11 @@ def check_consumer(context: BrokerContext, asked: OwnedConsumer) -> Empty:
 
 def consumer_position(context: BrokerContext, asked: NamedConsumer) -> Positions:
     script = consumers.go_on(context.transactions.finished, asked.consumer)
-    found = context.transactions.run(script)
+    return _shown(context, context.transactions.run(script))
+
+
+def _shown(context: BrokerContext, found: Iterable[PositionOf]) -> Positions:
+    """Return the positions in topics that the caller may describe."""
     return Positions(
         positions=[each for each in found if context.may_describe(ResourceKind.TOPIC, each.topic)]
     )

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Final
@@ -31,6 +31,7 @@ from typing import Final
 import pyarrow as pa
 from msgspec.structs import replace
 
+from spark_stream.access.callers import Caller, KnownBy
 from spark_stream.access.rules import Operation
 from spark_stream.broker.access import needs
 from spark_stream.broker.access.authorizer import ConnectionIdentity, host_of, who_calls
@@ -177,6 +178,7 @@ class Serving:
 
         def refuse_strangers() -> None:
             if not is_broker():
+                self._note_refusal(incoming, "connect")
                 incoming.refuse("UNAUTHENTICATED", "no certificate of a broker of this cluster")
 
         if self._here.authorizer.requires_authentication:
@@ -187,9 +189,9 @@ class Serving:
             if opened.method not in PEER_METHODS:
                 stream.fail(error_bytes(_not_served(opened.method)))
             elif opened.method == REPLICATE:
-                self._replicate(opened, stream, incoming.names)
+                self._replicate(opened, stream, incoming)
             else:
-                self._submit(partial(self._run_steps, names=incoming.names), opened, stream)
+                self._submit(partial(self._run_steps, incoming=incoming), opened, stream)
 
         return serve
 
@@ -287,10 +289,23 @@ class Serving:
             answer = run_action(here, name, bytes(opened.body)).to_bytes()
             BlockingStream(stream).send(b"", answer, end=True)
 
-    def _run_steps(self, opened: StreamOpened, stream: Stream, names: Sequence[str]) -> None:
+    def _run_steps(
+        self, opened: StreamOpened, stream: Stream, incoming: IncomingConnection
+    ) -> None:
         with self._activity.call():
-            answer = run_steps(self._table, self._me, bytes(opened.body), names)
+            try:
+                answer = run_steps(self._table, self._me, bytes(opened.body), incoming.names)
+            except Unauthenticated:
+                self._note_refusal(incoming, opened.method)
+                raise
             BlockingStream(stream).send(b"", answer, end=True)
+
+    def _note_refusal(self, incoming: IncomingConnection, action: str) -> None:
+        """Write to the audit log that a caller at the brokers' door is none of the brokers."""
+        names = incoming.names
+        caller = Caller(names[0], KnownBy.CERTIFICATE) if names else None
+        audit = self._here.authorizer.audit
+        audit.note(caller, incoming.address, action, "", Unauthenticated.code)
 
     def _append(self, opened: StreamOpened, stream: Stream, identity: ConnectionIdentity) -> None:
         """Serve a stream of appends; on the loop's thread."""
@@ -364,7 +379,9 @@ class Serving:
         throttle = Throttle(self._here.quotas, identity.known(), Operation.READ)
         FetchTask(self._fetches, stream, asked.schema, asked.answers(), use, throttle).begin()
 
-    def _replicate(self, opened: StreamOpened, stream: Stream, names: Sequence[str]) -> None:
+    def _replicate(
+        self, opened: StreamOpened, stream: Stream, incoming: IncomingConnection
+    ) -> None:
         """Serve a follower; its stream has no thread."""
         use = ExitStack()
         use.enter_context(self._activity.call())
@@ -372,8 +389,10 @@ class Serving:
             if self._leading is None:
                 raise InvalidRequest("this broker has no followers")
             asked = OpenReplication.from_bytes(bytes(opened.body))
-            self._leading.serve(asked, stream, use.close, names)
+            self._leading.serve(asked, stream, use.close, incoming.names)
         except IsologError as error:
+            if isinstance(error, Unauthenticated):
+                self._note_refusal(incoming, opened.method)
             stream.fail(error_bytes(error))
             use.close()
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from spark_stream.access.credentials import hash_password
@@ -37,11 +36,13 @@ from spark_stream.cli.options import (
 )
 from spark_stream.cli.output.show import console
 from spark_stream.cli.output.show_transactions import duration
-from spark_stream.cli.texts import as_json
+from spark_stream.cli.texts import as_json, cell, visible
 from spark_stream.client.access import AccessClient
+from spark_stream.client.connecting.access import checked_text
 from spark_stream.cluster.access import USERS, User, encode
 from spark_stream.cluster.stores.backends import Backend
 from spark_stream.errors import InvalidOption
+from spark_stream.wire.access_messages import LIFETIME_DAYS_MAX, RuleText
 
 users = typer.Typer(no_args_is_help=True, help="Add, list and remove users.")
 tokens = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
@@ -49,8 +50,8 @@ quotas = typer.Typer(no_args_is_help=True, help="Limit what principals may use o
 acl = typer.Typer(no_args_is_help=True, help="Allow and deny operations, and check what holds.")
 
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_LIFETIME: Final = re.compile(r"(\d+)([smhd])")
-_RATE: Final = re.compile(r"(\d+)\s*([KMG]iB|B)(?:/s)?")
+_LIFETIME: Final = re.compile(r"([0-9]+)([smhd])")
+_RATE: Final = re.compile(r"([0-9]{1,20})\s*([KMG]iB|B)(?:/s)?")
 _UNITS_BYTES: Final = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
 _VARIABLE: Final = "ISOLOG_NEW_PASSWORD"
 
@@ -109,16 +110,19 @@ def _password(file: Path | None, name: str) -> str:
     """Return a new password for a user from the file, the environment, or a prompt.
 
     Raises:
-        InvalidOption: there is none of these, or the file cannot be read.
+        InvalidOption: there is none of these, or it cannot be read, or is not UTF-8.
     """
     if file is not None:
         try:
-            text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidOption(f"--password-file: {file}: {error}") from None
+            data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+            text = data.decode("utf-8-sig")
+        except OSError as error:
+            raise InvalidOption(f"--password-file: {file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise InvalidOption(f"--password-file: {file} is not valid UTF-8") from None
         return text.partition("\n")[0].rstrip("\r")
     if found := os.environ.get(_VARIABLE):
-        return found
+        return checked_text(_VARIABLE, found)
     if not sys.stdin.isatty():
         raise InvalidOption(
             "no terminal to ask for the password",
@@ -190,7 +194,7 @@ def list_users(
     """List the users."""
     with _client(bootstrap, path) as client:
         found = client.users()
-    print(json.dumps(found) if output is Listing.JSON else "\n".join(found))
+    print(json.dumps(found) if output is Listing.JSON else "\n".join(map(visible, found)))
 
 
 @users.command("remove")
@@ -248,9 +252,15 @@ def _lifetime_s(text: str | None) -> float | None:
     if text is None:
         return None
     found = _LIFETIME.fullmatch(text)
-    if found is None or not int(found[1]):
+    lifetime_s = 0.0 if found is None else float(found[1]) * _UNITS_S[found[2]]
+    if found is None or not lifetime_s:
         raise InvalidOption(f"--expires takes a time such as 12h or 30d, not {text!r}")
-    return int(found[1]) * _UNITS_S[found[2]]
+    if lifetime_s > LIFETIME_DAYS_MAX * _UNITS_S["d"]:
+        raise InvalidOption(
+            f"--expires is at most {LIFETIME_DAYS_MAX}d",
+            hint="A token without --expires never expires.",
+        )
+    return lifetime_s
 
 
 @tokens.command("list")
@@ -272,10 +282,10 @@ def list_tokens(
         ends = "never" if left_s is None else f"in {duration(left_s)}" if left_s > 0 else "expired"
         table.add_row(
             each.id,
-            escape(each.principal),
+            cell(each.principal),
             f"{duration(max(0.0, (now_ms - each.created_ms) / 1000))} ago",
             ends,
-            "" if each.grants is None else escape(", ".join(each.grants)),
+            "" if each.grants is None else cell(", ".join(each.grants)),
         )
     console().print(table)
 
@@ -355,7 +365,7 @@ def list_rules(
         print(json.dumps(as_json(found), indent=2))
         return
     for each in found:
-        print(f"{each.effect} {each.principal} {each.operation} {each.resource}")
+        print(_rule_text(each))
 
 
 @acl.command()
@@ -375,9 +385,13 @@ def check(
         found = client.check(principal, operation, resource)
     print("allowed" if found.is_allowed else "denied")
     for each in found.rules:
-        print(f"  {each.effect} {each.principal} {each.operation} {each.resource}")
+        print(f"  {_rule_text(each)}")
     if not found.is_allowed:
         raise typer.Exit(1)
+
+
+def _rule_text(rule: RuleText) -> str:
+    return visible(f"{rule.effect} {rule.principal} {rule.operation} {rule.resource}")
 
 
 Limited = Annotated[
@@ -441,7 +455,7 @@ def list_quotas(
     table = Table("principal", "write", "read", "connections")
     for principal, quota in found.items():
         table.add_row(
-            escape(principal),
+            cell(principal),
             _rate_text(quota.write_bytes_per_s),
             _rate_text(quota.read_bytes_per_s),
             "-" if quota.connections is None else str(quota.connections),

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from spark_stream.cli.options import (
@@ -29,7 +28,7 @@ from spark_stream.cli.options import (
     where,
 )
 from spark_stream.cli.output.show import console
-from spark_stream.cli.texts import as_json
+from spark_stream.cli.texts import as_json, cell
 from spark_stream.client.cluster import ClusterClient
 from spark_stream.cluster import backup as backups
 from spark_stream.cluster import migration
@@ -60,14 +59,14 @@ def show_cluster(
     screen.print(_brokers_table(cluster))
     screen.print()
     for each in cluster.problems:
-        screen.print(escape(each.message), soft_wrap=True)  # one line, for grep
+        screen.print(cell(each.message), soft_wrap=True)  # one line, for grep
     if cluster.moving:
         screen.print(f"partitions on their way to other brokers: {cluster.moving}")
     for broker, status in statuses.items():
         for name, use in status.principals.items():
             if use.write_delayed_s or use.read_delayed_s:
                 screen.print(
-                    f"the quota of {escape(name)} has delayed it at broker {escape(broker)}:"
+                    f"the quota of {cell(name)} has delayed it at broker {cell(broker)}:"
                     f" writes {use.write_delayed_s:.1f} s, reads {use.read_delayed_s:.1f} s,"
                     f" connections {use.connections}",
                     soft_wrap=True,
@@ -82,9 +81,9 @@ def _brokers_table(cluster: ClusterDescription) -> Table:
         table.add_column(number, justify="right")
     for each in cluster.brokers:
         table.add_row(
-            escape(each.id),
-            escape(each.address),
-            escape(each.rack or ""),
+            cell(each.id),
+            cell(each.address),
+            cell(each.rack or ""),
             _state(each, cluster.controller),
             str(each.leaders),
             str(each.replicas),

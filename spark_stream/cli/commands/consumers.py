@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from spark_stream.cli.options import (
@@ -27,7 +26,7 @@ from spark_stream.cli.options import (
 )
 from spark_stream.cli.output.show import console
 from spark_stream.cli.output.show_transactions import duration
-from spark_stream.cli.texts import as_json
+from spark_stream.cli.texts import as_json, cell
 from spark_stream.wire.consumer_messages import ConsumerDescription
 
 
@@ -49,13 +48,13 @@ def show_consumers(found: Sequence[ConsumerDescription], now_ms: int, shape: Lis
     for each in found:
         topics = dict.fromkeys(at.topic for at in each.partitions)
         table.add_row(
-            escape(each.name),
+            cell(each.name),
             each.kind,
             each.isolation or "-",
-            escape(", ".join(topics) or each.selection or "-"),
+            cell(", ".join(topics) or each.selection or "-"),
             _number(each.lag),
             _ago(each.recorded_ms, now_ms),
-            *([escape(each.principal) or "-"] if is_known else ()),
+            *([cell(each.principal) or "-"] if is_known else ()),
         )
     console().print(table)
 
@@ -79,7 +78,7 @@ def show_consumer(found: Sequence[ConsumerDescription], now_ms: int, shape: List
         rows += [("principal", each.principal)] if each.principal else []
         rows.append(("lag", _number(each.lag)))
         for name, value in rows:
-            facts.add_row(name, escape(value))
+            facts.add_row(name, cell(value))
         console().print(facts)
         if each.partitions:
             console().print(_partitions(each))
@@ -92,7 +91,7 @@ def _partitions(consumer: ConsumerDescription) -> Table:
     for each in consumer.partitions:
         end = "topic is gone" if each.end is None else str(each.end)
         table.add_row(
-            escape(each.topic), str(each.partition), str(each.offset), end, _number(each.lag)
+            cell(each.topic), str(each.partition), str(each.offset), end, _number(each.lag)
         )
     return table
 

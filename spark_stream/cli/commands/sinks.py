@@ -11,13 +11,12 @@ import time
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, Yes, confirm, log, note
 from spark_stream.cli.output.show import console
 from spark_stream.cli.output.show_transactions import duration
-from spark_stream.cli.texts import as_json
+from spark_stream.cli.texts import as_json, cell
 from spark_stream.wire.sink_messages import SinkDescription
 
 app = typer.Typer(no_args_is_help=True, help="List and delete the sinks of queries.")
@@ -52,8 +51,8 @@ def list_sinks(
     table.add_column("last used", justify="right")
     for each in found:
         table.add_row(
-            escape(each.transactional_id),
-            escape(each.query),
+            cell(each.transactional_id),
+            cell(each.query),
             each.state,
             _batch(each),
             f"{duration(max(0.0, (now_ms - each.last_used_ms) / 1000))} ago",

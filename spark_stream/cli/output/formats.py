@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.types as pt
 
-from spark_stream.cli.texts import json_lines, shown
+from spark_stream.cli.texts import json_lines, shown, visible
 from spark_stream.errors import InvalidOption
 
 _CELL_MAX: Final = 80
@@ -203,7 +203,7 @@ class _Table:
     def _cells(self, column: pa.Array) -> pa.StringArray:
         texts = pc.fill_null(shown(column, utf8=self._utf8), "NULL")
         # Control characters would break the lines, or reach the terminal as commands.
-        texts = pc.replace_substring_regex(texts, r"[\x00-\x1f\x7f]+", " ")
+        texts = pc.replace_substring_regex(texts, r"[\x00-\x1f\x7f-\x{9f}]+", " ")
         long = pc.greater(pc.utf8_length(texts), _CELL_MAX)
         if not pc.any(long).as_py():
             return texts
@@ -229,6 +229,7 @@ class _Table:
 
 
 def _cut(name: str) -> str:
+    name = visible(name)
     return name if len(name) <= _CELL_MAX else name[: _CELL_MAX - 1] + "…"
 
 

@@ -10,12 +10,11 @@ from typing import Any, Final
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from spark_stream.cli.options import Listing, counted
 from spark_stream.cli.output.show_replicas import show_replicas
-from spark_stream.cli.texts import as_json
+from spark_stream.cli.texts import as_json, cell
 from spark_stream.schema.type_names import type_name
 from spark_stream.sql.ddl import schema_text
 from spark_stream.wire.messages import BrokerStatus, TopicDescription
@@ -42,7 +41,7 @@ def show_topic(topic: TopicDescription, shape: Listing, screen: Console | None =
     records = record_count(topic)
     size = _sum_known(each.size for each in topic.partitions)
     sums = f"records {'unknown' if records is None else records}  size {_size(size, 'unknown')}"
-    screen.print(f"[bold]{escape(topic.name)}[/bold]  {sums}")
+    screen.print(f"[bold]{cell(topic.name)}[/bold]  {sums}")
     altered = counted(topic.schema_version, "time")
     schema = f"  schema altered {altered}" if topic.schema_version else ""
     screen.print(f"id {topic.id}  replication factor {topic.replication_factor}{schema}")
@@ -51,13 +50,13 @@ def show_topic(topic: TopicDescription, shape: Listing, screen: Console | None =
     show_replicas(topic, screen)
     screen.print()
     if topic.warning is not None:
-        screen.print(f"warning: {escape(topic.warning)}")
+        screen.print(f"warning: {cell(topic.warning)}")
     waiting = [each for each in topic.partitions if each.high_watermark is None and not each.error]
     for each in waiting:
         screen.print(f"partition {each.partition}: its new leader does not know HW and LSO yet")
     for each in topic.partitions:
         if each.error is not None:
-            screen.print(f"partition {each.partition}: {escape(str(each.error))}", soft_wrap=True)
+            screen.print(f"partition {each.partition}: {cell(str(each.error))}", soft_wrap=True)
     screen.print(_config_table(topic))
 
 
@@ -97,7 +96,7 @@ def show_status(status: BrokerStatus, shape: Listing) -> None:
     )
     table = Table(show_header=False)
     for name, value in facts.items():
-        table.add_row(name.replace("_", " "), escape(str(value)))
+        table.add_row(name.replace("_", " "), cell(str(value)))
     console().print(table)
 
 
@@ -121,7 +120,7 @@ def _columns_table(topic: TopicDescription) -> Table:
     table.add_column("type", overflow="fold")
     table.add_column("nullable")
     for field in topic.schema:
-        table.add_row(escape(field.name), escape(type_name(field.type)), _yes(field.nullable))
+        table.add_row(cell(field.name), cell(type_name(field.type)), _yes(field.nullable))
     return table
 
 
@@ -157,7 +156,7 @@ def _partitions_table(topic: TopicDescription) -> Table:
 def _config_table(topic: TopicDescription) -> Table:
     table = Table("setting", "value")
     for name, value in topic.config.items():
-        table.add_row(escape(name), escape(value))
+        table.add_row(cell(name), cell(value))
     return table
 
 

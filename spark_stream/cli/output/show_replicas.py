@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from spark_stream.cli.texts import cell
 from spark_stream.wire.messages import PartitionDescription, TopicDescription
 
 _LEAST_IN_SYNC: Final = "min.insync.replicas"
@@ -39,9 +39,9 @@ def show_replicas(topic: TopicDescription, screen: Console) -> None:
     else:
         for row, partitions in rows.items():
             for line in _lines(row, drawn_together(partitions)):
-                screen.print(escape(line), soft_wrap=True)
+                screen.print(cell(line), soft_wrap=True)
     for line in (*_moves(topic), *_amiss(topic)):
-        screen.print(escape(line), soft_wrap=True)
+        screen.print(cell(line), soft_wrap=True)
 
 
 def drawn_together(numbers: list[int], to: str = " to ", between: str = ", ") -> str:
@@ -84,7 +84,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> Table:
     for title in _TITLES:
         table.add_column(title)
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*map(cell, row))
     return table
 
 

@@ -9,13 +9,12 @@ from typing import Any, Final, Self
 
 from msgspec import Struct
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from spark_stream.cli.options import Listing
 from spark_stream.cli.output.show import console
 from spark_stream.cli.output.show_replicas import drawn_together
-from spark_stream.cli.texts import as_json
+from spark_stream.cli.texts import as_json, cell
 from spark_stream.wire.transaction_messages import TransactionDescription, TransactionPartition
 
 _UNDECIDED: Final = "open"
@@ -93,13 +92,13 @@ def show_transactions(found: list[Aged], shape: Listing, out: Console | None = N
         facts = each.facts
         numbers = (facts.number, facts.producer_id, facts.epoch)
         table.add_row(
-            escape(facts.transactional_id),
+            cell(facts.transactional_id),
             _state(each),
             *(map(_or_dash, numbers) if wide else ()),
             "-" if each.age_s is None else duration(each.age_s),
             "-" if each.left_s is None else duration(each.left_s),
-            escape(places(facts.partitions)),
-            *([escape(facts.principal) or "-"] if is_known else ()),
+            cell(places(facts.partitions)),
+            *([cell(facts.principal) or "-"] if is_known else ()),
         )
     out.print(table)
 
@@ -117,7 +116,7 @@ def show_transaction(found: Aged, held: Mapping[tuple[str, int], HeldBack], shap
     facts = found.facts
     table = Table(show_header=False)
     rows = (
-        ("transactional id", escape(facts.transactional_id)),
+        ("transactional id", cell(facts.transactional_id)),
         ("state", _state(found)),
         ("transaction", _or_dash(facts.number)),
         ("begun", "-" if found.age_s is None else f"{duration(found.age_s)} ago"),
@@ -125,9 +124,9 @@ def show_transaction(found: Aged, held: Mapping[tuple[str, int], HeldBack], shap
         ("deadline in", "-" if found.left_s is None else duration(found.left_s)),
         ("producer id, epoch", f"{_or_dash(facts.producer_id)}, {_or_dash(facts.epoch)}"),
         ("branches", ", ".join(map(str, facts.branches)) or "-"),
-        ("query of the sink", escape(facts.query) or "-"),
+        ("query of the sink", cell(facts.query) or "-"),
         ("last committed batch of the sink", _or_dash(facts.committed_batch)),
-        *([("principal", escape(facts.principal))] if facts.principal else []),
+        *([("principal", cell(facts.principal))] if facts.principal else []),
     )
     for name, value in rows:
         table.add_row(name, value)
@@ -151,7 +150,7 @@ def _partitions_table(
     for each in sorted(partitions, key=_place):
         there = held.get((each.topic, each.partition))
         table.add_row(
-            escape(each.topic),
+            cell(each.topic),
             str(each.partition),
             "-" if each.first_offset is None else str(each.first_offset),
             "-" if there is None else str(there.last_stable_offset),

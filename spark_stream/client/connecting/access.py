@@ -72,7 +72,7 @@ class Access(Struct, frozen=True):
             return found
         if self.token_file is not None:
             try:
-                token = Path(self.token_file).read_text("utf-8").strip()
+                token = Path(self.token_file).read_text("utf-8-sig").strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise InvalidOption(
                     f"tokenFile: {self.token_file}: {getattr(error, 'strerror', None) or error}",
@@ -192,6 +192,21 @@ def _variable(name: str) -> str:
 def _text(name: str, value: str | bool | None) -> str | None:
     if value is not None and not (isinstance(value, str) and value):
         raise InvalidOption(f"{name} takes a text that is not empty", option=name)
+    return value if value is None or name == "tokenFile" else checked_text(name, value)
+
+
+def checked_text(name: str, value: str) -> str:
+    """Return the text of an option or a variable, if UTF-8 has all its characters.
+
+    Python decodes other bytes of the environment in a way of its own.
+
+    Raises:
+        InvalidOption: it does not; the error does not show the text.
+    """
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidOption(f"{name} is not valid UTF-8", option=name) from None
     return value
 
 

@@ -66,8 +66,8 @@ class NamedQuery:
             known = consumers.pin_start(structs.replace(asked, start=start))
         if known.selection != asked.selection:
             raise InvalidOption(
-                f"consumer {self._name!r} is the name of a query that reads {known.selection}, and"
-                f" this one reads {asked.selection}",
+                f"consumer {self._name!r} is the name of a query that reads"
+                f" {known.selection or 'other topics'}, and this one reads {asked.selection}",
                 option="consumer",
                 hint="Give this query a name of its own. If it is the same query with other topics,"
                 f" forget its start: isolog consumers delete {self._name}",

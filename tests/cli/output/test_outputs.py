@@ -140,6 +140,13 @@ def test_a_table_lines_up_and_cuts_what_is_long():
     assert second == f" 1000 │ {'x' * 79}…"
 
 
+def test_a_table_has_no_control_characters():
+    batch = pa.record_batch({"n\x1b[31m": ["a\x1b[31mb\x7f\x9bc"]})
+    head, _, row = written(Shape.TABLE, batch).splitlines()
+    assert head == " n\\x1b[31m"
+    assert row == " a [31mb c"
+
+
 def test_a_table_goes_on_until_a_cell_needs_more_room():
     narrow = pa.record_batch({"n": [1], "s": ["a"]})
     wide = pa.record_batch({"n": [1], "s": ["abc"]})

@@ -74,11 +74,23 @@ def test_tls_without_a_file_trusts_the_system():
         ({"tls": "false", "tls.ca": "c"}, "tls is false"),
         ({"profile": "/nowhere"}, "profile: /nowhere: No such file"),
         ({"tls.ca": ""}, r"tls\.ca takes the path"),
+        ({"user": "u", "password": "secret\udcff"}, "password is not valid UTF-8"),
+        ({"user": "u\udcff", "password": "p"}, "user is not valid UTF-8"),
+        ({"token": "secret\udcff"}, "token is not valid UTF-8"),
     ],
 )
 def test_what_is_not_taken_is_refused(given: dict[str, str], problem: str):
-    with pytest.raises(InvalidOption, match=problem):
+    with pytest.raises(InvalidOption, match=problem) as caught:
         access_of(given, {})
+    assert "secret" not in str(caught.value)
+
+
+def test_a_token_file_may_begin_with_a_byte_order_mark(tmp_path: Path):
+    file = tmp_path / "token"
+    file.write_text("\ufeffisolog_1_2\r\n")
+    found = access_of({"tokenFile": str(file)}, {}).credential()
+    assert found is not None
+    assert found.token == "isolog_1_2"
 
 
 @pytest.mark.parametrize(

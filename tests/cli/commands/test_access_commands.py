@@ -1,0 +1,121 @@
+"""Users, tokens, rules and quotas by the command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import spark_stream as isolog
+from tests.asking import PASSWORD, asking_broker, client_of
+from tests.cli.conftest import Call, run
+from tests.support import BrokerProcess
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+
+
+@pytest.fixture(scope="module")
+def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with asking_broker(tmp_path_factory.mktemp("asking")) as broker:
+        yield broker
+
+
+@pytest.fixture(autouse=True)
+def as_root(asking: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISOLOG_BOOTSTRAP", asking.address)
+    monkeypatch.setenv("ISOLOG_USER", "root")
+    monkeypatch.setenv("ISOLOG_PASSWORD", PASSWORD)
+
+
+def test_lists_show_control_characters_of_names_escaped(asking: BrokerProcess, call: Call):
+    name = "eve\x1b[31m\x9b1m\nroot"
+    with client_of(asking) as admin:
+        admin.add_user(name, PASSWORD)
+        admin.add_rule("allow", name, "all", "topic:*")
+        admin.add_rule("allow", name, "all", "transaction:*")
+        admin.add_rule("allow", name, "all", "consumer:*")
+        admin.set_quota(name, connections=50)
+        admin.create_token(name, grants=[("read", "consumer:\x1b]0;x\x07")])
+    with isolog.connect(asking.address, user=name, password=PASSWORD, timeout=10) as log:
+        log.create_topic("t")
+        with log.producer(transactional_id=f"tx {name}") as producer:
+            producer.begin_transaction()
+            producer.abort_transaction()
+        with log.consumer("t", name=f"c {name}") as consumer:
+            consumer.poll(0)
+            consumer.commit()
+    for command in (
+        ("user", "list"),
+        ("acl", "list"),
+        ("acl", "check", name, "read", "topic:t"),
+        ("token", "list"),
+        ("quota", "list"),
+        ("transactions", "list"),
+        ("transactions", "describe", f"tx {name}"),
+        ("consumers", "list"),
+        ("consumers", "describe", f"c {name}"),
+    ):
+        found = call(*command)
+        assert found.code == 0, found.err
+        shown = found.out.replace("\n", "")
+        assert shown.isprintable(), command
+        assert "eve\\x1b" in "".join(shown.replace("│", " ").split()), command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("token", "create", "--for", "*"), "a token is of one principal"),
+        (("token", "create", "--expires", "36501d"), "--expires is at most 36500d"),
+        (("token", "create", "--expires", "9" * 30 + "d"), "--expires is at most 36500d"),
+        (("token", "create", "--expires", "9" * 5000 + "d"), "--expires is at most 36500d"),
+        (("token", "create", "--expires", "\u0663d"), "--expires takes a time"),
+        (("token", "create", "--only", "admin topic:y"), "no operation 'admin' on a topic"),
+        (("quota", "set", "alice", "--write", "\u0663MiB/s"), "--write takes a rate"),
+        (("acl", "allow", "x", "admin", "topic:y"), "no operation 'admin' on a topic"),
+        (("acl", "deny", "x", "write", "consumer:y"), "no operation 'write' on a consumer"),
+    ],
+)
+def test_what_could_have_no_effect_is_refused(call: Call, arguments: tuple[str, ...], problem: str):
+    refused = call(*arguments)
+    assert refused.code in (1, 2)
+    assert problem in refused.err
+    assert "isolog_" not in refused.out
+
+
+@pytest.mark.parametrize("by", ["file", "standard input"])
+def test_a_password_file_may_begin_with_a_byte_order_mark(
+    asking: BrokerProcess, tmp_path: Path, by: str
+):
+    data = b"\xef\xbb\xbflong enough\r\nsecond line"
+    (tmp_path / "password").write_bytes(data)
+    file = str(tmp_path / "password") if by == "file" else "-"
+    name = by.split()[0]
+    added = run("user", "add", name, "--password-file", file, stdin=data)
+    assert added.code == 0, added.err
+    with isolog.connect(asking.address, user=name, password="long enough", timeout=10) as log:
+        assert log.status().principal == name
+
+
+@pytest.mark.parametrize("given", ["file", "standard input", "ISOLOG_NEW_PASSWORD", "own"])
+def test_a_password_that_is_not_utf8_is_refused_without_showing_it(tmp_path: Path, given: str):
+    secret = b"topsecret\xff1"
+    (tmp_path / "password").write_bytes(secret)
+    variables = {"LC_ALL": "C"}
+    arguments = ["user", "add", "zoe"]
+    if given == "file":
+        arguments += ["--password-file", str(tmp_path / "password")]
+    elif given == "standard input":
+        arguments += ["--password-file", "-"]
+    elif given == "own":
+        variables["ISOLOG_PASSWORD"] = os.fsdecode(secret)
+        variables["ISOLOG_NEW_PASSWORD"] = "long enough"
+    else:
+        variables[given] = os.fsdecode(secret)
+    refused = run(*arguments, stdin=secret, **variables)
+    assert refused.code == 2, refused.err
+    assert "UTF-8" in refused.err
+    for word in ("Traceback", "topsecret"):
+        assert word not in refused.err
