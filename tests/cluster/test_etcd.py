@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from spark_stream.cluster.stores.etcd import EtcdStore
-from spark_stream.cluster.stores.etcd_client import EtcdClient
+from spark_stream.cluster.stores.etcd_client import EtcdClient, encoded
 from spark_stream.cluster.stores.etcd_leases import EtcdLeases
 from spark_stream.cluster.stores.leases import Renewal
 from spark_stream.cluster.stores.store import Delete, Put
@@ -170,6 +172,40 @@ def test_a_renewal_whose_answer_was_lost_keeps_the_lease(etcd: LocalEtcd, lossy:
     assert later.write(1)
     assert board.read("b") == Renewal("second", 1, 10.0)
     board.close()
+
+
+def test_while_no_member_answers_callers_do_not_pile_up(etcd: LocalEtcd):
+    """One finds out that nobody answers; the others fail at once until somebody does."""
+    client = etcd.client(1.0)
+    silent = socket.socket()
+    silent.bind(("127.0.0.1", 0))
+    silent.listen(64)  # takes connections, and answers nothing
+    host, port = silent.getsockname()
+    away = EtcdClient([f"{host}:{port}"], 0.3)
+    asked = {"key": encoded(b"a")}
+
+    def ask() -> float:
+        begun = time.monotonic()
+        with pytest.raises(MetadataUnavailable):
+            away.read("/v3/kv/range", asked)
+        return time.monotonic() - begun
+
+    assert ask() >= 3 * 0.3
+    with ThreadPoolExecutor(20) as pool:
+        found = sorted(pool.map(lambda _: ask(), range(200)))
+    assert sum(each > 0.2 for each in found) <= 20, "they took turns"
+    away._endpoints[:] = etcd.endpoints
+    eventually(lambda: answers(away, asked))
+    assert all(answers(away, asked) for _ in range(20))
+    for each in (client, away, silent):
+        each.close()
+
+
+def answers(client: EtcdClient, asked: Any) -> bool:
+    try:
+        return "header" in client.read("/v3/kv/range", asked)
+    except MetadataUnavailable:
+        return False
 
 
 # -- who may use etcd ------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from spark_stream.errors import (
     InvalidOption,
     InvalidRequest,
     IsologError,
+    MetadataUnavailable,
     NotLeader,
     RequestTimeout,
 )
@@ -68,7 +69,8 @@ _ONCE: Final = frozenset(
 _ASK_AGAIN_S: Final = 30.0
 _TIMEOUT_MAX_S: Final = 86_400 * 365  # far more overflows the system's timers
 # After these errors another broker may succeed.
-_LOST: Final = (BrokerUnavailable, RequestTimeout, BrokerStopping)
+_LOST: Final = (BrokerUnavailable, RequestTimeout, BrokerStopping, MetadataUnavailable)
+"""After these errors another broker is asked: it may reach what this one does not."""
 
 
 class ClusterConnection:

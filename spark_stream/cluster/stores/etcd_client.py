@@ -45,6 +45,8 @@ _KEPT_ALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
 _PAUSE_S: Final = 0.02
+_PATIENCE: Final = 3  # times the timeout
+_TRY_S: Final = 0.2  # between two attempts while nobody answers
 
 
 def encoded(key: bytes) -> str:
@@ -60,7 +62,10 @@ def decoded(text: str | None) -> bytes:
 class EtcdClient:
     """Calls of a cluster of etcd members, from any thread.
 
-    ``timeout_s``: for one attempt at one member. Reads are attempted for three times that.
+    ``timeout_s``: for one attempt at one member. Reads are attempted for three times that. Once one
+    has failed, nobody has answered for that long; then one read after the other tries it, once, and
+    all others fail at once, until one succeeds. So threads do not pile up behind an etcd that is
+    away.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class EtcdClient:
         self._cluster = ""
         self._term = 0
         self._closed = False
+        self._away = _Away()
 
     def read(self, path: str, asked: Mapping[str, Any]) -> Json:
         """Ask members in turn until one answers; for what changes nothing.
@@ -94,12 +100,14 @@ class EtcdClient:
             MetadataUnavailable: none has answered in time.
             MetadataRefused: the request is refused.
         """
-        until = time.monotonic() + 3 * self.timeout_s
+        is_away = self._away.take_turn(self.timeout_s)
+        until = time.monotonic() + (0.0 if is_away else _PATIENCE * self.timeout_s)
         while True:
             try:
                 return self.write(path, asked)
-            except MetadataUnavailable:
+            except MetadataUnavailable as error:
                 if self._closed or time.monotonic() >= until:
+                    self._away.failed(error)
                     raise
                 time.sleep(_PAUSE_S)
 
@@ -125,6 +133,7 @@ class EtcdClient:
             connection.close()
             raise
         self._give_back(endpoint, connection)
+        self._away.answered()
         return found
 
     def watch(self, start: bytes, end: bytes, since: int) -> EtcdWatch:
@@ -252,6 +261,44 @@ class EtcdClient:
             self._turn_from(endpoint)
             what = "another cluster" if cluster != known else f"term {term}, which is over"
             raise MetadataUnavailable(f"etcd at {endpoint} answers for {what}")
+
+
+class _Away:
+    """Whether no member answers, as far as is known; from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._error: MetadataUnavailable | None = None
+        self._next_try = 0.0
+
+    def take_turn(self, timeout_s: float) -> bool:
+        """Return whether members did not answer lately, and the caller is the one to try again.
+
+        ``timeout_s``: how long its attempt takes at most.
+
+        Raises:
+            MetadataUnavailable: they did not, and it is not time to try again.
+        """
+        with self._lock:
+            if self._error is None:
+                return False
+            now = time.monotonic()
+            if now < self._next_try:
+                raise MetadataUnavailable(self._error.message)
+            self._next_try = now + timeout_s
+            return True
+
+    def failed(self, error: MetadataUnavailable) -> None:
+        """Note that a read has failed; another one is tried soon."""
+        with self._lock:
+            self._error = error
+            self._next_try = time.monotonic() + _TRY_S
+
+    def answered(self) -> None:
+        """Note that a member has answered."""
+        if self._error is not None:
+            with self._lock:
+                self._error = None
 
 
 def _unavailable(endpoint: str, error: Exception) -> MetadataUnavailable:

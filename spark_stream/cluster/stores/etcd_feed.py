@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -23,6 +24,7 @@ from spark_stream.errors import MetadataUnavailable, StorageFailure
 logger = logging.getLogger(__name__)
 
 _PAUSE_S: Final = 0.1
+_TOLD_S: Final = 10.0  # the same trouble is told once in this time
 _WATCHES: Final = 3  # how many members are tried before a wait for a revision fails
 
 
@@ -93,13 +95,16 @@ class EtcdFeed:
             self._thread.join(self._client.timeout_s)
 
     def _run(self) -> None:
+        complaint, told_at = "", 0.0
         while not self._closed:
             try:
                 self._follow()
             except EtcdCompacted:
                 self._begin_anew()
             except StorageFailure as error:
-                logger.info("%s", error.message)
+                if complaint != error.message or time.monotonic() - told_at > _TOLD_S:
+                    complaint, told_at = error.message, time.monotonic()
+                    logger.info("%s", complaint)
             except Exception:
                 logger.exception("following etcd")
             with self.changed:
