@@ -38,6 +38,7 @@ from spark_stream.broker.access.jwts import JwtIssuer
 from spark_stream.broker.access.quotas import LOOK_S, Throttle
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.table import run_action
+from spark_stream.broker.actions.transactions import check_id_owner
 from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.partition.outcomes import WakeUp, wake_all
 from spark_stream.broker.replication.leader_stream import Leading
@@ -301,6 +302,9 @@ class Serving:
             request, schema = _asked(opened)
             admitted = self._here.authorizer.admit(identity, needs.append(request), appends.refuse)
             use.callback(lambda: admitted)  # it is held until the stream is over
+            if request.transactional_id is not None:
+                here = replace(self._here, caller=identity.known())
+                check_id_owner(here, request.transactional_id)
             return request, schema
 
         throttle = Throttle(self._here.quotas, identity.known(), Operation.WRITE)
