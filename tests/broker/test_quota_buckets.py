@@ -199,3 +199,43 @@ def test_a_connection_that_finds_no_place_is_refused_in_time(is_freed: bool):
         quotas.leave(ALICE)
         place.take()
         assert quotas.use() == {}, "a connection that is over takes no place"
+
+
+@pytest.mark.rule("how long a connection beyond its quota waits", "broker/serving/throttling.py")
+@pytest.mark.parametrize("freed_after_s", [None, 9.93, 0.02])
+def test_a_connection_that_keeps_opening_streams_waits_no_longer_and_has_one_place(freed_after_s):
+    """A stream each 20 ms: some are opened between the last look for a place and its end."""
+    clock = FakeClock()
+    loop = FakeLoop(clock)
+    quotas = Quotas(lambda: {"alice": Quota(connections=2)}, clock)
+    assert [quotas.enter(ALICE), quotas.enter(ALICE)] == [True, True]
+    refused: list[float] = []
+    incoming = IncomingConnection("host:1")
+    incoming.refuse = lambda code, message: refused.append(clock.monotonic())  # type: ignore[method-assign]
+    identity = ConnectionIdentity("host:1", ALICE)
+    place = ConnectionPlace(quotas, loop, identity, incoming)  # type: ignore[arg-type]
+    begun, has_freed = clock.monotonic(), False
+    freed_at = None if freed_after_s is None else begun + freed_after_s
+    for _ in range(750):
+        place.take()
+        if not place.is_taken:
+            place.hold(lambda _: None, FakeStream())  # type: ignore[arg-type]
+        if (
+            freed_after_s is not None
+            and not has_freed
+            and clock.monotonic() - begun > freed_after_s
+        ):
+            has_freed = True
+            quotas.leave(ALICE)
+            quotas.leave(ALICE)
+        clock.pass_us(20_000)
+        loop.run_due()
+        assert len(loop.timers) <= 1
+    if freed_at is None:
+        assert [each - begun for each in refused] == [pytest.approx(10, abs=0.5)]
+        incoming.on_lost()
+        assert quotas.use()["alice"].connections == 2
+    else:
+        assert (refused, quotas.use()["alice"].connections) == ([], 1)
+        incoming.on_lost()
+        assert quotas.use() == {}

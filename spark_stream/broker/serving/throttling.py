@@ -78,7 +78,8 @@ class ConnectionPlace:
         self._identity = identity
         self._incoming = incoming
         self._caller: Caller | None = None  # who has the place
-        self._looks_left = 0
+        self._looks_left = _PLACE_LOOKS
+        self._has_looked = False
         self._held: list[tuple[Callable[[Stream], None], Stream, list[StreamEvent]]] = []
         self._is_over = False
         incoming.on_lost = self._leave
@@ -89,10 +90,10 @@ class ConnectionPlace:
         return self._caller is not None
 
     def take(self) -> None:
-        """Take a place once it is known who calls, or wait for one."""
+        """Take a place once it is known who calls, or wait for one; later calls do nothing."""
         is_known = self._identity.caller is not None and not self._is_over
-        if is_known and not self.is_taken and not self._looks_left:
-            self._looks_left = _PLACE_LOOKS
+        if is_known and not self._has_looked:
+            self._has_looked = True
             self._look()
 
     def hold(self, serve: Callable[[Stream], None], stream: Stream) -> None:
