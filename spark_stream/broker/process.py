@@ -203,7 +203,7 @@ class Broker:
             self._scrub,
             self._store,
             self._authorizer,
-            Quotas(lambda: core.host.view.now.access.quotas, clock),
+            Quotas(lambda: core.host.view.now.access.quotas, clock, config.memory_bytes),
         )
         self._loop = Loop("isolog-io")
         undo.callback(self._loop.close)

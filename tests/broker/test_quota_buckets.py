@@ -239,3 +239,33 @@ def test_a_connection_that_keeps_opening_streams_waits_no_longer_and_has_one_pla
         assert (refused, quotas.use()["alice"].connections) == ([], 1)
         incoming.on_lost()
         assert quotas.use() == {}
+
+
+def test_what_waits_for_a_quota_takes_a_part_of_the_memory_and_no_others_part():
+    quotas = Quotas(dict, FakeClock(), memory_bytes=1 << 30)
+    part = (1 << 30) // 16
+    assert [quotas.hold(ALICE, part), quotas.hold(ALICE, 1)] == [True, False]
+    assert quotas.hold(BOB, part)
+    quotas.release(ALICE, part)
+    assert quotas.hold(ALICE, part)
+
+
+def test_a_connection_that_waits_for_its_place_holds_no_more_than_its_principals_part():
+    clock = FakeClock()
+    loop = FakeLoop(clock)
+    quotas = Quotas(lambda: {"alice": Quota(connections=1)}, clock, memory_bytes=1 << 29)
+    assert quotas.enter(ALICE)
+    refused: list[str] = []
+    incoming = IncomingConnection("host:1")
+    incoming.refuse = lambda code, message: refused.append(code)  # type: ignore[method-assign]
+    identity = ConnectionIdentity("host:1", ALICE)
+    place = ConnectionPlace(quotas, loop, identity, incoming)  # type: ignore[arg-type]
+    place.take()
+    streams = [FakeStream() for _ in range(3)]
+    for each in streams:
+        place.hold(lambda _: None, each, 12 << 20)  # type: ignore[arg-type]
+    assert refused == [BrokerBusy.code]
+    assert [bool(each.error) for each in streams] == [True, True, True]
+    place.hold(lambda _: None, FakeStream(), 32 << 20)  # type: ignore[arg-type]
+    assert refused == [BrokerBusy.code]
+    assert quotas.hold(ALICE, 32 << 20), "nothing is held any more"

@@ -166,7 +166,7 @@ class FlightFacade(fl.FlightServerBase):
             if request.transactional_id is not None:
                 here = replace(self._here, caller=identity.known())
                 check_id_owner(here, request.transactional_id)
-            put.pause(context.is_cancelled)
+            put.pause(lambda: stream.failure is not None or context.is_cancelled())
             with put.answering(stream):
                 stream.work()  # opens it
                 try:

@@ -25,7 +25,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 import pyarrow as pa
@@ -33,9 +33,9 @@ from msgspec.structs import replace
 
 from spark_stream.access.rules import Operation
 from spark_stream.broker.access import needs
-from spark_stream.broker.access.authorizer import ConnectionIdentity, host_of, who_calls
+from spark_stream.broker.access.authorizer import ConnectionIdentity, Need, host_of, who_calls
 from spark_stream.broker.access.jwts import JwtIssuer
-from spark_stream.broker.access.quotas import LOOK_S, Throttle
+from spark_stream.broker.access.quotas import Throttle
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.table import run_action
 from spark_stream.broker.actions.transactions import check_id_owner
@@ -49,7 +49,7 @@ from spark_stream.broker.serving.append_stream import AppendFrame, AppendStreams
 from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks
 from spark_stream.broker.serving.fetching import FetchStream
 from spark_stream.broker.serving.pool import Pool
-from spark_stream.broker.serving.throttling import ConnectionPlace, ThrottledAppender
+from spark_stream.broker.serving.throttling import ConnectionPlace, DelayedStart, ThrottledAppender
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerBusy,
@@ -59,10 +59,10 @@ from spark_stream.errors import (
     IsologError,
     Unauthenticated,
 )
-from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver
+from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver, data_bytes
 from spark_stream.transport.failures import TRANSPORT_ERRORS, error_bytes
 from spark_stream.transport.loop import Loop
-from spark_stream.transport.server import SERVER_LIMITS, IncomingConnection, Serve
+from spark_stream.transport.server import IncomingConnection, Serve
 from spark_stream.transport.streams import BlockingStream, Stream, StreamEvent
 from spark_stream.wire.access_messages import Authenticate
 from spark_stream.wire.fetch_messages import Fetch
@@ -118,8 +118,6 @@ class Serving:
         self._boot_id = boot_id
         self._pool = Pool(loop)
         self._password_pool = Pool(loop, _COMPARED_AT_ONCE, _COMPARED_AT_ONCE)
-        self._late_appends = 0  # streams that wait for their quotas; on the loop's thread
-        self._late_appends_max = max(1, memory_bytes // (4 * SERVER_LIMITS.credit))
         self._passwords: Counter[str] = Counter()  # that wait, by host; on the loop's thread
         self._append_pool = Pool(loop)  # appends do not wait for hundreds of fetches to be answered
         self._appends = AppendStreams(
@@ -155,7 +153,7 @@ class Serving:
                 )
                 stream.fail(error_bytes(who_calls()))
             elif not place.is_taken:
-                place.hold(partial(serve, opened), stream)
+                place.hold(partial(serve, opened), stream, data_bytes(opened.header, opened.body))
             elif opened.method == APPEND:
                 self._append(opened, stream, identity)
             elif opened.method == FETCH:
@@ -311,9 +309,31 @@ class Serving:
         appender = ThrottledAppender(stream, throttle, self._loop)
         appends = ServedAppends(self._appends, appender, asked, use.close)
 
+        @cache
+        def needed() -> Sequence[Need]:
+            return needs.append(AppendTo.from_bytes(bytes(opened.header)))
+
+        def check(*, is_open: bool) -> None:
+            self._here.authorizer.check(identity.known(), needed(), is_open=is_open)
+
+        def start() -> None:
+            if not self._append_pool.submit(appends.work):
+                end(BrokerStopping("the broker is about to stop"))
+
+        def end(error: IsologError | None) -> None:
+            if error is not None:
+                stream.fail(error_bytes(error))
+            appends.refuse(error or InvalidRequest("the client is gone"))  # frees what it holds
+            use.close()
+
+        quotas, caller = self._here.quotas, identity.known()
+        delayed = DelayedStart(quotas, caller, throttle, self._loop, stream, check, start, end)
+
         def handle(event: StreamEvent) -> None:
             match event:
                 case Received():
+                    if not delayed.hold(event.size):
+                        return
                     if event.header or event.body or not event.end:
                         appends.take(AppendFrame(event.header, event.body, event.size))
                     if event.end:
@@ -326,27 +346,7 @@ class Serving:
         stream.handle = handle
         if opened.end:
             appends.end()
-        mark = throttle.charge(0)  # what was charged before
-
-        def end(error: IsologError | None = None) -> None:
-            if error is not None:
-                stream.fail(error_bytes(error))
-            use.close()
-
-        def begin(*, waited: bool = True) -> None:
-            self._late_appends -= waited
-            left_s = throttle.seconds_left(mark)
-            if stream.over is not None:
-                end()
-            elif left_s > 0 and self._late_appends >= self._late_appends_max:
-                end(BrokerBusy("too many writers wait for their quotas", hint="Try again later."))
-            elif left_s > 0:
-                self._late_appends += 1
-                self._loop.call_later(min(left_s, LOOK_S), begin)
-            elif not self._append_pool.submit(appends.work):
-                end(BrokerStopping("the broker is about to stop"))
-
-        begin(waited=False)
+        delayed.begin(data_bytes(opened.header, opened.body))
 
     def _fetch(self, opened: StreamOpened, stream: Stream, identity: ConnectionIdentity) -> None:
         """Begin a fetch, which goes on when this returns."""
