@@ -34,7 +34,6 @@ from msgspec.structs import replace
 from spark_stream.access.rules import Operation
 from spark_stream.broker.access import needs
 from spark_stream.broker.access.authorizer import ConnectionIdentity, Need, host_of, who_calls
-from spark_stream.broker.access.jwts import JwtIssuer
 from spark_stream.broker.access.quotas import Throttle
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.table import run_action
@@ -82,10 +81,9 @@ logger = logging.getLogger(__name__)
 _AUTHENTICATE_S: Final = 10.0
 """Seconds in which a connection must authenticate."""
 _COMPARED_AT_ONCE: Final = 2
-"""Passwords: comparing one takes 32 MiB and most of a processor. And JWTs: for one of an unknown
-key, the issuer is asked."""
+"""Passwords: comparing one takes 32 MiB and most of a processor."""
 _WAITING_MAX: Final = 4
-"""Of one host; one more is refused at once."""
+"""Of one host: passwords, and JWTs for which the issuer is asked. One more is refused at once."""
 _FEW: Final = 4
 """How many reads an append wakes itself; if there are more, another thread wakes all."""
 _WOKEN_THREADS: Final = 1
@@ -118,7 +116,8 @@ class Serving:
         self._boot_id = boot_id
         self._pool = Pool(loop)
         self._password_pool = Pool(loop, _COMPARED_AT_ONCE, _COMPARED_AT_ONCE)
-        self._passwords: Counter[str] = Counter()  # that wait, by host; on the loop's thread
+        self._keys_pool = Pool(loop, 1, 1)  # asks the issuer of JWTs, which may not answer
+        self._waiting: Counter[tuple[str, Pool]] = Counter()  # by host; on the loop's thread
         self._append_pool = Pool(loop)  # appends do not wait for hundreds of fetches to be answered
         self._appends = AppendStreams(
             here.host, here.transactions, self._append_pool, self._wake, loop, clock, memory_bytes
@@ -212,6 +211,7 @@ class Serving:
         self._append_pool.stop()
         self._woken_pool.stop()
         self._password_pool.stop()
+        self._keys_pool.stop()
         self._pool.stop()
 
     def _wake(self, woken: tuple[WakeUp, ...]) -> None:
@@ -256,28 +256,36 @@ class Serving:
             self._loop.call_soon(known)
             BlockingStream(stream).send(b"", answer, end=True)
 
-        if asked.password is None and not JwtIssuer.is_one(asked.token or ""):
+        if asked.password is not None:
+            pool = self._password_pool
+        elif self._here.authorizer.needs_keys(asked):
+            pool = self._keys_pool
+        else:
             self._submit(act, opened, stream)
             return
-        host, waiting = host_of(identity.address), self._passwords
-        if waiting[host] >= _WAITING_MAX:
-            text = f"{_WAITING_MAX} passwords or JWTs from {host} wait to be checked"
+        place, waiting = (host_of(identity.address), pool), self._waiting
+        if waiting[place] >= _WAITING_MAX:
+            text = f"{_WAITING_MAX} passwords or JWTs from {place[0]} wait to be checked"
             stream.fail(error_bytes(BrokerBusy(text, hint="Try again in a moment.")))
             return
 
-        def compare(opened: StreamOpened, stream: Stream) -> None:
+        def wait(opened: StreamOpened, stream: Stream) -> None:
             try:
-                act(opened, stream)
+                if pool is self._password_pool:
+                    act(opened, stream)
+                else:
+                    self._here.authorizer.fetch_keys(asked)
+                    self._submit(act, opened, stream)
             finally:
                 self._loop.call_soon(done)
 
         def done() -> None:
-            waiting[host] -= 1
-            if not waiting[host]:
-                del waiting[host]
+            waiting[place] -= 1
+            if not waiting[place]:
+                del waiting[place]
 
-        waiting[host] += 1
-        self._submit(compare, opened, stream, self._password_pool)
+        waiting[place] += 1
+        self._submit(wait, opened, stream, pool)
 
     def _act(self, opened: StreamOpened, stream: Stream, identity: ConnectionIdentity) -> None:
         with self._activity.call():
