@@ -153,7 +153,7 @@ class Broker:
         undo.callback(core.host.close)
         undo.callback(self._network.stop_following)
         given = config.jwt
-        issuer = None if given is None else JwtIssuer(JwtSettings(**given.model_dump()))
+        issuer = None if given is None else JwtIssuer(JwtSettings(**given.model_dump()), clock)
         settings = AccessSettings(config.authentication, frozenset(config.super_users), issuer)
         audit = Audit(path / "audit.log" if config.authentication else None, clock)
         undo.callback(audit.close)
@@ -203,7 +203,7 @@ class Broker:
             self._scrub,
             self._store,
             self._authorizer,
-            Quotas(lambda: core.host.view.now.access.quotas, clock),
+            Quotas(lambda: core.host.view.now.access.quotas, clock, config.memory_bytes),
         )
         self._loop = Loop("isolog-io")
         undo.callback(self._loop.close)

@@ -17,6 +17,7 @@ from spark_stream.protocol.connection import (
     Received,
     StreamOpened,
     StreamOver,
+    data_bytes,
 )
 from spark_stream.protocol.frames import Allocate, Body, Bytes, nbytes_of
 
@@ -36,5 +37,6 @@ __all__ = [
     "Received",
     "StreamOpened",
     "StreamOver",
+    "data_bytes",
     "nbytes_of",
 ]

@@ -173,6 +173,58 @@ def test_nobody_stops_anothers_run(two: tuple[Raw, Raw], asking: BrokerProcess, 
     alice.act("commit-transaction", transactional_id="alice-run", batch=1, content=[], **done)
 
 
+@pytest.mark.rule("whose a transactional id is", "scripts/transactions/records.py")
+def test_a_rule_that_two_share_does_not_let_one_use_the_others_transactional_id(
+    two: tuple[Raw, Raw], admin: AccessClient
+):
+    """Bob knows all that a request of Alice's holds, but it is not his id."""
+    alice, bob = two
+    for name in ("alice", "bob"):
+        admin.add_rule("allow", name, "write", "transaction:query/*")
+    run = {"transactional_id": "query/alices", "instance": "run"}
+    sink = run | {"batch": 1}
+    branch = alice.act("open-branch", query="q", **sink)
+    number, producer = branch["number"], branch["producer_id"]
+    done = {"number": number, "branches": [producer], "content": []}
+    mine = begun(alice, "query/tx")
+    producing = {"transactional_id": "query/tx", "instance": mine["instance"]}
+    ended = producing | {"number": mine["number"]}
+    for name, body in (
+        ("open-branch", sink | {"query": "q"}),
+        ("settle-batch", sink | {"query": "q"}),
+        ("settle-batch", sink | {"query": "q", "instance": "evil", "renamed": True}),
+        ("renew-batch", sink),
+        ("drop-branch", run | {"number": number, "producer_id": producer}),
+        ("commit-transaction", sink | done),
+        ("init-transactions", producing),
+        ("begin-transaction", producing),
+        ("renew-transaction", ended),
+        ("commit-transaction", ended | {"branches": []}),
+        ("abort-transaction", ended),
+    ):
+        with pytest.raises(PermissionDenied, match="belongs to another principal"):
+            bob.act(name, **body)
+    stamp = Stamp(mine["producer_id"], mine["epoch"], 0, mine["number"])
+    with pytest.raises(PermissionDenied, match="belongs to another principal"):
+        bob.append("shared", "BOB", stamp, "query/tx")
+    assert alice.append("shared", "a", stamp, "query/tx").get("duplicate") is not True
+    alice.act("renew-batch", **sink)
+    alice.act("commit-transaction", **sink, **done)
+    alice.act("commit-transaction", **ended, branches=[mine["producer_id"]])
+    assert alice.act("settle-batch", query="q", **sink)["committed"]
+
+
+def test_an_administrator_may_settle_the_batch_of_another(
+    two: tuple[Raw, Raw], asking: BrokerProcess
+):
+    alice, _ = two
+    sink = {"transactional_id": "alice-settled", "query": "q", "batch": 1}
+    alice.act("open-branch", instance="run", **sink)
+    root = Raw(asking, user="root", password=PASSWORD)
+    assert root.act("settle-batch", instance="run", **sink) == {"committed": False}
+    root.close()
+
+
 def test_who_may_do_nothing_writes_no_metadata(asking: BrokerProcess, admin: AccessClient):
     admin.add_user("nil", PASSWORD)
     nil = Raw(asking, user="nil", password=PASSWORD)

@@ -6,7 +6,11 @@ import base64
 import hashlib
 import hmac
 import json
+import socket
+import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +22,15 @@ from jwt.algorithms import ECAlgorithm
 
 import spark_stream as isolog
 from spark_stream.broker.access.jwts import JwtIssuer, JwtSettings
-from spark_stream.errors import InvalidConfig, Unauthenticated
-from tests.asking import asking_broker
+from spark_stream.errors import BrokerBusy, InvalidConfig, IsologError, Unauthenticated
+from spark_stream.transport.client import ClientChannel
+from spark_stream.transport.failures import failure_of
+from spark_stream.transport.streams import CallFailed
+from spark_stream.wire.access_messages import Authenticate
+from spark_stream.wire.methods import AUTHENTICATE
+from tests.asking import PASSWORD, asking_broker
+from tests.clocks import FakeClock
+from tests.support import eventually
 
 ISSUER, AUDIENCE = "https://id.example.org", "isolog"
 KEY, OTHER = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
@@ -84,6 +95,112 @@ def test_the_public_key_is_no_secret_to_sign_with(issuer: JwtIssuer):
     signature = base64.urlsafe_b64encode(signed).decode().rstrip("=")
     with pytest.raises(Unauthenticated):
         issuer.caller_of(f"{forged}.{claims}.{signature}")
+
+
+# -- keys that are fetched -------------------------------------------------------------------------
+
+
+class Fetches:
+    """An issuer's address: what it answers, and how often it was asked."""
+
+    def __init__(self, issuer: JwtIssuer, keys: Path) -> None:
+        self.count = 0
+        self.answers = threading.Event()
+        self.answers.set()
+        self.is_up = True
+        self._keys = json.loads(keys.read_text())
+        issuer._client.fetch_data = self._fetch
+
+    def _fetch(self) -> Any:
+        self.count += 1
+        assert self.answers.wait(30)
+        if not self.is_up:
+            raise jwt.PyJWKClientConnectionError("no answer")
+        return self._keys
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def remote(clock: FakeClock) -> JwtIssuer:
+    return JwtIssuer(JwtSettings(ISSUER, AUDIENCE, "https://id.example.org/jwks"), clock)
+
+
+@pytest.mark.rule("when the issuer of JWTs is asked for its keys", "broker/access/jwts.py")
+def test_after_a_failed_fetch_the_issuer_is_left_alone_for_a_while(remote, keys, clock):
+    fetches = Fetches(remote, keys)
+    fetches.is_up = False
+    for _ in range(3):
+        with pytest.raises(Unauthenticated, match="cannot be fetched"):
+            remote.caller_of(token())
+    assert fetches.count == 1
+    assert not remote.needs_keys(token())
+    fetches.is_up = True
+    clock.pass_us(6_000_000)
+    assert remote.needs_keys(token())
+    assert remote.caller_of(token()).principal == "alice"
+
+
+def test_unknown_keys_do_not_make_a_broker_ask_all_the_time(remote, keys, clock):
+    fetches = Fetches(remote, keys)
+    for _ in range(3):
+        with pytest.raises(Unauthenticated, match="no key 'k2'"):
+            remote.caller_of(token(kid="k2"))
+    for malformed in ("ey.ey.ey", "ey.e30.AA"):
+        assert not remote.needs_keys(malformed)
+    assert fetches.count == 1
+    clock.pass_us(6_000_000)
+    fetches._keys["keys"][0]["kid"] = "k2"  # the issuer has a new key
+    assert remote.caller_of(token(kid="k2")).principal == "alice"
+    clock.pass_us(301_000_000)
+    fetches.is_up = False
+    with pytest.raises(Unauthenticated, match="cannot be fetched"):
+        remote.caller_of(token(kid="k2"))  # who knows which keys are left
+
+
+def test_a_token_of_a_known_key_does_not_wait_for_a_fetch_and_others_share_it(remote, keys, clock):
+    fetches = Fetches(remote, keys)
+    remote.caller_of(token())
+    clock.pass_us(6_000_000)
+    fetches.answers.clear()
+    with ThreadPoolExecutor(4) as threads:
+        waiting = [threads.submit(remote.caller_of, token(kid="k2")) for _ in range(4)]
+        eventually(lambda: fetches.count == 2)
+        assert remote.caller_of(token()).principal == "alice"
+        assert not any(each.done() for each in waiting)
+        fetches.answers.set()
+        for each in waiting:
+            with pytest.raises(Unauthenticated, match="no key 'k2'"):
+                each.result(30)
+    assert fetches.count == 2
+
+
+def test_who_waits_for_an_issuer_that_does_not_answer_is_in_nobodys_way(tmp_path: Path):
+    """As many JWTs as may wait, and more; passwords and tokens from the same host go on."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, answers nothing
+        place = f"https://127.0.0.1:{silent.getsockname()[1]}/jwks"
+        conf = f'jwt = {{ issuer = "{ISSUER}", audience = "{AUDIENCE}", keys = "{place}" }}\n'
+        with asking_broker(tmp_path, conf) as broker, ThreadPoolExecutor(6) as threads:
+
+            def ask(**credential: str) -> type[IsologError] | None:
+                channel = ClientChannel(broker.address, timeout_s=20)
+                try:
+                    channel.call(AUTHENTICATE, b"", Authenticate(**credential).to_bytes(), 30)
+                except CallFailed as error:
+                    return type(failure_of(error, ""))
+                finally:
+                    channel.close()
+                return None
+
+            waiting = [threads.submit(ask, token=token(kid=f"k{each}")) for each in range(6)]
+            eventually(lambda: sum(each.done() for each in waiting) == 2)
+            assert ask(user="root", password=PASSWORD) is None
+            assert ask(token="isolog_of_nobody") is Unauthenticated
+            found = Counter(each.result(60) for each in waiting)
+            assert found == {Unauthenticated: 4, BrokerBusy: 2}
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"keys": []}', "not json"])

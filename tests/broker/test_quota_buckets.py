@@ -199,3 +199,73 @@ def test_a_connection_that_finds_no_place_is_refused_in_time(is_freed: bool):
         quotas.leave(ALICE)
         place.take()
         assert quotas.use() == {}, "a connection that is over takes no place"
+
+
+@pytest.mark.rule("how long a connection beyond its quota waits", "broker/serving/throttling.py")
+@pytest.mark.parametrize("freed_after_s", [None, 9.93, 0.02])
+def test_a_connection_that_keeps_opening_streams_waits_no_longer_and_has_one_place(freed_after_s):
+    """A stream each 20 ms: some are opened between the last look for a place and its end."""
+    clock = FakeClock()
+    loop = FakeLoop(clock)
+    quotas = Quotas(lambda: {"alice": Quota(connections=2)}, clock)
+    assert [quotas.enter(ALICE), quotas.enter(ALICE)] == [True, True]
+    refused: list[float] = []
+    incoming = IncomingConnection("host:1")
+    incoming.refuse = lambda code, message: refused.append(clock.monotonic())  # type: ignore[method-assign]
+    identity = ConnectionIdentity("host:1", ALICE)
+    place = ConnectionPlace(quotas, loop, identity, incoming)  # type: ignore[arg-type]
+    begun, has_freed = clock.monotonic(), False
+    freed_at = None if freed_after_s is None else begun + freed_after_s
+    for _ in range(750):
+        place.take()
+        if not place.is_taken:
+            place.hold(lambda _: None, FakeStream())  # type: ignore[arg-type]
+        if (
+            freed_after_s is not None
+            and not has_freed
+            and clock.monotonic() - begun > freed_after_s
+        ):
+            has_freed = True
+            quotas.leave(ALICE)
+            quotas.leave(ALICE)
+        clock.pass_us(20_000)
+        loop.run_due()
+        assert len(loop.timers) <= 1
+    if freed_at is None:
+        assert [each - begun for each in refused] == [pytest.approx(10, abs=0.5)]
+        incoming.on_lost()
+        assert quotas.use()["alice"].connections == 2
+    else:
+        assert (refused, quotas.use()["alice"].connections) == ([], 1)
+        incoming.on_lost()
+        assert quotas.use() == {}
+
+
+def test_what_waits_for_a_quota_takes_a_part_of_the_memory_and_no_others_part():
+    quotas = Quotas(dict, FakeClock(), memory_bytes=1 << 30)
+    part = (1 << 30) // 16
+    assert [quotas.hold(ALICE, part), quotas.hold(ALICE, 1)] == [True, False]
+    assert quotas.hold(BOB, part)
+    quotas.release(ALICE, part)
+    assert quotas.hold(ALICE, part)
+
+
+def test_a_connection_that_waits_for_its_place_holds_no_more_than_its_principals_part():
+    clock = FakeClock()
+    loop = FakeLoop(clock)
+    quotas = Quotas(lambda: {"alice": Quota(connections=1)}, clock, memory_bytes=1 << 29)
+    assert quotas.enter(ALICE)
+    refused: list[str] = []
+    incoming = IncomingConnection("host:1")
+    incoming.refuse = lambda code, message: refused.append(code)  # type: ignore[method-assign]
+    identity = ConnectionIdentity("host:1", ALICE)
+    place = ConnectionPlace(quotas, loop, identity, incoming)  # type: ignore[arg-type]
+    place.take()
+    streams = [FakeStream() for _ in range(3)]
+    for each in streams:
+        place.hold(lambda _: None, each, 12 << 20)  # type: ignore[arg-type]
+    assert refused == [BrokerBusy.code]
+    assert [bool(each.error) for each in streams] == [True, True, True]
+    place.hold(lambda _: None, FakeStream(), 32 << 20)  # type: ignore[arg-type]
+    assert refused == [BrokerBusy.code]
+    assert quotas.hold(ALICE, 32 << 20), "nothing is held any more"

@@ -20,13 +20,20 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.client.access import AccessClient
-from spark_stream.errors import BrokerBusy, InvalidRequest
+from spark_stream.errors import (
+    BrokerBusy,
+    InvalidRequest,
+    IsologError,
+    PermissionDenied,
+    Unauthenticated,
+    UnknownTopic,
+)
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import failure_of
-from spark_stream.transport.streams import CallFailed
+from spark_stream.transport.streams import BlockingStream, CallFailed
 from spark_stream.wire.access_messages import Authenticate
 from spark_stream.wire.methods import ACT, APPEND, AUTHENTICATE
-from tests.asking import PASSWORD, admin, as_, asking_broker
+from tests.asking import PASSWORD, admin, as_, asking_broker, client_of
 from tests.support import NUMBERS, BrokerProcess, eventually, numbers
 
 __all__ = ["admin"]
@@ -145,9 +152,9 @@ def test_a_change_holds_for_what_waits(asking, admin, topic, ends_by):
         assert [each for each in written if each] == [*range(1, 20)]
 
 
-def opened(broker: BrokerProcess, user: str) -> ClientChannel:
+def opened(broker: BrokerProcess, user: str = "", **credential: str) -> ClientChannel:
     channel = ClientChannel(broker.address, timeout_s=20)
-    asked = Authenticate(user=user, password=PASSWORD).to_bytes()
+    asked = Authenticate(**credential or {"user": user, "password": PASSWORD}).to_bytes()
     channel.call(AUTHENTICATE, b"", asked, 20)
     return channel
 
@@ -190,6 +197,115 @@ def test_a_stream_that_is_given_up_before_its_quota_lets_it_begin_leaves_nothing
         time.sleep(1)  # as long as the other one would take to begin at most
         assert root.read(numbered)["n"].to_pylist() == [2]
         channel.close()
+
+
+def owe(admin: AccessClient, asking: BrokerProcess, topic: str, *users: str) -> None:
+    """Let users write more than they may; what they write next waits until the test is over."""
+    for user in users:
+        with as_(asking, user) as log, log.producer() as producer:
+            admin.set_quota(user, write_bytes_per_s=TINY)
+            producer.append(topic, large(0, 256 * TINY)).result(20)
+
+
+def failure(stream: BlockingStream, timeout_s: float = 20) -> IsologError:
+    """Wait until a stream ends with an error."""
+    with pytest.raises(CallFailed) as caught:
+        stream.receive(timeout_s)
+    return failure_of(caught.value, "")
+
+
+@pytest.mark.rule(
+    "how long a write waits that is no longer allowed", "broker/serving/throttling.py"
+)
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda admin, token: admin.remove_user("alice"), Unauthenticated),
+        (lambda admin, token: admin.revoke_token(token.id), Unauthenticated),
+        (
+            lambda admin, token: admin.remove_rule("allow", "alice", "all", "topic:numbered"),
+            PermissionDenied,
+        ),
+    ],
+    ids=["user", "token", "rule"],
+)
+def test_a_stream_that_waits_for_its_quota_ends_when_it_is_no_longer_allowed(
+    asking, admin, numbered, topic, change, expected
+):
+    """It would wait for minutes; its batch is not stored, and the error says so."""
+    owe(admin, asking, topic, "alice")
+    token = admin.create_token("alice")
+    channel = opened(asking, token=token.token)
+    waiting = channel.open(APPEND, *append_to(numbered))
+    waiting.send(*frame(1), timeout_s=20)
+    with pytest.raises(TimeoutError):
+        waiting.receive(0.7)
+    change(admin, token)
+    error = failure(waiting)
+    assert isinstance(error, expected)
+    assert error.details["at_opening"]
+    channel.close()
+    with as_(asking, "root") as root:
+        assert root.read(numbered)["n"].to_pylist() == []
+
+
+def test_an_append_that_is_not_allowed_does_not_wait_for_its_quota(asking, admin, topic):
+    owe(admin, asking, topic, "alice")
+    channel = opened(asking, "alice")
+    refused = channel.open(APPEND, *append_to("not-hers"))
+    assert isinstance(failure(refused), UnknownTopic)
+    channel.close()
+
+
+def test_a_principals_waiting_writers_refuse_no_other_principal(asking, admin, numbered, topic):
+    """Two hundred streams of alice wait; bob's waits like the first of hers."""
+    owe(admin, asking, topic, "alice", "bob")
+    admin.add_rule("allow", "bob", "all", "topic:numbered")
+    channel, other = opened(asking, "alice"), opened(asking, "bob")
+    waiting = [channel.open(APPEND, *append_to(numbered)) for _ in range(200)]
+    waits_too = other.open(APPEND, *append_to(numbered))
+    waits_too.send(*frame(1), timeout_s=20)
+    waits_too.send(b"", end=True, timeout_s=20)
+    for stream in (waits_too, waiting[0], waiting[-1]):
+        with pytest.raises(TimeoutError):
+            stream.receive(0.3)
+    admin.remove_quota("bob")
+    assert waits_too.receive(20) is not None
+    channel.close()
+    other.close()
+
+
+def test_what_a_principal_has_sent_before_its_quota_lets_it_begin_is_bounded(tmp_path: Path):
+    """A broker with 128 MiB for batches holds 32 of a principal; the rest it refuses at once."""
+    conf = f"memory_bytes = {128 * MIB}\n"
+    with asking_broker(tmp_path, conf) as broker, client_of(broker) as admin:
+        with as_(broker, "root") as root:
+            root.create_topic("large", schema=large(0).schema)
+        for user in ("alice", "bob"):
+            admin.add_user(user, PASSWORD)
+            admin.add_rule("allow", user, "all", "topic:large")
+        owe(admin, broker, "large", "alice", "bob")
+        asked = json.dumps({"topic": "large"}).encode(), memoryview(large(0).schema.serialize())
+        batch = b'{"partition": 0}', memoryview(large(1, 7 * MIB).serialize())
+        channel, other = opened(broker, "alice"), opened(broker, "bob")
+        streams = [channel.open(APPEND, *asked) for _ in range(6)]
+        for stream in streams:
+            with contextlib.suppress(CallFailed):
+                stream.send(*batch, end=True, timeout_s=20)
+        for stream in streams[4:]:
+            error = failure(stream)
+            assert isinstance(error, BrokerBusy)
+            assert error.details["at_opening"]
+        waits_too = other.open(APPEND, *asked)
+        waits_too.send(*batch, end=True, timeout_s=20)
+        with pytest.raises(TimeoutError):
+            waits_too.receive(0.7)
+        for user in ("alice", "bob"):
+            admin.remove_quota(user)
+        for stream in (*streams[:4], waits_too):
+            assert stream.receive(20) is not None
+        channel.close()
+        other.close()
 
 
 def test_a_connection_beyond_the_quota_waits_with_its_streams_until_another_one_ends(
@@ -262,6 +378,23 @@ def test_flight_keeps_to_the_quotas(asking, admin, topic):
         assert found["n"].to_pylist() == [*range(count)]
         assert time.monotonic() - begun >= (count - 9) * MIB / rate - 1
         assert delayed(root, "alice") == (True, True)
+
+
+def test_a_put_over_flight_that_waits_for_its_quota_ends_with_its_user(asking, admin, topic):
+    owe(admin, asking, topic, "alice")
+    basic = base64.b64encode(f"alice:{PASSWORD}".encode())
+    options = fl.FlightCallOptions(headers=[(b"authorization", b"Basic " + basic)], timeout=60)
+    with as_(asking, "root") as root, fl.connect(f"grpc://{root.status().flight}") as client:
+        place = fl.FlightDescriptor.for_path(topic, "0")
+        writer, _ = client.do_put(place, large(0).schema, options)
+        writer.write_batch(large(1, 100))
+        removing = threading.Timer(0.5, admin.remove_user, ("alice",))
+        removing.start()
+        begun = time.monotonic()
+        with pytest.raises(fl.FlightUnauthenticatedError):
+            writer.close()
+        removing.join()
+        assert time.monotonic() - begun < 30
 
 
 def test_who_may_not_describe_the_cluster_hears_of_no_other_principal(asking, admin, topic):

@@ -165,6 +165,19 @@ class Authorizer:
             return None
         return self._known(Caller(names[0], KnownBy.CERTIFICATE, address=address))
 
+    def needs_keys(self, asked: Authenticate) -> bool:
+        """Return whether the caller gave a JWT for which its issuer has to be asked first.
+
+        If so, call :meth:`fetch_keys` on a thread that may wait; else ``authenticate`` would do it.
+        """
+        issuer, token = self._settings.issuer, asked.token or ""
+        return issuer is not None and JwtIssuer.is_one(token) and issuer.needs_keys(token)
+
+    def fetch_keys(self, asked: Authenticate) -> None:
+        """Fetch the keys for the caller's JWT from its issuer, if they are still needed."""
+        if self._settings.issuer is not None and asked.token is not None:
+            self._settings.issuer.fetch_keys(asked.token)
+
     def authenticate(self, identity: ConnectionIdentity, asked: Authenticate) -> Authenticated:
         """Find out who calls; answer with a session, if the caller gave a password.
 

@@ -1,15 +1,23 @@
-"""JSON Web Tokens of one issuer: another system has found out who calls."""
+"""JSON Web Tokens of one issuer: another system has found out who calls.
+
+The issuer's keys are fetched when a token needs them, by one thread at a time. A token of a key
+that is known is checked without waiting, whatever the issuer does. For a while after a fetch, and
+after one that failed, the issuer is not asked again: tokens of unknown keys are refused at once.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
 from spark_stream.access.callers import Caller, KnownBy
+from spark_stream.environment import Clock, SystemClock
 from spark_stream.errors import InvalidConfig, Unauthenticated
 
 if TYPE_CHECKING:
@@ -31,6 +39,10 @@ _ALGORITHMS: Final = (
 )
 """Those of public keys. With a secret that both sides share, who checks a token could make one."""
 _FETCH_S: Final = 5
+_KEPT_S: Final = 300.0
+"""Keys are fetched again after so long: the issuer may have withdrawn one."""
+_AGAIN_S: Final = 5.0
+"""The issuer is not asked again sooner: strangers choose which keys their tokens name."""
 _CLOCKS_DIFFER_S: Final = 30
 _PARTS: Final = 3
 
@@ -48,9 +60,9 @@ class JwtSettings(Struct, frozen=True):
 
 
 class JwtIssuer:
-    """Checks the tokens of an issuer. Its keys are fetched when they are first needed."""
+    """Checks the tokens of an issuer, on any thread."""
 
-    def __init__(self, settings: JwtSettings) -> None:
+    def __init__(self, settings: JwtSettings, clock: Clock | None = None) -> None:
         """Look whether the keys can be had from a file.
 
         Raises:
@@ -66,9 +78,14 @@ class JwtIssuer:
             ) from None
         self._settings = settings
         self._jwt = jwt
+        self._clock = clock or SystemClock()
         self._client: Any = None
+        self._fetching = threading.Lock()  # guards the next, which are read without it
+        self._fetched: list[PyJWK] = []
+        self._kept_until = -math.inf
+        self._again_at = -math.inf
         if settings.keys.startswith("https://"):
-            self._client = jwt.PyJWKClient(settings.keys, timeout=_FETCH_S)
+            self._client = jwt.PyJWKClient(settings.keys, cache_jwk_set=False, timeout=_FETCH_S)
         else:
             self._keys_of_file()
 
@@ -85,8 +102,43 @@ class JwtIssuer:
         """Return whether the text has the form of such a token."""
         return token.count(".") == _PARTS - 1 and token.startswith("ey")
 
+    def needs_keys(self, token: str) -> bool:
+        """Return whether :meth:`caller_of` would wait for the issuer; waits for nothing."""
+        if self._client is None or self._clock.monotonic() < self._again_at:
+            return False
+        try:
+            return not self._fitting(self._kept(), token)
+        except self._jwt.PyJWTError:
+            return False  # it is refused whatever the keys are
+
+    def fetch_keys(self, token: str) -> None:
+        """Fetch the issuer's keys, unless the token no longer needs that; waits for the issuer."""
+        if not self._fetching.acquire(timeout=_FETCH_S):
+            return
+        try:
+            if self.needs_keys(token):
+                self._fetch()
+        finally:
+            self._fetching.release()
+
+    def _fetch(self) -> None:
+        try:
+            found = self._jwt.PyJWKSet.from_dict(self._client.fetch_data()).keys
+        except Exception as error:  # whatever the issuer has sent
+            logger.warning("the keys of %s cannot be fetched: %s", self._settings.issuer, error)
+        else:
+            self._fetched = [each for each in found if each.public_key_use in ("sig", None)]
+            self._kept_until = self._clock.monotonic() + _KEPT_S
+        self._again_at = self._clock.monotonic() + _AGAIN_S
+
+    def _kept(self) -> list[PyJWK]:
+        """Return the keys that were fetched and may still be used."""
+        return self._fetched if self._clock.monotonic() < self._kept_until else []
+
     def caller_of(self, token: str) -> Caller:
         """Return who calls, until when.
+
+        If :meth:`needs_keys`, it waits for the issuer.
 
         Raises:
             Unauthenticated: the token is not one of this issuer, not for this audience, has
@@ -131,14 +183,21 @@ class JwtIssuer:
 
     def _key_of(self, token: str) -> PyJWK:
         """Return the key that the token's header names, or the only one that there is."""
-        if self._client is not None:
-            found: PyJWK = self._client.get_signing_key_from_jwt(token)
-            return found
-        keys: list[PyJWK] = self._keys_of_file().keys
-        named = self._jwt.get_unverified_header(token).get("kid")
-        fitting = [
-            each for each in keys if each.key_id == named or (named is None and len(keys) == 1)
-        ]
+        if self._client is None:
+            keys = self._keys_of_file().keys
+        else:
+            if self.needs_keys(token):
+                self.fetch_keys(token)
+            keys = self._kept()
+            if not keys:
+                raise self._jwt.InvalidKeyError("the issuer's keys cannot be fetched now")
+        fitting = self._fitting(keys, token)
         if not fitting:
+            named = self._jwt.get_unverified_header(token).get("kid")
             raise self._jwt.InvalidKeyError(f"the issuer has no key {named!r}")
         return fitting[0]
+
+    def _fitting(self, keys: list[PyJWK], token: str) -> list[PyJWK]:
+        """Return the keys with which the token may be signed, as its header says."""
+        named = self._jwt.get_unverified_header(token).get("kid")
+        return [each for each in keys if each.key_id == named or (named is None and len(keys) == 1)]

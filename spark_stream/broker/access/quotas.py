@@ -20,12 +20,16 @@ from spark_stream.access.callers import Caller, KnownBy
 from spark_stream.access.quotas import Quota
 from spark_stream.access.rules import ANYBODY, Operation
 from spark_stream.environment import Clock
+from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT
 from spark_stream.wire.messages import PrincipalUse
 
 LOOK_S: Final = 0.5
 """How often whoever waits has to look: a quota may have changed."""
 _BURST_S: Final = 1.0
 """A principal that was quiet may use what it gets in this time at once."""
+_HELD_PART: Final = 16
+_HELD_BYTES_MIN: Final = 32 << 20
+"""Two of the largest batches, however little memory the broker has."""
 _NO_LIMIT: Final = Quota()
 
 
@@ -61,14 +65,25 @@ class Bucket:
 
 
 class Quotas:
-    """The quotas of one broker, for any thread. ``limits``: those on record, by principal."""
+    """The quotas of one broker, for any thread. ``limits``: those on record, by principal.
 
-    def __init__(self, limits: Callable[[], Mapping[str, Quota]], clock: Clock) -> None:
+    ``memory_bytes``: what the broker has for batches. What waits for the quota of one principal may
+    take a part of it.
+    """
+
+    def __init__(
+        self,
+        limits: Callable[[], Mapping[str, Quota]],
+        clock: Clock,
+        memory_bytes: int = MEMORY_BYTES_DEFAULT,
+    ) -> None:
         self._limits = limits
         self._clock = clock
+        self._held_bytes_max = max(memory_bytes // _HELD_PART, _HELD_BYTES_MIN)
         self._lock = threading.Lock()  # guards what follows
         self._buckets: dict[tuple[str, Operation], Bucket] = {}
         self._connections: Counter[str] = Counter()
+        self._held: Counter[str] = Counter()  # bytes that wait for a quota
 
     def limit(self, caller: Caller) -> Quota:
         """Return the quota that holds for a caller: its own, or else that of ``*``."""
@@ -122,6 +137,21 @@ class Quotas:
             self._connections[caller.principal] -= 1
             if not self._connections[caller.principal]:
                 del self._connections[caller.principal]
+
+    def hold(self, caller: Caller, nbytes: int) -> bool:
+        """Count bytes that wait for the caller's quota; return False if they are too many."""
+        with self._lock:
+            if self._held[caller.principal] + nbytes > self._held_bytes_max:
+                return False
+            self._held[caller.principal] += nbytes
+            return True
+
+    def release(self, caller: Caller, nbytes: int) -> None:
+        """Count bytes that were held no longer."""
+        with self._lock:
+            self._held[caller.principal] -= nbytes
+            if not self._held[caller.principal]:
+                del self._held[caller.principal]
 
     def use(self) -> dict[str, PrincipalUse]:
         """Return what each principal uses, if it is connected or was delayed."""

@@ -56,6 +56,17 @@ def _claim_id(context: BrokerContext, transactional_id: str) -> None:
         context.transactions.run(script)
 
 
+def check_id_owner(context: BrokerContext, transactional_id: str, instance: str = "") -> None:
+    """Check that the caller owns the id or is an administrator, where callers are known.
+
+    Raises:
+        PermissionDenied: the id belongs to another principal.
+    """
+    if context.authorizer.requires_authentication and not context.is_administrator:
+        principal = context.known_principal
+        context.transactions.run(records.check_id_owner(transactional_id, principal, instance))
+
+
 def init_transactions(context: BrokerContext, asked: InitTransactions) -> TransactionDescription:
     transactions = context.transactions
     _claim_id(context, asked.transactional_id)
@@ -74,6 +85,7 @@ def init_transactions(context: BrokerContext, asked: InitTransactions) -> Transa
 
 
 def begin_transaction(context: BrokerContext, asked: BeginTransaction) -> Branch:
+    check_id_owner(context, asked.transactional_id, asked.instance)
     transactions = context.transactions
     begun = transactions.run(
         deciding.begin(
@@ -94,6 +106,7 @@ def begin_transaction(context: BrokerContext, asked: BeginTransaction) -> Branch
 
 
 def renew_transaction(context: BrokerContext, asked: EndTransaction) -> TransactionDescription:
+    check_id_owner(context, asked.transactional_id, asked.instance)
     transactions = context.transactions
     script = deciding.renew(
         transactions.finished,
@@ -106,6 +119,7 @@ def renew_transaction(context: BrokerContext, asked: EndTransaction) -> Transact
 
 
 def commit_transaction(context: BrokerContext, asked: CommitTransaction) -> TransactionDescription:
+    check_id_owner(context, asked.transactional_id, asked.instance)
     commit = Commit(
         asked.transactional_id,
         asked.instance,
@@ -122,6 +136,7 @@ def commit_transaction(context: BrokerContext, asked: CommitTransaction) -> Tran
 
 
 def abort_transaction(context: BrokerContext, asked: EndTransaction) -> TransactionDescription:
+    check_id_owner(context, asked.transactional_id, asked.instance)
     script = deciding.abort(
         context.transactions.finished, asked.transactional_id, asked.instance, asked.number
     )
@@ -153,6 +168,7 @@ def open_branch(context: BrokerContext, asked: OpenBranch) -> Branch:
 
 
 def settle_batch(context: BrokerContext, asked: OpenBranch) -> SettledBatch:
+    _claim_id(context, asked.transactional_id)
     finished, claim = context.transactions.finished, _claim(context, asked)
     script = sinks.settle_batch(finished, asked.transactional_id, claim, renamed=asked.renamed)
     found, committed = context.transactions.run(script)
@@ -162,6 +178,7 @@ def settle_batch(context: BrokerContext, asked: OpenBranch) -> SettledBatch:
 
 
 def renew_batch(context: BrokerContext, asked: RenewBatch) -> Empty:
+    check_id_owner(context, asked.transactional_id, asked.instance)
     transactions = context.transactions
     transactions.run(
         sinks.renew_batch(
@@ -176,6 +193,7 @@ def renew_batch(context: BrokerContext, asked: RenewBatch) -> Empty:
 
 
 def drop_branch(context: BrokerContext, asked: DropBranchRequest) -> Empty:
+    check_id_owner(context, asked.transactional_id, asked.instance)
     context.transactions.run(
         sinks.drop_branch(
             context.transactions.finished,

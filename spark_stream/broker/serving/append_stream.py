@@ -112,6 +112,11 @@ class ServedAppends:
         self._timer: Timer | None = None
         self._timer_at: float | None = None
 
+    @property
+    def failure(self) -> IsologError | None:
+        """Why the stream ends before its time; None if nothing does."""
+        return self._core.failure
+
     # -- from the client, on any one thread --------------------------------------------------------
 
     def take(self, frame: AppendFrame) -> None:

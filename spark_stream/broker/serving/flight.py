@@ -26,6 +26,7 @@ from spark_stream.broker.access.authorizer import ConnectionIdentity, StreamPerm
 from spark_stream.broker.access.quotas import LOOK_S, Throttle
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.table import run_action
+from spark_stream.broker.actions.transactions import check_id_owner
 from spark_stream.broker.serving.activity import Activity
 from spark_stream.broker.serving.append_stream import AppendFrame, AppendStreams, ServedAppends
 from spark_stream.broker.serving.fetch_task import answers_in_time
@@ -167,7 +168,10 @@ class FlightFacade(fl.FlightServerBase):
                 self._appends, put, lambda: opening, put.over.set, partition, put.go.set
             )
             admitted = self._here.authorizer.admit(identity, needs.append(request), stream.refuse)
-            put.pause(context.is_cancelled)
+            if request.transactional_id is not None:
+                here = replace(self._here, caller=identity.known())
+                check_id_owner(here, request.transactional_id)
+            put.pause(lambda: stream.failure is not None or context.is_cancelled())
             with put.answering(stream):
                 stream.work()  # opens it
                 try:

@@ -25,7 +25,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 import pyarrow as pa
@@ -34,11 +34,11 @@ from msgspec.structs import replace
 from spark_stream.access.callers import Caller, KnownBy
 from spark_stream.access.rules import Operation
 from spark_stream.broker.access import needs
-from spark_stream.broker.access.authorizer import ConnectionIdentity, host_of, who_calls
-from spark_stream.broker.access.jwts import JwtIssuer
-from spark_stream.broker.access.quotas import LOOK_S, Throttle
+from spark_stream.broker.access.authorizer import ConnectionIdentity, Need, host_of, who_calls
+from spark_stream.broker.access.quotas import Throttle
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.table import run_action
+from spark_stream.broker.actions.transactions import check_id_owner
 from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.partition.outcomes import WakeUp, wake_all
 from spark_stream.broker.replication.leader_stream import Leading
@@ -49,7 +49,7 @@ from spark_stream.broker.serving.append_stream import AppendFrame, AppendStreams
 from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks
 from spark_stream.broker.serving.fetching import FetchStream
 from spark_stream.broker.serving.pool import Pool
-from spark_stream.broker.serving.throttling import ConnectionPlace, ThrottledAppender
+from spark_stream.broker.serving.throttling import ConnectionPlace, DelayedStart, ThrottledAppender
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerBusy,
@@ -59,10 +59,10 @@ from spark_stream.errors import (
     IsologError,
     Unauthenticated,
 )
-from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver
+from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver, data_bytes
 from spark_stream.transport.failures import TRANSPORT_ERRORS, error_bytes
 from spark_stream.transport.loop import Loop
-from spark_stream.transport.server import SERVER_LIMITS, IncomingConnection, Serve
+from spark_stream.transport.server import IncomingConnection, Serve
 from spark_stream.transport.streams import BlockingStream, Stream, StreamEvent
 from spark_stream.wire.access_messages import Authenticate
 from spark_stream.wire.fetch_messages import Fetch
@@ -82,10 +82,9 @@ logger = logging.getLogger(__name__)
 _AUTHENTICATE_S: Final = 10.0
 """Seconds in which a connection must authenticate."""
 _COMPARED_AT_ONCE: Final = 2
-"""Passwords: comparing one takes 32 MiB and most of a processor. And JWTs: for one of an unknown
-key, the issuer is asked."""
+"""Passwords: comparing one takes 32 MiB and most of a processor."""
 _WAITING_MAX: Final = 4
-"""Of one host; one more is refused at once."""
+"""Of one host: passwords, and JWTs for which the issuer is asked. One more is refused at once."""
 _FEW: Final = 4
 """How many reads an append wakes itself; if there are more, another thread wakes all."""
 _WOKEN_THREADS: Final = 1
@@ -118,9 +117,8 @@ class Serving:
         self._boot_id = boot_id
         self._pool = Pool(loop)
         self._password_pool = Pool(loop, _COMPARED_AT_ONCE, _COMPARED_AT_ONCE)
-        self._late_appends = 0  # streams that wait for their quotas; on the loop's thread
-        self._late_appends_max = max(1, memory_bytes // (4 * SERVER_LIMITS.credit))
-        self._passwords: Counter[str] = Counter()  # that wait, by host; on the loop's thread
+        self._keys_pool = Pool(loop, 1, 1)  # asks the issuer of JWTs, which may not answer
+        self._waiting: Counter[tuple[str, Pool]] = Counter()  # by host; on the loop's thread
         self._append_pool = Pool(loop)  # appends do not wait for hundreds of fetches to be answered
         self._appends = AppendStreams(
             here.host, here.transactions, self._append_pool, self._wake, loop, clock, memory_bytes
@@ -155,7 +153,7 @@ class Serving:
                 )
                 stream.fail(error_bytes(who_calls()))
             elif not place.is_taken:
-                place.hold(partial(serve, opened), stream)
+                place.hold(partial(serve, opened), stream, data_bytes(opened.header, opened.body))
             elif opened.method == APPEND:
                 self._append(opened, stream, identity)
             elif opened.method == FETCH:
@@ -215,6 +213,7 @@ class Serving:
         self._append_pool.stop()
         self._woken_pool.stop()
         self._password_pool.stop()
+        self._keys_pool.stop()
         self._pool.stop()
 
     def _wake(self, woken: tuple[WakeUp, ...]) -> None:
@@ -259,28 +258,36 @@ class Serving:
             self._loop.call_soon(known)
             BlockingStream(stream).send(b"", answer, end=True)
 
-        if asked.password is None and not JwtIssuer.is_one(asked.token or ""):
+        if asked.password is not None:
+            pool = self._password_pool
+        elif self._here.authorizer.needs_keys(asked):
+            pool = self._keys_pool
+        else:
             self._submit(act, opened, stream)
             return
-        host, waiting = host_of(identity.address), self._passwords
-        if waiting[host] >= _WAITING_MAX:
-            text = f"{_WAITING_MAX} passwords or JWTs from {host} wait to be checked"
+        place, waiting = (host_of(identity.address), pool), self._waiting
+        if waiting[place] >= _WAITING_MAX:
+            text = f"{_WAITING_MAX} passwords or JWTs from {place[0]} wait to be checked"
             stream.fail(error_bytes(BrokerBusy(text, hint="Try again in a moment.")))
             return
 
-        def compare(opened: StreamOpened, stream: Stream) -> None:
+        def wait(opened: StreamOpened, stream: Stream) -> None:
             try:
-                act(opened, stream)
+                if pool is self._password_pool:
+                    act(opened, stream)
+                else:
+                    self._here.authorizer.fetch_keys(asked)
+                    self._submit(act, opened, stream)
             finally:
                 self._loop.call_soon(done)
 
         def done() -> None:
-            waiting[host] -= 1
-            if not waiting[host]:
-                del waiting[host]
+            waiting[place] -= 1
+            if not waiting[place]:
+                del waiting[place]
 
-        waiting[host] += 1
-        self._submit(compare, opened, stream, self._password_pool)
+        waiting[place] += 1
+        self._submit(wait, opened, stream, pool)
 
     def _act(self, opened: StreamOpened, stream: Stream, identity: ConnectionIdentity) -> None:
         with self._activity.call():
@@ -316,15 +323,40 @@ class Serving:
             request, schema = _asked(opened)
             admitted = self._here.authorizer.admit(identity, needs.append(request), appends.refuse)
             use.callback(lambda: admitted)  # it is held until the stream is over
+            if request.transactional_id is not None:
+                here = replace(self._here, caller=identity.known())
+                check_id_owner(here, request.transactional_id)
             return request, schema
 
         throttle = Throttle(self._here.quotas, identity.known(), Operation.WRITE)
         appender = ThrottledAppender(stream, throttle, self._loop)
         appends = ServedAppends(self._appends, appender, asked, use.close)
 
+        @cache
+        def needed() -> Sequence[Need]:
+            return needs.append(AppendTo.from_bytes(bytes(opened.header)))
+
+        def check(*, is_open: bool) -> None:
+            self._here.authorizer.check(identity.known(), needed(), is_open=is_open)
+
+        def start() -> None:
+            if not self._append_pool.submit(appends.work):
+                end(BrokerStopping("the broker is about to stop"))
+
+        def end(error: IsologError | None) -> None:
+            if error is not None:
+                stream.fail(error_bytes(error))
+            appends.refuse(error or InvalidRequest("the client is gone"))  # frees what it holds
+            use.close()
+
+        quotas, caller = self._here.quotas, identity.known()
+        delayed = DelayedStart(quotas, caller, throttle, self._loop, stream, check, start, end)
+
         def handle(event: StreamEvent) -> None:
             match event:
                 case Received():
+                    if not delayed.hold(event.size):
+                        return
                     if event.header or event.body or not event.end:
                         appends.take(AppendFrame(event.header, event.body, event.size))
                     if event.end:
@@ -337,27 +369,7 @@ class Serving:
         stream.handle = handle
         if opened.end:
             appends.end()
-        mark = throttle.charge(0)  # what was charged before
-
-        def end(error: IsologError | None = None) -> None:
-            if error is not None:
-                stream.fail(error_bytes(error))
-            use.close()
-
-        def begin(*, waited: bool = True) -> None:
-            self._late_appends -= waited
-            left_s = throttle.seconds_left(mark)
-            if stream.over is not None:
-                end()
-            elif left_s > 0 and self._late_appends >= self._late_appends_max:
-                end(BrokerBusy("too many writers wait for their quotas", hint="Try again later."))
-            elif left_s > 0:
-                self._late_appends += 1
-                self._loop.call_later(min(left_s, LOOK_S), begin)
-            elif not self._append_pool.submit(appends.work):
-                end(BrokerStopping("the broker is about to stop"))
-
-        begin(waited=False)
+        delayed.begin(data_bytes(opened.header, opened.body))
 
     def _fetch(self, opened: StreamOpened, stream: Stream, identity: ConnectionIdentity) -> None:
         """Begin a fetch, which goes on when this returns."""

@@ -1,16 +1,21 @@
-"""How quotas delay clients: the credit of their appends, and connections beyond their number."""
+"""How quotas delay clients: the credit of their appends, and connections beyond their number.
+
+What a client has sent before its quota lets it begin is held in memory. Each principal may have so
+much held that its own streams can wait for a long time; beyond that it is refused, and only it.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from spark_stream.access.callers import Caller
 from spark_stream.broker.access.authorizer import ConnectionIdentity
 from spark_stream.broker.access.quotas import LOOK_S, Quotas, Throttle
 from spark_stream.errors import BrokerBusy, IsologError
+from spark_stream.protocol import Received
 from spark_stream.transport.failures import error_bytes
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import IncomingConnection
@@ -21,6 +26,8 @@ _PLACE_LOOKS: Final = 100
 """How often a connection beyond its principal's quota looks whether another one has ended."""
 _CREDIT_BYTES_MIN: Final = 256 << 10
 """Credit that waits for its quota is granted in parts that are no smaller."""
+_STREAM_BYTES: Final = 64 << 10
+"""What a stream that waits counts for at least: its timer costs something too."""
 
 
 class ThrottledAppender:
@@ -63,6 +70,102 @@ class ThrottledAppender:
         self._stream.fail(error_bytes(error))
 
 
+class Check(Protocol):
+    """Checks that a stream is allowed; raises an IsologError if not.
+
+    ``is_open``: it was allowed until now.
+    """
+
+    def __call__(self, *, is_open: bool) -> None: ...
+
+
+class DelayedStart:
+    """Starts a stream of appends once what its principal wrote before is paid for.
+
+    On the loop's thread. A stream that waits is checked again and again: it ends soon after its
+    user, rule or token has gone. Nothing of it has been appended then, and its error says so.
+    """
+
+    def __init__(
+        self,
+        quotas: Quotas,
+        caller: Caller,
+        throttle: Throttle,
+        loop: Loop,
+        stream: Stream,
+        check: Check,
+        start: Callable[[], None],
+        end: Callable[[IsologError | None], None],
+    ) -> None:
+        """Either ``start`` or ``end`` is called, once; ``end`` with None if the client is gone."""
+        self._quotas = quotas
+        self._caller = caller
+        self._throttle = throttle
+        self._loop = loop
+        self._stream = stream
+        self._check = check
+        self._start = start
+        self._end = end
+        self._mark = throttle.charge(0)  # what was charged before
+        self._held: int | None = None  # bytes, while it waits
+
+    def begin(self, nbytes: int) -> None:
+        """Start the stream, or let it wait with the bytes that opened it."""
+        if self._seconds_left() <= 0:
+            self._start()
+            return
+        try:
+            self._check(is_open=False)
+        except IsologError as error:
+            self._end(error)
+            return
+        self._held = 0
+        if self.hold(_STREAM_BYTES + nbytes):
+            self._look()
+
+    def hold(self, nbytes: int) -> bool:
+        """Count bytes that have come, while the stream waits; return False if that has ended it."""
+        if self._held is None:
+            return True
+        if self._quotas.hold(self._caller, nbytes):
+            self._held += nbytes
+            return True
+        text = f"too much of what {self._caller.principal!r} has sent waits for its quota"
+        self._stop(BrokerBusy(text, hint="Write with fewer streams at once, or try again later."))
+        return False
+
+    def _look(self) -> None:
+        """Start the stream if it need not wait any more; else look again soon."""
+        if self._held is None:
+            return
+        left_s = self._seconds_left()
+        if self._stream.over is not None:
+            self._stop()
+        elif left_s <= 0:
+            self._release()
+            self._start()
+        else:
+            try:
+                self._check(is_open=True)
+            except IsologError as error:
+                self._stop(error)
+            else:
+                self._loop.call_later(min(left_s, LOOK_S), self._look)
+
+    def _seconds_left(self) -> float:
+        return self._throttle.seconds_left(self._mark)
+
+    def _stop(self, error: IsologError | None = None) -> None:
+        self._release()
+        if error is not None:
+            error.details["at_opening"] = True
+        self._end(error)
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        self._quotas.release(self._caller, held or 0)
+
+
 class ConnectionPlace:
     """The place of a client's connection among those of its principal; on the loop's thread.
 
@@ -78,8 +181,10 @@ class ConnectionPlace:
         self._identity = identity
         self._incoming = incoming
         self._caller: Caller | None = None  # who has the place
-        self._looks_left = 0
+        self._looks_left = _PLACE_LOOKS
+        self._has_looked = False
         self._held: list[tuple[Callable[[Stream], None], Stream, list[StreamEvent]]] = []
+        self._held_bytes = 0
         self._is_over = False
         incoming.on_lost = self._leave
 
@@ -89,17 +194,34 @@ class ConnectionPlace:
         return self._caller is not None
 
     def take(self) -> None:
-        """Take a place once it is known who calls, or wait for one."""
+        """Take a place once it is known who calls, or wait for one; later calls do nothing."""
         is_known = self._identity.caller is not None and not self._is_over
-        if is_known and not self.is_taken and not self._looks_left:
-            self._looks_left = _PLACE_LOOKS
+        if is_known and not self._has_looked:
+            self._has_looked = True
             self._look()
 
-    def hold(self, serve: Callable[[Stream], None], stream: Stream) -> None:
-        """Serve a stream once there is a place."""
+    def hold(self, serve: Callable[[Stream], None], stream: Stream, nbytes: int = 0) -> None:
+        """Serve a stream once there is a place. ``nbytes``: what has opened it."""
+        if self._is_over:
+            return  # it is told with its connection
         events: list[StreamEvent] = []
-        stream.handle = events.append
+
+        def keep(event: StreamEvent) -> None:
+            if not isinstance(event, Received) or self._count(event.size):
+                events.append(event)
+
+        stream.handle = keep
         self._held.append((serve, stream, events))
+        self._count(nbytes)
+
+    def _count(self, nbytes: int) -> bool:
+        """Count bytes that are held; return False if they are too many: the connection ends."""
+        caller = self._identity.known()
+        if self._quotas.hold(caller, nbytes):
+            self._held_bytes += nbytes
+            return True
+        self._refuse(caller)
+        return False
 
     def _look(self) -> None:
         if self._is_over:
@@ -107,8 +229,7 @@ class ConnectionPlace:
         caller = self._identity.known()
         if self._quotas.enter(caller):
             self._caller = caller
-            held, self._held = self._held, []
-            for serve, stream, events in held:
+            for serve, stream, events in self._release(caller):
                 if stream.over is None:
                     stream.handle = ignore
                     serve(stream)
@@ -128,12 +249,22 @@ class ConnectionPlace:
             hint="Close some, or `isolog quota set` allows more.",
             principal=caller.principal,
         )
-        for _, stream, _ in self._held:
+        self._is_over = True
+        for _, stream, _ in self._release(caller):
             stream.fail(error_bytes(error))
         self._incoming.refuse(error.code, error.message)
 
+    def _release(
+        self, caller: Caller
+    ) -> list[tuple[Callable[[Stream], None], Stream, list[StreamEvent]]]:
+        """Hold nothing any more; return the streams that were held, with their events."""
+        self._quotas.release(caller, self._held_bytes)
+        held, self._held, self._held_bytes = self._held, [], 0
+        return held
+
     def _leave(self) -> None:
         self._is_over = True
-        self._held.clear()
+        if self._identity.caller is not None:
+            self._release(self._identity.caller)
         if self._caller is not None:
             self._quotas.leave(self._caller)

@@ -96,13 +96,30 @@ def claim(transactional_id: str, principal: str, *, may_take: bool = False) -> S
 
     def rule(found: Transaction) -> Outcome:
         if not (may_take or is_of(found, principal)):
-            raise PermissionDenied(
-                f"the transactional id {transactional_id!r} belongs to another principal",
-                hint="Take another id, or have an administrator take this one over.",
-            )
+            raise _belongs_to_another(transactional_id)
         return replace(found, principal=principal)
 
     yield from change(transactional_id, as_judge(rule))
+
+
+def check_id_owner(transactional_id: str, principal: str, instance: str = "") -> Script[None]:
+    """Check that the id is the principal's, or nobody's yet.
+
+    An instance that was fenced may ask: it can change nothing, and its error says what happened.
+
+    Raises:
+        PermissionDenied: it belongs to another one.
+    """
+    found = yield from read(transactional_id)
+    if found is not None and not is_of(found, principal) and instance not in found.fenced:
+        raise _belongs_to_another(transactional_id)
+
+
+def _belongs_to_another(transactional_id: str) -> PermissionDenied:
+    return PermissionDenied(
+        f"the transactional id {transactional_id!r} belongs to another principal",
+        hint="Take another id, or have an administrator take this one over.",
+    )
 
 
 def is_of(transaction: Transaction, principal: str) -> bool:
