@@ -10,9 +10,15 @@ import pytest
 from spark_stream.testing.local_etcd import VARIABLE, etcd_binary
 
 _CACHED = Path(__file__).resolve().parents[1] / ".cache/etcd/usr/bin/etcd"
-if etcd_binary() is None and _CACHED.exists():
-    os.environ[VARIABLE] = str(_CACHED)
 
+
+def use_cached_etcd() -> None:
+    """Use what ``scripts/ensure-etcd`` has fetched, if there is no other etcd."""
+    if etcd_binary() is None and _CACHED.exists():
+        os.environ[VARIABLE] = str(_CACHED)
+
+
+use_cached_etcd()
 needs_etcd = [
     pytest.mark.etcd,
     pytest.mark.skipif(etcd_binary() is None, reason="no etcd: run scripts/ensure-etcd"),

@@ -158,18 +158,20 @@ class LocalEtcd:
         return f"etcd://{','.join(self.endpoints)}/{name}"
 
     def leader(self) -> EtcdMember:
-        """Return the member that leads.
+        """Return the member that leads; wait until one does.
 
         Raises:
-            StorageFailure: none leads.
+            StorageFailure: none does for a minute.
         """
-        with closing(self.client(5.0)) as client:
-            leader = client.read(_STATUS, {})["leader"]
-        for each in self.members:
-            with closing(self.client(5.0, only=each)) as alone, suppress(StorageFailure):
-                if alone.write(_STATUS, {})["header"]["member_id"] == leader:
-                    return each
-        raise StorageFailure("no living member of etcd leads")
+        until = time.monotonic() + _START_S
+        while time.monotonic() < until:
+            for each in self.members:
+                with closing(self.client(1.0, only=each)) as alone, suppress(StorageFailure):
+                    status = alone.write(_STATUS, {})
+                    if status["header"]["member_id"] == status.get("leader"):
+                        return each
+            time.sleep(0.05)
+        raise StorageFailure("no member of etcd leads")
 
     def restore(self) -> None:
         """Resume members that are paused, and start those that have ended."""

@@ -27,6 +27,7 @@ import pandas as pd
 
 import spark_stream as isolog
 from spark_stream.testing import LocalCluster, LocalEtcd
+from spark_stream.testing.places import Place
 from tests.chaos.checker import Violation, check
 from tests.chaos.workers import (
     SCHEMA,
@@ -40,6 +41,8 @@ from tests.chaos.workers import (
     snapshot_reader,
     transactional_writer,
 )
+from tests.etcd import use_cached_etcd
+from tests.hosts.network import Network
 from tests.replication.clusters import CONF, copies_are_equal, in_sync, patiently, restored
 from tests.support import eventually
 
@@ -82,9 +85,15 @@ class Mishaps(threading.Thread):
     """
 
     def __init__(
-        self, cluster: LocalCluster, stop: threading.Event, seed: int, etcd: LocalEtcd | None = None
+        self,
+        cluster: LocalCluster,
+        stop: threading.Event,
+        seed: int,
+        etcd: LocalEtcd | None = None,
+        network: Network | None = None,
     ) -> None:
         super().__init__(name="mishaps", daemon=True)
+        self._network = network
         self._etcd = etcd
         self.strikes: Counter[str] = Counter()
         self.failures: list[BaseException] = []
@@ -105,6 +114,10 @@ class Mishaps(threading.Thread):
             ]
             if self._etcd is not None:
                 kinds += [self._kill_member, self._pause_leader, self._pause_quorum]
+            if self._network is not None:
+                kinds = [each for each in kinds if each not in (self._cut, self._cut_off)]
+                kinds += [self._part, self._part_one_way, self._isolate]
+                kinds += [self._delay, self._lose, self._freeze]
             self._chance.shuffle(kinds)
             for kind in kinds:
                 self._strike(kind)
@@ -120,6 +133,8 @@ class Mishaps(threading.Thread):
             self._kill(numbers[1:])  # another one, while the first is not back
         # With etcd a lease lasts longer: some mishaps have to outlive it.
         self._stopping.wait(self._chance.uniform(0.1, 3.5 if self._etcd is None else 10.0))
+        if self._network is not None:
+            self._network.heal()
         if self._etcd is not None:
             self._etcd.restore()
         restored(self._cluster)
@@ -167,6 +182,49 @@ class Mishaps(threading.Thread):
         self._etcd.leader().pause()
         self.strikes["etcd: pause leader"] += 1
 
+    def _part(self, numbers: list[int]) -> None:
+        """Two hosts do not reach each other: neither brokers nor members of etcd."""
+        assert self._network is not None
+        self._network.set_way(numbers[0], numbers[1], cut=True)
+        self._network.set_way(numbers[1], numbers[0], cut=True)
+        self.strikes["part"] += 1
+
+    def _part_one_way(self, numbers: list[int]) -> None:
+        assert self._network is not None
+        self._network.set_way(numbers[0], numbers[1], cut=True)
+        self.strikes["part one way"] += 1
+
+    def _isolate(self, numbers: list[int]) -> None:
+        """A host reaches no other; clients reach it, or not."""
+        assert self._network is not None
+        others = numbers[1:] + self._chance.choice([[], [self._network.me]])
+        for other in others:
+            self._network.set_way(numbers[0], other, cut=True)
+            self._network.set_way(other, numbers[0], cut=True)
+        self.strikes["isolate"] += 1
+
+    def _delay(self, _: list[int]) -> None:
+        """200 ms to every other host and back."""
+        self._everywhere(delay_s=0.1)
+        self.strikes["delay"] += 1
+
+    def _lose(self, _: list[int]) -> None:
+        self._everywhere(loss=0.05)
+        self.strikes["lose"] += 1
+
+    def _everywhere(self, **way: float) -> None:
+        assert self._network is not None
+        for source in range(1, self._network.me + 1):
+            for target in range(1, self._network.me + 1):
+                self._network.set_way(source, target, **way)
+
+    def _freeze(self, numbers: list[int]) -> None:
+        """A host stands still: its broker, and its member of etcd."""
+        assert self._etcd is not None
+        self._pause(numbers)
+        self._etcd.members[numbers[0] - 1].pause()
+        self.strikes["freeze"] += 1
+
     def _pause_quorum(self, numbers: list[int]) -> None:
         assert self._etcd is not None
         for number in numbers[:2]:
@@ -175,19 +233,31 @@ class Mishaps(threading.Thread):
 
 
 def run(
-    seconds: float, seed: int, *, spark: bool = False, etcd_folder: Path | None = None
+    seconds: float,
+    seed: int,
+    *,
+    spark: bool = False,
+    etcd_folder: Path | None = None,
+    hosts: bool = False,
 ) -> Outcome:
     """One run of so many seconds of mishaps, and the time that it takes to end.
 
     ``etcd_folder``: for the three members of an etcd that has the metadata, and mishaps too.
+    ``hosts``: each broker, and each of these members, is on a host of its own; the network between
+    them is parted, slow and lossy.
     """
     notes, calm, stop, end = Notes(), threading.Event(), threading.Event(), threading.Event()
     with ExitStack() as ended:
-        etcd, conf = None, CONF
+        etcd, network, conf = None, None, CONF
+        places: list[Place] = []
+        if hosts:
+            network = ended.enter_context(Network(3))
+            places = [network.place(number) for number in (1, 2, 3)]
         if etcd_folder is not None:
-            etcd = ended.enter_context(LocalEtcd(3, etcd_folder))
-            conf = {"metadata": etcd.url("chaos"), "flight_listen": CONF["flight_listen"]}
-        cluster = ended.enter_context(LocalCluster(3, conf=conf))
+            etcd = ended.enter_context(LocalEtcd(3, etcd_folder, places=places))
+            # Hosts share no files, but these do: readers must not notice.
+            conf = {"metadata": etcd.url("chaos"), "mapped_reads": not hosts}
+        cluster = ended.enter_context(LocalCluster(3, conf=conf, cuttable=not hosts, places=places))
 
         def connect():
             return cluster.connect(timeout=60)
@@ -230,7 +300,7 @@ def run(
             )
             for level in LEVELS
         ]
-        mishaps = Mishaps(cluster, calm, seed, etcd)
+        mishaps = Mishaps(cluster, calm, seed, etcd, network)
         for each in (*writers, *followers, mishaps):
             each.start()
         time.sleep(seconds)  # the length of the run, and no wait for anything
@@ -298,13 +368,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--spark", action="store_true")
     parser.add_argument("--etcd", action="store_true", help="metadata in three members of etcd")
+    parser.add_argument("--hosts", action="store_true", help="each on a host of its own, with etcd")
     options = parser.parse_args()
+    use_cached_etcd()
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     print(f"SEED={seed}", flush=True)
     faulthandler.enable()
     with tempfile.TemporaryDirectory() as folder:
-        etcd_folder = Path(folder) if options.etcd else None
-        outcome = run(options.minutes * 60, seed, spark=options.spark, etcd_folder=etcd_folder)
+        outcome = run(
+            options.minutes * 60,
+            seed,
+            spark=options.spark,
+            etcd_folder=Path(folder) if options.etcd or options.hosts else None,
+            hosts=options.hosts,
+        )
     print(outcome, flush=True)
     for each in outcome.query_failures[:20]:
         print(f"the query failed: {each}", file=sys.stderr)
