@@ -70,7 +70,7 @@ class ThrottledAppender:
         self._stream.fail(error_bytes(error))
 
 
-class Check(Protocol):
+class StreamCheck(Protocol):
     """Checks that a stream is allowed; raises an IsologError if not.
 
     ``is_open``: it was allowed until now.
@@ -93,7 +93,7 @@ class DelayedStart:
         throttle: Throttle,
         loop: Loop,
         stream: Stream,
-        check: Check,
+        check: StreamCheck,
         start: Callable[[], None],
         end: Callable[[IsologError | None], None],
     ) -> None:
