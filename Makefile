@@ -71,8 +71,8 @@ stress: venv  ## Cut connections and end brokers under load for SECONDS; the pro
 	@$(IN_VENV) .venv/bin/python -m tests.chaos.stress --seconds $(SECONDS)
 	@$(IN_VENV) .venv/bin/python -m tests.broker.replication.stress --seconds $(SECONDS)
 
-chaos: venv java  ## Kill, stop, pause and cut the brokers of a cluster under load for MINUTES (SEED)
-	@$(WITH_SPARK) .venv/bin/python -m tests.chaos.cluster --spark --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+chaos: venv java  ## Kill, stop, pause and cut the brokers of a cluster under load for MINUTES (SEED; HOSTS=1: over a bad network)
+	@$(WITH_SPARK) ETCD="$$(scripts/ensure-etcd)" .venv/bin/python -m tests.chaos.cluster --spark --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(HOSTS),--hosts)
 
 filters: venv java  ## Compare COUNT random filters with Spark, from SEED on
 	@$(WITH_SPARK) ISOLOG_FILTERS=$(or $(COUNT),5000) ISOLOG_SEED=$(or $(SEED),1) .venv/bin/pytest -q tests/spark/test_random_filters.py

@@ -25,7 +25,7 @@ from spark_stream.client.log import Log, connect
 from spark_stream.cluster.backup import STORE_NAME
 from spark_stream.errors import BrokerUnavailable, InvalidOption, from_wire
 from spark_stream.testing.links import Link, Links
-from spark_stream.testing.places import HERE, Place
+from spark_stream.testing.places import HERE, ProcessPlace
 from spark_stream.wire.addresses import joined
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
 
@@ -42,7 +42,7 @@ class LocalBroker:
     """One broker of a cluster: its process, while it has one, and its directory."""
 
     def __init__(
-        self, number: int, folder: Path, conf: Mapping[str, Any], place: Place = HERE
+        self, number: int, folder: Path, conf: Mapping[str, Any], place: ProcessPlace = HERE
     ) -> None:
         self.number = number
         self._place = place
@@ -162,7 +162,7 @@ class LocalCluster:
         racks: Sequence[str] | None = None,
         cuttable: bool = True,
         folder: str | os.PathLike[str] | None = None,
-        places: Sequence[Place] = (),
+        places: Sequence[ProcessPlace] = (),
     ) -> None:
         if brokers < 1:
             raise InvalidOption(f"a cluster has at least one broker, not {brokers}")

@@ -21,7 +21,7 @@ from typing import Final, Self
 
 from spark_stream.cluster.stores.etcd_client import EtcdClient
 from spark_stream.errors import InvalidOption, StorageFailure
-from spark_stream.testing.places import HERE, Place
+from spark_stream.testing.places import HERE, ProcessPlace
 from spark_stream.transport.tls import TlsFiles, client_context
 from spark_stream.wire.addresses import joined
 
@@ -41,7 +41,7 @@ class EtcdMember:
     """One member. ``endpoint`` is where it serves clients, as ``host:port``."""
 
     def __init__(
-        self, name: str, folder: Path, tls: TlsFiles | None = None, place: Place = HERE
+        self, name: str, folder: Path, tls: TlsFiles | None = None, place: ProcessPlace = HERE
     ) -> None:
         self.name = name
         self._place = place
@@ -113,7 +113,7 @@ class LocalEtcd:
         members: int = 3,
         folder: Path | None = None,
         certificates: Callable[[str], TlsFiles] | None = None,
-        places: Sequence[Place] = (),
+        places: Sequence[ProcessPlace] = (),
     ) -> None:
         """``folder``: for their files; by default a temporary one. ``places``: where they run.
 

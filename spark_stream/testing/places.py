@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
+class ProcessPlace(NamedTuple):
     """``host``: the address at which it listens. ``prefix``: comes before its command."""
 
     host: str = "127.0.0.1"
     prefix: tuple[str, ...] = ()
 
 
-HERE = Place()
+HERE = ProcessPlace()

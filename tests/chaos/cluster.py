@@ -27,7 +27,7 @@ import pandas as pd
 
 import spark_stream as isolog
 from spark_stream.testing import LocalCluster, LocalEtcd
-from spark_stream.testing.places import Place
+from spark_stream.testing.places import ProcessPlace
 from tests.chaos.checker import Violation, check
 from tests.chaos.workers import (
     SCHEMA,
@@ -249,7 +249,7 @@ def run(
     notes, calm, stop, end = Notes(), threading.Event(), threading.Event(), threading.Event()
     with ExitStack() as ended:
         etcd, network, conf = None, None, CONF
-        places: list[Place] = []
+        places: list[ProcessPlace] = []
         if hosts:
             network = ended.enter_context(Network(3))
             places = [network.place(number) for number in (1, 2, 3)]

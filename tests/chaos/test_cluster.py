@@ -13,6 +13,7 @@ import pytest
 
 from tests.chaos.cluster import LEVELS, OF_MEMBERS, Outcome, run
 from tests.etcd import needs_etcd
+from tests.hosts.network import can_make_hosts
 
 pytestmark = [pytest.mark.full, pytest.mark.chaos, pytest.mark.timeout(400)]
 
@@ -36,14 +37,27 @@ def test_nothing_committed_is_lost_repeated_reordered_or_in_part_and_replicas_ar
     holds(found)
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", [pytest.param("etcd", marks=needs_etcd)])
-def test_so_it_does_whatever_becomes_of_the_members_of_etcd(tmp_path: Path, kind: str) -> None:
+ON_HOSTS = {"part", "part one way", "isolate", "delay", "lose", "freeze"}
+needs_hosts = pytest.mark.skipif(not can_make_hosts(), reason="cannot make network namespaces")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        pytest.param(False, marks=needs_etcd, id="etcd"),
+        pytest.param(True, marks=[*needs_etcd, needs_hosts], id="hosts"),
+    ],
+)
+def test_so_it_does_whatever_becomes_of_etcd_and_of_the_network(
+    tmp_path: Path, hosts: bool
+) -> None:
     seed = int(os.environ.get("ISOLOG_CHAOS_SEED", random.randrange(1 << 32)))
-    found = run(20.0, seed, etcd_folder=tmp_path)
+    found = run(20.0, seed, etcd_folder=tmp_path, hosts=hosts)
     print(found)
     assert found.problems == [], f"seed {seed}"
-    assert set(found.strikes) == MISHAPS | {f"{kind}: {what}" for what in OF_MEMBERS}
+    mishaps = (MISHAPS - {"cut", "cut off"}) | ON_HOSTS if hosts else MISHAPS
+    assert set(found.strikes) == mishaps | {f"etcd: {what}" for what in OF_MEMBERS}
     holds(found)
 
 

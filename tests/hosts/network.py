@@ -12,7 +12,7 @@ import sys
 from contextlib import ExitStack
 from typing import Any, Final, Self
 
-from spark_stream.testing.places import Place
+from spark_stream.testing.places import ProcessPlace
 from tests.conftest import ROOT
 
 _IP: Final = "ip"
@@ -80,9 +80,9 @@ class Network:
         """Return the address of a host."""
         return f"{self._net}.{number}"
 
-    def place(self, number: int) -> Place:
+    def place(self, number: int) -> ProcessPlace:
         """Return where processes of a host run."""
-        return Place(self.address(number), (_IP, "netns", "exec", self._spaces[number]))
+        return ProcessPlace(self.address(number), (_IP, "netns", "exec", self._spaces[number]))
 
     def set_way(self, source: int, target: int, **way: Any) -> None:
         """Say what becomes of frames in one direction: ``cut``, ``delay_s``, ``loss``."""
