@@ -1,0 +1,125 @@
+"""conf/kubernetes and conf/isolog.service: valid, they fit together, and their commands run.
+
+What a pod would give (its name, its address, its volume) is substituted, nothing else.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+import signal
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+import spark_stream as isolog
+from spark_stream.broker.config import BrokerConfig
+from spark_stream.testing import LocalEtcd
+from tests.conftest import ROOT
+from tests.demo.conftest import Shell
+from tests.etcd import needs_etcd
+from tests.support import eventually, free_port
+
+FILES = ("isolog.yaml", "etcd.yaml")
+KUBERNETES = "1.30"
+
+
+def objects(name: str) -> dict[str, dict[str, Any]]:
+    """The objects of a file, by kind."""
+    found = yaml.safe_load_all((ROOT / "conf" / "kubernetes" / name).read_text())
+    return {each["kind"]: each for each in found}
+
+
+def pod(name: str) -> dict[str, Any]:
+    spec: dict[str, Any] = objects(name)["StatefulSet"]["spec"]["template"]["spec"]
+    return spec
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_object_is_what_kubernetes_takes(name: str) -> None:
+    kinds = {"Service", "StatefulSet", "PodDisruptionBudget", "NetworkPolicy"}
+    assert objects(name).keys() == kinds
+    for each in objects(name).values():
+        kubernetes_validate.validate(each, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_objects_of_a_file_mean_the_same_pods_and_ports(name: str) -> None:
+    found = objects(name)
+    labels = found["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    assert found["Service"]["spec"]["selector"] == labels
+    assert found["StatefulSet"]["spec"]["selector"]["matchLabels"] == labels
+    assert found["StatefulSet"]["spec"]["serviceName"] == found["Service"]["metadata"]["name"]
+    assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+    assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
+    (container,) = pod(name)["containers"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert ports == {each["name"]: each["port"] for each in found["Service"]["spec"]["ports"]}
+    listening = re.findall(r"0\.0\.0\.0:(\d+)", " ".join(container["args"]))
+    assert sorted(map(int, listening)) == sorted(ports.values())
+
+
+def test_the_brokers_use_the_members_of_etcd_that_there_are() -> None:
+    (broker,) = pod("isolog.yaml")["containers"]
+    stateful = objects("etcd.yaml")["StatefulSet"]
+    names = [f"etcd-{each}.etcd:2379" for each in range(stateful["spec"]["replicas"])]
+    assert f"--metadata=etcd://{','.join(names)}/isolog" in broker["args"]
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize("of", [pytest.param("isolog.yaml", marks=needs_etcd)])
+def test_the_brokers_commands_run(of: str, tmp_path: Path, shell: Shell) -> None:
+    (container,) = pod(of)["containers"]
+    count = objects(of)["StatefulSet"]["spec"]["replicas"]
+    ports = {name: (free_port(), free_port()) for name in (f"isolog-{n}" for n in range(count))}
+    with LocalEtcd(1) as etcd, ExitStack() as ended:
+        for name, (clients, peers) in ports.items():
+            words = [*container["command"], *container["args"]]
+            instead = {
+                "$(POD).isolog.$(NAMESPACE)": "127.0.0.1",
+                "$(POD)": name,
+                "0.0.0.0:9092": f"127.0.0.1:{clients}",
+                "0.0.0.0:9093": f"127.0.0.1:{peers}",
+                "/etc/isolog/broker.toml": str(ROOT / "conf" / "broker.toml"),
+                "/var/lib/isolog": str(tmp_path / name),
+            }
+            for place, given in instead.items():
+                words = [each.replace(place, given) for each in words]
+            words = [
+                f"--metadata={etcd.url('isolog')}" if each.startswith("--metadata=") else each
+                for each in words
+            ]
+            settings = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+            process = subprocess.Popen(words, cwd=tmp_path, env=shell.environment | settings)
+            ended.callback(process.wait, 60)
+            ended.callback(process.send_signal, signal.SIGTERM)
+        addresses = [f"127.0.0.1:{clients}" for clients, _ in ports.values()]
+        check = container["readinessProbe"]["exec"]["command"]
+        for address in addresses:
+            probe = [each.replace("127.0.0.1:9092", address) for each in check]
+            eventually(lambda probe=probe: ready(probe, shell, tmp_path))
+        with isolog.connect(",".join(addresses)) as log:
+            log.create_topic("t", replication_factor=3)
+            assert {each.id for each in log.cluster().brokers} == ports.keys()
+
+
+def ready(probe: list[str], shell: Shell, folder: Path) -> bool:
+    ran = subprocess.run(probe, cwd=folder, env=shell.environment, capture_output=True, check=False)
+    return ran.returncode == 0
+
+
+def test_the_unit_of_systemd_starts_a_broker_with_a_configuration() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(ROOT / "conf" / "isolog.service")
+    words = unit["Service"]["ExecStart"].split()
+    assert words[1:4] == ["broker", "start", "--conf"]
+    assert words[4] == "/etc/isolog/broker.toml"
+    assert BrokerConfig.load(ROOT / "conf" / "broker.toml").dir
+    assert unit["Install"]["WantedBy"] == "multi-user.target"
