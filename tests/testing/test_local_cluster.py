@@ -14,6 +14,7 @@ import pytest
 from spark_stream.errors import InvalidConfig, InvalidOption
 from spark_stream.testing import LocalCluster
 from tests.conftest import ROOT
+from tests.etcd import needs_etcd
 from tests.support import NUMBERS, alive, eventually, numbers
 
 pytestmark = pytest.mark.chaos
@@ -159,12 +160,17 @@ def pytest_run(folder: Path, text: str, *options: str) -> subprocess.CompletedPr
     )
 
 
-def test_the_page_of_testing_runs_as_it_is_written(tmp_path: Path):
-    page = (ROOT / "docs" / "testing.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    done = pytest_run(tmp_path, example)
+EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "testing.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "number", [0, pytest.param(1, marks=needs_etcd), pytest.param(2, marks=pytest.mark.full)]
+)
+def test_the_page_of_testing_runs_as_it_is_written(tmp_path: Path, number: int):
+    assert len(EXAMPLES) == 3
+    done = pytest_run(tmp_path, EXAMPLES[number])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    assert " passed" in done.stdout
 
 
 def test_a_suite_that_asks_for_no_cluster_loads_nothing_of_isolog(tmp_path: Path):
