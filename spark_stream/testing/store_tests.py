@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -237,9 +237,13 @@ class StoreTests:
 
     def test_it_does_what_a_dictionary_with_versions_does(self) -> None:
         machine = type("Machine", (StoreMachine,), {"store_in": staticmethod(self.open_store)})
-        run_state_machine_as_test(
-            machine, settings=settings(max_examples=self.examples, stateful_step_count=25)
+        chosen = settings(
+            max_examples=self.examples,
+            stateful_step_count=25,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
         )
+        run_state_machine_as_test(machine, settings=chosen)
 
     @pytest.mark.parametrize("count", [120, 121, 250])
     def test_any_number_of_changes_goes_together(self, store: MetadataStore, count: int) -> None:
