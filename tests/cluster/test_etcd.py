@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from spark_stream.cluster.stores import etcd as etcd_module
 from spark_stream.cluster.stores.etcd import EtcdStore
 from spark_stream.cluster.stores.etcd_client import EtcdClient, encoded
 from spark_stream.cluster.stores.etcd_leases import EtcdLeases
@@ -35,15 +36,20 @@ class Lossy(EtcdClient):
     def __init__(self, etcd: LocalEtcd) -> None:
         super().__init__(etcd.endpoints, 1.0)
         self.lost: list[str] = []
+        self.late: list[Any] = []
         self.meanwhile: list[Any] = []
 
     def write(self, path: str, asked: Any) -> Any:
-        is_change = path == "/v3/kv/txn" and "request_range" not in str(asked)
+        is_change = path == "/v3/kv/txn" and "request_put" in str(asked["success"])
+        is_change |= path == "/v3/kv/txn" and "request_delete_range" in str(asked["success"])
         if not (is_change and self.lost):
             return super().write(path, asked)
         what = self.lost.pop(0)
         if what == "answer":
             super().write(path, asked)
+        if what == "late":
+            arrives = super().write
+            self.late.append(lambda: arrives(path, asked))
         while self.meanwhile:
             self.meanwhile.pop(0)()
         raise MetadataUnavailable(f"the {what} was lost")
@@ -92,16 +98,57 @@ def test_a_change_that_was_done_and_replaced_is_found_in_the_past(stores, lossy:
     assert other.get("a").version < (store.put("a", {"n": 2}, first) or 0)
 
 
-def test_of_a_change_that_nobody_can_tell_of_nothing_is_told(stores, lossy: Lossy):
+def test_a_change_whose_answer_is_lost_is_told_though_others_have_changed_the_record(
+    stores, lossy: Lossy, monkeypatch: pytest.MonkeyPatch
+):
     store, other = stores
     first = other.put("a", {"n": 1}, 0)
-    for lost in ("answer", "request"):
+    for lost, is_done in (("answer", True), ("request", False)):
         version = other.get("a").version
         lossy.lost = [lost]
-        lossy.meanwhile = [lambda: other.put("a", {"n": 9}, other.get("a").version)]
-        with pytest.raises(StorageFailure, match="may be done or not"):
-            store.put("a", {"n": 2}, version)
-    assert first
+        lossy.meanwhile = [lambda: other.put("a", {"n": 9}, other.get("a").version)] * 3
+        done = store.put("a", {"n": 2}, version)
+        assert (done is not None) == is_done
+        assert other.get("a").value == {"n": 9}
+        assert done is None or version < done < other.get("a").version
+    assert first is not None
+    monkeypatch.setattr(etcd_module, "_HEADS", 2)
+    lossy.lost = ["answer"]
+    lossy.meanwhile = [lambda: other.put("a", {"n": 9}, other.get("a").version)] * 3
+    with pytest.raises(StorageFailure, match="may be done or not"):
+        store.put("a", {"n": 3}, other.get("a").version)
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_change_that_arrives_late_is_not_done_twice(stores, lossy: Lossy, deleted: bool):
+    """It was sent again meanwhile; perhaps somebody has deleted the record since."""
+    store, other = stores
+    lossy.lost = ["late"]
+    version = store.put("a", {"n": 1}, 0)
+    assert other.get("a").version == version
+    if deleted:
+        assert other.delete("a", version)
+    assert len(lossy.late) == 1
+    lossy.late.pop()()
+    found = other.get("a")
+    assert found is None if deleted else found.version == version
+    lossy.lost = ["late", "late", "answer"]
+    asked = [Put("b", {"n": n}, 0) for n in range(1)] + [Put("c", {}, 0)]
+    versions = store.put_many(asked)
+    assert [other.get(each.key).version for each in asked] == versions
+    for key, at in zip("bc", versions, strict=True):
+        assert other.delete(key, at)
+    while lossy.late:
+        lossy.late.pop()()
+    assert [other.get("b"), other.get("c")] == [None, None]
+
+
+def test_changes_of_other_threads_go_on_when_the_fence_moves(stores, lossy: Lossy):
+    store, other = stores
+    lossy.lost = ["answer", "request", "late"] * 5
+    with ThreadPoolExecutor(8) as pool:
+        versions = list(pool.map(lambda n: store.put(f"k{n}", {"n": n}, 0), range(100)))
+    assert [other.get(f"k{n}").version for n in range(100)] == versions
 
 
 def compact(etcd: LocalEtcd, store: EtcdStore) -> None:

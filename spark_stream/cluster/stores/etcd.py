@@ -8,12 +8,12 @@ compare-and-set is a transaction with one compare.
 own. So one small read tells at which revision the last change was, and the head's history tells who
 made the change of a revision.
 
-**Unknown outcomes.** A transaction that was not answered may be done, or may be done later. It is
-looked for: if a record that it was to change has the revision of a head with this transaction's
-value, it is done, and the revision before it tells which of its compares held. If a record that it
-was to change is still as it was, it is not done, and it is sent again: should both arrive, the
-second finds another version. Otherwise others have changed all of the records since, and nobody can
-tell: the call fails.
+**Unknown outcomes.** A transaction that was not answered may be done, or may be done later. So the
+store first moves its fence, a key that each of its transactions compares: from then on the earlier
+one cannot be done any more. Then the store looks for the transaction's value in the history of the
+head. If it is there, the revision before it tells which of the compares held. If not, nothing was
+done, and another transaction is sent. If there were too many other changes since, nobody can tell:
+the call fails.
 
 **Changes.** A watch follows all records, and the last changes are kept. A caller that needs all
 that was changed before its call pays for one read, of the head, and waits until the watch has come
@@ -54,6 +54,8 @@ _AT_ONCE: Final = 100
 _BYTES_AT_ONCE: Final = 1 << 20
 _KEPT: Final = 10_000
 """Changes that a store remembers for those who ask for them."""
+_HEADS: Final = 64
+"""How many transactions are looked at for one that was not answered."""
 _LIST_S: Final = 300.0
 """How often all records are read, in case a watch has missed something."""
 _RANGE: Final = "/v3/kv/range"
@@ -84,7 +86,9 @@ class EtcdStore:
         assert end is not None
         self._feed = EtcdFeed(client, self._head, end.encode())
         self._known = _LastChanges(self._records)
-        self._listed_at = time.monotonic()
+        self._fence = _Fence(client, name)
+        self._listed_at = self._compared_at = time.monotonic()
+        self._silence_s = 6 * client.timeout_s
 
     def get(self, key: str) -> StoreRecord | None:
         """Return the record, or None."""
@@ -123,18 +127,25 @@ class EtcdStore:
     ) -> Changes:
         """Return what changed after the revision ``since``, of keys with one of these prefixes.
 
-        ``fresh`` costs one read of etcd. Without it etcd is asked only now and then: for all
-        records, in case a watch has missed something (etcd#18089).
+        ``fresh`` costs one read of etcd. Without it etcd is asked only now and then: for the head,
+        in case the watch is silent, and for all records, in case it has missed something
+        (etcd#18089).
         """
         meant = tuple(prefixes)
+        now = time.monotonic()
+        fresh = fresh or now - self._compared_at > self._silence_s
         heard = self._heard(since, fresh=fresh) if since else None
         if heard is not None:
             revision, found = heard
             kept = {key: record for key, record in found.items() if key.startswith(meant)}
             return Changes(revision, kept, complete=False)
+        is_due = now - self._listed_at > _LIST_S
         revision, records = self._range("")
-        self._listed_at = time.monotonic()
         self._feed.start(revision, self._known)
+        if is_due:  # other callers compare all records as well
+            self._listed_at = now
+            with self._feed.changed:
+                self._known.forget(max(revision, self._feed.seen))
         every = {each.key: each for each in records if each.key.startswith(meant)}
         return Changes(revision, every, complete=True)
 
@@ -144,7 +155,8 @@ class EtcdStore:
         """Return what the watch has told after a revision, and up to which; None: not all of it."""
         head = 0
         if fresh:
-            answer = self._client.read(_RANGE, {"key": encoded(self._head)})
+            answer = self._read_head()
+            self._compared_at = time.monotonic()
             head = _version(answer)
             if since > int(answer["header"]["revision"]):
                 return None  # another etcd, or one that was restored
@@ -172,6 +184,7 @@ class EtcdStore:
 
     def close(self) -> None:
         """Close the store and its client."""
+        self._fence.remove()
         self._client.close()
         self._feed.close()
 
@@ -201,31 +214,39 @@ class EtcdStore:
         Raises:
             StorageFailure: it may be made or not.
         """
-        mark = secrets.token_hex(8)
-        asked = self._transaction(changes, mark)
+        self._client.check_present()
+        floor = self._client.revision or int(self._read_head()["header"]["revision"])
         until = time.monotonic() + 3 * self._client.timeout_s
         while True:
+            mark, fence = secrets.token_hex(8), self._fence.version
             try:
-                answer = self._client.write(_TXN, asked)
-                return self._outcome(changes, answer)
+                answer = self._client.write(_TXN, self._transaction(changes, mark, fence))
             except MetadataUnavailable:
                 if time.monotonic() >= until:
                     raise
-                found = self._found(changes, mark)
-                if found is not None:
-                    return found
+                self._fence.move(until)
+                made = self._made(changes, mark, floor)
+                if made is not None:
+                    return made
+                continue  # it is not done, and never will be
+            if not self._fence.has_moved(answer, fence):
+                return self._outcome(changes, answer)
 
-    def _transaction(self, changes: Sequence[_Change], mark: str) -> Json:
+    def _transaction(self, changes: Sequence[_Change], mark: str, fence: int) -> Json:
         head = {"request_put": {"key": encoded(self._head), "value": encoded(mark.encode())}}
         steps = [self._step(each) for each in changes]
+        compares = [self._fence.compare(fence)]
         if len(steps) == 1:  # the head stays where it is if nothing is changed
             compare, operation = steps[0]
-            return {"compare": [compare], "success": [operation, head]}
-        nested = [
-            {"request_txn": {"compare": [compare], "success": [operation]}}
-            for compare, operation in steps
-        ]
-        return {"success": [*nested, head]}
+            compares.append(compare)
+            operations = [operation]
+        else:
+            operations = [
+                {"request_txn": {"compare": [compare], "success": [operation]}}
+                for compare, operation in steps
+            ]
+        failure = {"request_range": {"key": self._fence.key}}
+        return {"compare": compares, "success": [*operations, head], "failure": [failure]}
 
     def _step(self, change: _Change) -> tuple[Json, Json]:
         key = self._encoded(change.key)
@@ -242,42 +263,96 @@ class EtcdStore:
         nested = [each["response_txn"] for each in answer["responses"][: len(changes)]]
         return [revision if each.get("succeeded") else None for each in nested]
 
-    def _found(self, changes: Sequence[_Change], mark: str) -> Sequence[int | None] | None:
-        """Look whether a transaction is done; None if it is not, and can be sent again.
+    def _made(
+        self, changes: Sequence[_Change], mark: str, floor: int
+    ) -> Sequence[int | None] | None:
+        """Look what a transaction has changed; None if it is not done.
+
+        It cannot be done any more. Its mark is looked for in the head's history, back to the
+        revision ``floor``, which is from before it was sent.
 
         Raises:
             StorageFailure: nobody can tell.
         """
-        found = self._versions(changes)
-        head = _version(self._client.read(_RANGE, {"key": encoded(self._head)}))
-        for revision in {head, *found} - {0}:
-            if self._mark_of(revision) == mark:
-                before = self._versions(changes, revision - 1)
-                pairs = zip(changes, before, strict=True)
-                return [revision if at == each.expected else None for each, at in pairs]
-        if any(at == each.expected for each, at in zip(changes, found, strict=True)):
-            return None
+        revision = 0
+        try:
+            for _ in range(_HEADS):
+                found = self._read_head(revision).get("kvs", [])
+                at = int(found[0]["mod_revision"]) if found else 0
+                if at <= floor:
+                    return None
+                if decoded(found[0].get("value")).decode() == mark:
+                    before = self._versions(changes, at - 1)
+                    pairs = zip(changes, before, strict=True)
+                    return [at if version == each.expected else None for each, version in pairs]
+                revision = at - 1
+        except MetadataRefused:  # the history was compacted away
+            pass
         raise StorageFailure(
-            "etcd has not answered a change of metadata, and the records have changed since: it may"
+            "etcd has not answered a change of metadata, and there were many others since: it may"
             " be done or not",
             hint="Try again.",
         )
 
-    def _versions(self, changes: Sequence[_Change], revision: int = 0) -> Sequence[int]:
-        """Return the versions of the records that are to be changed; 0: those of now."""
+    def _read_head(self, revision: int = 0) -> Json:
         at = {"revision": str(revision)} if revision else {}
-        reads = [{"request_range": {"key": self._encoded(each.key)} | at} for each in changes]
+        return self._client.read(_RANGE, {"key": encoded(self._head)} | at)
+
+    def _versions(self, changes: Sequence[_Change], revision: int) -> Sequence[int]:
+        """Return the versions that the records to be changed had at a revision."""
+        reads = [
+            {"request_range": {"key": self._encoded(each.key), "revision": str(revision)}}
+            for each in changes
+        ]
         answer = self._client.read(_TXN, {"success": reads})
         return [_version(each["response_range"]) for each in answer["responses"]]
 
-    def _mark_of(self, revision: int) -> str:
-        """Return the mark of the transaction that made a revision; empty if it is not known."""
-        asked = {"key": encoded(self._head), "revision": str(revision)}
-        with suppress(MetadataRefused):  # such as a compaction
-            for each in self._client.read(_RANGE, asked).get("kvs", []):
-                if int(each["mod_revision"]) == revision:
-                    return decoded(each.get("value")).decode()
-        return ""
+
+class _Fence:
+    """A key of one store, which each of its transactions compares: if it moves, they fail.
+
+    So a transaction that was not answered cannot be done any more once the key has moved. Nobody
+    moves it before that happens for the first time.
+    """
+
+    def __init__(self, client: EtcdClient, name: str) -> None:
+        self._client = client
+        self.key = encoded(f"/{name}/fences/{secrets.token_hex(8)}".encode())
+        self.version = 0
+
+    def compare(self, version: int) -> Json:
+        """Return the comparison of a transaction that must not be done once the fence has moved."""
+        return {"key": self.key, "target": "MOD", "mod_revision": str(version)}
+
+    def move(self, until: float) -> None:
+        """Move the fence; try that until this moment.
+
+        Raises:
+            MetadataUnavailable: it may have moved or not.
+        """
+        while True:
+            try:
+                answer = self._client.write("/v3/kv/put", {"key": self.key, "value": ""})
+            except MetadataUnavailable:
+                if time.monotonic() >= until:
+                    raise
+            else:
+                self.version = max(self.version, int(answer["header"]["revision"]))
+                return
+
+    def has_moved(self, answer: Json, version: int) -> bool:
+        """Return whether a transaction was not done because the fence had moved."""
+        if answer.get("succeeded"):
+            return False
+        found = _version(answer["responses"][0]["response_range"])
+        self.version = max(self.version, found)
+        return found != version
+
+    def remove(self) -> None:
+        """Remove the key, if there is one; the store is closed."""
+        if self.version:
+            with suppress(StorageFailure):
+                self._client.write("/v3/kv/deleterange", {"key": self.key})
 
 
 class _LastChanges:

@@ -30,8 +30,9 @@ logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
-_UNAVAILABLE: Final = frozenset({1, 2, 4, 14})
-"""gRPC's codes for what another member, or the same one later, may answer."""
+_REFUSING: Final = frozenset({3, 5, 6, 7, 9, 11, 12})
+"""gRPC's codes that say that nothing was done. After any other, it may be done; another member, or
+the same one later, may answer."""
 _FORBIDDEN: Final = 7
 _UNAUTHENTICATED: Final = 16
 _CREDENTIAL_HINT: Final = (
@@ -62,10 +63,9 @@ def decoded(text: str | None) -> bytes:
 class EtcdClient:
     """Calls of a cluster of etcd members, from any thread.
 
-    ``timeout_s``: for one attempt at one member. Reads are attempted for three times that. Once one
-    has failed, nobody has answered for that long; then one read after the other tries it, once, and
-    all others fail at once, until one succeeds. So threads do not pile up behind an etcd that is
-    away.
+    ``timeout_s``: for one attempt at one member. Reads are attempted for three times that. After a
+    failed read etcd counts as away: one read at a time tries one member, and all others fail at
+    once, until a call succeeds. So threads do not pile up.
     """
 
     def __init__(
@@ -90,6 +90,8 @@ class EtcdClient:
         self._token: str | None = None
         self._cluster = ""
         self._term = 0
+        self.revision = 0
+        """The latest revision that an answer has told of."""
         self._closed = False
         self._away = _Away()
 
@@ -110,6 +112,14 @@ class EtcdClient:
                     self._away.failed(error)
                     raise
                 time.sleep(_PAUSE_S)
+
+    def check_present(self) -> None:
+        """Check that members have answered lately.
+
+        Raises:
+            MetadataUnavailable: they did not, so a change is not worth a try.
+        """
+        self._away.take_turn(self.timeout_s)
 
     def write(self, path: str, asked: Mapping[str, Any]) -> Json:
         """Ask one member, once.
@@ -214,18 +224,23 @@ class EtcdClient:
     def _headers(self) -> dict[str, str]:
         if self._credential is None:
             return {}
-        if self._token is None:
+        token = self._token
+        if token is None:
             user, password = self._credential
             endpoint, connection = self._connect()
             try:
                 asked = json.dumps({"name": user, "password": password}).encode()
                 connection.request("POST", "/v3/auth/authenticate", asked)
                 answer = connection.getresponse()
-                self._token = self._checked(endpoint, answer.status, answer.read())["token"]
+                found = self._checked(endpoint, answer.status, answer.read())
+                token = self._token = str(found["token"])
             finally:
                 connection.close()
-        assert self._token is not None
-        return {"Authorization": self._token}
+        return {"Authorization": token}
+
+    def forget_token(self) -> None:
+        """Authenticate again for the next call."""
+        self._token = None
 
     def _checked(self, endpoint: str, status: int, data: bytes) -> Json:
         try:
@@ -237,10 +252,10 @@ class EtcdClient:
             self.check_header(endpoint, found.get("header", {}))
             return found
         code, text = int(found.get("code", 2)), str(found.get("error", status))
-        if code == _UNAUTHENTICATED:
+        if code == _UNAUTHENTICATED or "auth store is old" in text or "auth token" in text:
             self._token = None
             raise MetadataUnavailable(f"etcd at {endpoint}: {text}")
-        if code in _UNAVAILABLE:
+        if code not in _REFUSING and "larger than max" not in text:
             self._turn_from(endpoint)
             raise MetadataUnavailable(f"etcd at {endpoint}: {text}")
         hint = _CREDENTIAL_HINT if code == _FORBIDDEN or "user" in text else None
@@ -256,6 +271,7 @@ class EtcdClient:
         with self._lock:
             known = self._cluster = self._cluster or cluster
             self._term = max(self._term, term)
+            self.revision = max(self.revision, int(header.get("revision", 0)))
             is_behind = term < self._term
         if cluster != known or is_behind:
             self._turn_from(endpoint)
@@ -335,6 +351,7 @@ class EtcdWatch:
                     raise EtcdCompacted(f"compacted up to {found['compact_revision']}")
                 if "error" in said or found.get("canceled"):
                     why = said.get("error") or found.get("cancel_reason") or "canceled"
+                    self._client.forget_token()  # it may be why
                     raise MetadataUnavailable(f"etcd at {self._endpoint} ends a watch: {why}")
                 self._client.check_header(self._endpoint, found.get("header", {}))
                 yield found
