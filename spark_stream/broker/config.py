@@ -236,6 +236,11 @@ class BrokerConfig(BaseSettings):
     def _fits_etcd(self) -> Self:
         if not isinstance(self.place, EtcdPlace):
             return self
+        if self.metadata_tls.cert is not None and self.metadata_tls.ca is None:
+            raise InvalidConfig(
+                "metadata_tls.ca: name the authority that issued etcd's certificates",
+                setting="metadata_tls.ca",
+            )
         if self.listen.startswith(UNIX):
             raise InvalidConfig(
                 f"listen: {self.listen} cannot be reached from other hosts, and metadata in etcd is"

@@ -313,7 +313,7 @@ class Broker:
         self._tasks.start("lease", core.leases.pause_s, self._renew_lease)
         undo.callback(self._stop_asked.set)
         run(core.beginning())
-        # These start before ``recovering``, which may wait for followers, and these for leaders.
+        # ``recovering`` may wait for followers, and they for leaders: so these tasks start first.
         self._tasks.start("watcher", PAUSE_S, core.host.follow_store)
         self._tasks.start("proposals", 0.0, self._put_proposals)
         self._tasks.start("controller", ROUND_S, core.control)
@@ -382,7 +382,8 @@ class Broker:
         if in_order:
             with contextlib.suppress(IsologError):  # on an error the next start cannot vouch
                 core.registration.end()
-        core.lease_keeper.end()
+        with contextlib.suppress(IsologError):  # then its lease ends by its duration
+            core.lease_keeper.end()
         self._store.close()
         self._release_id()
         self._board.close()

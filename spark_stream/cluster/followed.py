@@ -1,4 +1,4 @@
-"""The records with a prefix, in memory: a look costs what has changed since the one before."""
+"""The records with a prefix, in memory: a look costs only what has changed since the last one."""
 
 from __future__ import annotations
 

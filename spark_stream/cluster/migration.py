@@ -41,7 +41,7 @@ def check_not_moved(store: MetadataStore) -> None:
     Raises:
         WrongCluster: its records were moved away, or are not complete yet.
     """
-    mark = _mark_of(store)
+    mark = _OwnMark(store).before
     if mark is None:
         return
     if mark.done:
@@ -72,25 +72,28 @@ def migrate(source: Backend, target: Backend) -> int:
         if cluster is None:
             raise InvalidRequest(f"{source} has no cluster's metadata: nothing to move")
         move = MoveMark(str(source), str(target))
-        left = _mark_of(old)
-        is_left = left is not None and left.done
-        if left is not None and is_left and left.target != move.target:
+        mine, theirs = _OwnMark(old), _OwnMark(new)
+        before = mine.before
+        is_done = before is not None and before.done
+        if before is not None and is_done and before.target != move.target:
             raise InvalidRequest(
-                f"the metadata was moved from {source} to {left.target} already",
+                f"the metadata was moved from {source} to {before.target} already",
                 hint="Move it from there.",
             )
-        if is_left and _mark_of(new) is None:
-            return _count(new)
-        check_free(new, str(target), str(cluster.value["id"]))
-        if not is_left:
-            _write_mark(old, move)
-            _check_stopped(source, old)
-        _write_mark(new, move)
-        _check_stopped(target, new)
+        if is_done and theirs.before is None:
+            return len(_records(new))
+        _check_cluster(new, move.target, str(cluster.value["id"]))
+        _check_replaceable(new, theirs.before, move)
+        if not is_done:
+            mine.write(move)
+            _check_stopped(source, mine)
+        theirs.write(move)
+        _check_stopped(target, theirs)
         copy_records(old, new)
-        _write_mark(old, MoveMark(move.source, move.target, done=True))
-        _remove_mark(new)
-        return _count(new)
+        if not is_done:
+            mine.write(MoveMark(move.source, move.target, done=True))
+        theirs.remove()
+        return len(_records(new))
 
 
 def cancel(source: Backend) -> None:
@@ -99,14 +102,17 @@ def cancel(source: Backend) -> None:
     Raises:
         InvalidRequest: no move is unfinished.
     """
+    if not source.exists():
+        raise InvalidRequest(f"there is no metadata store {source}")
     with closing(source.open_store()) as store:
-        mark = _mark_of(store)
+        mine = _OwnMark(store)
+        mark = mine.before
         if mark is None or mark.done or mark.source != str(source):
             raise InvalidRequest(
                 f"no move from {source} is unfinished",
-                hint=f"The metadata is in {mark.target}." if mark else None,
+                hint=f"Its mark says: from {mark.source} to {mark.target}." if mark else None,
             )
-        _remove_mark(store)
+        mine.remove()
 
 
 @contextmanager
@@ -120,27 +126,14 @@ def replacing(
     Raises: as :func:`migrate`.
     """
     with closing(target.open_store()) as store:
-        if force:
-            _check_cluster(store, str(target), cluster_id)
-        else:
-            check_free(store, str(target), cluster_id)
-        _write_mark(store, MoveMark(source, str(target)))
-        _check_stopped(target, store)
+        move, theirs = MoveMark(source, str(target)), _OwnMark(store)
+        _check_cluster(store, move.target, cluster_id)
+        if not force:
+            _check_replaceable(store, theirs.before, move)
+        theirs.write(move)
+        _check_stopped(target, theirs)
         yield store
-        _remove_mark(store)
-
-
-def check_free(store: MetadataStore, name: str, cluster_id: str) -> None:
-    """Check that a store's records may be replaced: it has none, or they were moved away.
-
-    Raises: as :func:`migrate`.
-    """
-    _check_cluster(store, name, cluster_id)
-    if _mark_of(store) is None and store.list(""):
-        raise InvalidRequest(
-            f"{name} is in use: it has the metadata of this cluster",
-            hint="Name an empty place.",
-        )
+        theirs.remove()
 
 
 def copy_records(source: MetadataStore, target: MetadataStore) -> None:
@@ -173,10 +166,6 @@ def _records(store: MetadataStore) -> dict[str, Any]:
     return {each.key: each.value for each in store.list("") if each.key != _MARK}
 
 
-def _count(store: MetadataStore) -> int:
-    return len(_records(store))
-
-
 def _check_cluster(store: MetadataStore, name: str, cluster_id: str) -> None:
     found = store.get(CLUSTER)
     if found is not None and found.value["id"] != cluster_id:
@@ -186,8 +175,30 @@ def _check_cluster(store: MetadataStore, name: str, cluster_id: str) -> None:
         )
 
 
-def _check_stopped(backend: Backend, store: MetadataStore) -> None:
-    """Check that no broker runs on a store; if one does, remove the mark.
+def _check_replaceable(store: MetadataStore, mark: MoveMark | None, move: MoveMark) -> None:
+    """Check that a store's records may be replaced.
+
+    They may if there are none, if they are what an interrupted run of this move has left, or if
+    they were moved away to where they come from now.
+
+    Raises:
+        InvalidRequest: they may not.
+    """
+    if mark is None:
+        if store.list(""):
+            raise InvalidRequest(
+                f"{move.target} is in use: it has the metadata of this cluster",
+                hint="Name an empty place.",
+            )
+    elif mark != move and not (mark.done and mark.target == move.source):
+        raise InvalidRequest(
+            f"{move.target} belongs to another move, from {mark.source} to {mark.target}",
+            hint="Finish that one, or name an empty place.",
+        )
+
+
+def _check_stopped(backend: Backend, mark: _OwnMark) -> None:
+    """Check that no broker runs on a store; if one does, withdraw the mark.
 
     Raises:
         InvalidRequest: one does.
@@ -195,25 +206,42 @@ def _check_stopped(backend: Backend, store: MetadataStore) -> None:
     with closing(backend.open_board()) as board:
         running = board.running()
     if running:
-        _remove_mark(store)
+        mark.withdraw()
         raise InvalidRequest(
             f"brokers run on {backend}: {', '.join(running)}", hint="Stop all of them first."
         )
 
 
-def _mark_of(store: MetadataStore) -> MoveMark | None:
-    record = store.get(_MARK)
-    return None if record is None else msgspec.convert(record.value, MoveMark)
+class _OwnMark:
+    """The mark of a store, as one run of a move changes it. It notices what others change."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        record = store.get(_MARK)
+        self.before = None if record is None else msgspec.convert(record.value, MoveMark)
+        """What there was before this run."""
+        self._version = 0 if record is None else record.version
+
+    def write(self, mark: MoveMark) -> None:
+        version = self._store.put(_MARK, msgspec.to_builtins(mark), self._version)
+        if version is None:
+            raise _interfered()
+        self._version = version
+
+    def remove(self) -> None:
+        if not self._store.delete(_MARK, self._version):
+            raise _interfered()
+
+    def withdraw(self) -> None:
+        """Leave what there was before."""
+        if self.before is None:
+            self.remove()
+        else:
+            self.write(self.before)
 
 
-def _write_mark(store: MetadataStore, mark: MoveMark) -> None:
-    record = store.get(_MARK)
-    value = msgspec.to_builtins(mark)
-    if store.put(_MARK, value, 0 if record is None else record.version) is None:
-        raise InvalidRequest("another move of this metadata runs", hint="Wait for its end.")
-
-
-def _remove_mark(store: MetadataStore) -> None:
-    record = store.get(_MARK)
-    if record is not None:
-        store.delete(_MARK, record.version)
+def _interfered() -> InvalidRequest:
+    return InvalidRequest(
+        "another command has moved this metadata meanwhile, or has given the move up",
+        hint="Look which store the brokers are to use, and run the move again.",
+    )

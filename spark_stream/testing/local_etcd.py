@@ -19,6 +19,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, Self
 
+import psutil
+
 from spark_stream.cluster.stores.etcd_client import EtcdClient
 from spark_stream.errors import InvalidOption, StorageFailure
 from spark_stream.testing.places import HERE, ProcessPlace
@@ -85,8 +87,13 @@ class EtcdMember:
         return self._process is not None and self._process.poll() is None
 
     def pause(self) -> None:
-        """Pause its process (SIGSTOP)."""
+        """Pause its process (SIGSTOP); wait until it has stopped."""
         self._signal(signal.SIGSTOP)
+        if self._process is None:
+            return
+        paused, until = psutil.Process(self._process.pid), time.monotonic() + _START_S
+        while paused.status() != psutil.STATUS_STOPPED and time.monotonic() < until:
+            time.sleep(0.002)
 
     def resume(self) -> None:
         """Let a paused process go on."""

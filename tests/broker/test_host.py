@@ -15,6 +15,7 @@ from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import Generation
 from spark_stream.errors import (
     DamagedSegment,
+    InvalidConfig,
     LeaderUnavailable,
     NotLeader,
     UnknownPartition,
@@ -177,6 +178,25 @@ def test_callers_at_the_same_time_share_a_refresh_that_begins_after_they_ask(pai
     assert begun == [True, True], "the first began before the others asked"
     host.follow_store()
     assert begun == [True, True, False]
+
+
+def test_a_topic_that_cannot_be_hosted_holds_up_no_other(pair):
+    """A later release may have written its record. It is tried again at each look."""
+    a, b = pair
+    for name in ("bad", "good"):
+        a.topics.create(name, 1, 1, NUMBERS, {}, [["b"]])
+    record = a.store.get(TOPICS + "bad")
+    later = dict(record.value) | {"config": {"of.a.later.release": "1"}}
+    version = a.store.put(record.key, later, record.version)
+    for _ in range(2):
+        with pytest.raises(InvalidConfig):
+            b.host.refresh()
+    assert hosted(b)["good"] == [0]
+    assert b.partition("good").append(numbers(0, 1)).count == 1
+    a.store.put(record.key, record.value, version)
+    b.host.refresh()
+    assert hosted(b) == {"bad": [0], "good": [0]}
+    b.host.refresh()
 
 
 def test_a_topic_made_anew_under_a_name_is_another(pair):

@@ -156,6 +156,63 @@ def test_an_unfinished_move_is_given_up_or_goes_elsewhere(make: Make, files: Mak
         cancel(here)
 
 
+def test_a_move_that_is_given_up_or_run_twice_meanwhile_does_not_end(make: Make, files: Make):
+    here, there, elsewhere = files(), make(), files()
+    filled(here)
+    for meanwhile in (lambda: cancel(here), lambda: migrate(here, elsewhere)):
+        place = Meddling(there, meanwhile)
+        with pytest.raises(InvalidRequest, match="another command has moved this metadata"):
+            migrate(here, place)
+        assert not serves(there)
+    assert (serves(here), serves(elsewhere)) == (False, True)
+
+
+def test_a_move_of_long_ago_is_not_run_again(make: Make, files: Make):
+    first, second, third = files(), make(), files()
+    records = filled(first)
+    migrate(first, second)
+    migrate(second, third)
+    with pytest.raises(InvalidRequest, match="belongs to another move"):
+        migrate(first, second)
+    assert [serves(each) for each in (first, second, third)] == [False, False, True]
+    assert content(third) == records
+
+
+def test_a_broker_that_is_refused_by_half_a_copy_does_not_make_it_whole(
+    make: Make, files: Make, tmp_path: Path
+):
+    here, there, left = files(), make(), [3]
+    records = filled(here)
+    with pytest.raises(StorageFailure):
+        migrate(Failing(here, left), Failing(there, left))
+    with closing(there.open_board()) as board:  # one that is started on it again and again
+        lock = board.lock_id("b1", tmp_path)
+        with pytest.raises(InvalidRequest, match="brokers run on"):
+            migrate(here, there)
+        lock.release()
+    assert not serves(there)
+    assert migrate(here, there) == len(records)
+
+
+class Meddling:
+    """A place where something else happens while it is opened to look for brokers."""
+
+    def __init__(self, backend: Backend, meanwhile: Callable[[], Any]) -> None:
+        self._backend = backend
+        self._meanwhile = [meanwhile]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def __str__(self) -> str:
+        return str(self._backend)
+
+    def open_board(self) -> Any:
+        while self._meanwhile:
+            self._meanwhile.pop()()
+        return self._backend.open_board()
+
+
 def test_nothing_moves_while_a_broker_runs(make: Make, files: Make, tmp_path: Path):
     here, there = make(), files()
     filled(here)

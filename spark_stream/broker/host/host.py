@@ -97,6 +97,7 @@ class Host:
         self.upkeep = Upkeep(clock, marks or CommittedMarks(directory.path))
         self._applying = threading.RLock()
         self._refreshes_begun = self._refreshed = 0
+        self._unsettled: set[str] = set()  # names of topics that failed at the last look
         self._stopping = False
         self.generation: Generation | None = None
         """The generation of this broker's logs; None until it has decided about vouching."""
@@ -322,7 +323,7 @@ class Host:
             self._refreshes_begun += 1
         number = self._refreshes_begun
         news = self.view.refresh(fresh=fresh)
-        if news:
+        if news or self._unsettled:
             self._close_gone()
             self._reconcile(self._topics_of(news))
         if fresh:
@@ -333,29 +334,47 @@ class Host:
         now = self.view.now
         names = set(news.topics)
         names |= {now.names.get(each.topic_id, "") for each in news.partitions}
+        self._unsettled &= now.topics.keys()
+        names |= self._unsettled
         return [now.topics[name] for name in sorted(names) if name in now.topics]
 
     def _reconcile(self, topics: Iterable[Topic]) -> None:
-        """Open and close replicas of these topics, and give the open ones their roles."""
+        """Open and close replicas of these topics, and give the open ones their roles.
+
+        A topic that fails holds up no other; the next call tries it again.
+
+        Raises: the error of the first that failed.
+        """
+        errors: list[IsologError] = []
         for topic in topics:
-            hosted = self._hosted.get(topic.name)
-            wanted = set(self._numbers_here(topic))
-            if hosted is None and not wanted:
-                continue
-            settings = parse_settings(topic.config, self._defaults)
-            replicas = {} if hosted is None else hosted.replicas
-            for number in sorted(replicas.keys() - wanted):
-                if self.record(topic, number) is not None:  # a missing record says nothing
-                    self._remove_replica(topic, number, replicas.pop(number))
-            if added := sorted(wanted - replicas.keys()):
-                self._open_replicas(topic, settings, added, replicas)
-            fresh = HostedTopic(topic, settings, self._elsewhere, replicas)
-            if hosted is not None:  # logs first: whoever sees the topic may write to them
-                for partition in hosted.open_partitions():
-                    partition.configure(format_of(topic, settings, partition.number))
-            self._hosted[topic.name] = fresh
-            self._assign(fresh.open_partitions())
+            try:
+                self._reconcile_topic(topic)
+                self._unsettled.discard(topic.name)
+            except IsologError as error:
+                self._unsettled.add(topic.name)
+                errors.append(error)
         self.upkeep.note_settings(each.settings for each in self._hosted.values())
+        if errors:
+            raise errors[0]
+
+    def _reconcile_topic(self, topic: Topic) -> None:
+        hosted = self._hosted.get(topic.name)
+        wanted = set(self._numbers_here(topic))
+        if hosted is None and not wanted:
+            return
+        settings = parse_settings(topic.config, self._defaults)
+        replicas = {} if hosted is None else hosted.replicas
+        for number in sorted(replicas.keys() - wanted):
+            if self.record(topic, number) is not None:  # a missing record says nothing
+                self._remove_replica(topic, number, replicas.pop(number))
+        if added := sorted(wanted - replicas.keys()):
+            self._open_replicas(topic, settings, added, replicas)
+        fresh = HostedTopic(topic, settings, self._elsewhere, replicas)
+        if hosted is not None:  # logs first: whoever sees the topic may write to them
+            for partition in hosted.open_partitions():
+                partition.configure(format_of(topic, settings, partition.number))
+        self._hosted[topic.name] = fresh
+        self._assign(fresh.open_partitions())
 
     def _numbers_here(self, topic: Topic) -> Iterator[int]:
         for number in range(topic.partitions):

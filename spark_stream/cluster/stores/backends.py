@@ -7,9 +7,12 @@ names may use it.
 
 from __future__ import annotations
 
+import logging
 import re
 import ssl
+import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import unquote
@@ -17,19 +20,24 @@ from urllib.parse import unquote
 from msgspec import Struct
 
 from spark_stream.cluster.stores.etcd import EtcdStore
-from spark_stream.cluster.stores.etcd_client import EtcdClient
+from spark_stream.cluster.stores.etcd_client import EtcdClient, encoded
 from spark_stream.cluster.stores.etcd_leases import EtcdLeases
 from spark_stream.cluster.stores.lease_files import LeaseFiles, running_brokers
 from spark_stream.cluster.stores.leases import SharedBoard
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.cluster.stores.store import DurableStore
 from spark_stream.environment import Clock, Machine
-from spark_stream.errors import InvalidConfig, MetadataLost
+from spark_stream.errors import InvalidConfig, MetadataLost, MetadataUnavailable
+
+logger = logging.getLogger(__name__)
 
 SQLITE: Final = "sqlite://"
 ETCD: Final = "etcd://"
 ETCD_LEASE_S: Final = 6.0
 """The least duration of a lease in etcd, which takes 2.1 to 2.4 s to elect a leader."""
+_CALL_S_MAX: Final = 2.0
+_START_S: Final = 30.0
+_PAUSE_S: Final = 1.0
 _ENDPOINT: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s/:,@\[\]]+):(\d{1,5})")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 
@@ -138,7 +146,8 @@ class SqliteBackend(Struct, frozen=True):
 class EtcdBackend(Struct, frozen=True):
     """An etcd cluster. ``lease_s``: how long the leases of this broker last.
 
-    A call of one member takes a sixth of that at most, so that a lease can be renewed by another.
+    A call of one member takes a sixth of that at most, and two seconds, so that a lease can be
+    renewed by another.
     """
 
     place: EtcdPlace
@@ -151,7 +160,23 @@ class EtcdBackend(Struct, frozen=True):
         return str(self.place)
 
     def exists(self) -> bool:
-        return True
+        """Wait for etcd: brokers and members may start at the same time.
+
+        Raises:
+            MetadataUnavailable: it has not answered for half a minute.
+        """
+        until = time.monotonic() + _START_S
+        with closing(self._client()) as client:
+            while True:
+                try:
+                    client.read("/v3/kv/range", {"key": encoded(b"/")})
+                except MetadataUnavailable as error:
+                    if time.monotonic() >= until:
+                        raise
+                    logger.warning("waiting for etcd: %s", error.message)
+                    time.sleep(_PAUSE_S)
+                else:
+                    return True
 
     def open_store(self) -> DurableStore:
         return EtcdStore(self._client(), self.place.name)
@@ -161,5 +186,8 @@ class EtcdBackend(Struct, frozen=True):
 
     def _client(self) -> EtcdClient:
         return EtcdClient(
-            self.place.endpoints, self.lease_s / 6, self.access.tls, self.access.credential
+            self.place.endpoints,
+            min(self.lease_s / 6, _CALL_S_MAX),
+            self.access.tls,
+            self.access.credential,
         )

@@ -194,8 +194,7 @@ class EtcdStore:
         return encoded((self._records + key).encode())
 
     def _record(self, found: Mapping[str, str]) -> StoreRecord:
-        key = decoded(found["key"]).decode().removeprefix(self._records)
-        return StoreRecord(key, json.loads(decoded(found.get("value"))), int(found["mod_revision"]))
+        return _record(decoded(found["key"]).decode().removeprefix(self._records), found)
 
     def _range(self, prefix: str) -> tuple[int, Sequence[StoreRecord]]:
         """Return the records with a prefix, and the revision at which they are so."""
@@ -391,8 +390,24 @@ class _LastChanges:
         key, revision = key.removeprefix(self._records), int(found["mod_revision"])
         record = None
         if event.get("type") != "DELETE":
-            record = StoreRecord(key, json.loads(decoded(found.get("value"))), revision)
+            record = _record(key, found)
         self._kept.append((revision, key, record))
+
+
+def _record(key: str, found: Mapping[str, str]) -> StoreRecord:
+    """Return the record of a key of etcd.
+
+    Raises:
+        StorageFailure: the key's value is not a record's.
+    """
+    try:
+        value = json.loads(decoded(found.get("value")))
+    except ValueError:
+        raise StorageFailure(
+            f"the record {key!r} in etcd is not JSON: somebody else has written it",
+            hint="Delete the key, or restore the metadata from a backup.",
+        ) from None
+    return StoreRecord(key, value, int(found["mod_revision"]))
 
 
 def _text(value: Mapping[str, Any]) -> str:

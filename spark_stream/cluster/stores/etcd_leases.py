@@ -9,8 +9,8 @@ keys of the id for a lease's duration without seeing a change, or that has the s
 then the earlier process has ended. Every renewal of a lease checks that its broker still holds the
 lock. Until a broker takes its lease, the lock renews itself.
 
-**Reads.** A watch tells of renewals, so it costs no request to see that a broker is alive. That it
-is not is only found by a read that a quorum answers: a watch may be late.
+**Reads.** A watch tells of renewals, so it costs no request to see that a broker is alive. That a
+broker is dead is learnt only from a linearizable read: a watch may be late.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -107,30 +108,42 @@ class EtcdLeases:
         return self._known.note(broker_id, _at(found[0]), _renewal(found[0]))
 
     def running(self) -> list[str]:
-        """Return the brokers with a locked id; it takes a lease's duration if there are any."""
+        """Return the ids whose brokers show signs of life, and take the locks of all others away.
+
+        It takes the duration of the longest lease, if there are locks. A broker that was only
+        paused, or cut off, cannot renew its lease afterwards, and ends.
+        """
         before = self._keys()
-        ids = {key.removeprefix(self._ids) for key in before if key.startswith(self._ids)}
+        ids = [key.removeprefix(self._ids) for key in before if key.startswith(self._ids)]
         if not ids:
             return []
-        time.sleep(self._duration_s * (1 + 1 / _LOOKS))
-        after = self._keys()
-        pairs = {each: (self._ids + each, self._leases + each) for each in ids}
-        return sorted(
-            each
-            for each, keys in pairs.items()
-            if any(before.get(key) != after.get(key) for key in keys)
-        )
+        shown = [_duration_in(each) for each in before.values()]
+        time.sleep(max(self._duration_s, *shown) * (1 + 1 / _LOOKS))
+        after, alive = self._keys(), []
+        for each in ids:
+            keys = (self._ids + each, self._leases + each)
+            has_changed = any(_at(before.get(key)) != _at(after.get(key)) for key in keys)
+            if has_changed or not self._take_away(*keys, before):
+                alive.append(each)
+        return sorted(alive)
+
+    def _take_away(self, key: str, lease_key: str, found: Mapping[str, Json]) -> bool:
+        """Delete the lock of an id if it and the lease are as they were found."""
+        compares = [_is_at(each, _at(found.get(each))) for each in (key, lease_key)]
+        operation = {"request_delete_range": {"key": encoded(key.encode())}}
+        answer = self._client.write(_TXN, {"compare": compares, "success": [operation]})
+        return bool(answer.get("succeeded"))
 
     def close(self) -> None:
         self._client.close()
         self._feed.close()
 
-    def _keys(self) -> dict[str, int]:
-        """Return the versions of all keys of the board."""
+    def _keys(self) -> dict[str, Json]:
+        """Return all keys of the board."""
         end = end_of(self._leases) or ""
         asked = {"key": encoded(self._ids.encode()), "range_end": encoded(end.encode())}
         found = self._client.read(_RANGE, asked).get("kvs", [])
-        return {decoded(each["key"]).decode(): int(each["mod_revision"]) for each in found}
+        return {decoded(each["key"]).decode(): each for each in found}
 
 
 class EtcdIdLock:
@@ -150,7 +163,7 @@ class EtcdIdLock:
         self._key, self._lease_key = keys
         start = secrets.token_hex(8)
         self._place = f"{boot_id or start} {_identity(directory)} "
-        self._value = self._place + start
+        self._value = f"{self._place}{start} {duration_s}"
         self._pause_s = duration_s / _LOOKS
         self._duration_s = duration_s
         self._renewing = threading.Event()
@@ -164,16 +177,21 @@ class EtcdIdLock:
 
     def take(self) -> bool:
         """Take the lock; False if another process has it. Waits for a lease's duration at most."""
-        found, lease = self._found(), None
+        found, lease = self._found(), self._lease_found()
         if found is not None and not decoded(found.get("value")).decode().startswith(self._place):
-            lease = self._lease_found()
-            until = time.monotonic() + self._duration_s + self._pause_s
+            lasts_s = max(self._duration_s, _duration_in(found), _duration_in(lease))
+            until = time.monotonic() + lasts_s * (1 + 1 / _LOOKS)
             while time.monotonic() < until:
                 time.sleep(self._pause_s)
-                if (_at(self._found()), _at(self._lease_found())) != (_at(found), _at(lease)):
+                now, lease_now = self._found(), self._lease_found()
+                if now is None:
+                    break  # it has been released
+                if (_at(now), _at(lease_now)) != (_at(found), _at(lease)):
                     return False
-            logger.warning("the broker that had this one's id shows no sign of life")
-        if not self._put(_at(found)):
+            else:
+                logger.warning("the broker that had this one's id shows no sign of life")
+            found, lease = now, lease_now
+        if not self._put(_at(found), [_is_at(self._lease_key, _at(lease))]):
             return False
         self._thread = threading.Thread(target=self._renew, name="isolog-id", daemon=True)
         self._thread.start()
@@ -201,14 +219,14 @@ class EtcdIdLock:
             except StorageFailure as error:
                 logger.warning("the lock of the broker's id is not renewed: %s", error.message)
 
-    def _put(self, version: int) -> bool:
+    def _put(self, version: int, conditions: Sequence[Json] = ()) -> bool:
         """Write the value if the key has this version, or if that has been done already."""
         key = encoded(self._key.encode())
         put = {"request_put": {"key": key, "value": encoded(self._value.encode())}}
-        compare = {"key": key, "target": "MOD", "mod_revision": str(version)}
+        compares = [_is_at(self._key, version), *conditions]
         for attempt in range(_ATTEMPTS):
             try:
-                asked = {"compare": [compare], "success": [put]}
+                asked = {"compare": compares, "success": [put]}
                 if self._client.write(_TXN, asked).get("succeeded"):
                     return True
                 break
@@ -289,9 +307,8 @@ class EtcdLease:
 
     def _changed(self, operation: Json, version: int) -> int | None:
         """Change the key if it has this version and the id is held; return the new one, or None."""
-        key = encoded(self._key.encode())
-        compare = {"key": key, "target": "MOD", "mod_revision": str(version)}
-        asked = {"compare": [compare, *self._conditions], "success": [operation]}
+        compares = [_is_at(self._key, version), *self._conditions]
+        asked = {"compare": compares, "success": [operation]}
         for attempt in range(_ATTEMPTS):
             try:
                 answer = self._client.write(_TXN, asked)
@@ -356,6 +373,23 @@ def _read(client: EtcdClient, key: str) -> dict[str, Any] | None:
     """Return what a key holds now: reads are linearizable."""
     found = client.read(_RANGE, {"key": encoded(key.encode())}).get("kvs", [])
     return found[0] if found else None
+
+
+def _is_at(key: str, version: int) -> Json:
+    """Return the comparison that holds if a key has this version; 0: there is no such key."""
+    return {"key": encoded(key.encode()), "target": "MOD", "mod_revision": str(version)}
+
+
+def _duration_in(found: Json | None) -> float:
+    """Return how long what a key shows lasts: a lease, or the lock of an id."""
+    if found is None:
+        return 0.0
+    text = decoded(found.get("value")).decode("utf-8", "replace")
+    if text.startswith("{"):
+        return _renewal(found).duration_s
+    with suppress(ValueError):
+        return float(text.rpartition(" ")[2])
+    return DURATION_S
 
 
 def _at(found: Json | None) -> int:

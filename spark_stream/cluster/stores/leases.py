@@ -94,7 +94,7 @@ class SharedBoard(Board, Protocol):
         """
 
     def running(self) -> list[str]:
-        """Return the ids of all brokers that have locked theirs, and whose processes live."""
+        """Return the ids whose brokers live; no other one, even if it is paused, keeps its lock."""
 
     def close(self) -> None:
         """Close what the board has open."""
@@ -194,6 +194,7 @@ class Leases:
         self._clock = clock
         self._duration = duration_s
         self._lock = threading.Lock()
+        self._looking: dict[str, threading.Lock] = {}
         self._seen: dict[str, Sighting] = {}
 
     def hold(self, broker_id: str, incarnation: str, after: Lease | None = None) -> Lease:
@@ -213,13 +214,14 @@ class Leases:
         """Return the incarnation of the broker whose lease may still hold, or None."""
         if self.left_s(broker_id) <= 0:
             return None
-        with self._lock:
-            seen = self._seen.get(broker_id)
-            return None if seen is None else seen.renewal.incarnation
+        seen = self._seen.get(broker_id)
+        return None if seen is None else seen.renewal.incarnation
 
     def left_s(self, broker_id: str) -> float:
         """Return how long the broker's lease lasts at least, if nobody sees it renewed."""
         with self._lock:
+            looking = self._looking.setdefault(broker_id, threading.Lock())
+        with looking:  # a board on another host may take long to answer for one of them
             asked_at = self._clock.monotonic()
             shown = self._board.read(broker_id)
             seen = note(self._seen.get(broker_id), shown, self._clock.monotonic())
