@@ -108,6 +108,8 @@ class Network:
         self.close()
 
     def _end_switch(self) -> None:
+        assert self._switch.stdin is not None
+        self._switch.stdin.close()
         self._switch.kill()
         self._switch.wait()
 
