@@ -20,8 +20,9 @@ import secrets
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,7 +63,7 @@ def back_up(store: Path, target: Path, *, force: bool = False) -> None:
             _check_open(store)
         _check_store(store)
         _check_free(target, force=force)
-        with _distrusting_copy(store, target) as (_, fresh):
+        with _distrusting_copy(partial(_copy_file, store), target) as (_, fresh):
             os.replace(fresh, target)
         sync_folder(target.parent)
     except (sqlite3.Error, OSError) as error:
@@ -72,22 +73,12 @@ def back_up(store: Path, target: Path, *, force: bool = False) -> None:
 def back_up_from(source: Backend, target: Path, *, force: bool = False) -> None:
     """Write a copy of a store that is no file, as it is at one moment; as :func:`back_up`."""
     _check_free(target, force=force)
-    folder = target.with_name(target.name + ".new")
-    shutil.rmtree(folder, ignore_errors=True)
     try:
-        folder.mkdir(mode=0o700)
-        fresh = folder / target.name
-        with closing(source.open_store()) as found, closing(SqliteStore(fresh)) as copy:
-            if found.get(CLUSTER) is None:
-                raise InvalidRequest(f"{source} has no cluster's metadata: nothing to copy")
-            copy_records(found, copy)
-            distrust_logs(copy)
-        os.replace(fresh, target)
+        with _distrusting_copy(partial(_copy_records_of, source), target) as (_, fresh):
+            os.replace(fresh, target)
         sync_folder(target.parent)
     except OSError as error:
         raise StorageFailure(f"backup of {source} to {target}: {error}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def put_back_into(backup: Path, target: Backend, *, force: bool = False) -> None:
@@ -95,7 +86,10 @@ def put_back_into(backup: Path, target: Backend, *, force: bool = False) -> None
     _check_store(backup)
     with (
         tempfile.TemporaryDirectory() as folder,
-        _distrusting_copy(backup, Path(folder) / STORE_NAME) as (restored, fresh),
+        _distrusting_copy(partial(_copy_file, backup), Path(folder) / STORE_NAME) as (
+            restored,
+            fresh,
+        ),
     ):
         if not restored:
             raise InvalidRequest("the backup names no cluster: it is not a backup")
@@ -118,7 +112,10 @@ def put_back(backup: Path, store: Path, *, force: bool = False) -> None:
     _check_store(backup)
     _check_free(store, force=force)
     try:
-        with _closed_to_brokers(store), _distrusting_copy(backup, store) as (restored, fresh):
+        with (
+            _closed_to_brokers(store),
+            _distrusting_copy(partial(_copy_file, backup), store) as (restored, fresh),
+        ):
             _check_cluster(restored, store)
             for suffix in ("-wal", "-shm"):  # of the earlier file: not to be applied to this one
                 store.with_name(store.name + suffix).unlink(missing_ok=True)
@@ -148,29 +145,40 @@ def _closed_to_brokers(store: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _distrusting_copy(source: Path, target: Path) -> Iterator[tuple[Mapping[str, Any], Path]]:
-    """Yield the cluster's record, and a copy of the source that trusts no log; then clean up.
+def _distrusting_copy(
+    fill: Callable[[Path], None], target: Path
+) -> Iterator[tuple[Mapping[str, Any], Path]]:
+    """Yield the cluster's record, and a copy of a store that trusts no log; then clean up.
 
     The copy is in a folder of its own beside the target, with all files that an open store has.
+    ``fill`` makes it.
     """
     folder = target.with_name(target.name + ".new")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     fresh = folder / target.name
     try:
-        with closing(_connected(source)) as found:
-            copy_database(found, fresh)
-        with closing(_connected(fresh)) as copy:
-            copy.execute(f"pragma application_id = {new_number()}")
-        store = SqliteStore(fresh)
-        try:
+        fill(fresh)
+        with closing(SqliteStore(fresh)) as store:
             distrust_logs(store)
             cluster = store.get(CLUSTER)
-        finally:
-            store.close()
         yield {} if cluster is None else cluster.value, fresh
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copy_file(source: Path, fresh: Path) -> None:
+    with closing(_connected(source)) as found:
+        copy_database(found, fresh)
+    with closing(_connected(fresh)) as copy:
+        copy.execute(f"pragma application_id = {new_number()}")
+
+
+def _copy_records_of(source: Backend, fresh: Path) -> None:
+    with closing(source.open_store()) as found, closing(SqliteStore(fresh)) as copy:
+        if found.get(CLUSTER) is None:
+            raise InvalidRequest(f"{source} has no cluster's metadata: nothing to copy")
+        copy_records(found, copy)
 
 
 def distrust_logs(store: SqliteStore) -> None:

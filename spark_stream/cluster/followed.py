@@ -25,9 +25,7 @@ class FollowedRecords:
         """
         with self._lock:
             changes = self._store.changes(self._revision, (self._prefix,), fresh=False)
-            if changes.complete:
-                self._records.clear()
-            for key, record in changes.changed.items():
+            for key, record in changes.since(self._records).items():
                 if record is None:
                     self._records.pop(key, None)
                 else:

@@ -123,10 +123,7 @@ class TransactionIndex:
         """
         with self._lock:
             changes = self._store.changes(self._revision, (PREFIX,), fresh=fresh)
-            if changes.complete:
-                for key in [key for key in self._records if key not in changes.changed]:
-                    self._take(key, None)
-            for key, record in changes.changed.items():
+            for key, record in changes.since(self._records).items():
                 self._take(key, record)
             self._revision = changes.revision
             return [self._records[key] for key in sorted(self._names.get((by, value), ()))]

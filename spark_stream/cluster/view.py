@@ -139,11 +139,9 @@ class ClusterView:
             return False
 
     def _really_changed(self, changes: Changes) -> dict[str, StoreRecord | None]:
-        """Return what is new; what a complete answer lacks counts as deleted."""
+        """Return what is new."""
         changed: dict[str, StoreRecord | None] = {}
-        if changes.complete:
-            changed = dict.fromkeys(self._versions.keys() - changes.changed.keys())
-        for key, record in changes.changed.items():
+        for key, record in changes.since(self._versions).items():
             version = None if record is None else record.version
             if self._versions.get(key) != version:
                 changed[key] = record

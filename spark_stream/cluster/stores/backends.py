@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from msgspec import Struct
 
 from spark_stream.cluster.stores.etcd import EtcdStore
-from spark_stream.cluster.stores.etcd_client import EtcdClient, encoded
+from spark_stream.cluster.stores.etcd_client import RANGE, EtcdClient, encoded
 from spark_stream.cluster.stores.etcd_leases import EtcdLeases
 from spark_stream.cluster.stores.lease_files import LeaseFiles, running_brokers
 from spark_stream.cluster.stores.leases import SharedBoard
@@ -169,7 +169,7 @@ class EtcdBackend(Struct, frozen=True):
         with closing(self._client()) as client:
             while True:
                 try:
-                    client.read("/v3/kv/range", {"key": encoded(b"/")})
+                    client.read(RANGE, {"key": encoded(b"/")})
                 except MetadataUnavailable as error:
                     if time.monotonic() >= until:
                         raise

@@ -33,10 +33,13 @@ from typing import Any, Final
 from msgspec import Struct
 
 from spark_stream.cluster.stores.etcd_client import (
+    RANGE,
+    TXN,
     EtcdClient,
     Json,
     decoded,
     encoded,
+    is_at,
 )
 from spark_stream.cluster.stores.etcd_feed import EtcdFeed
 from spark_stream.cluster.stores.store import (
@@ -58,8 +61,6 @@ _HEADS: Final = 64
 """How many transactions are looked at for one that was not answered."""
 _LIST_S: Final = 300.0
 """How often all records are read, in case a watch has missed something."""
-_RANGE: Final = "/v3/kv/range"
-_TXN: Final = "/v3/kv/txn"
 
 
 class _Change(Struct, frozen=True):
@@ -92,7 +93,7 @@ class EtcdStore:
 
     def get(self, key: str) -> StoreRecord | None:
         """Return the record, or None."""
-        found = self._client.read(_RANGE, {"key": self._encoded(key)}).get("kvs", [])
+        found = self._client.read(RANGE, {"key": self._encoded(key)}).get("kvs", [])
         return self._record(found[0]) if found else None
 
     def list(self, prefix: str) -> Sequence[StoreRecord]:
@@ -201,7 +202,7 @@ class EtcdStore:
         end = end_of(self._records + prefix)
         assert end is not None
         asked = {"key": self._encoded(prefix), "range_end": encoded(end.encode())}
-        answer = self._client.read(_RANGE, asked)
+        answer = self._client.read(RANGE, asked)
         found = [self._record(each) for each in answer.get("kvs", [])]
         return int(answer["header"]["revision"]), found
 
@@ -219,7 +220,7 @@ class EtcdStore:
         while True:
             mark, fence = secrets.token_hex(8), self._fence.version
             try:
-                answer = self._client.write(_TXN, self._transaction(changes, mark, fence))
+                answer = self._client.write(TXN, self._transaction(changes, mark, fence))
             except MetadataUnavailable:
                 if time.monotonic() >= until:
                     raise
@@ -249,7 +250,7 @@ class EtcdStore:
 
     def _step(self, change: _Change) -> tuple[Json, Json]:
         key = self._encoded(change.key)
-        compare = {"key": key, "target": "MOD", "mod_revision": str(change.expected)}
+        compare = is_at(key, change.expected)
         if change.text is None:
             return compare, {"request_delete_range": {"key": key}}
         return compare, {"request_put": {"key": key, "value": encoded(change.text.encode())}}
@@ -295,7 +296,7 @@ class EtcdStore:
 
     def _read_head(self, revision: int = 0) -> Json:
         at = {"revision": str(revision)} if revision else {}
-        return self._client.read(_RANGE, {"key": encoded(self._head)} | at)
+        return self._client.read(RANGE, {"key": encoded(self._head)} | at)
 
     def _versions(self, changes: Sequence[_Change], revision: int) -> Sequence[int]:
         """Return the versions that the records to be changed had at a revision."""
@@ -303,7 +304,7 @@ class EtcdStore:
             {"request_range": {"key": self._encoded(each.key), "revision": str(revision)}}
             for each in changes
         ]
-        answer = self._client.read(_TXN, {"success": reads})
+        answer = self._client.read(TXN, {"success": reads})
         return [_version(each["response_range"]) for each in answer["responses"]]
 
 
@@ -321,7 +322,7 @@ class _Fence:
 
     def compare(self, version: int) -> Json:
         """Return the comparison of a transaction that must not be done once the fence has moved."""
-        return {"key": self.key, "target": "MOD", "mod_revision": str(version)}
+        return is_at(self.key, version)
 
     def move(self, until: float) -> None:
         """Move the fence; try that until this moment.

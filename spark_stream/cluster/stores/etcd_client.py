@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import logging
 import socket
 import ssl
 import threading
@@ -26,10 +25,10 @@ from typing import Any, Final
 
 from spark_stream.errors import InvalidConfig, MetadataRefused, MetadataUnavailable
 
-logger = logging.getLogger(__name__)
-
 Json = dict[str, Any]
 
+RANGE: Final = "/v3/kv/range"
+TXN: Final = "/v3/kv/txn"
 _REFUSING: Final = frozenset({3, 5, 6, 7, 9, 11, 12})
 """gRPC's codes that say that nothing was done. After any other, it may be done; another member, or
 the same one later, may answer."""
@@ -46,6 +45,7 @@ _KEPT_ALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
 _PAUSE_S: Final = 0.02
+_ATTEMPTS: Final = 3
 _PATIENCE: Final = 3  # times the timeout
 _TRY_S: Final = 0.2  # between two attempts while nobody answers
 
@@ -58,6 +58,14 @@ def encoded(key: bytes) -> str:
 def decoded(text: str | None) -> bytes:
     """Decode a key or a value; the gateway leaves out what is empty."""
     return b64decode(text or "")
+
+
+def is_at(key: str, version: int) -> Json:
+    """Return the comparison, for a transaction, that holds if an encoded key has this version.
+
+    Version 0: there is no such key.
+    """
+    return {"key": key, "target": "MOD", "mod_revision": str(version)}
 
 
 class EtcdClient:
@@ -137,7 +145,7 @@ class EtcdClient:
             found = self._checked(endpoint, answer.status, data)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            self._turn_from(endpoint)
+            self.turn_from(endpoint)
             raise _unavailable(endpoint, error) from None
         except BaseException:
             connection.close()
@@ -145,6 +153,16 @@ class EtcdClient:
         self._give_back(endpoint, connection)
         self._away.answered()
         return found
+
+    def write_again(self, path: str, asked: Mapping[str, Any]) -> Json:
+        """Ask up to three members; for a change that is not done twice, whatever was answered.
+
+        Raises: as :meth:`write`.
+        """
+        for _ in range(_ATTEMPTS - 1):
+            with suppress(MetadataUnavailable):  # another member may answer, and in time
+                return self.write(path, asked)
+        return self.write(path, asked)
 
     def watch(self, start: bytes, end: bytes, since: int) -> EtcdWatch:
         """Return a watch of the keys in ``[start, end)``, of all changes after a revision."""
@@ -167,7 +185,7 @@ class EtcdClient:
             sock.settimeout(None)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            self._turn_from(endpoint)
+            self.turn_from(endpoint)
             raise _unavailable(endpoint, error) from None
         return EtcdWatch(self, endpoint, sock, answer)
 
@@ -178,10 +196,6 @@ class EtcdClient:
             idle, self._idle = self._idle, []
         for _, connection in idle:
             connection.close()
-
-    def turn_from(self, endpoint: str) -> None:
-        """Try another member first from now on."""
-        self._turn_from(endpoint)
 
     # -- connections ------------------------------------------------------------------------------
 
@@ -211,7 +225,8 @@ class EtcdClient:
                 return
         connection.close()
 
-    def _turn_from(self, endpoint: str) -> None:
+    def turn_from(self, endpoint: str) -> None:
+        """Try another member first from now on."""
         with self._lock:
             if self._endpoints[0] == endpoint:
                 self._endpoints.append(self._endpoints.pop(0))
@@ -246,7 +261,7 @@ class EtcdClient:
         try:
             found: Json = json.loads(data)
         except ValueError:
-            self._turn_from(endpoint)
+            self.turn_from(endpoint)
             raise MetadataUnavailable(f"etcd at {endpoint} answers {status}, and no JSON") from None
         if status == http.client.OK:
             self.check_header(endpoint, found.get("header", {}))
@@ -256,7 +271,7 @@ class EtcdClient:
             self._token = None
             raise MetadataUnavailable(f"etcd at {endpoint}: {text}")
         if code not in _REFUSING and "larger than max" not in text:
-            self._turn_from(endpoint)
+            self.turn_from(endpoint)
             raise MetadataUnavailable(f"etcd at {endpoint}: {text}")
         hint = _CREDENTIAL_HINT if code == _FORBIDDEN or "user" in text else None
         raise MetadataRefused(f"etcd at {endpoint}: {text}", hint=hint)
@@ -274,7 +289,7 @@ class EtcdClient:
             self.revision = max(self.revision, int(header.get("revision", 0)))
             is_behind = term < self._term
         if cluster != known or is_behind:
-            self._turn_from(endpoint)
+            self.turn_from(endpoint)
             what = "another cluster" if cluster != known else f"term {term}, which is over"
             raise MetadataUnavailable(f"etcd at {endpoint} answers for {what}")
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from spark_stream.cluster.stores.etcd_client import (
+    RANGE,
     EtcdClient,
     EtcdCompacted,
     EtcdWatch,
@@ -135,7 +136,7 @@ class EtcdFeed:
             self.changed.notify_all()
 
     def _begin_anew(self) -> None:
-        answer = self._client.read("/v3/kv/range", {"key": encoded(self._range[0])})
+        answer = self._client.read(RANGE, {"key": encoded(self._range[0])})
         assert self._listener is not None
         with self.changed:
             self.seen = int(answer["header"]["revision"])

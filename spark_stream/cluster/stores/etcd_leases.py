@@ -27,17 +27,23 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from spark_stream.cluster.stores.etcd_client import EtcdClient, Json, decoded, encoded
+from spark_stream.cluster.stores.etcd_client import (
+    RANGE,
+    TXN,
+    EtcdClient,
+    Json,
+    decoded,
+    encoded,
+    is_at,
+)
 from spark_stream.cluster.stores.etcd_feed import EtcdFeed
 from spark_stream.cluster.stores.leases import DURATION_S, Renewal, id_in_use
 from spark_stream.cluster.stores.store import end_of
 from spark_stream.environment import Clock, Machine
-from spark_stream.errors import MetadataUnavailable, StorageFailure
+from spark_stream.errors import StorageFailure
 
 logger = logging.getLogger(__name__)
 
-_RANGE: Final = "/v3/kv/range"
-_TXN: Final = "/v3/kv/txn"
 _ATTEMPTS: Final = 3
 _LOOKS: Final = 6  # at another broker's keys, in a lease's duration
 
@@ -99,7 +105,7 @@ class EtcdLeases:
         lasting = self._known.lasting(broker_id)
         if lasting is not None:
             return lasting
-        answer = self._client.read(_RANGE, {"key": encoded((self._leases + broker_id).encode())})
+        answer = self._client.read(RANGE, {"key": encoded((self._leases + broker_id).encode())})
         revision = int(answer["header"]["revision"])
         self._feed.start(revision, self._known)
         found = answer.get("kvs", [])
@@ -129,9 +135,11 @@ class EtcdLeases:
 
     def _take_away(self, key: str, lease_key: str, found: Mapping[str, Json]) -> bool:
         """Delete the lock of an id if it and the lease are as they were found."""
-        compares = [_is_at(each, _at(found.get(each))) for each in (key, lease_key)]
+        compares = [
+            is_at(encoded(each.encode()), _at(found.get(each))) for each in (key, lease_key)
+        ]
         operation = {"request_delete_range": {"key": encoded(key.encode())}}
-        answer = self._client.write(_TXN, {"compare": compares, "success": [operation]})
+        answer = self._client.write(TXN, {"compare": compares, "success": [operation]})
         return bool(answer.get("succeeded"))
 
     def close(self) -> None:
@@ -142,7 +150,7 @@ class EtcdLeases:
         """Return all keys of the board."""
         end = end_of(self._leases) or ""
         asked = {"key": encoded(self._ids.encode()), "range_end": encoded(end.encode())}
-        found = self._client.read(_RANGE, asked).get("kvs", [])
+        found = self._client.read(RANGE, asked).get("kvs", [])
         return {decoded(each["key"]).decode(): each for each in found}
 
 
@@ -191,7 +199,7 @@ class EtcdIdLock:
             else:
                 logger.warning("the broker that had this one's id shows no sign of life")
             found, lease = now, lease_now
-        if not self._put(_at(found), [_is_at(self._lease_key, _at(lease))]):
+        if not self._put(_at(found), [is_at(encoded(self._lease_key.encode()), _at(lease))]):
             return False
         self._thread = threading.Thread(target=self._renew, name="isolog-id", daemon=True)
         self._thread.start()
@@ -206,7 +214,7 @@ class EtcdIdLock:
         if self._thread is not None:
             self._thread.join(self._client.timeout_s)
         operation = {"request_delete_range": {"key": encoded(self._key.encode())}}
-        self._client.write(_TXN, {"compare": [self.compare], "success": [operation]})
+        self._client.write(TXN, {"compare": [self.compare], "success": [operation]})
 
     def _renew(self) -> None:
         while not self._renewing.wait(self._pause_s):
@@ -223,16 +231,10 @@ class EtcdIdLock:
         """Write the value if the key has this version, or if that has been done already."""
         key = encoded(self._key.encode())
         put = {"request_put": {"key": key, "value": encoded(self._value.encode())}}
-        compares = [_is_at(self._key, version), *conditions]
-        for attempt in range(_ATTEMPTS):
-            try:
-                asked = {"compare": compares, "success": [put]}
-                if self._client.write(_TXN, asked).get("succeeded"):
-                    return True
-                break
-            except MetadataUnavailable:
-                if attempt == _ATTEMPTS - 1:
-                    raise
+        compares = [is_at(encoded(self._key.encode()), version), *conditions]
+        asked = {"compare": compares, "success": [put]}
+        if self._client.write_again(TXN, asked).get("succeeded"):
+            return True
         found = self._found()
         return found is not None and decoded(found.get("value")).decode() == self._value
 
@@ -307,16 +309,10 @@ class EtcdLease:
 
     def _changed(self, operation: Json, version: int) -> int | None:
         """Change the key if it has this version and the id is held; return the new one, or None."""
-        compares = [_is_at(self._key, version), *self._conditions]
+        compares = [is_at(encoded(self._key.encode()), version), *self._conditions]
         asked = {"compare": compares, "success": [operation]}
-        for attempt in range(_ATTEMPTS):
-            try:
-                answer = self._client.write(_TXN, asked)
-                return int(answer["header"]["revision"]) if answer.get("succeeded") else None
-            except MetadataUnavailable:  # another member may answer, and in time
-                if attempt == _ATTEMPTS - 1:
-                    raise
-        return None
+        answer = self._client.write_again(TXN, asked)
+        return int(answer["header"]["revision"]) if answer.get("succeeded") else None
 
 
 class _KnownLease(Struct, frozen=True):
@@ -371,13 +367,8 @@ def _identity(directory: Path) -> str:
 
 def _read(client: EtcdClient, key: str) -> dict[str, Any] | None:
     """Return what a key holds now: reads are linearizable."""
-    found = client.read(_RANGE, {"key": encoded(key.encode())}).get("kvs", [])
+    found = client.read(RANGE, {"key": encoded(key.encode())}).get("kvs", [])
     return found[0] if found else None
-
-
-def _is_at(key: str, version: int) -> Json:
-    """Return the comparison that holds if a key has this version; 0: there is no such key."""
-    return {"key": encoded(key.encode()), "target": "MOD", "mod_revision": str(version)}
 
 
 def _duration_in(found: Json | None) -> float:

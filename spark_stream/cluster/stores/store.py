@@ -7,7 +7,7 @@ A record's version is the revision of its last change, so it is positive and nev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
@@ -49,6 +49,14 @@ class Changes(Struct, frozen=True):
     revision: int
     changed: Mapping[str, StoreRecord | None]
     complete: bool
+
+    def since(self, known: Iterable[str]) -> dict[str, StoreRecord | None]:
+        """Return what changed for a caller that knows records with these keys.
+
+        What a complete answer lacks was deleted.
+        """
+        gone = set(known) - self.changed.keys() if self.complete else ()
+        return {**dict.fromkeys(gone), **self.changed}
 
 
 class MetadataStore(Protocol):
