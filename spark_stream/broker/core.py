@@ -35,6 +35,7 @@ from spark_stream.broker.node.members import Members
 from spark_stream.broker.node.registration import Registration, Runs
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.partition.recent import BROKER_BYTES
+from spark_stream.broker.replication.promising import Promising
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.broker.scripting.driver import Driver, Peers
 from spark_stream.broker.scripting.step_table import StepTable
@@ -48,7 +49,7 @@ from spark_stream.environment import Clock, Ids, Machine
 from spark_stream.scripts.electing import Changed
 from spark_stream.scripts.steps import Script
 from spark_stream.scripts.transactions.sweeping import SINK_EXPIRY_S
-from spark_stream.storage.disk.directory import LogDirectory
+from spark_stream.storage.disk.directory import LogDirectory, PromiseFile
 from spark_stream.storage.log.committed import CommittedMarks
 from spark_stream.storage.logs import Logs
 from spark_stream.storage.settings import LogSettings
@@ -74,6 +75,8 @@ class BrokerDisk(Struct, frozen=True):
     """By default the files of this host."""
     marks: CommittedMarks | None = None
     """Where high watermarks are remembered; by default in the directory."""
+    promises: PromiseFile | None = None
+    """Where promises are noted; by default in the directory."""
 
 
 class BrokerNetwork(Protocol):
@@ -109,6 +112,9 @@ class BrokerCore:
         self.store = store
         self.leases = leases
         self._network = network
+        promises = disk.promises or PromiseFile(disk.directory.path)
+        self.promising = Promising(promises, clock, lambda: leases.overdue_s() is not None)
+        """What the streams from leaders need for their promises."""
         view = ClusterView(store)
         self.members = members = Members(view, leases)
         self.proposals = Proposals()
@@ -179,6 +185,7 @@ class BrokerCore:
         if self.members.look():
             self.host.tick_all()
         yield from self.registration.looking()
+        self.promising.forget_ended()
         self.host.upkeep.tick_due()
         yield from self.controlling.rounds()
 

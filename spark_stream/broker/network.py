@@ -55,10 +55,17 @@ class ConnectedNetwork:
         peers = ConnectedPeers(
             me, core.members, clock, core.host.refresh, self._addresses, self._tls
         )
-        self.leading = Leading(me, LedPartitions(core.host), settings, clock, self._background)
+        self.leading = Leading(
+            me,
+            LedPartitions(core.host),
+            settings,
+            clock,
+            self._background,
+            core.leases.overdue_s,
+        )
         lines = Lines(settings, self._background, self._tls)
         self._fetchers = Fetchers(
-            me, peers.endpoint_of, settings, clock, self._background, lines.call
+            me, peers.endpoint_of, settings, clock, self._background, lines.call, core.promising
         )
         return peers
 

@@ -16,6 +16,8 @@ for the kind, and the fields in their order.
 :class:`Refused`        leader       a slot has ended, and why
 :class:`Beat`           both         the leader asks for a sign of life, the follower gives it
 :class:`Bye`            leader       it is about to stop
+:class:`AskPromise`     leader       cannot renew its lease: asks the follower not to lead
+:class:`Promised`       follower     will not lead what it follows on the stream, for a while
 ======================  ===========  ===============================================================
 
 A slot number stands for one session of one partition and is never reused on its stream. So messages
@@ -41,7 +43,10 @@ from spark_stream.protocol import Bytes
 from spark_stream.structs import OffsetField, Positional
 from spark_stream.wire.messages import Message, from_plain, to_plain
 
-REPLICATION_VERSION: Final = 1
+REPLICATION_VERSIONS: Final = (1, 2)
+"""What a broker speaks: the present version, and the one before it."""
+PROMISES_VERSION: Final = 2
+"""The first version that has :class:`AskPromise` and :class:`Promised`."""
 
 Pairs = tuple[tuple[int, int], ...]
 """(slot, entry index), …"""
@@ -55,7 +60,7 @@ class OpenReplication(Message):
     """
 
     stream: str
-    version: int = REPLICATION_VERSION
+    version: int = REPLICATION_VERSIONS[0]
     follower: str
     proof: str
     window_bytes: int
@@ -148,6 +153,23 @@ class Bye(Packed, tag=10):
     """The leader is about to stop."""
 
 
+class AskPromise(Packed, tag=12):
+    """Asks the follower not to lead, for ``lasts_s`` seconds, what it follows on this stream.
+
+    ``asked_at`` is a time of the leader's clock; the follower only sends it back.
+    """
+
+    asked_at: float
+    lasts_s: float
+
+
+class Promised(Packed, tag=13):
+    """The follower does as it was asked, for all slots that it has when it sends this."""
+
+    asked_at: float
+    lasts_s: float
+
+
 class FrameFacts(Packed, tag=11):
     """What a frame says beside its body; ``rows`` are the bytes of the entries table."""
 
@@ -198,7 +220,9 @@ def _frame(facts: FrameFacts, body: Bytes) -> Frame:
     return Frame(facts.slot, facts.leader_epoch, facts.first, facts.high_watermark, rows, data)
 
 
-_Bare = Welcome | Follow | Unfollow | Acked | Room | Agreed | HighWatermarks | Refused | Beat | Bye
+_OfLeader = Welcome | Agreed | HighWatermarks | Refused | Bye | AskPromise
+_OfFollower = Follow | Unfollow | Acked | Room | Promised
+_Bare = _OfLeader | _OfFollower | Beat
 _Metadata = _Bare | FrameFacts
 Said = _Bare | Frame
 _ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=to_plain)

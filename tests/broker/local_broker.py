@@ -76,6 +76,8 @@ class NotedLinks:
 
     followed: dict[str, tuple[str, int]] = field(default_factory=dict)
     """By the replica's name: its leader and the epoch."""
+    waits_until: float = 0.0
+    """When replicas may lead that have followed."""
 
     def follow(self, partition: Partition, leader: BrokerId, generation: Generation) -> None:
         del generation
@@ -83,6 +85,10 @@ class NotedLinks:
 
     def unfollow(self, partition: Partition) -> None:
         self.followed.pop(partition.name, None)
+
+    def may_lead_at(self, partition: Partition) -> float:
+        del partition
+        return self.waits_until
 
 
 @dataclass

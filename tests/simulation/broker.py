@@ -44,7 +44,12 @@ from spark_stream.consistency.control.election import Outcome
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition.producers import Stamp
-from spark_stream.errors import IsologError, LeaderUnavailable, StorageFailure
+from spark_stream.errors import (
+    IsologError,
+    LeaderUnavailable,
+    MetadataUnavailable,
+    StorageFailure,
+)
 from spark_stream.protocol import StreamOpened
 from spark_stream.scripts import moving
 from spark_stream.scripts import topics as topic_scripts
@@ -69,7 +74,7 @@ from tests.simulation.leases import LEASE_S, MemoryBoard, WatchedLeases
 from tests.simulation.logs import DiskLogs
 from tests.simulation.network import Call, Network, NoAnswer
 from tests.simulation.schedule import NOW, Body, Schedule, Signal
-from tests.simulation.store import MemoryRecords, MortalStore
+from tests.simulation.store import MemoryRecords, MortalStore, Outage, OutageBoard
 
 SWEEP_S: Final = 2.0
 LEFT_OVERS_S: Final = 2.5
@@ -83,6 +88,7 @@ _FRAME_BYTES: Final = (1, 1_000, 1 << 20)
 _SECRET: Final = ClusterSecret(b"of all simulated brokers")
 _MEMORY: Final = 1 << 30
 _RETRY_S: Final = 1.0
+_LOOK_S: Final = 0.6
 _LATE: Final = 0.1  # how often a broker sees late what has changed in the store
 _LATE_S: Final = 1.5
 
@@ -122,6 +128,7 @@ class Surroundings(Struct):
     board: MemoryBoard
     network: Network
     chance: Random
+    outages: Random
     carried_out: Callable[[SimulatedBroker, RemoteStep, Answer], None]
     answered: Callable[[SimulatedBroker, list[int], Ack], None]
     watch_fetch: Callable[[SimulatedBroker, bytes, pa.Schema, Answers], Answers]
@@ -146,6 +153,8 @@ class SimulatedBroker:
         self.serves = False
         self.paused = False
         self.dies_in: int | None = None
+        self.outage = Outage(around.outages)
+        """Of its way to the store and the leases."""
         self.renews = True
         """Whether it can renew its lease."""
         self._around = around
@@ -221,10 +230,23 @@ class SimulatedBroker:
                 raise Killed(self.broker_id)
 
     def _start(self) -> Body:
+        try:
+            yield from self._start_up()
+        except MetadataUnavailable:  # then its process ends, and its operator starts another one
+            self._around.schedule.start(f"{self.broker_id} is started", self._start_again(), "")
+            self.crash()
+
+    def _start_again(self) -> Body:
+        yield _RETRY_S
+        if not self.runs:
+            self.start()
+
+    def _start_up(self) -> Body:
         around = self._around
         yield NOW
-        self._store = MortalStore(around.records, self._count_down)
-        self.leases = WatchedLeases(around.board, around.clock, around.found_over)
+        self._store = MortalStore(around.records, self._count_down, self.outage)
+        board = OutageBoard(around.board, self.outage)
+        self.leases = WatchedLeases(board, around.clock, around.found_over)
         self._proposed = Signal(around.schedule)
         incarnation = around.ids.new_id()
         self._me = BrokerIdentity("cluster", BrokerId(self.broker_id), incarnation, _SECRET)
@@ -254,6 +276,7 @@ class SimulatedBroker:
             self._replication(),
             around.clock,
             self._threads().background,
+            core.leases.overdue_s,
         )
         core.registration.register(
             RegisteredBroker(self.broker_id, self.broker_id, incarnation, "1")
@@ -266,6 +289,7 @@ class SimulatedBroker:
         yield NOW
         yield from self.run(core.beginning())
         self._start_task("watcher", self._watch())
+        self._keep("waiting replicas", _LOOK_S, core.host.follow_store)
         self._start_task("proposals", self._put_proposals())
         self._keep("controller", CONTROL_S, lambda: self.run(core.control()))
         self._keep("moves", CONTROL_S, lambda: self.run(core.controlling.finishing()))
@@ -283,7 +307,9 @@ class SimulatedBroker:
             self._around.clock,
             self._around.ids,
             self,
-            BrokerDisk(self._directory, self.logs, self.logs, self.logs.marks()),
+            BrokerDisk(
+                self._directory, self.logs, self.logs, self.logs.marks(), self.logs.promises()
+            ),
             self,
             CoreSettings(leader_balance_s=SETTLE_S),
             lambda: self._proposed.give(),
@@ -304,6 +330,7 @@ class SimulatedBroker:
             around.clock,
             threads.background,
             lines.call,
+            core.promising,
         )
         return StreamLinks(fetchers, core.host.refresh)
 
@@ -372,9 +399,11 @@ class SimulatedBroker:
         self.serves = False
         yield NOW
         self.ended_in_order = in_order
-        if in_order:
-            self.core.registration.end()
-        self.core.lease_keeper.end()
+        with contextlib.suppress(IsologError):
+            if in_order:
+                self.core.registration.end()
+        with contextlib.suppress(IsologError):
+            self.core.lease_keeper.end()
         self.crash()
 
     def _start_task(self, name: str, body: Body) -> None:
@@ -400,12 +429,16 @@ class SimulatedBroker:
         """
         chance, records = self._around.chance, self._around.records
         while True:
-            self.host.refresh()
+            try:
+                self.host.refresh()
+            except MetadataUnavailable:
+                yield _RETRY_S
+                continue
             yield self._around.news.next
             if chance.random() < _LATE:
                 read = records.last_version if chance.random() < 0.5 else None
                 yield chance.random() * _LATE_S
-                with self._store.as_of(read):
+                with self._store.as_of(read), contextlib.suppress(MetadataUnavailable):
                     self.host.refresh()
                 self._around.look_at(self)  # it may have led by that, and will follow in a moment
 

@@ -37,6 +37,7 @@ FAULTS: Final = {
     "lost-race": 2,
     "clock-step": 1,
     "lone-leader": 10,
+    "store-outage": 6,
 }
 """Kinds of faults, and how likely each is next to the others."""
 NAMED_FAULTS: Final = ("changed-byte", "changed-bytes", "dead-disk")

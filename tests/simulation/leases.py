@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from spark_stream.cluster.stores.leases import Board, Leases, Renewal
+from spark_stream.cluster.stores.leases import Board, Lease, Leases, Renewal
 from spark_stream.environment import Clock
 
 LEASE_S: Final = 4.0
@@ -49,6 +49,9 @@ class MemoryPlace(Struct, frozen=True):
         if self._is_mine():
             del self.board.shown[self.broker_id]
 
+    def close(self) -> None:
+        pass
+
     def _is_mine(self) -> bool:
         found = self.board.shown.get(self.broker_id)
         return found is not None and found.incarnation == self.incarnation
@@ -63,6 +66,12 @@ class WatchedLeases(Leases):
         self._over_at: dict[str, float] = {}  # when a broker's lease was found over last
         self._now = clock.monotonic
         self._found_over = found_over
+        self.retaken = False
+        """Whether the broker has taken a lease again, after the one before was over."""
+
+    def hold(self, broker_id: str, incarnation: str, after: Lease | None = None) -> Lease:
+        self.retaken = after is not None
+        return super().hold(broker_id, incarnation, after)
 
     def left_s(self, broker_id: str) -> float:
         left = super().left_s(broker_id)

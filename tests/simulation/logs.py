@@ -14,7 +14,7 @@ import numpy as np
 
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE
 from spark_stream.errors import IsologError
-from spark_stream.storage.disk.directory import RunFile
+from spark_stream.storage.disk.directory import PromiseFile, RunFile
 from spark_stream.storage.log.committed import CommittedMarks
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.log.replica_log import ReplicaLog
@@ -39,6 +39,10 @@ class DiskLogs(FileLogs):
     def marks(self) -> CommittedMarks:
         """Return the high watermarks that the directory remembers, as a process finds them."""
         return CommittedMarks(self._folder, self.disk)
+
+    def promises(self) -> PromiseFile:
+        """Return where the directory notes promises."""
+        return PromiseFile(self._folder, self.disk)
 
     def recorded_run(self) -> str | None:
         """Return the broker's run that the directory names."""

@@ -9,13 +9,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from random import Random
 from threading import Lock
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct, field
 
+from spark_stream.cluster.stores.leases import Renewal
 from spark_stream.cluster.stores.store import Changes, Delete, Put, StoreRecord, check_distinct
-from spark_stream.errors import StorageFailure
+from spark_stream.errors import MetadataUnavailable, StorageFailure
+from tests.simulation.leases import MemoryBoard, MemoryPlace
+
+_DONE: Final = 0.3  # how often a change is done of which only the answer is lost
+_DONE_LATE: Final = 0.2
+
+Done = TypeVar("Done")
 
 
 class MemoryRecords(Struct):
@@ -155,19 +163,111 @@ class MemoryStore:
 
 
 class MortalStore(MemoryStore):
-    """A broker's way to the store, in which its process may end."""
+    """A broker's way to the store: its process may end there, and it may be cut off."""
 
-    def __init__(self, records: MemoryRecords, before: Callable[[], None]) -> None:
+    def __init__(self, records: MemoryRecords, before: Callable[[], None], outage: Outage) -> None:
         super().__init__(records)
         self._before = before
+        self._outage = outage
+
+    def get(self, key: str) -> StoreRecord | None:
+        self._outage.check()
+        return super().get(key)
+
+    def list(self, prefix: str) -> Sequence[StoreRecord]:
+        self._outage.check()
+        return super().list(prefix)
 
     def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
         self._before()
-        return super().put(key, value, expected)
+        return self._outage.change(lambda: super(MortalStore, self).put(key, value, expected))
 
     def delete(self, key: str, expected: int) -> bool:
         self._before()
-        return super().delete(key, expected)
+        return self._outage.change(lambda: super(MortalStore, self).delete(key, expected))
+
+    def changes(
+        self, since: int, prefixes: Sequence[str] = ("",), *, fresh: bool = True
+    ) -> Changes:
+        if self._outage.is_away and not fresh:
+            return Changes(since, {}, complete=False)  # a watch that says nothing
+        self._outage.check()
+        return super().changes(since, prefixes, fresh=fresh)
+
+
+class Outage:
+    """Whether one broker can reach the store, and what becomes of its changes if it cannot.
+
+    A change may be done, and only its answer be lost. It may also be done late: but not once the
+    broker has made another change, for a store fences what it does not know the outcome of.
+    """
+
+    def __init__(self, chance: Random) -> None:
+        self.is_away = False
+        self._chance = chance
+        self._late: list[Callable[[], object]] = []
+
+    def begin(self) -> None:
+        """Cut the broker off."""
+        self.is_away = True
+
+    def end(self) -> None:
+        """Let the broker reach the store again; what was late is done before that, or never."""
+        late, self._late = self._late, []
+        for each in late:
+            each()
+        self.is_away = False
+
+    def check(self) -> None:
+        """Raise MetadataUnavailable while the broker is cut off."""
+        if self.is_away:
+            raise MetadataUnavailable("the metadata store in memory: it does not answer")
+
+    def change(self, change: Callable[[], Done]) -> Done:
+        """Return what the change returns; MetadataUnavailable, whether it is done or not."""
+        if not self.is_away:
+            return change()
+        self._late.clear()
+        fate = self._chance.random()
+        if fate < _DONE:
+            change()
+        elif fate < _DONE + _DONE_LATE:
+            self._late.append(change)
+        self.check()
+        raise AssertionError("unreachable")
+
+
+class OutageBoard:
+    """A board of leases as a broker sees it that may be cut off."""
+
+    def __init__(self, board: MemoryBoard, outage: Outage) -> None:
+        self._board = board
+        self._outage = outage
+
+    def take_place(self, broker_id: str, incarnation: str, duration_s: float) -> OutagePlace:
+        self._outage.check()
+        return OutagePlace(self._board.take_place(broker_id, incarnation, duration_s), self._outage)
+
+    def read(self, broker_id: str) -> Renewal | None:
+        self._outage.check()
+        return self._board.read(broker_id)
+
+
+class OutagePlace:
+    """A place on such a board."""
+
+    def __init__(self, place: MemoryPlace, outage: Outage) -> None:
+        self._place = place
+        self._outage = outage
+
+    def write(self, count: int) -> bool:
+        return self._outage.change(lambda: self._place.write(count))
+
+    def clear(self) -> None:
+        self._outage.change(self._place.clear)
+
+    def close(self) -> None:
+        pass
 
 
 def _record(key: str, kept: tuple[str, int]) -> StoreRecord:

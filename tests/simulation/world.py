@@ -79,6 +79,7 @@ class World:
             self._board,
             self.network,
             form.chance("steps"),
+            form.chance("outages"),
             lambda *step: self._onlooker.note_step(*step),
             self._note_answer,
             self._watch_fetch,
@@ -229,6 +230,7 @@ class World:
         for broker in self.brokers:
             broker.logs.mend()
             broker.dies_in, broker.renews = None, True
+            broker.outage.end()
             broker.go_on()
             if broker.runs and self._has_failed(broker):
                 broker.crash()

@@ -97,7 +97,8 @@ class Host:
         self.upkeep = Upkeep(clock, marks or CommittedMarks(directory.path))
         self._applying = threading.RLock()
         self._refreshes_begun = self._refreshed = 0
-        self._unsettled: set[str] = set()  # names of topics that failed at the last look
+        self._unsettled: set[str] = set()
+        """Names of topics that failed at the last look, or have a replica that is to lead later."""
         self._stopping = False
         self.generation: Generation | None = None
         """The generation of this broker's logs; None until it has decided about vouching."""
@@ -347,9 +348,9 @@ class Host:
         """
         errors: list[IsologError] = []
         for topic in topics:
+            self._unsettled.discard(topic.name)
             try:
                 self._reconcile_topic(topic)
-                self._unsettled.discard(topic.name)
             except IsologError as error:
                 self._unsettled.add(topic.name)
                 errors.append(error)
@@ -396,12 +397,22 @@ class Host:
             partition.following.report_what_is_forced(moves=bool(record.adding or record.removing))
             if election.leads(record, me):
                 self._links.unfollow(partition)
-                partition.role.lead(me, record, found.version, self._serves)
+                if self._has_promised(partition, record):
+                    partition.role.rest(record.leader_epoch)
+                    self._unsettled.add(partition.topic)
+                else:
+                    partition.role.lead(me, record, found.version, self._serves)
             elif record.leader in (None, self.broker_id):
                 self._links.unfollow(partition)
                 partition.role.rest(record.leader_epoch)
             elif partition.log.failed is None and partition.role.follow(record.leader_epoch):
                 self._links.follow(partition, record.leader, generation)
+
+    def _has_promised(self, partition: Partition, record: PartitionRecord) -> bool:
+        """Return whether the replica has promised an earlier leader not to lead yet."""
+        if len(record.replicas) == 1:
+            return False  # it had no leader beside itself
+        return self._links.may_lead_at(partition) > self._clock.monotonic()
 
     def _close_gone(self) -> None:
         for name, hosted in list(self._hosted.items()):

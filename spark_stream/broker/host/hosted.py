@@ -24,6 +24,12 @@ class FollowerLinks(Protocol):
     def unfollow(self, partition: Partition) -> None:
         """Stop following."""
 
+    def may_lead_at(self, partition: Partition) -> float:
+        """Return when the partition may lead, in seconds of the broker's monotonic clock.
+
+        It may have promised a leader that it followed not to lead before.
+        """
+
 
 class NoLinks:
     """Links of a broker without others: they follow nothing."""
@@ -33,6 +39,9 @@ class NoLinks:
 
     def unfollow(self, partition: Partition) -> None:
         pass
+
+    def may_lead_at(self, partition: Partition) -> float:
+        return 0.0
 
 
 @dataclass(frozen=True)

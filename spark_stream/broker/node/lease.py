@@ -36,10 +36,7 @@ class LeaseKeeper:
         if self._lease.renew():
             return
         logger.warning("the lease was over: other brokers may lead what this one led")
-        self._lease.release()
-        fresh = self._hold(
-            self._lease
-        )  # somebody may have cleared the folder, and with it the old lease's file
+        fresh = self._hold(self._lease)
         self._refresh()
         self._lease = fresh
 

@@ -107,6 +107,16 @@ class Followers:
         now = state.clock.steady_us()
         return state.carry_out(state.core.follower_refuses_writes(session, now))
 
+    def take_promise(self, session: int, until: float) -> None:
+        """Note that this session's follower will not lead before ``until``. Wait for nothing."""
+        self._state.lock.do_soon(partial(self._take_promise, session, until))
+
+    def _take_promise(self, session: int, until: float) -> tuple[WakeUp, ...]:
+        progress = self._state.core.progress
+        if session in self._state.sessions and progress is not None:
+            progress.on_promised(session, until)
+        return ()
+
     def end_session(self, session: int) -> None:
         """End a session whose follower is gone, if it has not ended yet. Wait for nothing."""
         self._state.lock.do_soon(partial(self._end_session, session))

@@ -167,7 +167,7 @@ class Partition:
 
     @property
     def leads(self) -> bool:
-        """Whether it leads, and the broker's lease lasts."""
+        """Whether it leads, and may do so at this moment."""
         return self._state.leads
 
     @property
@@ -442,7 +442,8 @@ class Partition:
 
     def _take_isr_settings(self, settings: LogSettings) -> Effects:
         lag_us = settings.replica_lag_time_max_ms * 1_000
-        known = IsrSettings(settings.min_insync_replicas, lag_us)
+        unclean = settings.unclean_leader_election
+        known = IsrSettings(settings.min_insync_replicas, lag_us, unclean)
         return self.core.configure(known, self._clock.steady_us())
 
     def flush_if_due(self, moment: float) -> float | None:

@@ -3,8 +3,9 @@
 ``partition`` states the invariant, the lock rule and the order of effects.
 
 **Roles.** A replica that leads does so in the epoch of the partition's record, and only while the
-broker's lease lasts; one that follows takes entries of its leader's epoch. A role begins under the
-lock, so nothing that was asked under the role before goes on after it.
+broker's lease lasts, or its followers have promised not to lead (``replication.promises``); one
+that follows takes entries of its leader's epoch. A role begins under the lock, so nothing that was
+asked under the role before goes on after it.
 """
 
 from __future__ import annotations
@@ -81,8 +82,14 @@ class PartitionState(Struct, eq=False):
 
     @property
     def leads(self) -> bool:
-        """Whether the replica leads, and the broker's lease lasts."""
-        return self.role is Role.LEADER and self.serves()
+        """Whether the replica leads, and may do so at this moment."""
+        return self.role is Role.LEADER and (self.serves() or self._is_promised())
+
+    def _is_promised(self) -> bool:
+        """Return whether no other in-sync replica will lead for now, whatever is on record."""
+        progress = self.core.progress
+        until = None if progress is None else progress.leads_until()
+        return until is not None and self.clock.monotonic() < until
 
     def begin_role(self, role: Role) -> None:
         """Begin a role: the sessions of followers end that belong to the role before."""

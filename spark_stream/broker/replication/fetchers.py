@@ -26,6 +26,7 @@ from spark_stream.broker.replication.follower_core import (
 )
 from spark_stream.broker.replication.lines import Call, ReplicationLine
 from spark_stream.broker.replication.partitions import FollowedPartition, PartitionKey
+from spark_stream.broker.replication.promising import Promising
 from spark_stream.broker.replication.settings import ENDING_S, ReplicationSettings
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import Clock
@@ -33,7 +34,7 @@ from spark_stream.errors import BrokerUnavailable, InternalError, IsologError
 from spark_stream.protocol import Cancelled, Credited, Failed, Lost, Received, StreamOver
 from spark_stream.transport.failures import failure_of
 from spark_stream.transport.streams import StreamEvent, error_of
-from spark_stream.wire.replication_messages import OpenReplication, unpack
+from spark_stream.wire.replication_messages import AskPromise, OpenReplication, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Fetcher:
         background: Background,
         call: Call,
         window_bytes: int,
+        promising: Promising,
     ) -> None:
         self._me = me
         self._leader = leader
@@ -59,7 +61,10 @@ class Fetcher:
         self._clock = clock
         self._background = background
         self._call = call
+        self._promising = promising
         self._changed = threading.Condition(threading.RLock())  # guards what follows
+        self.promised_until = 0.0
+        """Until when what is followed here may not be led, by this broker's monotonic clock."""
         self._core = FollowerStreamCore(leader, window_bytes, settings, clock.monotonic())
         self._line: ReplicationLine | None = None
         self._stream_id = ""
@@ -165,10 +170,12 @@ class Fetcher:
                         self._flush()  # earlier messages do not wait for it
                         self._background.submit(partial(self._do, effect))
                     case Connect():
-                        self._connect(effect.window_bytes)
+                        self._connect(effect)
                     case HangUp():
                         self._flush()
                         self._hang_up()
+                    case AskPromise():
+                        self._background.submit(partial(self._promise, self._stream_id, effect))
                     case _:
                         assert_never(effect)
         self._flush()
@@ -188,7 +195,7 @@ class Fetcher:
         except StreamOver:
             self._unsent.clear()  # an event is about to report the end
 
-    def _connect(self, window_bytes: int) -> None:
+    def _connect(self, asked: Connect) -> None:
         endpoint = self._endpoint()
         if endpoint is None:
             error = BrokerUnavailable(f"broker {self._leader} is not registered")
@@ -197,9 +204,10 @@ class Fetcher:
         self._stream_id, self._address = uuid.uuid4().hex, endpoint.address
         opened = OpenReplication(
             stream=self._stream_id,
+            version=asked.version,
             follower=self._me.broker_id,
             proof=self._me.call_proof(self._leader, endpoint.incarnation),
-            window_bytes=window_bytes,
+            window_bytes=asked.window_bytes,
         )
         self._line = self._call(endpoint.address, opened.to_bytes(), self._on_event)
 
@@ -210,6 +218,19 @@ class Fetcher:
             self._line = None
 
     # -- on the pool's threads -------------------------------------------------------------------
+
+    def _promise(self, stream_id: str, asked: AskPromise) -> None:
+        """Promise the leader what it has asked for on a stream, if this broker may."""
+
+        def promise(until: float) -> None:
+            with self._changed:
+                if stream_id != self._stream_id:
+                    return  # the leader may be another process by now
+                self.promised_until = max(self.promised_until, until)
+                self._core.on_promised(asked)
+                self._carry_out()
+
+        self._promising.promise(asked.lasts_s, promise)
 
     def _do(self, job: Job) -> None:
         result, error = None, None
@@ -244,6 +265,7 @@ class Fetchers:
         clock: Clock,
         background: Background,
         call: Call,
+        promising: Promising,
     ) -> None:
         self._me = me
         self._endpoint_of = endpoint_of
@@ -251,9 +273,11 @@ class Fetchers:
         self._clock = clock
         self._background = background
         self._call = call
+        self._promising = promising
         self._lock = threading.Lock()
         self._fetchers: dict[BrokerId, Fetcher] = {}
         self._leaders: dict[PartitionKey, BrokerId] = {}
+        self._promised: dict[PartitionKey, float] = {}  # of partitions that are followed no more
         self._ending: list[Fetcher] = []
         self._stopped = False
 
@@ -274,6 +298,11 @@ class Fetchers:
         """Stop following. A call of the partition may still be under way."""
         with self._lock:
             self._unfollow(key)
+
+    def may_lead_at(self, key: PartitionKey) -> float:
+        """Return when a partition that is not followed any more may lead here."""
+        with self._lock:
+            return max(self._promised.get(key, 0.0), self._promising.earlier_until)
 
     def stop(self) -> None:
         """End all streams."""
@@ -298,18 +327,29 @@ class Fetchers:
             self._background,
             self._call,
             window,
+            self._promising,
         )
         return fetcher
 
     def _unfollow(self, key: PartitionKey) -> None:
         leader = self._leaders.pop(key, None)
-        if leader is None or self._fetchers[leader].unfollow(key):
+        if leader is None:
+            return
+        has_others = self._fetchers[leader].unfollow(key)
+        self._note_promise(key, self._fetchers[leader].promised_until)
+        if has_others:
             return
         idle = self._fetchers.pop(leader)  # it follows nothing any more
         idle.begin_stop()
         self._ending = [each for each in self._ending if each.is_at_work]
         self._ending.append(idle)
         self._share(len(self._fetchers))
+
+    def _note_promise(self, key: PartitionKey, until: float) -> None:
+        now = self._clock.monotonic()
+        if until > now:
+            self._promised = {each: at for each, at in self._promised.items() if at > now}
+            self._promised[key] = max(until, self._promised.get(key, 0.0))
 
     def _share(self, streams: int) -> int:
         """Set the window of the open streams for this many of them. Return it."""

@@ -64,16 +64,20 @@ from spark_stream.errors import (
     InvalidRequest,
     IsologError,
     StorageFailure,
+    Unsupported,
 )
 from spark_stream.wire.replication_messages import (
+    REPLICATION_VERSIONS,
     Acked,
     Agreed,
+    AskPromise,
     Beat,
     Bye,
     Follow,
     Frame,
     HighWatermarks,
     Packed,
+    Promised,
     Refused,
     Room,
     Said,
@@ -146,8 +150,9 @@ class Job(Struct, frozen=True):
 
 
 class Connect(Struct, frozen=True):
-    """Open a stream to the leader, wherever it is now."""
+    """Open a stream of this version to the leader, wherever it is now."""
 
+    version: int
     window_bytes: int
 
 
@@ -155,8 +160,8 @@ class HangUp(Struct, frozen=True):
     """End the stream, whatever its state is."""
 
 
-Effect = bytes | Job | Connect | HangUp
-"""Send a message, do work on another thread, or connect, or end the stream."""
+Effect = bytes | Job | Connect | HangUp | AskPromise
+"""Send a message, do work on another thread, or connect, or end the stream, or promise."""
 
 
 class FollowerState(Enum):
@@ -177,6 +182,7 @@ class FollowerStreamCore:
         self._leader = leader
         self._settings = settings
         self._window_bytes = window_bytes
+        self._version = REPLICATION_VERSIONS[-1]
         self._state = FollowerState.RESTING
         self._retry_at = now
         self._pause_s = _PAUSE_FIRST_S
@@ -245,7 +251,7 @@ class FollowerStreamCore:
         """Do what is due."""
         if self._state is FollowerState.RESTING and now >= self._retry_at:
             self._state = FollowerState.CALLING
-            self._effects.append(Connect(self._window_bytes))
+            self._effects.append(Connect(self._version, self._window_bytes))
         elif self._state is FollowerState.WELCOME:
             for key, following in list(self._waiting.items()):
                 if not following.is_busy and following.retry_at <= now:
@@ -261,6 +267,9 @@ class FollowerStreamCore:
         if str(error) != self._said:
             self._said = str(error)
             logger.info("following broker %s: %s", self._leader, error)
+        newest, before = REPLICATION_VERSIONS[-1], REPLICATION_VERSIONS[0]
+        is_newer = isinstance(error, Unsupported) and self._version == newest
+        self._version = before if is_newer else newest
         was_welcome = self._state is FollowerState.WELCOME
         self._pause_s = (
             _PAUSE_FIRST_S if was_welcome else min(_STREAM_PAUSE_MAX_S, 2 * self._pause_s)
@@ -291,12 +300,19 @@ class FollowerStreamCore:
                     self._take(number, entry, now)
             case Beat():
                 self._say(Beat())
+            case AskPromise():
+                self._effects.append(message)
             case Bye():
                 raise BrokerStopping(f"broker {self._leader} is about to stop")
-            case Acked() | Follow() | Unfollow() | Room():
+            case Acked() | Follow() | Unfollow() | Room() | Promised():
                 raise InvalidRequest(f"a leader does not say {type(message).__name__}")
             case _:
                 assert_never(message)
+
+    def on_promised(self, asked: AskPromise) -> None:
+        """Tell the leader that this broker will not lead what it follows here, for a while."""
+        if self._state is FollowerState.WELCOME:
+            self._say(Promised(asked.asked_at, asked.lasts_s))
 
     # -- the work --------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ session is to be told comes back as calls, to be made in their order and not und
 =============  ==================================================  ===========================
 state          what may happen                                     next state
 =============  ==================================================  ===========================
-open           Follow, Acked, Unfollow, Room, Beat; frames; news   open
+open           Follow, Acked, Unfollow, Room, Beat, Promised;      open
+               frames; news
 open           ``end``                                             ending: Bye, then LAST
 open, ending   ``close``: the stream is lost or has failed         over: nothing is sent
 =============  ==================================================  ===========================
@@ -21,6 +22,7 @@ Invariants:
 * ``Agreed`` of a slot is sent before its first frame, and after ``Refused`` there is none. A frame
   begins where the one before it ended, the first one where the two logs were found to be equal.
 * An acknowledgement counts only for a slot that is sending, and for entries that were sent.
+* A promise counts for the slots that are sending when it arrives.
 * What is under way keeps within the bounds of ``send_queue``.
 * Every session that was started is closed, once its slot or the stream is over.
 * A high watermark that no frame has taken along is told ``HIGH_WATERMARK_LINGER_S`` later.
@@ -44,17 +46,20 @@ from spark_stream.broker.replication.settings import (
     ReplicationSettings,
 )
 from spark_stream.consistency.ids import EntryIndex
+from spark_stream.consistency.replication.promises import holds_until
 from spark_stream.errors import BrokerUnavailable, InvalidRequest, IsologError
 from spark_stream.protocol import Bytes
 from spark_stream.storage.format.stored import StoredEntries
 from spark_stream.wire.replication_messages import (
     Acked,
     Agreed,
+    AskPromise,
     Beat,
     Bye,
     Follow,
     Frame,
     HighWatermarks,
+    Promised,
     Refused,
     Room,
     Said,
@@ -113,11 +118,18 @@ class LeaderStreamCore:
                 self._ask(message)
             case Unfollow():
                 return self._take_unfollow(message)
+            case Promised():
+                if message.asked_at > now:
+                    raise InvalidRequest("a promise that nobody has asked for")
+                until = holds_until(message.asked_at, message.lasts_s)
+                return [partial(slot.session.on_promised, until) for slot in self._queue]
             case Room():
                 self._queue.window_bytes = message.window_bytes
             case Beat():
                 pass
-            case Welcome() | Agreed() | Frame() | HighWatermarks() | Refused() | Bye():
+            case (
+                Welcome() | Agreed() | Frame() | HighWatermarks() | Refused() | Bye() | AskPromise()
+            ):
                 raise InvalidRequest(f"a follower does not say {type(message).__name__}")
             case _:
                 assert_never(message)
@@ -137,10 +149,11 @@ class LeaderStreamCore:
         if self._tell_at is None:
             self._tell_at = now + HIGH_WATERMARK_LINGER_S
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float, promise_s: float | None = None) -> None:
         """Note the time, every :attr:`tick_s`. A call that is late judges nothing.
 
         It is late if this process was paused: what the follower said is yet to be received then.
+        ``promise_s``: for how long the follower is to promise that it will not lead; None: no need.
 
         Raises:
             BrokerUnavailable: the follower is dead.
@@ -151,6 +164,8 @@ class LeaderStreamCore:
             return
         if silent_s > self.silence_s:
             raise BrokerUnavailable(f"gave no sign of life for {silent_s:.1f} s")
+        if promise_s is not None and not self._ending:
+            self._outbox.append(AskPromise(now, promise_s).pack())
         if silent_s >= self.tick_s and now - self._beat_at >= self._settings.beat_s:
             self._beat_at = now
             self._outbox.append(Beat().pack())

@@ -39,7 +39,8 @@ from spark_stream.protocol import Credited, Received, StreamOver
 from spark_stream.transport.failures import error_bytes
 from spark_stream.transport.streams import Stream, StreamEvent
 from spark_stream.wire.replication_messages import (
-    REPLICATION_VERSION,
+    PROMISES_VERSION,
+    REPLICATION_VERSIONS,
     Follow,
     OpenReplication,
     Welcome,
@@ -62,6 +63,7 @@ class LeaderStream:
         clock: Clock,
         background: Background,
         ended: Callable[[LeaderStream], None],
+        promise_s: Callable[[], float | None],
     ) -> None:
         self.follower = BrokerId(opened.follower)
         self._stream = stream
@@ -70,6 +72,7 @@ class LeaderStream:
         self._clock = clock
         self._background = background
         self._ended = ended
+        self._promise_s = promise_s if opened.version >= PROMISES_VERSION else lambda: None
         self._lock = threading.Lock()  # guards what follows
         self._core = LeaderStreamCore(opened.window_bytes, welcome, settings, clock.monotonic())
         self._held: Sent | None = None  # a frame for which there was no credit
@@ -139,7 +142,7 @@ class LeaderStream:
             if self._over:
                 return
             try:
-                self._core.tick(self._clock.monotonic())
+                self._core.tick(self._clock.monotonic(), self._promise_s())
             except BrokerUnavailable as error:
                 silent = BrokerUnavailable(f"follower {self.follower} {error.message}")
             else:
@@ -294,12 +297,15 @@ class Leading:
         settings: ReplicationSettings,
         clock: Clock,
         background: Background,
+        promise_s: Callable[[], float | None] = lambda: None,
     ) -> None:
+        """``promise_s`` returns for how long followers are to promise not to lead, or None."""
         self._me = me
         self._partitions = partitions
         self._settings = settings
         self._clock = clock
         self._background = background
+        self._promise_s = promise_s
         self._changed = threading.Condition()  # guards what follows
         self._streams: dict[BrokerId, LeaderStream] = {}
         self._stopped = False
@@ -319,7 +325,7 @@ class Leading:
             Unauthenticated, Unsupported, InvalidRequest, BrokerStopping: nothing has begun.
         """
         self._check(opened, names)
-        welcome = Welcome(REPLICATION_VERSION, self._me.answer_proof(opened.stream))
+        welcome = Welcome(opened.version, self._me.answer_proof(opened.stream))
         served = LeaderStream(
             opened,
             welcome,
@@ -329,6 +335,7 @@ class Leading:
             self._clock,
             self._background,
             partial(self._forget, over),
+            self._promise_s,
         )
         with self._changed:
             if self._stopped:
@@ -362,9 +369,8 @@ class Leading:
         self._me.check_caller(opened.follower, opened.proof, names)
         if opened.follower == self._me.broker_id:
             raise InvalidRequest(f"broker {opened.follower} cannot follow itself")
-        if opened.version != REPLICATION_VERSION:
-            raise Unsupported(
-                f"version {opened.version} of replication; this broker has {REPLICATION_VERSION}"
-            )
+        if opened.version not in REPLICATION_VERSIONS:
+            spoken = " and ".join(map(str, REPLICATION_VERSIONS))
+            raise Unsupported(f"version {opened.version} of replication; this broker has {spoken}")
         if opened.window_bytes <= 0:
             raise InvalidRequest(f"a window has at least one byte, not {opened.window_bytes}")

@@ -83,6 +83,10 @@ class FollowerSession:
         """Note that the follower's log refuses writes."""
         self._partition.followers.take_refusal(self._number)
 
+    def on_promised(self, until: float) -> None:
+        """Note that the follower will not lead before ``until``."""
+        self._partition.followers.take_promise(self._number, until)
+
     def close(self) -> None:
         """End the session: the follower is gone."""
         self._partition.followers.end_session(self._number)
@@ -160,3 +164,7 @@ class StreamLinks:
     def unfollow(self, partition: Partition) -> None:
         """Stop following."""
         self._fetchers.unfollow(PartitionKey(partition.topic_id, partition.number))
+
+    def may_lead_at(self, partition: Partition) -> float:
+        """Return when the partition may lead: it may have promised its leaders to wait."""
+        return self._fetchers.may_lead_at(PartitionKey(partition.topic_id, partition.number))

@@ -76,6 +76,9 @@ class LeaderSession(Protocol):
     def refuses_writes(self) -> None:
         """Note that the follower's log refuses writes: it is to leave the ISR."""
 
+    def on_promised(self, until: float) -> None:
+        """Note that the follower will not lead before ``until``, by this broker's clock."""
+
     def close(self) -> None:
         """End the session: the follower is gone. May be called more than once."""
 

@@ -282,6 +282,9 @@ class EtcdLease:
             key = {"key": encoded(self._key.encode())}
             self._changed({"request_delete_range": key}, _at(found))
 
+    def close(self) -> None:
+        pass
+
     def _taken(self) -> int:
         """Take the key from an earlier incarnation, and return its version.
 

@@ -101,8 +101,12 @@ class LeaseFile:
             if self._descriptor >= 0:
                 if self._is_in_place():
                     self._path.unlink(missing_ok=True)
-                os.close(self._descriptor)
-                self._descriptor = -1
+                self.close()
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def _is_in_place(self) -> bool:
         return self._descriptor >= 0 and os.fstat(self._descriptor).st_nlink > 0

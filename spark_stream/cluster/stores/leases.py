@@ -32,7 +32,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from spark_stream.environment import Clock
-from spark_stream.errors import DirectoryInUse
+from spark_stream.errors import DirectoryInUse, StorageFailure
 
 DURATION_S: Final = 3.0
 """How long a lease lasts without a renewal, unless it is configured."""
@@ -56,6 +56,9 @@ class LeasePlace(Protocol):
 
     def clear(self) -> None:
         """Remove the lease, unless another incarnation has the place."""
+
+    def close(self) -> None:
+        """Close what is open: the incarnation has taken the place anew."""
 
 
 class IdLock(Protocol):
@@ -130,6 +133,7 @@ class Lease:
         self._renewed_at = clock.monotonic()
         self._place = board.take_place(broker_id, incarnation, duration_s)
         if after is not None:
+            after._place.close()
             self._count = after._count + 1
             self._was_over = not self._place.write(self._count)
 
@@ -196,10 +200,18 @@ class Leases:
         self._lock = threading.Lock()
         self._looking: dict[str, threading.Lock] = {}
         self._seen: dict[str, Sighting] = {}
+        self._blind_since: float | None = None  # while no read succeeds
+        self._own: Lease | None = None
 
     def hold(self, broker_id: str, incarnation: str, after: Lease | None = None) -> Lease:
         """Take the broker's own lease, replacing its earlier incarnation's, or ``after``."""
-        return Lease(self._board, broker_id, incarnation, self._clock, self._duration, after)
+        self._own = Lease(self._board, broker_id, incarnation, self._clock, self._duration, after)
+        return self._own
+
+    def overdue_s(self) -> float | None:
+        """Return the own lease's duration if half of it has passed since a renewal, else None."""
+        overdue = self._own is not None and self._own.left_s() < self._duration / 2
+        return self._duration if overdue else None
 
     @property
     def pause_s(self) -> float:
@@ -223,10 +235,28 @@ class Leases:
             looking = self._looking.setdefault(broker_id, threading.Lock())
         with looking:  # a board on another host may take long to answer for one of them
             asked_at = self._clock.monotonic()
-            shown = self._board.read(broker_id)
+            shown = self._read(broker_id, asked_at)
             seen = note(self._seen.get(broker_id), shown, self._clock.monotonic())
             if seen is None:
                 self._seen.pop(broker_id, None)
                 return 0.0
             self._seen[broker_id] = seen
             return max(0.0, time_left(seen, asked_at))
+
+    def _read(self, broker_id: str, now: float) -> Renewal | None:
+        """Read the broker's place; StorageFailure if the board cannot be read.
+
+        A holder that could not be seen to renew its lease gets the full time from then on: the
+        others were probably cut off as well, and renew their leases in a moment.
+        """
+        try:
+            shown = self._board.read(broker_id)
+        except StorageFailure:
+            if self._blind_since is None:
+                self._blind_since = now
+            raise
+        if self._blind_since is not None:
+            if now - self._blind_since > self._duration / _RENEWALS:
+                self._seen.clear()
+            self._blind_since = None
+        return shown

@@ -47,6 +47,7 @@ from msgspec import Struct
 from spark_stream.consistency.control.election import leads
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation
+from spark_stream.consistency.replication import promises
 
 GenerationOf = Callable[[BrokerId], Generation | None]
 """The generation in which a broker is registered and alive, or None if it is not alive."""
@@ -59,11 +60,12 @@ class IsrSettings(Struct, frozen=True):
     """``min_insync``: with fewer in-sync replicas the high watermark stands still.
 
     A partition with fewer replicas than that needs all of them. ``lag_max_us``: how long a member
-    may lack an entry, in microseconds.
+    may lack an entry, in microseconds. ``unclean``: a replica that is not in sync may be elected.
     """
 
     min_insync: int = 1
     lag_max_us: int = 10_000_000
+    unclean: bool = False
 
 
 class _Follower(Struct):
@@ -71,7 +73,8 @@ class _Follower(Struct):
 
     ``reported``: it has reported in its present session. ``was_cut``: it has reported in some
     session, so its log has been cut to what it shares with the leader's. ``refuses``: it has said
-    that its log refuses writes, and has not reported since.
+    that its log refuses writes, and has not reported since. ``promised_until``: until when it has
+    promised not to lead, by the leader's monotonic clock (``replication.promises``).
     """
 
     member: Member
@@ -81,6 +84,7 @@ class _Follower(Struct):
     reported: bool = False
     was_cut: bool = False
     refuses: bool = False
+    promised_until: float = 0.0
 
 
 class Ages:
@@ -169,6 +173,12 @@ class Progress:
         """How many followers a record waits for at least; 1 if the ISR is too small."""
         return len(self._awaited) or (0 if self.enough else 1)
 
+    def leads_until(self) -> float | None:
+        """Return until when the leader may go on without its lease; None: not at all."""
+        if self.settings.unclean:
+            return None
+        return promises.leads_until([each.promised_until for each in self._awaited])
+
     def acked(self, member: Member) -> EntryIndex | None:
         """Return how far the member is by its last report, or None if there was none."""
         found = self._followers.get(member)
@@ -235,8 +245,14 @@ class Progress:
         if found is not None:
             found.refuses = True
 
+    def on_promised(self, session: int, until: float) -> None:
+        """Note that this session's follower will not lead before ``until``."""
+        found = self._sessions.get(session)
+        if found is not None:
+            found.promised_until = max(found.promised_until, until)
+
     def on_left(self, session: int) -> None:
-        """End the session; what its follower reported still holds."""
+        """End the session; what its follower reported and promised still holds."""
         found = self._sessions.pop(session, None)
         if found is not None:
             found.session = None

@@ -9,6 +9,7 @@
     broker.log        the output of a broker in the background
     broker.run        the name of the last run of its broker: tells it from an earlier copy
     broker.original   inode and time of that file, to tell it from a copy of it
+    broker.promise    for how many seconds its broker may have promised not to lead
     committed.json    up to where its partitions were known to be committed
     metadata.sqlite   topics, transactions, positions, numbers (a shared store lies elsewhere)
     leases/           which brokers are alive; beside the store
@@ -40,6 +41,7 @@ _FORMAT: Final = "isolog"
 _DESCRIPTION: Final = "isolog.json"
 _RUN: Final = "broker.run"
 _ORIGINAL: Final = "broker.original"
+_PROMISE: Final = "broker.promise"
 _OURS: Final = frozenset(
     {"isolog.json", "isolog.json.new", "broker.lock", "broker.json", "broker.log", "start.lock"}
 )
@@ -158,6 +160,28 @@ class RunFile(Struct, frozen=True):
         """Remove the run's name durably: the next start then does not trust the logs."""
         self.disk.remove(self.path / _RUN)
         self.disk.sync_directory(self.path)
+
+
+class PromiseFile(Struct, frozen=True):
+    """The file that says for how long a broker may have promised not to lead."""
+
+    path: Path
+    disk: Disk = HOST_DISK
+
+    def recorded(self) -> float | None:
+        """Return for how many seconds the last promise lasts, or None if all were over."""
+        if _PROMISE not in self.disk.names(self.path):
+            return None
+        return float(self.disk.map(self.path / _PROMISE).to_pybytes())
+
+    def record(self, lasts_s: float) -> None:
+        """Record durably that promises are given that last so long."""
+        self.disk.write_whole(self.path / _PROMISE, [f"{lasts_s}\n".encode("ascii")])
+        self.disk.sync_directory(self.path)
+
+    def forget(self) -> None:
+        """Record that all promises are over."""
+        self.disk.remove(self.path / _PROMISE)
 
 
 def open_directory(

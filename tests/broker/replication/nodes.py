@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Self
 
 from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
@@ -10,6 +13,7 @@ from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leader_stream import Leading
 from spark_stream.broker.replication.lines import Lines
 from spark_stream.broker.replication.partitions import PartitionKey
+from spark_stream.broker.replication.promising import Promising
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.serving.pool import Pool
 from spark_stream.broker.sockets import listening_socket, port_of
@@ -18,6 +22,7 @@ from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import SystemClock
 from spark_stream.errors import IsologError
 from spark_stream.protocol import StreamOpened
+from spark_stream.storage.disk.directory import PromiseFile
 from spark_stream.transport.failures import error_bytes
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import Door, Serve, Server
@@ -47,7 +52,9 @@ class Node:
         settings: ReplicationSettings = QUICK,
         cluster_id: str = "c",
         listen: str = "127.0.0.1:0",
+        promise_s: Callable[[], float | None] = lambda: None,
     ) -> None:
+        """``promise_s``: for how long it asks for promises, and gives them; None: it does not."""
         clock = SystemClock()
         self.name = name
         self.partitions = partitions or {}
@@ -57,9 +64,14 @@ class Node:
         self._loop = Loop(f"node-{name}")
         self._pool = Pool(self._loop)
         background = Background(self._pool.submit, self._pool.submit_after, self._loop.call_later)
-        self.leading = Leading(me, self.lead, settings, clock, background)
+        self.leading = Leading(me, self.lead, settings, clock, background, promise_s)
         call = Lines(settings, background).call
-        self.fetchers = Fetchers(me, self._endpoint_of, settings, clock, background, call)
+        self._notes = tempfile.TemporaryDirectory()
+        note = PromiseFile(Path(self._notes.name))
+        promising = Promising(note, clock, lambda: promise_s() is not None)
+        self.fetchers = Fetchers(
+            me, self._endpoint_of, settings, clock, background, call, promising
+        )
         bound = listening_socket(listen)
         self.address = listen.replace(":0", f":{port_of(bound)}")
         self._server = Server(self._loop)
@@ -75,6 +87,7 @@ class Node:
         self._pool.stop()
         self._server.stop("the test is over", 0.1)
         self._loop.close()
+        self._notes.cleanup()
 
     def __enter__(self) -> Self:
         return self

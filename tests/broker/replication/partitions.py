@@ -184,6 +184,10 @@ class MemorySession:
         with self.partition.lock:
             self.partition.refusals.append(self.follower)
 
+    def on_promised(self, until):
+        with self.partition.lock:
+            self.partition.promises[self.follower] = until
+
     def close(self):
         with self.partition.lock:
             self.is_closed = True
@@ -204,6 +208,7 @@ class LeadPartition:
     sessions: dict[str, MemorySession] = field(default_factory=dict)
     complaints: list[int] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
+    promises: dict[str, float] = field(default_factory=dict)
     high_watermark: int = 0
     reads: int = 0
 

@@ -19,22 +19,27 @@ from spark_stream.broker.replication.partitions import Agreement, PartitionKey
 from spark_stream.broker.replication.send_queue import Slot
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.consistency.replication.epochs import EpochHistory
+from spark_stream.consistency.replication.promises import MARGIN
 from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,
     InvalidRequest,
     IsologError,
     Unauthenticated,
+    Unsupported,
 )
 from spark_stream.protocol import Bytes
 from spark_stream.storage.format.stored import StoredEntries
 from spark_stream.wire.replication_messages import (
+    REPLICATION_VERSIONS,
     Acked,
     Agreed,
+    AskPromise,
     Beat,
     Bye,
     Follow,
     Frame,
+    Promised,
     Room,
     Said,
     Unfollow,
@@ -245,7 +250,7 @@ def test_whatever_happens_copies_become_equal_and_nothing_counts_before_it_is_ap
 def follower(now: float = 0.0) -> FollowerStreamCore:
     core = FollowerStreamCore("1", 1_000, SETTINGS, now)
     core.follow(Copy(KEYS[0]), now)
-    assert core.effects() == [Connect(1_000)]
+    assert core.effects() == [Connect(REPLICATION_VERSIONS[-1], 1_000)]
     return core
 
 
@@ -284,7 +289,7 @@ def test_what_comes_of_work_for_an_earlier_stream_counts_for_nothing():
     job = welcome(core)
     core.on_lost(BrokerUnavailable("a cut"), 0.0)
     core.tick(10.0)
-    assert core.effects() == [HangUp(), Connect(1_000)]
+    assert core.effects() == [HangUp(), Connect(REPLICATION_VERSIONS[-1], 1_000)]
     core.on_received(Welcome(1, ""), lambda proof: None, 10.0)
     assert core.effects() == []  # not while the earlier work goes on
     core.on_done(job, EpochHistory(0, 0, ()), 10.0)
@@ -321,12 +326,43 @@ def test_the_pause_before_a_session_and_before_a_stream_is_longer_each_time():
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
 
 
+def test_a_leader_of_the_version_before_is_called_in_its_own_version():
+    core, now = follower(), 0.0
+    newest, before = REPLICATION_VERSIONS[-1], REPLICATION_VERSIONS[-2]
+    errors = [Unsupported("version 2"), BrokerUnavailable("restarts"), BrokerUnavailable("no")]
+    for error, version in zip(errors, (before, newest, newest), strict=True):
+        core.on_lost(error, now)
+        core.effects()
+        now = core.wake_at()
+        core.tick(now)
+        assert core.effects() == [Connect(version, 1_000)]
+
+
+def test_a_follower_promises_on_the_stream_that_it_was_asked_on_only():
+    core, asked = follower(), AskPromise(1.0, 4.0)
+    welcome(core)
+    core.on_received(asked, refuse, 1.0)
+    assert core.effects() == [asked]  # whether it promises is not for the core
+    core.on_promised(asked)
+    assert core.effects() == [Promised(1.0, 4.0).pack()]
+    core.on_lost(BrokerUnavailable("no"), 1.5)
+    core.effects()
+    core.on_promised(asked)
+    assert core.effects() == []
+
+
 class Session:
     """Of a log of nothing."""
 
     agreement = Agreement(0, None, 0)
     end = high_watermark = 0
     closed = 0
+
+    def __init__(self) -> None:
+        self.promised: list[float] = []
+
+    def on_promised(self, until: float) -> None:
+        self.promised.append(until)
 
     def close(self) -> None:
         self.closed += 1
@@ -336,6 +372,27 @@ def leader(now: float = 0.0) -> LeaderStreamCore:
     core = LeaderStreamCore(1_000, Welcome(1, ""), SETTINGS, now)
     assert unpack(core.next_step(now), b"") == Welcome(1, "")
     return core
+
+
+def test_a_promise_counts_from_when_it_was_asked_for_and_for_what_is_followed_by_then():
+    now, session = 10.0, Session()
+    core = leader(now)
+    core.take(Follow(1, "t", 0, 1, "g", EpochHistory(0, 0, ())), now)
+    asked_slot = core.next_step(now)
+    assert isinstance(asked_slot, Follow)
+    core.session_started(1, 1, session)
+    core.take(Follow(2, "t", 1, 1, "g", EpochHistory(0, 0, ())), now)
+    core.tick(now + 0.5, promise_s=4.0)
+    agreed, asked = (unpack(core.next_step(now + 0.5), b"") for _ in range(2))
+    assert isinstance(agreed, Agreed)
+    assert asked == AskPromise(now + 0.5, 4.0)
+    for call in core.take(Promised(asked.asked_at, asked.lasts_s), now + 2.0):
+        call()
+    assert session.promised == [now + 0.5 + 4.0 * (1 - MARGIN)]  # and slot 2 has no session yet
+    core.take(Unfollow(1), now + 2.1)
+    assert core.take(Promised(asked.asked_at, asked.lasts_s), now + 2.2) == []
+    with pytest.raises(InvalidRequest, match="nobody has asked"):
+        core.take(Promised(now + 9.0, 4.0), now + 3.0)
 
 
 def test_a_follower_that_says_nothing_is_asked_and_then_dead_but_a_late_tick_judges_nothing():

@@ -22,6 +22,7 @@ FAULTS: Final[Mapping[str, Callable[[World, str], Body]]] = {
     "bad-network": between.trouble_the_network,
     "split": between.split,
     "slow-follower": between.slow_down,
+    "store-outage": between.cut_off_the_store,
     "lost-race": between.win_races,
     "clock-step": between.step_the_clock,
     "lone-leader": leaders.leave_a_leader_alone,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_stream.cluster.numbers import NUMBERS
-from tests.simulation.faults.common import SOON_S, begin
+from tests.simulation.faults.common import LEASE_OVER_S, SOON_S, begin
 from tests.simulation.network import CLIENTS
 from tests.simulation.schedule import NOW, Body
 from tests.simulation.store import MemoryStore
@@ -51,6 +51,27 @@ def trouble_the_network(world: World, name: str) -> Body:
     yield 2.0 + chance.random() * SOON_S
     for kind in kinds:
         setattr(trouble, kind, 0.0)
+
+
+def cut_off_the_store(world: World, name: str) -> Body:
+    """Some brokers cannot reach the store for a while, perhaps all; one after the other can."""
+    chance, _ = begin(world, name)
+    yield chance.random() * SOON_S / 2
+    if world.calm:
+        return
+    several = chance.randint(min(2, len(world.brokers)), len(world.brokers))
+    away = chance.sample(world.brokers, several)
+    for broker in away:
+        world.tell(f"{broker.broker_id} cannot reach the store")
+        broker.outage.begin()
+        yield chance.choice((NOW, chance.random()))
+    yield chance.random() * chance.choice((1.0, 2 * LEASE_OVER_S))
+    for broker in chance.sample(away, len(away)):
+        if world.calm:
+            return
+        world.tell(f"{broker.broker_id} can reach the store again")
+        broker.outage.end()
+        yield chance.random() * chance.choice((0.1, LEASE_OVER_S))
 
 
 def win_races(world: World, name: str) -> Body:

@@ -62,6 +62,47 @@ class OneLeaderPerEpoch(Invariant):
             self.require(known == after.leader, what)
 
 
+class OneServesAtATime(Invariant):
+    """While a leader serves, none serves that was elected in its place."""
+
+    # Where an operator names another leader, the earlier one serves until it hears of that. So does
+    # one that took its lease again while somebody elected another leader who had found it over.
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._elected: defaultdict[Place, dict[int, bool]] = defaultdict(dict)
+
+    def placed(
+        self, course: Course, before: PartitionRecord | None, after: PartitionRecord, by: str
+    ) -> None:
+        if before is None or after.leader_epoch == before.leader_epoch:
+            return
+        found_dead = before.leader is not None and by != before.leader
+        in_sync = {each.broker for each in after.isr}
+        found_dead = found_dead and before.leader in set(after.replicas) - in_sync
+        self._elected[course.place][int(after.leader_epoch)] = found_dead
+
+    def observed(self, line: Line, partition: Partition) -> None:
+        if not partition.leads:
+            return
+        mine = int(partition.leader_epoch)
+        for broker in self.view.brokers:
+            other = self.view.replica(broker, line.place)
+            if other is None or other is partition or not other.leads:
+                continue
+            earlier = min(mine, int(other.leader_epoch))
+            later = [each for each in self._elected[line.place] if each > earlier]
+            elected = bool(later) and self._elected[line.place][min(later)]
+            first = line.broker if mine == earlier else broker.broker_id
+            elected = elected and not self._serves_again(first)
+            what = f"{line.name} and {broker.broker_id} serve, after epoch {earlier}"
+            self.require(not elected, what)
+
+    def _serves_again(self, broker_id: str) -> bool:
+        (broker,) = (each for each in self.view.brokers if each.broker_id == broker_id)
+        return broker.leases.retaken and broker.core.lease_keeper.serves()
+
+
 class CommittedRecordsStay(Invariant):
     """Whoever leads has all that was committed, unless nobody who was in sync has it any more."""
 

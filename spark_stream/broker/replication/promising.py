@@ -1,0 +1,64 @@
+"""The promises that a broker gives its leaders (``consistency.replication.promises``).
+
+A broker notes on its disk that it promises, before it promises for the first time, and removes the
+note when all its promises are over. If the note is there when the broker starts, it leads nothing
+in the place of others until a promise would be over that was given a moment ago.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from spark_stream.consistency.replication.promises import free_at
+from spark_stream.environment import Clock
+from spark_stream.errors import IsologError
+from spark_stream.storage.disk.directory import PromiseFile
+
+logger = logging.getLogger(__name__)
+
+
+class Promising:
+    """The promises of one broker, from any thread."""
+
+    def __init__(self, file: PromiseFile, clock: Clock, cut_off: Callable[[], bool]) -> None:
+        """``cut_off`` returns whether this broker cannot renew its lease at the moment."""
+        self._file = file
+        self._clock = clock
+        self._cut_off = cut_off
+        self._lock = threading.Lock()
+        self._noted_s = file.recorded() or 0.0
+        self.earlier_until = free_at(clock.monotonic(), self._noted_s) if self._noted_s else 0.0
+        """When all promises of earlier processes of this broker are over."""
+        self._until = self.earlier_until
+
+    def promise(self, lasts_s: float, give: Callable[[float], None]) -> None:
+        """Call ``give`` with the end of a promise that lasts so long, if this broker may promise.
+
+        It may not while it can reach the metadata store itself, or if it cannot note the promise.
+        """
+        if not self._cut_off():
+            return
+        with self._lock:
+            if lasts_s > self._noted_s:
+                try:
+                    self._file.record(lasts_s)
+                except IsologError as error:
+                    logger.warning("no promise is given, for it cannot be noted: %s", error.message)
+                    return
+                self._noted_s = lasts_s
+                logger.warning(
+                    "the metadata store does not answer: this broker promises its leaders, for %g s"
+                    " each time, that it will not lead in their place",
+                    lasts_s,
+                )
+            self._until = max(self._until, free_at(self._clock.monotonic(), lasts_s))
+            give(self._until)
+
+    def forget_ended(self) -> None:
+        """Remove the note if all promises are over; to be called now and then."""
+        with self._lock:
+            if self._noted_s and self._clock.monotonic() >= self._until:
+                self._file.forget()
+                self._noted_s = 0.0
