@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from spark_stream.client.log import Log
+from spark_stream.client.writing.producer import Producer
+from spark_stream.cluster.stores.backends import ETCD_LEASE_S
 from spark_stream.errors import IsologError
 from spark_stream.testing import LocalCluster, LocalEtcd
 from tests.cli.conftest import run
@@ -20,6 +24,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.full, *needs_etcd]
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEtcd]:
     with LocalEtcd(3, tmp_path_factory.mktemp("etcd")) as found:
         yield found
+
+
+def _is_created(log: Log, name: str) -> bool:
+    try:
+        return bool(log.create_topic(name, 1, schema=NUMBERS, if_not_exists=True))
+    except IsologError:
+        return False
+
+
+def _is_appended(producer: Producer, number: int) -> bool:
+    try:
+        return bool(producer.append("t", numbers(number, 1), partition=0).result(30))
+    except IsologError:
+        return False
 
 
 def test_the_metadata_of_a_cluster_moves_into_etcd_and_back(etcd: LocalEtcd, tmp_path: Path):
@@ -64,6 +82,54 @@ def test_without_a_quorum_of_etcd_nothing_is_lost_and_the_cluster_goes_on_after_
             waiting.result(120)
         eventually(lambda: log.describe("t").partitions[0].leader is not None)
         assert log.read("t", isolation="read_replicated")["n"].to_pylist() == list(range(20))
+
+
+def test_while_etcd_is_away_appends_and_reads_go_on(etcd: LocalEtcd):
+    """For longer than a lease lasts; a client that comes meanwhile is served too."""
+    conf = {"metadata": etcd.url("failsafe")}
+    with LocalCluster(3, conf=conf, cuttable=False) as cluster, cluster.connect() as log:
+        log.create_topic("t", 3, schema=NUMBERS, replication_factor=3)
+        led = [each.leader for each in log.describe("t").partitions]
+        with log.producer(isolation="read_committed") as producer:
+            producer.append("t", numbers(0, 1), partition=0).result(30)
+            for each in etcd.members:
+                each.pause()
+            until, count = time.monotonic() + 2 * ETCD_LEASE_S, 1
+            while time.monotonic() < until:
+                producer.append("t", numbers(count, 1), partition=count % 3).result(10)
+                count += 1
+                time.sleep(0.05)
+        with cluster.connect() as late, late.producer(isolation="read_committed") as producer:
+            producer.append("t", numbers(count, 1), partition=0).result(10)
+            found = late.read("t", isolation="read_committed")["n"].to_pylist()
+            assert sorted(found) == list(range(count + 1))
+            with pytest.raises(IsologError):
+                late.create_topic("u", 1, schema=NUMBERS)
+        for each in etcd.members:
+            each.resume()
+        eventually(lambda: _is_created(log, "u"))
+        assert [each.leader for each in log.describe("t").partitions] == led
+
+
+def test_a_leader_whose_follower_dies_while_etcd_is_away_stops_and_loses_nothing(etcd: LocalEtcd):
+    """The follower was in sync: with it gone nobody can say that no other leads."""
+    conf = {"metadata": etcd.url("follower")}
+    with LocalCluster(2, conf=conf, cuttable=False) as cluster, cluster.connect() as log:
+        log.create_topic("t", 1, schema=NUMBERS, assignment=[["1", "2"]])
+        with log.producer(isolation="read_uncommitted", timeout_ms=2_000) as producer:
+            producer.append("t", numbers(0, 1), partition=0).result(30)
+            for each in etcd.members:
+                each.pause()
+            cluster.kill(2)
+            count = 1
+            while _is_appended(producer, count):
+                count += 1
+                time.sleep(0.05)
+        for each in etcd.members:
+            each.resume()
+        eventually(lambda: log.describe("t").partitions[0].leader is not None)
+        found = log.read("t", isolation="read_replicated")["n"].to_pylist()
+        assert found[:count] == list(range(count))
 
 
 def test_two_brokers_of_one_id_on_two_hosts_do_not_run(etcd: LocalEtcd, tmp_path: Path):

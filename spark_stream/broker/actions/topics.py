@@ -69,12 +69,12 @@ def delete_topic(context: BrokerContext, asked: NamedTopic) -> Empty:
 
 
 def describe_topic(context: BrokerContext, asked: NamedTopic) -> TopicDescription:
-    context.host.refresh()  # another broker may have changed it a moment ago
+    context.host.try_refresh()  # another broker may have changed it a moment ago
     return _described(context, context.host.topic(asked.topic))
 
 
 def list_topics(context: BrokerContext, asked: ListTopics) -> TopicNames:
-    context.host.refresh()
+    context.host.try_refresh()
     operation = Operation.READ if asked.readable else Operation.DESCRIBE
     return TopicNames(topics=_names(context, operation))
 
@@ -92,7 +92,7 @@ def list_offsets(context: BrokerContext, asked: ListOffsets) -> ListedOffsets:
     found: dict[str, PartitionOffsets] = {}
     unknown: dict[str, IsologError] = {}
     if asked.names:
-        context.host.refresh()  # another broker may have made a topic a moment ago
+        context.host.try_refresh()  # another broker may have made a topic a moment ago
     for each in asked.topics:
         try:
             need = Operation.DESCRIBE, Resource(ResourceKind.TOPIC, each.topic)

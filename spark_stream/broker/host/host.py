@@ -44,6 +44,7 @@ from spark_stream.errors import (
     BrokerStopping,
     IsologError,
     LeaderUnavailable,
+    MetadataUnavailable,
     NotLeader,
     UnknownTopic,
 )
@@ -56,6 +57,7 @@ from spark_stream.storage.settings import LogSettings, parse_settings
 logger = logging.getLogger(__name__)
 
 PRODUCER_AGE_US: Final = 24 * 3_600 * 1_000_000
+_AWAY_S: Final = 2.0
 
 
 class Host:
@@ -99,6 +101,7 @@ class Host:
         self._refreshes_begun = self._refreshed = 0
         self._unsettled: set[str] = set()
         """Names of topics that failed at the last look, or have a replica that is to lead later."""
+        self._away_until = 0.0  # by the monotonic clock: the store did not answer a moment ago
         self._stopping = False
         self.generation: Generation | None = None
         """The generation of this broker's logs; None until it has decided about vouching."""
@@ -311,6 +314,19 @@ class Host:
         with self._applying:
             if self._refreshed <= asked_after:
                 self._apply(fresh=True)
+
+    def try_refresh(self) -> None:
+        """See what was changed before this call, or go on with what is known.
+
+        While the store is away, what was seen last is better than nothing: for descriptions, and
+        for lists of topics. It is not asked more often than once in ``_AWAY_S``.
+        """
+        if self._clock.monotonic() < self._away_until:
+            return
+        try:
+            self.refresh()
+        except MetadataUnavailable:
+            self._away_until = self._clock.monotonic() + _AWAY_S
 
     def follow_store(self) -> None:
         """Act on what the store tells by itself; to be called again and again."""
