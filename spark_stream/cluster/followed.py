@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from spark_stream.cluster.stores.store import MetadataStore, StoreRecord
@@ -17,9 +18,10 @@ class FollowedRecords:
         self._lock = threading.Lock()
         self._revision = 0
         self._records: dict[str, StoreRecord] = {}
+        self._keys: list[str] = []  # in their order
 
-    def look(self) -> Sequence[StoreRecord]:
-        """Return the records in the order of their keys, as they were a moment ago.
+    def look(self, prefix: str = "") -> Sequence[StoreRecord]:
+        """Return those with this prefix in the order of their keys, as they were a moment ago.
 
         With a metadata store on another host that costs no request.
         """
@@ -27,8 +29,16 @@ class FollowedRecords:
             changes = self._store.changes(self._revision, (self._prefix,), fresh=False)
             for key, record in changes.since(self._records).items():
                 if record is None:
-                    self._records.pop(key, None)
+                    if self._records.pop(key, None) is not None:
+                        del self._keys[bisect_left(self._keys, key)]
                 else:
+                    if key not in self._records:
+                        insort(self._keys, key)
                     self._records[key] = record
             self._revision = changes.revision
-            return [self._records[key] for key in sorted(self._records)]
+            found = []
+            for at in range(bisect_left(self._keys, prefix), len(self._keys)):
+                if not self._keys[at].startswith(prefix):
+                    break
+                found.append(self._records[self._keys[at]])
+            return found

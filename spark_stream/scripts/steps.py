@@ -48,9 +48,13 @@ Script = Generator[Step[Any], Any, T]
 
 
 class Get(Step[StoreRecord | None]):
-    """The record of a key; answered with a ``StoreRecord`` or None."""
+    """The record of a key; answered with a ``StoreRecord`` or None.
+
+    Without ``fresh``: as it was a moment ago. Only a compare-and-set may rest on that.
+    """
 
     key: str
+    fresh: bool = True
 
 
 class ListRecords(Step[Sequence[StoreRecord]]):
@@ -119,9 +123,13 @@ class TakeNumber(Step[int]):
 
 
 class ReadEpochs(Step[Sequence[LeaderEpoch]]):
-    """The leader epoch of each partition, as on record now; 0 if there is no record."""
+    """The leader epoch of each partition, as on record now; 0 if there is no record.
+
+    Without ``fresh``: as this broker has seen it last.
+    """
 
     places: tuple[Joined, ...]
+    fresh: bool = True
 
 
 class _OfAnEpoch(Step[T_co], kw_only=True):
@@ -310,16 +318,20 @@ def together(
     return (yield from Together(asked)) if asked else []
 
 
-def ask_present_leaders(steps: Iterable[PartitionStep[Any]]) -> Script[list[Any | IsologError]]:
+def ask_present_leaders(
+    steps: Iterable[PartitionStep[Any]], *, fresh: bool = True
+) -> Script[list[Any | IsologError]]:
     """Do as :func:`together`, but only at leaders that have not been replaced by now.
 
     A replaced leader that does not know it yet would answer for a log that no longer counts, and it
     would not know the batches that its successor has taken.
+
+    Without ``fresh``: leaders as the caller has seen them a moment ago, by a :class:`Refresh`.
     """
     asked = tuple(steps)
     if not asked:
         return []
-    epochs = yield from ReadEpochs(tuple(each.at for each in asked))
+    epochs = yield from ReadEpochs(tuple(each.at for each in asked), fresh)
     return (
         yield from together(
             structs.replace(step, least_epoch=epoch)

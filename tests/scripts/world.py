@@ -71,7 +71,7 @@ class ModelStore:
         self.records: dict[str, StoreRecord] = {}
         self._versions = count(1)
 
-    def get(self, key: str) -> StoreRecord | None:
+    def get(self, key: str, *, fresh: bool = True) -> StoreRecord | None:
         return self.records.get(key)
 
     def list(self, prefix: str) -> list[StoreRecord]:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.scripting.joining import WriterOf
 from spark_stream.broker.serving.append_batch import Append, StreamFacts, joins_of
 from spark_stream.broker.serving.append_core import AppendStreamCore, BatchPlace
 from spark_stream.consistency.partition.producers import Stamp
@@ -37,7 +38,9 @@ class AppendHost(Protocol):
     def new_append(self, facts: StreamFacts, envelope: Envelope, batch: pa.RecordBatch) -> Append:
         """Return the append of a batch; raises UnknownTopic."""
 
-    def join(self, partitions: Sequence[Partition], stamp: Stamp, owner: str) -> Script[None]:
+    def join(
+        self, partitions: Sequence[Partition], stamp: Stamp, owner: str, known: set[WriterOf]
+    ) -> Script[None]:
         """Let partitions join a transaction."""
 
     def run(self, script: Script[Any]) -> Body:
@@ -170,7 +173,7 @@ class SimulatedAppends:
             name = self._facts.request.transactional_id
             for stamp, partitions in joins_of([each.work for each in group]):
                 if name is not None:
-                    join = self._broker.join(partitions, stamp, name)
+                    join = self._broker.join(partitions, stamp, name, self._facts.known)
                     with suppress(IsologError):  # the appends say why
                         yield from self._broker.run(join)
             for place in group:

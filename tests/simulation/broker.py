@@ -28,7 +28,7 @@ from spark_stream.broker.replication.links import LedPartitions, StreamLinks
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.broker.scripting.driver import Peers
-from spark_stream.broker.scripting.joining import join_together
+from spark_stream.broker.scripting.joining import WriterOf, join_together
 from spark_stream.broker.scripting.step_messages import pack_steps, unpack_steps
 from spark_stream.broker.scripting.step_table import Answer
 from spark_stream.broker.serving.append_batch import Append, StreamFacts
@@ -484,9 +484,11 @@ class SimulatedBroker:
         hosted = self.host.topic(facts.request.topic, facts.request.topic_id)
         return Append(facts, hosted, envelope, batch)
 
-    def join(self, partitions: Sequence[Partition], stamp: Stamp, owner: str) -> Script[None]:
+    def join(
+        self, partitions: Sequence[Partition], stamp: Stamp, owner: str, known: set[WriterOf]
+    ) -> Script[None]:
         """Let partitions join a transaction."""
-        return join_together(self.transactions.finished, partitions, stamp, owner)
+        return join_together(self.transactions.finished, partitions, stamp, owner, known)
 
     def answers(self, batch: pa.RecordBatch, ack: Ack) -> None:
         """Note that a batch is answered."""

@@ -22,6 +22,7 @@ from tests.simulation.leases import MemoryBoard, MemoryPlace
 
 _DONE: Final = 0.3  # how often a change is done of which only the answer is lost
 _DONE_LATE: Final = 0.2
+_BEHIND: Final = 0.2  # how often a watch has not told of everything yet
 
 Done = TypeVar("Done")
 
@@ -59,7 +60,7 @@ class MemoryStore:
         self._closed = False
         self._sees: int | None = None
 
-    def get(self, key: str) -> StoreRecord | None:
+    def get(self, key: str, *, fresh: bool = True) -> StoreRecord | None:
         self._check_open()
         kept = self._records.kept.get(key)
         return None if kept is None else _record(key, kept)
@@ -169,10 +170,22 @@ class MortalStore(MemoryStore):
         super().__init__(records)
         self._before = before
         self._outage = outage
+        self._seen = 0  # the revision at the last barrier: nothing older is told
 
-    def get(self, key: str) -> StoreRecord | None:
+    def get(self, key: str, *, fresh: bool = True) -> StoreRecord | None:
+        if not fresh:
+            return self._then(key, self._outage.seen_upto(self._seen, self._records.last_version))
         self._outage.check()
         return super().get(key)
+
+    def _then(self, key: str, upto: int) -> StoreRecord | None:
+        """The record as it was at a revision."""
+        with self._records.changing:
+            for revision in range(upto, 0, -1):
+                changed, text = self._records.past[revision - 1]
+                if changed == key:
+                    return None if text is None else _record(key, (text, revision))
+        return None
 
     def list(self, prefix: str) -> Sequence[StoreRecord]:
         self._outage.check()
@@ -189,10 +202,13 @@ class MortalStore(MemoryStore):
     def changes(
         self, since: int, prefixes: Sequence[str] = ("",), *, fresh: bool = True
     ) -> Changes:
-        if self._outage.is_away and not fresh:
-            return Changes(since, {}, complete=False)  # a watch that says nothing
+        if not fresh and since:
+            seen = self._outage.seen_upto(max(since, self._seen), self._records.last_version)
+            return self._changes_then(since, seen, tuple(prefixes))
         self._outage.check()
-        return super().changes(since, prefixes, fresh=fresh)
+        found = super().changes(since, prefixes)
+        self._seen = max(self._seen, found.revision) if self._sees is None else self._seen
+        return found
 
 
 class Outage:
@@ -217,6 +233,12 @@ class Outage:
         for each in late:
             each()
         self.is_away = False
+
+    def seen_upto(self, seen: int, last: int) -> int:
+        """Return up to which revision a watch has told of changes; ``seen`` it has told before."""
+        if self.is_away:
+            return seen
+        return self._chance.randint(seen, last) if self._chance.random() < _BEHIND else last
 
     def check(self) -> None:
         """Raise MetadataUnavailable while the broker is cut off."""

@@ -109,11 +109,16 @@ def _note(known: set[WriterOf], writer: WriterOf) -> None:
 
 
 def join_together(
-    finished: Finished, partitions: Iterable[Partition], stamp: Stamp, transactional_id: str
+    finished: Finished,
+    partitions: Iterable[Partition],
+    stamp: Stamp,
+    transactional_id: str,
+    known: set[WriterOf],
 ) -> Script[None]:
     """Let different partitions join the transaction, as far as they are free and led here.
 
-    A partition that has not joined by then joins with its first batch, or that batch is refused.
+    ``known``: as in :func:`take_in_transaction`. A partition that has not joined by then joins with
+    its first batch, or that batch is refused.
 
     Raises: as ``deciding.join``.
     """
@@ -127,6 +132,7 @@ def join_together(
                 opened.append((each, pending))
     if opened:
         yield from _put_on_record(finished, opened, stamp, transactional_id, waits=False)
+        _note(known, (stamp.transaction, stamp.producer_id, stamp.epoch))
 
 
 def _put_on_record(

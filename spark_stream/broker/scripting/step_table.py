@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from spark_stream.broker.host.host import Host
@@ -16,7 +16,6 @@ from spark_stream.cluster.partitions import PartitionId
 from spark_stream.cluster.stores.store import MetadataStore, StoreRecord
 from spark_stream.cluster.transactions import TransactionIndex
 from spark_stream.consistency.ids import LeaderEpoch
-from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import IsologError, NotLeader
 from spark_stream.scripts.steps import (
     FIRST_EPOCH,
@@ -71,7 +70,7 @@ class StepTable:
             Numbering.PRODUCERS: Numbers(store, f"{NUMBERS}producers"),
         }
         self._table: Mapping[type[Step[Any]], Callable[[Any], Any]] = {
-            Get: lambda step: store.get(step.key),
+            Get: lambda step: store.get(step.key, fresh=step.fresh),
             ListRecords: self._list,
             PutRecord: lambda step: store.put(step.key, step.value, step.expected),
             PutMany: lambda step: store.put_many(step.puts),
@@ -82,7 +81,7 @@ class StepTable:
             FindTopic: lambda step: host.find(step.name, step.topic_id),
             RemoveFiles: lambda step: host.remove_files(step.topic),
             Refresh: lambda step: host.refresh(),
-            ReadEpochs: lambda step: self._epochs(step.places),
+            ReadEpochs: self._epochs,
             Pause: lambda step: time.sleep(step.seconds),
             TakeBatch: lambda step: step.take(),
             AwaitAcknowledgement: lambda step: step.wait(),
@@ -95,9 +94,10 @@ class StepTable:
     def _list(self, step: ListRecords) -> Sequence[StoreRecord]:
         if step.fresh:
             return self._store.list(step.prefix)
-        if step.prefix not in self._followed:
-            self._followed[step.prefix] = FollowedRecords(self._store, step.prefix)
-        return self._followed[step.prefix].look()
+        kind = step.prefix.partition("/")[0] + "/"
+        if kind not in self._followed:
+            self._followed[kind] = FollowedRecords(self._store, kind)
+        return self._followed[kind].look(step.prefix)
 
     def pass_over_used_numbers(self) -> None:
         """Keep numbers in this broker's logs from being given out again.
@@ -148,10 +148,11 @@ class StepTable:
             leader="",
         )
 
-    def _epochs(self, places: Iterable[Joined]) -> list[LeaderEpoch]:
+    def _epochs(self, step: ReadEpochs) -> list[LeaderEpoch]:
         """Return the leader epochs on record."""
-        self._host.refresh()
-        found = (self._host.view_of(PartitionId(at.topic_id, at.partition)) for at in places)
+        if step.fresh:
+            self._host.refresh()
+        found = (self._host.view_of(PartitionId(at.topic_id, at.partition)) for at in step.places)
         return [FIRST_EPOCH if each is None else each.record.leader_epoch for each in found]
 
 

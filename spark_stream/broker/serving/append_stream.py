@@ -359,7 +359,9 @@ class ServedAppends:
             return
         for stamp, partitions in joins_of(batches):
             try:
-                transactions.run(join_together(transactions.finished, partitions, stamp, name))
+                known = self._facts.known
+                script = join_together(transactions.finished, partitions, stamp, name, known)
+                transactions.run(script)
             except IsologError:
                 pass
             except Exception:

@@ -26,7 +26,7 @@ import json
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -74,6 +74,10 @@ class _Change(Struct, frozen=True):
     def size(self) -> int:
         return len(self.key) + len(self.text or "")
 
+    def record(self, revision: int) -> StoreRecord | None:
+        """Return the record that a change makes at a revision, or None."""
+        return None if self.text is None else StoreRecord(self.key, json.loads(self.text), revision)
+
 
 class EtcdStore:
     """The records of one isolog cluster, ``name``, in an etcd cluster; from any thread."""
@@ -91,10 +95,21 @@ class EtcdStore:
         self._listed_at = self._compared_at = time.monotonic()
         self._silence_s = 6 * client.timeout_s
 
-    def get(self, key: str) -> StoreRecord | None:
-        """Return the record, or None."""
-        found = self._client.read(RANGE, {"key": self._encoded(key)}).get("kvs", [])
-        return self._record(found[0]) if found else None
+    def get(self, key: str, *, fresh: bool = True) -> StoreRecord | None:
+        """Return the record, or None.
+
+        Without ``fresh`` etcd is asked only if nobody has read or changed the record here lately.
+        """
+        if not fresh and self._feed.is_started:
+            with self._feed.changed:
+                known = self._known.latest.get(key)
+            if known is not None:
+                return known.record
+        answer = self._client.read(RANGE, {"key": self._encoded(key)})
+        found = answer.get("kvs", [])
+        record = self._record(found[0]) if found else None
+        self._note([(key, record)], int(answer["header"]["revision"]))
+        return record
 
     def list(self, prefix: str) -> Sequence[StoreRecord]:
         """Return all records whose keys start with ``prefix``, in the order of their keys."""
@@ -206,6 +221,12 @@ class EtcdStore:
         found = [self._record(each) for each in answer.get("kvs", [])]
         return int(answer["header"]["revision"]), found
 
+    def _note(self, found: Iterable[tuple[str, StoreRecord | None]], revision: int) -> None:
+        """Remember what records were at a revision, for reads that need not be fresh."""
+        with self._feed.changed:
+            for key, record in found:
+                self._known.note(key, record, revision)
+
     # -- writing ----------------------------------------------------------------------------------
 
     def _apply(self, changes: Sequence[_Change]) -> Sequence[int | None]:
@@ -230,7 +251,12 @@ class EtcdStore:
                     return made
                 continue  # it is not done, and never will be
             if not self._fence.has_moved(answer, fence):
-                return self._outcome(changes, answer)
+                made = self._outcome(changes, answer)
+                revision = int(answer["header"]["revision"])
+                pairs = zip(changes, made, strict=True)
+                done = [(each.key, each.record(revision)) for each, at in pairs if at is not None]
+                self._note(done, revision)
+                return made
 
     def _transaction(self, changes: Sequence[_Change], mark: str, fence: int) -> Json:
         head = {"request_put": {"key": encoded(self._head), "value": encoded(mark.encode())}}
@@ -355,8 +381,15 @@ class _Fence:
                 self._client.write("/v3/kv/deleterange", {"key": self.key})
 
 
+class _Latest(Struct, frozen=True):
+    """What a record was at a revision; None: there was none."""
+
+    revision: int
+    record: StoreRecord | None
+
+
 class _LastChanges:
-    """The last changes of records that a feed has told of."""
+    """The last changes of records that a feed has told of, and what some records were last."""
 
     def __init__(self, records: str) -> None:
         """Begin with nothing. ``records``: what the records' keys in etcd start with."""
@@ -364,6 +397,8 @@ class _LastChanges:
         self._kept: deque[tuple[int, str, StoreRecord | None]] = deque()
         self.start = 0
         """Changes after this revision are known."""
+        self.latest: dict[str, _Latest] = {}
+        """Records that were read or changed here, as far as reads, changes and the feed tell."""
 
     def take(self, events: Sequence[Json]) -> None:
         for each in events:
@@ -376,6 +411,16 @@ class _LastChanges:
     def forget(self, revision: int) -> None:
         self.start = revision
         self._kept.clear()
+        self.latest.clear()
+
+    def note(self, key: str, record: StoreRecord | None, revision: int) -> None:
+        """Note what a record was at a revision."""
+        known = self.latest.pop(key, None)
+        if known is None or known.revision < revision:
+            known = _Latest(revision, record)
+        self.latest[key] = known
+        if len(self.latest) > _KEPT:
+            del self.latest[next(iter(self.latest))]  # the one that was not noted for longest
 
     def after(self, since: int) -> dict[str, StoreRecord | None] | None:
         """Return the last states of what has changed; None if not all of it is known."""
@@ -393,6 +438,8 @@ class _LastChanges:
         if event.get("type") != "DELETE":
             record = _record(key, found)
         self._kept.append((revision, key, record))
+        if key in self.latest:
+            self.note(key, record, revision)
 
 
 def _record(key: str, found: Mapping[str, str]) -> StoreRecord:

@@ -152,7 +152,7 @@ class SqliteStore:
         self._looking = threading.Lock()
         self._lost: MetadataLost | None = None
 
-    def get(self, key: str) -> StoreRecord | None:
+    def get(self, key: str, *, fresh: bool = True) -> StoreRecord | None:
         rows = self._read("select key, value, version from record where key = ?", key)
         return rows[0] if rows else None
 

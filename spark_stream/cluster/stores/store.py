@@ -65,8 +65,8 @@ class MetadataStore(Protocol):
     A key is text; keys are in the order of their code points, which is that of their UTF-8 bytes.
     """
 
-    def get(self, key: str) -> StoreRecord | None:
-        """Return the record, or None."""
+    def get(self, key: str, *, fresh: bool = True) -> StoreRecord | None:
+        """Return the record, or None; without ``fresh`` as it was a moment ago, which is cheap."""
 
     def list(self, prefix: str) -> Sequence[StoreRecord]:
         """Return all records whose keys start with ``prefix``, in the order of their keys."""

@@ -233,7 +233,7 @@ def join(
         ProducerFenced, TransactionAborted, InvalidTransaction, UnknownTransaction,
         ForeignBranch: The partitions must not take batches of this stamp.
     """
-    yield from check_joins(transactional_id, number, producer_id, epoch)
+    yield from check_joins(transactional_id, number, producer_id, epoch, fresh=False)
     yield from records.note_joins(transactional_id, number, places)
     try:
         yield from check_joins(transactional_id, number, producer_id, epoch)
@@ -242,10 +242,17 @@ def join(
         raise
 
 
-def check_joins(transactional_id: str, number: int, producer_id: int, epoch: int) -> Script[None]:
-    """Check that the transaction is open, is that of the id, and has this producer; else raise."""
-    found = (yield from records.read(transactional_id)) or Transaction(transactional_id)
-    outcome = rules.join(found, number, producer_id, epoch)
+def check_joins(
+    transactional_id: str, number: int, producer_id: int, epoch: int, *, fresh: bool = True
+) -> Script[None]:
+    """Check that the transaction is open, is that of the id, and has this producer; else raise.
+
+    Without ``fresh``: that it was so a moment ago, or is so now.
+    """
+    read = yield from records.read(transactional_id, fresh=fresh)
+    outcome = rules.join(read or Transaction(transactional_id), number, producer_id, epoch)
+    if isinstance(outcome, Denied) and not fresh:
+        return (yield from check_joins(transactional_id, number, producer_id, epoch))
     allowed(outcome, number, f"{_JOIN} by producer {producer_id} of epoch {epoch}")
 
 
@@ -314,8 +321,11 @@ def commit(finished: Finished, asked: Commit) -> Script[Transaction]:
 
 
 def force_partitions(places: Iterable[Joined]) -> Script[None]:
-    """Force the partitions to their leaders' disks if their topics ask for that."""
-    for answer in (yield from ask_present_leaders(Force(at) for at in places)):
+    """Force the partitions to their leaders' disks if their topics ask for that.
+
+    ``places`` were read a moment ago.
+    """
+    for answer in (yield from ask_present_leaders((Force(at) for at in places), fresh=False)):
         if isinstance(answer, IsologError) and answer.code != "UNKNOWN_TOPIC":
             raise answer
 

@@ -132,7 +132,8 @@ def seal_partitions(
         LeaderUnavailable, NotLeader, RequestTimeout: a partition may still take a batch.
     """
     places = yield from records.read_places(decided.number)
-    answers = yield from ask_present_leaders(Seal(at, decided.number) for at in places)
+    seals = (Seal(at, decided.number) for at in places)
+    answers = yield from ask_present_leaders(seals, fresh=False)
     sealed: list[Joined] = []
     failure: IsologError | None = None
     for at, answer in zip(places, answers, strict=True):

@@ -35,7 +35,7 @@ from spark_stream.consistency.transactions.transactions import (
     State,
     Transaction,
 )
-from spark_stream.errors import PermissionDenied
+from spark_stream.errors import IsologError, PermissionDenied
 from spark_stream.scripts.steps import (
     DeleteMany,
     DeleteRecord,
@@ -43,6 +43,7 @@ from spark_stream.scripts.steps import (
     ListRecords,
     PutMany,
     PutRecord,
+    Refresh,
     Script,
 )
 
@@ -51,9 +52,12 @@ Judge = Callable[[Transaction], Script[Outcome]]
 """Like a rule, but it may take steps before it returns the outcome."""
 
 
-def read(transactional_id: str) -> Script[Transaction | None]:
-    """Return the record of this id, or None if there is none."""
-    record = yield from Get(PREFIX + transactional_id)
+def read(transactional_id: str, *, fresh: bool = True) -> Script[Transaction | None]:
+    """Return the record of this id, or None if there is none.
+
+    Without ``fresh``: as it was a moment ago.
+    """
+    record = yield from Get(PREFIX + transactional_id, fresh)
     return None if record is None else decode(record.value)
 
 
@@ -63,16 +67,29 @@ def read_all() -> Script[list[Transaction]]:
 
 
 def change(transactional_id: str, judge: Judge) -> Script[Outcome]:
-    """Apply the judge to the record, and return the result, or why it was denied."""
+    """Apply the judge to the record, and return the result, or why it was denied.
+
+    At first the record is judged as it was a moment ago: if it has changed since, the write fails.
+    Where nothing would be written, the record is read again.
+    """
     key = PREFIX + transactional_id
+    fresh = False
     while True:
-        record = yield from Get(key)
+        record = yield from Get(key, fresh)
         before = Transaction(transactional_id) if record is None else decode(record.value)
-        after = yield from judge(before)
-        if isinstance(after, Denied) or after == before:
-            return after
-        if (yield from PutRecord(key, encode(after), 0 if record is None else record.version)):
-            return after
+        try:
+            after = yield from judge(before)
+        except IsologError:
+            if fresh:
+                raise
+        else:
+            if not isinstance(after, Denied) and after != before:
+                version = 0 if record is None else record.version
+                if (yield from PutRecord(key, encode(after), version)):
+                    return after
+            elif fresh:
+                return after
+        fresh = True
 
 
 def as_judge(rule: Rule) -> Judge:
@@ -177,8 +194,12 @@ def note_joins(transactional_id: str, number: int, places: Iterable[Joined]) -> 
 
 
 def read_places(number: int) -> Script[tuple[Joined, ...]]:
-    """Return the partitions that have joined the transaction of this number."""
-    found = yield from ListRecords(joins_of(number))
+    """Return the partitions that have joined the transaction of this number.
+
+    The broker has then seen all that was on record when it was called, leaders too.
+    """
+    yield Refresh()
+    found = yield from ListRecords(joins_of(number), fresh=False)
     return tuple(decode_join(each).at for each in found)
 
 
