@@ -41,6 +41,7 @@ from spark_stream.scripts.steps import (
     PutMany,
     PutRecord,
     ReadEpochs,
+    Refresh,
     Script,
     Seal,
     Step,
@@ -255,7 +256,7 @@ class World:
                 return answer_of(self.store, step)
             case PutRecord() | PutMany() | DeleteRecord() | DeleteMany():
                 return answer_of(self.store, step)
-            case Pause():
+            case Pause() | Refresh():
                 return None
             case TakeNumber(of, above):
                 return self._take(broker, of.value, above)
