@@ -146,6 +146,7 @@ def run(folder: Path, seconds: float, seed: int) -> int:
     for each in threads:
         each.start()
     world.stop.wait(seconds)
+    eventually(lambda: world.stop.is_set() or (world.kills and world.pauses), ENDING_S)
     world.stop.set()
     for each in threads:
         each.join(ENDING_S)
