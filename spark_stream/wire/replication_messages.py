@@ -41,8 +41,6 @@ from spark_stream.protocol import Bytes
 from spark_stream.structs import OffsetField, Positional
 from spark_stream.wire.messages import Message, from_plain, to_plain
 
-REPLICATION_VERSION: Final = 1
-
 Pairs = tuple[tuple[int, int], ...]
 """(slot, entry index), …"""
 
@@ -55,7 +53,6 @@ class OpenReplication(Message):
     """
 
     stream: str
-    version: int = REPLICATION_VERSION
     follower: str
     proof: str
     window_bytes: int
@@ -70,7 +67,11 @@ class Packed(Positional, array_like=True):
 
 
 class Welcome(Packed, tag=1):
-    """The leader takes the stream, and proves that it is the broker that was called."""
+    """The leader takes the stream, and proves that it is the broker that was called.
+
+    ``version``: the greatest version of the protocol that it speaks. What counts is the version
+    that the connection's HELLO agreed on.
+    """
 
     version: int
     proof: str

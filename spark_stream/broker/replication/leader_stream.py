@@ -33,13 +33,11 @@ from spark_stream.errors import (
     InternalError,
     InvalidRequest,
     IsologError,
-    Unsupported,
 )
-from spark_stream.protocol import Credited, Received, StreamOver
+from spark_stream.protocol import VERSION, Credited, Received, StreamOver
 from spark_stream.transport.failures import error_bytes
 from spark_stream.transport.streams import Stream, StreamEvent
 from spark_stream.wire.replication_messages import (
-    REPLICATION_VERSION,
     Follow,
     OpenReplication,
     Welcome,
@@ -316,10 +314,10 @@ class Leading:
         ``names``: those in the follower's certificate, if it has shown one.
 
         Raises:
-            Unauthenticated, Unsupported, InvalidRequest, BrokerStopping: nothing has begun.
+            Unauthenticated, InvalidRequest, BrokerStopping: nothing has begun.
         """
         self._check(opened, names)
-        welcome = Welcome(REPLICATION_VERSION, self._me.answer_proof(opened.stream))
+        welcome = Welcome(VERSION, self._me.answer_proof(opened.stream))
         served = LeaderStream(
             opened,
             welcome,
@@ -362,9 +360,5 @@ class Leading:
         self._me.check_caller(opened.follower, opened.proof, names)
         if opened.follower == self._me.broker_id:
             raise InvalidRequest(f"broker {opened.follower} cannot follow itself")
-        if opened.version != REPLICATION_VERSION:
-            raise Unsupported(
-                f"version {opened.version} of replication; this broker has {REPLICATION_VERSION}"
-            )
         if opened.window_bytes <= 0:
             raise InvalidRequest(f"a window has at least one byte, not {opened.window_bytes}")
