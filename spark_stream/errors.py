@@ -398,6 +398,13 @@ class PortInUse(IsologError):
     hint = "Choose another port, or 0 for any free one."
 
 
+class UnsupportedVersion(IsologError):
+    """The two sides of a connection have no version of the protocol in common."""
+
+    code = "UNSUPPORTED_VERSION"
+    hint = "Upgrade the older side: a release speaks its own version and the previous one."
+
+
 class Unsupported(IsologError):
     code = "UNSUPPORTED"
     hint = "This release of isolog does not have it."

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from spark_stream.testing.local_etcd import VARIABLE, etcd_binary
+
+T = TypeVar("T")
 
 _CACHED = Path(__file__).resolve().parents[1] / ".cache/etcd/usr/bin/etcd"
 
@@ -23,3 +26,10 @@ needs_etcd = [
     pytest.mark.etcd,
     pytest.mark.skipif(etcd_binary() is None, reason="no etcd: run scripts/ensure-etcd"),
 ]
+
+
+def with_etcd(test: T) -> T:
+    """Mark one test of a module that needs etcd."""
+    for mark in needs_etcd:
+        test = mark(test)
+    return test

@@ -5,6 +5,8 @@ out. ``docs/protocol.md`` specifies both to the byte.
 """
 
 from spark_stream.protocol.connection import (
+    OLDEST,
+    VERSION,
     Cancelled,
     Connection,
     ConnectionLimits,
@@ -22,6 +24,8 @@ from spark_stream.protocol.connection import (
 from spark_stream.protocol.frames import Allocate, Body, Bytes, nbytes_of
 
 __all__ = [
+    "OLDEST",
+    "VERSION",
     "Allocate",
     "Body",
     "Bytes",

@@ -54,7 +54,13 @@ from spark_stream.protocol.frames import (
 
 T = TypeVar("T")
 
-VERSION: Final = 1
+VERSION: Final = 2
+"""Of all that travels: frames, methods, their messages, and replication.
+
+It rises with each release that sends what the release before it would misread or refuse.
+"""
+OLDEST: Final = max(1, VERSION - 1)
+"""The previous version is spoken too, so brokers and clients need not be upgraded at once."""
 STREAM_MAX: Final = 2**32 - 1
 _CREDIT_MAX: Final = 2**40
 _STRANGER: Final = (64 << 10, 64 << 10)
@@ -218,7 +224,7 @@ class Connection:
         now: float,
         limits: ConnectionLimits = DEFAULT_LIMITS,
         allocate: Allocate = bytearray,
-        versions: tuple[int, int] = (VERSION, VERSION),
+        versions: tuple[int, int] = (OLDEST, VERSION),
         trusted: bool = True,
     ) -> None:
         self._trusted = trusted
@@ -232,6 +238,8 @@ class Connection:
         self._last_stream = 0
         self._output: list[Bytes] = []
         self._peer: Hello | None = None
+        self.version = 0
+        """What both sides speak; 0 before they have agreed on it."""
         self._greeting = greeting
         self._began = self._last_received = self._ticked = now
         self._frame_began: float | None = None
@@ -368,12 +376,14 @@ class Connection:
         least, greatest = self._versions
         version = min(greatest, hello.greatest)
         if version < max(least, hello.least):
+            mine, its = _versions_text(least, greatest), _versions_text(hello.least, hello.greatest)
+            client, broker = (mine, its) if self._is_client else (its, mine)
             raise ProtocolError(
                 "VERSION",
-                f"the peer speaks versions {hello.least} to {hello.greatest} of the protocol, this"
-                f" side {least} to {greatest}",
+                f"no version of the protocol in common: the client speaks {client}, the broker"
+                f" {broker}",
             )
-        self._peer = hello
+        self._peer, self.version = hello, version
         if not self._is_client:
             self._hello(version, version)
         return Ready(version, hello.greeting)
@@ -615,6 +625,10 @@ _HELLO: Final = msgspec.msgpack.Decoder(Hello)
 _OPENING: Final = msgspec.msgpack.Decoder(Opening)
 _GOODBYE: Final = msgspec.msgpack.Decoder(Goodbye)
 _CREDIT: Final = msgspec.msgpack.Decoder(int)
+
+
+def _versions_text(least: int, greatest: int) -> str:
+    return f"{greatest}" if least == greatest else f"{least} to {greatest}"
 
 
 def _decoded(frame: RawFrame, decoder: msgspec.msgpack.Decoder[T]) -> T:

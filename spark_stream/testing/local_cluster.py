@@ -23,7 +23,7 @@ import psutil
 
 from spark_stream.client.log import Log, connect
 from spark_stream.cluster.backup import STORE_NAME
-from spark_stream.errors import BrokerUnavailable, InvalidOption, from_wire
+from spark_stream.errors import BrokerUnavailable, InvalidOption, PortInUse, from_wire
 from spark_stream.testing.links import Link, Links
 from spark_stream.testing.places import HERE, ProcessPlace
 from spark_stream.wire.addresses import joined
@@ -45,7 +45,8 @@ class LocalBroker:
         self, number: int, folder: Path, conf: Mapping[str, Any], place: ProcessPlace = HERE
     ) -> None:
         self.number = number
-        self._place = place
+        self.place = place
+        """Where it runs; another place applies from its next start."""
         self.directory = folder / f"broker-{number}"
         self.address = ""
         self.peer_address = ""
@@ -84,13 +85,13 @@ class LocalBroker:
         self._file.write_text("".join(f"{name} = {_toml(v)}\n" for name, v in self._conf.items()))
         options = ["--dir", str(self.directory), "--conf", str(self._file)]
         # A broker that comes back keeps its addresses.
-        anywhere = joined(self._place.host, 0)
+        anywhere = joined(self.place.host, 0)
         listen = self.address or anywhere
         options += ["--peer-listen", self.peer_address or anywhere]
         with self._errors.open("a") as errors:
             self._process = subprocess.Popen(
                 [
-                    *self._place.prefix,
+                    *self.place.prefix,
                     *(sys.executable, "-m", "spark_stream.broker", "--listen", listen, *options),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -257,8 +258,15 @@ class LocalCluster:
         if restarted.alive:
             restarted.signal(signal.SIGCONT)
             restarted.end(signal.SIGTERM)
-        restarted.spawn()
-        restarted.await_ready()
+        until = time.monotonic() + _END_S
+        while True:
+            restarted.spawn()
+            try:
+                restarted.await_ready()
+                break
+            except PortInUse:  # a connection of somebody else got its port meanwhile
+                if time.monotonic() > until:
+                    raise
         self._lead_links_to(restarted)
 
     def add_broker(self, rack: str | None = None) -> int:

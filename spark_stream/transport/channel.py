@@ -85,6 +85,11 @@ class SocketChannel:
         loop.call_soon(self._start)
 
     @property
+    def version(self) -> int:
+        """The version of the protocol that both sides speak."""
+        return self._connection.version
+
+    @property
     def unsent_bytes(self) -> int:
         """How many bytes the socket has not taken yet."""
         return self._unsent_bytes

@@ -11,6 +11,7 @@ from spark_stream.errors import (
     InternalError,
     IsologError,
     RequestTimeout,
+    UnsupportedVersion,
     from_wire,
 )
 from spark_stream.transport.streams import CallFailed, ConnectionLost, StreamCancelled
@@ -73,8 +74,8 @@ def failure_of(error: Exception, address: str) -> IsologError:
             return from_wire(value)
         case TimeoutError():
             return RequestTimeout(f"no answer from {address} in time", address=address)
-        case ConnectionLost(code="TIMEOUT" | "SILENT"):
-            return BrokerUnavailable(str(error), address=address)
+        case ConnectionLost(code="VERSION"):
+            return UnsupportedVersion(str(error), address=address)
         case ConnectionLost() | StreamCancelled() | OSError():
             return BrokerUnavailable(str(error), address=address)
         case _:

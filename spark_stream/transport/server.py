@@ -300,6 +300,8 @@ class _Session:
             case StreamOpened():
                 self.serve(event, self._streams.add(self._channel, event.stream))
             case Lost():
+                if event.code == "VERSION":
+                    logger.info("%s is refused: %s", self._incoming.address, event.message)
                 self._server.forget(self)
                 self._streams.dispatch(event)
                 self._incoming.on_lost()

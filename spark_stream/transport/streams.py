@@ -93,6 +93,11 @@ class Stream:
         self.over: Failed | Cancelled | Lost | None = None
         """The event that ended the stream before its time; None if none did."""
 
+    @property
+    def version(self) -> int:
+        """The version of the protocol that both sides speak."""
+        return self._channel.version
+
     def send(
         self, header: Bytes, body: Body = b"", *, end: bool = False, more: bool = False
     ) -> bool:

@@ -72,8 +72,11 @@ class Message(Struct):
             raise _refused(cls.__name__, error) from None
 
 
-class Description(Message, kw_only=False, omit_defaults=False):
-    """A message that users get as it is: all of its fields are sent, also those with defaults."""
+class Description(Message, kw_only=False, omit_defaults=False, forbid_unknown_fields=False):
+    """A message that users get as it is: all of its fields are sent, also those with defaults.
+
+    A later broker may send more of them than an earlier client knows.
+    """
 
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}

@@ -43,10 +43,8 @@ from spark_stream.protocol import Bytes
 from spark_stream.structs import OffsetField, Positional
 from spark_stream.wire.messages import Message, from_plain, to_plain
 
-REPLICATION_VERSIONS: Final = (1, 2)
-"""What a broker speaks: the present version, and the one before it."""
-PROMISES_VERSION: Final = 2
-"""The first version that has :class:`AskPromise` and :class:`Promised`."""
+PROMISES_SINCE: Final = 2
+"""The first version of the protocol that has :class:`AskPromise` and :class:`Promised`."""
 
 Pairs = tuple[tuple[int, int], ...]
 """(slot, entry index), …"""
@@ -60,7 +58,6 @@ class OpenReplication(Message):
     """
 
     stream: str
-    version: int = REPLICATION_VERSIONS[0]
     follower: str
     proof: str
     window_bytes: int
@@ -75,7 +72,11 @@ class Packed(Positional, array_like=True):
 
 
 class Welcome(Packed, tag=1):
-    """The leader takes the stream, and proves that it is the broker that was called."""
+    """The leader takes the stream, and proves that it is the broker that was called.
+
+    ``version``: the greatest version of the protocol that it speaks. What counts is the version
+    that the connection's HELLO agreed on.
+    """
 
     version: int
     proof: str

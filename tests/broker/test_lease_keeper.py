@@ -7,9 +7,10 @@ import logging
 import pytest
 
 from spark_stream.broker.node.lease import LeaseKeeper
-from spark_stream.errors import LeaderUnavailable, NotLeader
+from spark_stream.errors import LeaderUnavailable, MetadataUnavailable, NotLeader
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LEASE_S, LocalBroker, Surroundings
+from tests.simulation.leases import MemoryBoard
 from tests.support import numbers
 
 __all__ = ["around"]
@@ -80,6 +81,30 @@ def test_while_it_looks_at_the_records_again_it_does_not_lead(pair):
     lease_keeper.renew()
     assert serving == [False]
     assert lease_keeper.serves()
+
+
+@pytest.mark.rule("when a broker whose lease was over takes a new one", "cluster/stores/leases.py")
+@pytest.mark.parametrize("step", ["the new lease", "the look"])
+def test_a_renewal_that_failed_halfway_is_begun_again(pair, monkeypatch, step):
+    """Otherwise the broker renewed a lease by which it never leads again, and nobody else could."""
+    a, _ = pair
+
+    def fail(*_: object) -> None:
+        raise MetadataUnavailable("etcd has no quorum")
+
+    stand_still(a.around, 3 * LEASE_S)
+    with monkeypatch.context() as failing:
+        if step == "the new lease":
+            failing.setattr(MemoryBoard, "take_place", fail)
+        else:
+            failing.setattr(a.lease_keeper, "_refresh", fail)
+        for _ in range(2):
+            with pytest.raises(MetadataUnavailable):
+                a.lease_keeper.renew()
+            assert not a.lease_keeper.serves()
+    a.lease_keeper.renew()
+    assert a.lease_keeper.serves()
+    assert a.partition("t").append(numbers(0, 1)).count == 1
 
 
 def test_where_nobody_took_its_place_it_leads_on(pair):

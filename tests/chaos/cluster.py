@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +54,7 @@ LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic"
 OF_MEMBERS = ("kill", "pause leader", "pause quorum")
 FICKLE = frozenset({"follow-read_uncommitted"})
 ENDING_S = 120.0
+COURSE_S = 300.0
 CONFIG = {"segment.bytes": 65_536, "replica.lag.time.max.ms": 1500}
 
 
@@ -76,6 +78,23 @@ class Outcome:
             f" read; the query failed {len(self.query_failures)} times; {len(self.problems)}"
             " problems"
         )
+
+
+class Course(threading.Thread):
+    """What is done to a cluster instead of mishaps; it ends by itself."""
+
+    def __init__(self, cluster: LocalCluster, action: Callable[[LocalCluster], None]) -> None:
+        super().__init__(name="course", daemon=True)
+        self.strikes: Counter[str] = Counter()
+        self.failures: list[BaseException] = []
+        self._cluster = cluster
+        self._action = action
+
+    def run(self) -> None:
+        try:
+            self._action(self._cluster)
+        except BaseException as error:
+            self.failures.append(error)
 
 
 class Mishaps(threading.Thread):
@@ -239,9 +258,12 @@ def run(
     spark: bool = False,
     etcd_folder: Path | None = None,
     hosts: bool = False,
+    places: Sequence[ProcessPlace] = (),
+    course: Callable[[LocalCluster], None] | None = None,
 ) -> Outcome:
     """One run of so many seconds of mishaps, and the time that it takes to end.
 
+    ``places``: where the brokers run. ``course``: what is done to them instead of mishaps.
     ``etcd_folder``: for the three members of an etcd that has the metadata, and mishaps too.
     ``hosts``: each broker, and each of these members, is on a host of its own; the network between
     them is parted, slow and lossy.
@@ -249,15 +271,16 @@ def run(
     notes, calm, stop, end = Notes(), threading.Event(), threading.Event(), threading.Event()
     with ExitStack() as ended:
         etcd, network, conf = None, None, CONF
-        places: list[ProcessPlace] = []
         if hosts:
             network = ended.enter_context(Network(3))
             places = [network.place(number) for number in (1, 2, 3)]
         if etcd_folder is not None:
-            etcd = ended.enter_context(LocalEtcd(3, etcd_folder, places=places))
+            etcd = ended.enter_context(LocalEtcd(3, etcd_folder, places=places if hosts else ()))
             # Hosts share no files, but these do: readers must not notice.
             conf = {"metadata": etcd.url("chaos"), "mapped_reads": not hosts}
-        cluster = ended.enter_context(LocalCluster(3, conf=conf, cuttable=not hosts, places=places))
+        cluster = ended.enter_context(
+            LocalCluster(3, conf=conf, cuttable=not places, places=places)
+        )
 
         def connect():
             return cluster.connect(timeout=60)
@@ -300,17 +323,21 @@ def run(
             )
             for level in LEVELS
         ]
-        mishaps = Mishaps(cluster, calm, seed, etcd, network)
+        mishaps = (
+            Mishaps(cluster, calm, seed, etcd, network)
+            if course is None
+            else Course(cluster, course)
+        )
         for each in (*writers, *followers, mishaps):
             each.start()
         time.sleep(seconds)  # the length of the run, and no wait for anything
         calm.set()
-        mishaps.join(ENDING_S)
+        mishaps.join(ENDING_S if course is None else COURSE_S)
+        problems = ["the course does not end"] if mishaps.is_alive() else []
         restored(cluster)
         eventually(lambda: notes.enough, ENDING_S)
         stop.set()
         stuck = _joined(writers)
-        problems: list[str] = []
         with connect() as log:
             for name, partitions in TOPICS.items():
                 in_sync(log, name)

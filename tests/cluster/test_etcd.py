@@ -14,13 +14,20 @@ from typing import Any
 import pytest
 
 from spark_stream.cluster.stores import etcd as etcd_module
+from spark_stream.cluster.stores.backends import EtcdAccess, EtcdBackend, EtcdPlace
 from spark_stream.cluster.stores.etcd import EtcdStore
 from spark_stream.cluster.stores.etcd_client import EtcdClient, encoded
 from spark_stream.cluster.stores.etcd_leases import EtcdLeases
 from spark_stream.cluster.stores.leases import Renewal
-from spark_stream.cluster.stores.store import Delete, Put
+from spark_stream.cluster.stores.store import FORM, Delete, Put
 from spark_stream.environment import SystemClock, SystemMachine
-from spark_stream.errors import DirectoryInUse, MetadataRefused, MetadataUnavailable, StorageFailure
+from spark_stream.errors import (
+    DirectoryInUse,
+    MetadataRefused,
+    MetadataUnavailable,
+    StorageFailure,
+    UnsupportedFormat,
+)
 from spark_stream.testing import LocalEtcd
 from spark_stream.transport.tls import TlsFiles, client_context
 from tests.certificates import HERE, Files
@@ -253,6 +260,24 @@ def answers(client: EtcdClient, asked: Any) -> bool:
         return "header" in client.read("/v3/kv/range", asked)
     except MetadataUnavailable:
         return False
+
+
+# -- the form of what is stored --------------------------------------------------------------------
+
+
+def test_a_cluster_in_another_form_is_refused_and_left_as_it_was(etcd: LocalEtcd):
+    place = EtcdPlace(tuple(etcd.endpoints), "another-form")
+    backend = EtcdBackend(place, EtcdAccess(), SystemClock(), SystemMachine(), 6.0)
+    for _ in range(2):  # it is noted, and then found
+        backend.open_store().close()
+    put = {"key": encoded(b"/another-form/form"), "value": encoded(str(FORM + 1).encode())}
+    with closing(etcd.client()) as client:
+        written = client.write("/v3/kv/put", put)["header"]["revision"]
+        refused = f"another-form .*format {FORM + 1}.* reads {FORM}"
+        with pytest.raises(UnsupportedFormat, match=refused):
+            backend.open_store()
+        after = client.read("/v3/kv/range", {"key": encoded(b"a")})["header"]["revision"]
+    assert after == written
 
 
 # -- who may use etcd ------------------------------------------------------------------------------

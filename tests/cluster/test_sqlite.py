@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from spark_stream.cluster.stores import sqlite
-from spark_stream.cluster.stores.sqlite import FORM, SqliteStore, _Waiting
-from spark_stream.cluster.stores.store import Delete, Put
+from spark_stream.cluster.stores.sqlite import SqliteStore, _Waiting
+from spark_stream.cluster.stores.store import FORM, Delete, Put
 from spark_stream.errors import DiskFull, NotALogDirectory, StorageFailure, UnsupportedFormat
 from tests.support import eventually
 

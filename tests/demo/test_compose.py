@@ -1,7 +1,6 @@
 """docker-compose*.yml and Dockerfile without Docker: they fit together, and their commands run.
 
-What a container would give (names of hosts, places of files, the port) is substituted, nothing
-else.
+What a container would give (names of hosts, places of files, ports) is substituted, nothing else.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import re
 import signal
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -21,9 +21,11 @@ import pytest
 import yaml
 
 import spark_stream as isolog
+from spark_stream.testing.local_etcd import etcd_binary
 from tests.conftest import ROOT
 from tests.demo.conftest import Shell
-from tests.support import free_port
+from tests.etcd import with_etcd
+from tests.support import eventually, free_port
 
 pytestmark = pytest.mark.full
 
@@ -57,6 +59,7 @@ def exec_form(stage: str, instruction: str) -> list[str]:
 
 BROKERS = {f"broker-{number}": str(9091 + number) for number in (1, 2, 3)}
 FLIGHT = {f"broker-{number}": str(9191 + number) for number in (1, 2, 3)}
+MEMBERS = [f"etcd-{number}" for number in (1, 2, 3)]
 
 
 def option(service: dict[str, Any], name: str) -> str:
@@ -65,25 +68,73 @@ def option(service: dict[str, Any], name: str) -> str:
     return command[command.index(name) + 1]
 
 
-def test_the_brokers_are_kept_to_this_host_and_their_logs_in_a_volume() -> None:
-    file = compose()
+def test_the_brokers_are_published_to_this_host_alone() -> None:
+    services = compose()["services"]
     for name, port in BROKERS.items():
-        broker = file["services"][name]
+        broker = services[name]
         ports = [f"127.0.0.1:{each}:{each}" for each in (port, FLIGHT[name])]
         assert broker["ports"] == ports
         assert option(broker, "--flight-listen") == f"0.0.0.0:{FLIGHT[name]}"
-        assert broker["volumes"] == ["log:/var/lib/isolog"]
-    assert file["volumes"].keys() == {"log", "demo-output"}
+    assert not any("ports" in services[name] for name in MEMBERS)
+
+
+def test_no_two_services_share_a_volume() -> None:
+    file = compose()
+    volumes = {name: each["volumes"] for name, each in file["services"].items()}
+    assert volumes == {
+        **{name: [f"{name}:/var/lib/isolog"] for name in BROKERS},
+        **{name: [f"{name}:/var/lib/etcd"] for name in MEMBERS},
+        "demo": ["demo-output:/demo/demo-output"],
+    }
+    assert file["volumes"].keys() == {*BROKERS, *MEMBERS, "demo-output"}
+    for name in MEMBERS:
+        assert "--data-dir=/var/lib/etcd" in file["services"][name]["command"]
+
+
+def test_clients_do_not_reach_etcd() -> None:
+    file = compose()
+    networks = {name: each["networks"] for name, each in file["services"].items()}
+    assert networks == {
+        **{name: ["metadata", "log"] for name in BROKERS},
+        **{name: ["metadata"] for name in MEMBERS},
+        "demo": ["log"],
+    }
+    assert file["networks"] == {"metadata": {"internal": True}, "log": None}
 
 
 def test_the_brokers_share_a_metadata_store_and_nothing_else() -> None:
     brokers = [compose()["services"][name] for name in BROKERS]
-    assert {option(each, "--metadata") for each in brokers} == {"/var/lib/isolog/metadata.sqlite"}
-    for name in ("--id", "--dir", "--listen"):
+    members = ",".join(f"{name}:2379" for name in MEMBERS)
+    assert {option(each, "--metadata") for each in brokers} == {f"etcd://{members}/isolog"}
+    for name in ("--id", "--listen"):
         assert len({option(each, name) for each in brokers}) == len(brokers)
     addresses = [option(each, "--advertise") for each in brokers]
     assert addresses == [f"{name}:{port}" for name, port in BROKERS.items()]
     assert option(compose()["services"]["demo"], "--bootstrap") == ",".join(addresses)
+
+
+def test_the_members_of_etcd_know_one_another() -> None:
+    services = compose()["services"]
+    cluster = ",".join(f"{name}=http://{name}:2380" for name in MEMBERS)
+    for name in MEMBERS:
+        assert {
+            f"--name={name}",
+            f"--initial-cluster={cluster}",
+            f"--initial-advertise-peer-urls=http://{name}:2380",
+            f"--advertise-client-urls=http://{name}:2379",
+        } <= set(services[name]["command"])
+        assert services[name]["image"] == services["etcd-1"]["image"]
+        assert re.fullmatch(r"quay\.io/coreos/etcd:v3\.\d+\.\d+", services[name]["image"])
+
+
+def test_all_are_watched_and_started_again() -> None:
+    services = compose()["services"]
+    healthy = {"condition": "service_healthy"}
+    for name in (*BROKERS, *MEMBERS):
+        assert services[name]["restart"] == "unless-stopped"
+        assert services[name]["healthcheck"]["test"][0] == "CMD"
+    for name in BROKERS:
+        assert services[name]["depends_on"] == dict.fromkeys(MEMBERS, healthy)
 
 
 def test_the_demo_waits_for_healthy_brokers_and_is_asked_for_by_its_profile() -> None:
@@ -91,7 +142,7 @@ def test_the_demo_waits_for_healthy_brokers_and_is_asked_for_by_its_profile() ->
     assert services["demo"]["profiles"] == ["demo"]
     healthy = {"condition": "service_healthy"}
     assert services["demo"]["depends_on"] == dict.fromkeys(BROKERS, healthy)
-    assert not any("profiles" in services[name] for name in BROKERS)
+    assert not any("profiles" in services[name] for name in (*BROKERS, *MEMBERS))
 
 
 def test_the_images_have_what_the_services_name() -> None:
@@ -127,54 +178,69 @@ class Outside:
 
     folder: Path
     services: dict[str, Any]
-    ports: dict[str, str] = field(
-        default_factory=lambda: {
-            port: str(free_port()) for port in (*BROKERS.values(), *FLIGHT.values())
-        }
+    ports: dict[tuple[str, str], str] = field(
+        default_factory=lambda: defaultdict(lambda: str(free_port()))
     )
 
-    def word(self, word: str) -> str:
+    def word(self, service: str, word: str) -> str:
         for place, instead in (
             ("/etc/isolog/broker.toml", ROOT / "conf" / "broker.toml"),
             ("/etc/isolog", self.folder),
             ("/run/secrets/admin-password", self.folder / "admin-password"),
-            ("/var/lib/isolog", self.folder / "volume"),
+            ("/var/lib", self.folder / "volumes" / service),
         ):
             word = word.replace(place, str(instead))
-        address = r"(?:0\.0\.0\.0|127\.0\.0\.1|broker-\d):(9\d+)"
-        found = re.sub(address, lambda found: f"127.0.0.1:{self.port(found[1])}", word)
-        return found.replace("$$", "$")
+        here = re.sub(r"\b(?:0\.0\.0\.0|127\.0\.0\.1):(?=\d)", f"{service}:", word)
+        address = r"\b((?:broker|etcd)-\d):(\d+)"
+        return re.sub(address, lambda found: self.address(found[1], found[2]), here).replace(
+            "$$", "$"
+        )
 
-    def port(self, name: str) -> str:
-        return self.ports.get(name, "0")  # that of the other brokers is any
+    def address(self, service: str, port: str) -> str:
+        return f"127.0.0.1:{self.ports[service, port]}"
 
     def command(self, name: str) -> list[str]:
-        return [self.word(word) for word in self.services[name]["command"]]
+        words = [self.word(name, word) for word in self.services[name]["command"]]
+        return [etcd_binary() or "etcd", *words[1:]] if words[0] == "etcd" else words
 
     def healthcheck(self, name: str) -> list[str]:
-        kind, *words = map(self.word, self.services[name]["healthcheck"]["test"])
+        kind, *words = (
+            self.word(name, each) for each in self.services[name]["healthcheck"]["test"]
+        )
         return ["sh", "-c", *words] if kind == "CMD-SHELL" else words
 
     def environment(self, name: str) -> dict[str, str]:
         given = self.services[name].get("environment", {})
-        return {key: self.word(value) for key, value in given.items()}
+        return {key: self.word(name, value) for key, value in given.items()}
+
+    def start(self, name: str, shell: Shell, ended: ExitStack) -> subprocess.Popen[str]:
+        """Start a service that ends in order, if it has not ended before."""
+        (self.folder / "volumes" / name).mkdir(parents=True, exist_ok=True)
+        process = subprocess.Popen(
+            self.command(name),
+            cwd=self.folder,
+            env=shell.environment | self.environment(name),
+            text=True,
+        )
+        ended.callback(end_in_order, process)
+        return process
 
 
 @contextmanager
-def running(outside: Outside, shell: Shell) -> Iterator[None]:
+def etcd_of(outside: Outside, shell: Shell) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """The members of etcd; whoever needs them waits for them."""
+    with ExitStack() as ended:
+        yield {name: outside.start(name, shell, ended) for name in MEMBERS}
+
+
+@contextmanager
+def running(outside: Outside, shell: Shell) -> Iterator[dict[str, subprocess.Popen[str]]]:
     """The brokers, healthy."""
     with ExitStack() as ended:
-        for name in BROKERS:
-            process = subprocess.Popen(
-                outside.command(name),
-                cwd=outside.folder,
-                env=shell.environment | outside.environment(name),
-                text=True,
-            )
-            ended.callback(end_in_order, process)
+        processes = {name: outside.start(name, shell, ended) for name in BROKERS}
         for name in BROKERS:
             wait_until_healthy(outside.healthcheck(name), shell, outside.folder)
-        yield
+        yield processes
 
 
 def run_demo(outside: Outside, shell: Shell) -> str:
@@ -187,13 +253,45 @@ def run_demo(outside: Outside, shell: Shell) -> str:
     return said
 
 
+@pytest.mark.timeout(300)
+@with_etcd
+def test_what_was_written_outlives_a_broker_and_a_member_of_etcd(
+    tmp_path: Path, shell: Shell
+) -> None:
+    outside = Outside(tmp_path, compose()["services"])
+    addresses = ",".join(outside.address(name, port) for name, port in BROKERS.items())
+    with (
+        etcd_of(outside, shell) as members,
+        running(outside, shell) as brokers,
+        ExitStack() as more,
+        isolog.connect(addresses) as log,
+    ):
+        log.create_topic("t", partitions=3, config={"min.insync.replicas": 2})
+        with log.producer(isolation="read_committed") as producer:
+            for number in range(300):
+                producer.send("t", b"%d" % number, partition=number % 3)
+            producer.flush()
+            members["etcd-1"].kill()
+            brokers["broker-1"].kill()
+            for number in range(300, 600):
+                producer.send("t", b"%d" % number, partition=number % 3)
+        table = log.read("t", isolation="read_committed")
+        assert sorted(map(int, table["value"].to_pylist())) == list(range(600))
+        for process in (members["etcd-1"], brokers["broker-1"]):
+            process.wait(30)
+        # As `restart` of their services does.
+        for name in ("etcd-1", "broker-1"):
+            outside.start(name, shell, more)
+        eventually(lambda: not log.cluster().problems, 60)
+
+
 @pytest.mark.spark
 @pytest.mark.timeout(600)
+@with_etcd
 def test_the_services_commands_run(tmp_path: Path, shell: Shell) -> None:
     outside = Outside(tmp_path, compose(DEMO_MONTHS="1")["services"])
-    (tmp_path / "volume").mkdir()
     shell.run(outside.healthcheck("broker-1"), tmp_path, code=1)
-    with running(outside, shell):
+    with etcd_of(outside, shell), running(outside, shell):
         demo = outside.command("demo")
         with isolog.connect(demo[demo.index("--bootstrap") + 1]) as log:
             # The topic is there, with records of somebody else: the demo must not count them.
@@ -239,7 +337,7 @@ def test_only_brokers_have_keys_and_each_has_its_own_configuration() -> None:
         conf = f"conf/secure-three-brokers/broker-{number}.toml"
         assert (ROOT / conf).exists()
         assert services[name]["volumes"] == [
-            "log:/var/lib/isolog",
+            f"{name}:/var/lib/isolog",
             "certs:/etc/isolog/certs:ro",
             f"./{conf}:/etc/isolog/broker.toml:ro",
         ]
@@ -247,7 +345,9 @@ def test_only_brokers_have_keys_and_each_has_its_own_configuration() -> None:
         "demo-output:/demo/demo-output",
         "authority:/etc/isolog/authority:ro",
     ]
-    assert file["volumes"].keys() == {"log", "demo-output", "certs", "authority"}
+    assert file["volumes"].keys() == compose()["volumes"].keys() | {"certs", "authority"}
+    assert services["set-up"]["networks"] == ["metadata"]
+    assert {"set-up", *MEMBERS} == services["broker-1"]["depends_on"].keys()
     assert file["secrets"] == {"admin-password": {"file": "./admin-password"}}
     ignored = (ROOT / ".gitignore").read_text(), (ROOT / ".dockerignore").read_text()
     assert all("admin-password" in each.splitlines() for each in ignored)
@@ -258,31 +358,34 @@ def test_only_brokers_have_keys_and_each_has_its_own_configuration() -> None:
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
+@with_etcd
 def test_the_secure_services_commands_run(tmp_path: Path, shell: Shell) -> None:
     services = secure(DEMO_MONTHS="1")["services"]
     outside = Outside(tmp_path, services)
-    for folder in ("volume", "authority"):
-        (tmp_path / folder).mkdir()
+    (tmp_path / "authority").mkdir()
     (tmp_path / "admin-password").write_text("correct horse battery\n")
     for number, name in enumerate(BROKERS, 1):
         mounted = ROOT / "conf" / "secure-three-brokers" / f"broker-{number}.toml"
         command = services[name]["command"]
         command[command.index("--conf") + 1] = str(mounted)
-    for _ in range(2):  # what is there stays; certificates are new
-        shell.run(outside.command("set-up"), tmp_path)
-    with running(outside, shell):
-        shell.run(outside.command("set-up"), tmp_path)
-        said = run_demo(outside, shell)
-        assert "Records in: 27,004. Records out: 27,004. They agree." in said
-        address = f"127.0.0.1:{outside.port(BROKERS['broker-1'])}"
-        ca = str(tmp_path / "authority" / "ca.pem")
-        asked = ["isolog", "--tls-ca", ca, "broker", "status", "--bootstrap", address]
-        assert "asks who is calling" in shell.run(asked, tmp_path, code=1)
+    with etcd_of(outside, shell):
+        for _ in range(2):  # what is there stays; certificates are new
+            shell.run(outside.command("set-up"), tmp_path)
+        with running(outside, shell):
+            shell.run(outside.command("set-up"), tmp_path)
+            said = run_demo(outside, shell)
+            assert "Records in: 27,004. Records out: 27,004. They agree." in said
+            address = outside.address("broker-1", BROKERS["broker-1"])
+            ca = str(tmp_path / "authority" / "ca.pem")
+            asked = ["isolog", "--tls-ca", ca, "broker", "status", "--bootstrap", address]
+            assert "asks who is calling" in shell.run(asked, tmp_path, code=1)
 
 
 def end_in_order(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0  # within stop_grace_period
+    """Stop it as `docker compose stop` does; it may have been killed before."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) in (0, -signal.SIGTERM)  # within stop_grace_period; etcd: by signal
 
 
 def wait_until_healthy(healthcheck: list[str], shell: Shell, folder: Path) -> None:

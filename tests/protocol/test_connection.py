@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from spark_stream.protocol import (
+    OLDEST,
+    VERSION,
     Cancelled,
     Connection,
     ConnectionLimits,
@@ -71,8 +73,8 @@ def ends(lost: list[Event]) -> str:
 
 def test_both_sides_are_ready_after_their_hellos() -> None:
     pair = Pair()
-    assert pair.at_client == [Ready(1, b"b")]
-    assert pair.at_broker == [Ready(1, b"c")]
+    assert pair.at_client == [Ready(VERSION, b"b")]
+    assert pair.at_broker == [Ready(VERSION, b"c")]
 
 
 def test_a_call_is_a_frame_there_and_a_frame_back() -> None:
@@ -110,9 +112,28 @@ def test_versions_are_negotiated_and_named_where_there_is_none_in_common() -> No
     old = Connection(is_client=False, greeting=b"", now=0, versions=(1, 1))
     assert ends(old.receive(joined(new), 0)) == "VERSION"
     [lost] = new.receive(joined(old), 0)
-    assert lost == Lost(
-        "VERSION", "the peer speaks versions 2 to 3 of the protocol, this side 1 to 1"
-    )
+    refused = "no version of the protocol in common: the client speaks 2 to 3, the broker 1"
+    assert lost == old.lost == Lost("VERSION", refused)
+
+
+def test_an_answer_in_a_version_that_was_not_offered_ends_the_connection() -> None:
+    client = Connection(is_client=True, greeting=b"", now=0, versions=(1, 1))
+    ends_it = Connection(is_client=True, greeting=b"", now=0, versions=(2, 3))  # says 2 to 3 first
+    [lost] = client.receive(joined(ends_it), 0)
+    refused = "no version of the protocol in common: the client speaks 1, the broker 2 to 3"
+    assert lost == Lost("VERSION", refused)
+
+
+def test_a_release_speaks_its_own_version_and_the_previous_one() -> None:
+    """Version 1 is the first; a side that speaks the next two, and no more, is refused."""
+    assert max(1, VERSION - 1) == OLDEST
+    for version, is_spoken in ((VERSION, True), (VERSION + 1, True), (VERSION + 2, False)):
+        other = Connection(
+            is_client=True, greeting=b"", now=0, versions=(max(1, version - 1), version)
+        )
+        mine = Connection(is_client=False, greeting=b"", now=0)
+        [event] = mine.receive(joined(other), 0)
+        assert isinstance(event, Ready) is is_spoken
 
 
 def test_a_stream_without_credit_waits_and_others_go_on() -> None:

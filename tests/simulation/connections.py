@@ -139,6 +139,11 @@ class _End:
         """As its streams know it."""
         return cast(SocketChannel, self)
 
+    @property
+    def version(self) -> int:
+        """As ``SocketChannel.version``."""
+        return self._connection.version
+
     def command(self, act: Callable[[Connection], T], *, more: bool = False) -> T:
         """As ``SocketChannel.command``."""
         result = act(self._connection)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -46,6 +48,21 @@ def test_a_broker_that_was_killed_or_stopped_comes_back_where_it_was(cluster):
         cluster.restart(2)
         assert cluster.broker(2).alive
         assert (cluster.broker(2).address, cluster.broker(2).pid != pid) == (address, True)
+
+
+def test_a_broker_waits_for_its_port_if_somebody_took_it_meanwhile(cluster):
+    broker = cluster.broker(2)
+    cluster.kill(2)
+    killed = broker.pid
+    host, _, port = broker.address.rpartition(":")
+    with ThreadPoolExecutor(1) as pool:
+        with socket.create_server((host, int(port))):
+            back = pool.submit(cluster.restart, 2)
+            eventually(lambda: broker.pid != killed)
+            refused = broker.pid
+            eventually(lambda: broker.pid != refused)
+        back.result(60)
+    assert broker.address == f"{host}:{port}"
 
 
 def test_a_broker_that_runs_is_ended_in_order_before_it_is_started_again(cluster):

@@ -16,7 +16,7 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
-from spark_stream.errors import InternalError, from_wire
+from spark_stream.errors import InternalError, UnsupportedVersion, from_wire
 from spark_stream.protocol import Connection, Credited, Event, Lost, StreamOver
 from spark_stream.transport.channel import UNSENT_BYTES_MAX, SocketChannel
 from spark_stream.transport.client import ClientChannel, client_loop, connected
@@ -416,6 +416,19 @@ def test_an_error_that_is_too_large_keeps_its_code() -> None:
     assert isinstance(told, InternalError)
     assert told.message.startswith("xxx")
     assert from_wire(error.to_wire()).code == told.code
+
+
+def test_a_peer_with_other_versions_is_refused_for_good_and_the_error_names_both() -> None:
+    """To ask again would not help, so the error is not retriable."""
+    newer = Connection(is_client=True, greeting=b"", now=0, versions=(3, 4))
+    broker = Connection(is_client=False, greeting=b"", now=0, versions=(1, 2))
+    broker.receive(b"".join(bytes(part) for part in newer.output()), 0)
+    assert broker.lost is not None
+    told = failure_of(ConnectionLost(broker.lost.code, broker.lost.message), "there")
+    assert isinstance(told, UnsupportedVersion)
+    assert not told.retriable
+    assert "the client speaks 3 to 4, the broker 1 to 2" in str(told)
+    assert "Upgrade the older side" in str(told)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.errors import InvalidRecord, InvalidRequest
+from spark_stream.wire.access_messages import UserList
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.fetch_messages import (
     ChunkFacts,
@@ -27,6 +28,7 @@ from spark_stream.wire.limits import CONTROL_BYTES_MAX
 from spark_stream.wire.messages import (
     INT64_MAX,
     Acknowledged,
+    AppendTo,
     BatchRefused,
     Envelope,
     ListOffsets,
@@ -134,6 +136,15 @@ def test_one_of_several_ranges_neither_waits_nor_follows():
     sent = {"ranges": [json.loads(each.to_bytes()) for each in (one, waiting)]}
     with pytest.raises(InvalidRequest, match="neither waits nor follows"):
         Fetch.from_bytes(json.dumps(sent).encode())
+
+
+def test_a_description_of_a_later_release_may_say_more():
+    """Requests may not: a broker that ignored what it does not know would do something else."""
+    described = UserList(users=["alice"])
+    sent = json.loads(described.to_bytes()) | {"new": 1}
+    assert UserList.from_bytes(json.dumps(sent).encode()) == described
+    with pytest.raises(InvalidRequest, match="new"):
+        AppendTo.from_bytes(b'{"topic": "t", "new": 1}')
 
 
 def test_a_message_is_frozen():

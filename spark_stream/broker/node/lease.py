@@ -26,19 +26,21 @@ class LeaseKeeper:
         )
         self._refresh = refresh
         self._lease = self._hold(None)
+        self._has_looked = True  # at the records, since it has this lease
 
     def serves(self) -> bool:
         """Return whether the broker may lead at this moment."""
-        return self._lease.may_serve()
+        return self._has_looked and self._lease.may_serve()
 
     def renew(self) -> None:
         """Renew the lease; to be called several times before it runs out."""
-        if self._lease.renew():
-            return
-        logger.warning("the lease was over: other brokers may lead what this one led")
-        fresh = self._hold(self._lease)
-        self._refresh()
-        self._lease = fresh
+        if not self._lease.renew():
+            logger.warning("the lease was over: other brokers may lead what this one led")
+            self._has_looked = False
+            self._lease = self._hold(self._lease)
+        if not self._has_looked:
+            self._refresh()
+            self._has_looked = True
 
     def end(self) -> None:
         """Release the lease, so that others see that it is over."""

@@ -170,7 +170,7 @@ class Fetcher:
                         self._flush()  # earlier messages do not wait for it
                         self._background.submit(partial(self._do, effect))
                     case Connect():
-                        self._connect(effect)
+                        self._connect(effect.window_bytes)
                     case HangUp():
                         self._flush()
                         self._hang_up()
@@ -195,7 +195,7 @@ class Fetcher:
         except StreamOver:
             self._unsent.clear()  # an event is about to report the end
 
-    def _connect(self, asked: Connect) -> None:
+    def _connect(self, window_bytes: int) -> None:
         endpoint = self._endpoint()
         if endpoint is None:
             error = BrokerUnavailable(f"broker {self._leader} is not registered")
@@ -204,10 +204,9 @@ class Fetcher:
         self._stream_id, self._address = uuid.uuid4().hex, endpoint.address
         opened = OpenReplication(
             stream=self._stream_id,
-            version=asked.version,
             follower=self._me.broker_id,
             proof=self._me.call_proof(self._leader, endpoint.incarnation),
-            window_bytes=asked.window_bytes,
+            window_bytes=window_bytes,
         )
         self._line = self._call(endpoint.address, opened.to_bytes(), self._on_event)
 

@@ -64,10 +64,8 @@ from spark_stream.errors import (
     InvalidRequest,
     IsologError,
     StorageFailure,
-    Unsupported,
 )
 from spark_stream.wire.replication_messages import (
-    REPLICATION_VERSIONS,
     Acked,
     Agreed,
     AskPromise,
@@ -150,9 +148,8 @@ class Job(Struct, frozen=True):
 
 
 class Connect(Struct, frozen=True):
-    """Open a stream of this version to the leader, wherever it is now."""
+    """Open a stream to the leader, wherever it is now."""
 
-    version: int
     window_bytes: int
 
 
@@ -182,7 +179,6 @@ class FollowerStreamCore:
         self._leader = leader
         self._settings = settings
         self._window_bytes = window_bytes
-        self._version = REPLICATION_VERSIONS[-1]
         self._state = FollowerState.RESTING
         self._retry_at = now
         self._pause_s = _PAUSE_FIRST_S
@@ -251,7 +247,7 @@ class FollowerStreamCore:
         """Do what is due."""
         if self._state is FollowerState.RESTING and now >= self._retry_at:
             self._state = FollowerState.CALLING
-            self._effects.append(Connect(self._version, self._window_bytes))
+            self._effects.append(Connect(self._window_bytes))
         elif self._state is FollowerState.WELCOME:
             for key, following in list(self._waiting.items()):
                 if not following.is_busy and following.retry_at <= now:
@@ -267,9 +263,6 @@ class FollowerStreamCore:
         if str(error) != self._said:
             self._said = str(error)
             logger.info("following broker %s: %s", self._leader, error)
-        newest, before = REPLICATION_VERSIONS[-1], REPLICATION_VERSIONS[0]
-        is_newer = isinstance(error, Unsupported) and self._version == newest
-        self._version = before if is_newer else newest
         was_welcome = self._state is FollowerState.WELCOME
         self._pause_s = (
             _PAUSE_FIRST_S if was_welcome else min(_STREAM_PAUSE_MAX_S, 2 * self._pause_s)

@@ -33,14 +33,12 @@ from spark_stream.errors import (
     InternalError,
     InvalidRequest,
     IsologError,
-    Unsupported,
 )
-from spark_stream.protocol import Credited, Received, StreamOver
+from spark_stream.protocol import VERSION, Credited, Received, StreamOver
 from spark_stream.transport.failures import error_bytes
 from spark_stream.transport.streams import Stream, StreamEvent
 from spark_stream.wire.replication_messages import (
-    PROMISES_VERSION,
-    REPLICATION_VERSIONS,
+    PROMISES_SINCE,
     Follow,
     OpenReplication,
     Welcome,
@@ -72,7 +70,7 @@ class LeaderStream:
         self._clock = clock
         self._background = background
         self._ended = ended
-        self._promise_s = promise_s if opened.version >= PROMISES_VERSION else lambda: None
+        self._promise_s = promise_s if stream.version >= PROMISES_SINCE else lambda: None
         self._lock = threading.Lock()  # guards what follows
         self._core = LeaderStreamCore(opened.window_bytes, welcome, settings, clock.monotonic())
         self._held: Sent | None = None  # a frame for which there was no credit
@@ -322,10 +320,10 @@ class Leading:
         ``names``: those in the follower's certificate, if it has shown one.
 
         Raises:
-            Unauthenticated, Unsupported, InvalidRequest, BrokerStopping: nothing has begun.
+            Unauthenticated, InvalidRequest, BrokerStopping: nothing has begun.
         """
         self._check(opened, names)
-        welcome = Welcome(opened.version, self._me.answer_proof(opened.stream))
+        welcome = Welcome(VERSION, self._me.answer_proof(opened.stream))
         served = LeaderStream(
             opened,
             welcome,
@@ -369,8 +367,5 @@ class Leading:
         self._me.check_caller(opened.follower, opened.proof, names)
         if opened.follower == self._me.broker_id:
             raise InvalidRequest(f"broker {opened.follower} cannot follow itself")
-        if opened.version not in REPLICATION_VERSIONS:
-            spoken = " and ".join(map(str, REPLICATION_VERSIONS))
-            raise Unsupported(f"version {opened.version} of replication; this broker has {spoken}")
         if opened.window_bytes <= 0:
             raise InvalidRequest(f"a window has at least one byte, not {opened.window_bytes}")

@@ -160,6 +160,7 @@ def shared_channel(
     Raises:
         BrokerUnavailable: nothing answers there, or it is not an isolog broker.
         RequestTimeout: something is there but does not answer in ``timeout_s``.
+        UnsupportedVersion: it speaks other versions of the protocol.
         TlsFailed: the two sides do not agree on TLS.
         Unauthenticated: the broker does not take the access's credential.
         InvalidOption: a file of the access cannot be used.
@@ -172,6 +173,8 @@ def shared_channel(
     except ConnectionLost as error:
         if error.code == "TIMEOUT":
             raise failure_of(TimeoutError(), address) from error
+        if error.code == "VERSION":
+            raise failure_of(error, address) from error
         raise BrokerUnavailable(f"no broker answers at {error.message}", address=address) from error
     try:
         made = SharedChannel(channel, read_greeting(channel.greeting, address), access)

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from spark_stream.cluster.stores.etcd import EtcdStore
+from spark_stream.cluster.stores.etcd import EtcdStore, check_form
 from spark_stream.cluster.stores.etcd_client import RANGE, EtcdClient, encoded
 from spark_stream.cluster.stores.etcd_leases import EtcdLeases
 from spark_stream.cluster.stores.lease_files import LeaseFiles, running_brokers
@@ -107,7 +107,11 @@ class Backend(Protocol):
         """
 
     def open_store(self) -> DurableStore:
-        """Open the records."""
+        """Open the records.
+
+        Raises:
+            UnsupportedFormat: they are in the form of another release.
+        """
 
     def open_board(self) -> SharedBoard:
         """Open the leases."""
@@ -179,7 +183,13 @@ class EtcdBackend(Struct, frozen=True):
                     return True
 
     def open_store(self) -> DurableStore:
-        return EtcdStore(self._client(), self.place.name)
+        client = self._client()
+        try:
+            check_form(client, self.place.name)
+        except BaseException:
+            client.close()
+            raise
+        return EtcdStore(client, self.place.name)
 
     def open_board(self) -> SharedBoard:
         return EtcdLeases(self._client(), self.place.name, self.clock, self.machine, self.lease_s)

@@ -15,6 +15,8 @@ head. If it is there, the revision before it tells which of the compares held. I
 done, and another transaction is sent. If there were too many other changes since, nobody can tell:
 the call fails.
 
+**The form.** ``/NAME/form`` is the form of the keys and records; the first store makes it.
+
 **Changes.** A watch follows all records, and the last changes are kept. A caller that needs all
 that was changed before its call pays for one read, of the head, and waits until the watch has come
 so far. A caller that asks for older changes, or after a compaction, gets all records.
@@ -43,6 +45,7 @@ from spark_stream.cluster.stores.etcd_client import (
 )
 from spark_stream.cluster.stores.etcd_feed import EtcdFeed
 from spark_stream.cluster.stores.store import (
+    FORM,
     Changes,
     Delete,
     Put,
@@ -50,7 +53,13 @@ from spark_stream.cluster.stores.store import (
     check_distinct,
     end_of,
 )
-from spark_stream.errors import InvalidRequest, MetadataRefused, MetadataUnavailable, StorageFailure
+from spark_stream.errors import (
+    InvalidRequest,
+    MetadataRefused,
+    MetadataUnavailable,
+    StorageFailure,
+    UnsupportedFormat,
+)
 
 _AT_ONCE: Final = 100
 """Changes in one transaction; etcd takes 128 operations, and 1.5 MiB."""
@@ -61,6 +70,31 @@ _HEADS: Final = 64
 """How many transactions are looked at for one that was not answered."""
 _LIST_S: Final = 300.0
 """How often all records are read, in case a watch has missed something."""
+
+
+def check_form(client: EtcdClient, name: str) -> None:
+    """Check that the records of a cluster are in the form of this release; note it in a new one.
+
+    Raises:
+        UnsupportedFormat: another release has changed the form.
+        StorageFailure: etcd does not answer.
+    """
+    key = encoded(f"/{name}/form".encode())
+    put = {"key": key, "value": encoded(str(FORM).encode())}
+    asked = {
+        "compare": [is_at(key, 0)],
+        "success": [{"request_put": put}],
+        "failure": [{"request_range": {"key": key}}],
+    }
+    answer = client.write_again(TXN, asked)
+    if answer.get("succeeded"):
+        return
+    [found] = answer["responses"][0]["response_range"]["kvs"]
+    form = decoded(found.get("value")).decode(errors="replace")
+    if form != str(FORM):
+        raise UnsupportedFormat(
+            f"metadata store of cluster {name} in etcd has format {form}; this release reads {FORM}"
+        )
 
 
 class _Change(Struct, frozen=True):

@@ -266,7 +266,9 @@ class EtcdClient:
         if status == http.client.OK:
             self.check_header(endpoint, found.get("header", {}))
             return found
-        code, text = int(found.get("code", 2)), str(found.get("error", status))
+        # Up to etcd 3.5 `error` has the text too; from 3.6 on there is `message` only.
+        code = int(found.get("code", 2))
+        text = str(found.get("message") or found.get("error") or status)
         if code == _UNAUTHENTICATED or "auth store is old" in text or "auth token" in text:
             self._token = None
             raise MetadataUnavailable(f"etcd at {endpoint}: {text}")

@@ -140,8 +140,11 @@ class Lease:
     def renew(self) -> bool:
         """Renew the lease; return False if it was over, or another incarnation took its place.
 
-        Others may have acted on that: the broker has to step down.
+        Others may have acted on that: the broker has to step down. A lease that was over once stays
+        so, also if what follows on that fails and is tried again.
         """
+        if self._was_over:
+            return False
         started = self._clock.monotonic()
         in_time = started < self._renewed_at + self._duration
         if not in_time:

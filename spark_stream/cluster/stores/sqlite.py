@@ -45,6 +45,7 @@ from typing import Any, Final, Generic, TypeVar
 from msgspec import Struct
 
 from spark_stream.cluster.stores.store import (
+    FORM,
     Changes,
     Delete,
     Put,
@@ -73,8 +74,6 @@ logger = logging.getLogger(__name__)
 
 _A = TypeVar("_A")
 
-FORM: Final = 1
-"""The form of the tables and of all records in them. It rises with each release that changes it."""
 _SCHEMA: Final = (
     "pragma journal_mode = wal",
     "pragma synchronous = full",

@@ -14,6 +14,12 @@ from msgspec import Struct
 
 from spark_stream.errors import MetadataLost
 
+FORM: Final = 1
+"""The form of all records, and of the tables or keys that hold them.
+
+It rises with each release whose records the release before it would misread.
+"""
+
 
 class StoreRecord(Struct, frozen=True):
     """A record as it was when it was read."""

@@ -26,12 +26,10 @@ from spark_stream.errors import (
     InvalidRequest,
     IsologError,
     Unauthenticated,
-    Unsupported,
 )
 from spark_stream.protocol import Bytes
 from spark_stream.storage.format.stored import StoredEntries
 from spark_stream.wire.replication_messages import (
-    REPLICATION_VERSIONS,
     Acked,
     Agreed,
     AskPromise,
@@ -250,7 +248,7 @@ def test_whatever_happens_copies_become_equal_and_nothing_counts_before_it_is_ap
 def follower(now: float = 0.0) -> FollowerStreamCore:
     core = FollowerStreamCore("1", 1_000, SETTINGS, now)
     core.follow(Copy(KEYS[0]), now)
-    assert core.effects() == [Connect(REPLICATION_VERSIONS[-1], 1_000)]
+    assert core.effects() == [Connect(1_000)]
     return core
 
 
@@ -289,7 +287,7 @@ def test_what_comes_of_work_for_an_earlier_stream_counts_for_nothing():
     job = welcome(core)
     core.on_lost(BrokerUnavailable("a cut"), 0.0)
     core.tick(10.0)
-    assert core.effects() == [HangUp(), Connect(REPLICATION_VERSIONS[-1], 1_000)]
+    assert core.effects() == [HangUp(), Connect(1_000)]
     core.on_received(Welcome(1, ""), lambda proof: None, 10.0)
     assert core.effects() == []  # not while the earlier work goes on
     core.on_done(job, EpochHistory(0, 0, ()), 10.0)
@@ -324,18 +322,6 @@ def test_the_pause_before_a_session_and_before_a_stream_is_longer_each_time():
         now = core.wake_at()
         core.tick(now)
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
-
-
-def test_a_leader_of_the_version_before_is_called_in_its_own_version():
-    core, now = follower(), 0.0
-    newest, before = REPLICATION_VERSIONS[-1], REPLICATION_VERSIONS[-2]
-    errors = [Unsupported("version 2"), BrokerUnavailable("restarts"), BrokerUnavailable("no")]
-    for error, version in zip(errors, (before, newest, newest), strict=True):
-        core.on_lost(error, now)
-        core.effects()
-        now = core.wake_at()
-        core.tick(now)
-        assert core.effects() == [Connect(version, 1_000)]
 
 
 def test_a_follower_promises_on_the_stream_that_it_was_asked_on_only():

@@ -19,7 +19,6 @@ from spark_stream.errors import (
     NotLeader,
     Unauthenticated,
     UnknownTopic,
-    Unsupported,
 )
 from spark_stream.protocol import Received
 from spark_stream.transport.client import ClientChannel
@@ -314,7 +313,6 @@ def test_a_large_batch_on_a_slow_line_is_not_silence():
         ({"proof": identity("2").call_proof("9", START)}, Unauthenticated),
         ({"proof": identity("2").call_proof("1", "an earlier start")}, Unauthenticated),
         ({"proof": identity("3").call_proof("1", START)}, Unauthenticated),
-        ({"version": 99}, Unsupported),
         ({"follower": "1"}, InvalidRequest),
         ({"window_bytes": 0}, InvalidRequest),
     ],
