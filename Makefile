@@ -10,6 +10,7 @@ MINUTES ?= 5
 RUNS ?= 1000
 SEED ?=
 ORDER ?= 0
+ETCD_VERSIONS ?= 3.5.35 3.6.16 3.7.3
 # Most tests wait for processes: more of them than there are cores keep the cores busy. Each has a
 # Spark and brokers of its own, so it needs 3 GB.
 FREE_BYTES := cat /proc/meminfo /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null \
@@ -41,14 +42,14 @@ SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max
 FAST := not full and not spark and not chaos and not notebook and not slow and not etcd
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java demo test test-all test-fast stress chaos filters simulate lint format docs bench bench-kafka clean
+.PHONY: help venv java demo test test-all test-fast test-etcd stress chaos filters simulate lint format docs bench bench-kafka clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  Settings: PYTHON (a Python 3.11 or newer; now $(PYTHON)), DEMO_ARGS, PYTEST_ARGS, BENCH_ARGS,"
 	@echo "  TEST_PROCESSES (how many run tests side by side; now $(TEST_PROCESSES)), SECONDS (of make stress),"
-	@echo "  MINUTES (of make chaos), RUNS, ONLY and ORDER (of make simulate), SEED (of both)"
+	@echo "  MINUTES (of make chaos), ETCD_VERSIONS (of make test-etcd; now $(ETCD_VERSIONS)), RUNS, ONLY and ORDER (of make simulate), SEED (of both)"
 
 venv: $(INSTALLED)  ## Create .venv with everything that the other targets need
 
@@ -66,6 +67,11 @@ test-all: venv java  ## Run all tests: kills, notebooks, clusters of Spark and t
 
 test-fast: venv  ## Run the tests that need no Spark and take under a minute
 	@$(IN_VENV) .venv/bin/pytest tests -m "$(FAST)" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+
+test-etcd: venv java  ## Run the tests that need etcd with other releases of it, which are built with Go (ETCD_VERSIONS)
+	@for version in $(ETCD_VERSIONS); do \
+	    etcd="$$(scripts/build-etcd $$version)" && echo "etcd $$version" && \
+	    $(WITH_SPARK) ETCD="$$etcd" .venv/bin/pytest tests -m etcd $(SIDE_BY_SIDE) $(PYTEST_ARGS) || exit 1; done
 
 stress: venv  ## Cut connections and end brokers under load for SECONDS; the process must live
 	@$(IN_VENV) .venv/bin/python -m tests.chaos.stress --seconds $(SECONDS)

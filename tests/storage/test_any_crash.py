@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import Kind, Table
@@ -240,6 +240,7 @@ STEPS = st.lists(
 
 
 @settings(max_examples=examples(300), deadline=None)
+@example([("room", 11), ("die", 16), ("append", 1), ("reset", 0)], Flush.NONE, 3, 0)
 @given(STEPS, st.sampled_from(Flush), st.sampled_from([3, 1 << 18]), st.integers(0, 1 << 20))
 def test_after_any_crash_a_log_holds_a_prefix_and_all_that_was_forced(
     steps, flush, segment_entries, seed

@@ -240,12 +240,17 @@ class ActiveSegment(Segment):
 
     def remove(self, force_names: Callable[[], None]) -> None:
         self.hold()
+        there = self._disk.names(self.name.directory)
+        if not len(self._table) and {self.name.arrow.name, self.name.entries.name} <= set(there):
+            # Bytes of an append that failed may be on the disk although they were undone. Without
+            # its entries file a batch would mean that somebody has removed that.
+            self._take_back()
+            self._forcing.force(self._arrow)
         self.close()
         self.extremes.stop()
         if len(self._table):
             super().remove(force_names)
             return
-        there = self._disk.names(self.name.directory)
         # The schema message goes last: only that says where an empty segment starts.
         for path in (self.name.extremes, self.name.entries, self.name.arrow):
             if path.name in there:
