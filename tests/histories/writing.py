@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,6 +14,7 @@ class HistoryWriter:
 
     def __init__(self, path: Path, name: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
         self._file = path.open("w", encoding="utf-8")
         self.write("history", name=name)
 
@@ -20,7 +22,8 @@ class HistoryWriter:
         """Write an event; fields that are None are not known, and left out."""
         known = {name: value for name, value in fields.items() if value is not None}
         line = json.dumps({"op": op, **known}, separators=(",", ":"), ensure_ascii=False)
-        self._file.write(line + "\n")
+        with self._lock:
+            self._file.write(line + "\n")
 
     def close(self) -> None:
         self._file.close()
