@@ -43,6 +43,9 @@ func check(h *history, timeout time.Duration) verdict {
 	}
 	t := collectTransactions(h)
 	t.checkVisible(partitions)
+	for _, p := range partitions {
+		t.checkNowhere(p)
+	}
 	v.problems = append(v.problems, t.checkCuts(h, byName)...)
 	v.partitions, v.operations = len(partitions), len(h.events)
 	var cuts []*event

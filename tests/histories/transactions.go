@@ -147,6 +147,27 @@ func (t *transactions) checkVisible(partitions []*partition) {
 	}
 }
 
+// checkNowhere refuses records that had to stay, and that no whole read at the end has, where
+// producers were not told offsets. Where they were, the models find it.
+func (t *transactions) checkNowhere(p *partition) {
+	for _, e := range p.appends {
+		_, isThere := p.replicated.base(e)
+		if isThere || e.Outcome != "ok" || e.Acks != "replicated" || t.fates[e.part()] != committed {
+			continue
+		}
+		_, returned := t.interval(e.part())
+		if e.Transaction == "" {
+			returned = e.returned()
+		}
+		for _, r := range p.reads {
+			if r.Complete && r.From == 0 && returned < r.Call {
+				p.refuse("records were acknowledged, and are nowhere (%v; %v)", e, r)
+				break
+			}
+		}
+	}
+}
+
 func (t *transactions) whyVisible(v value) string {
 	if t.parts[v] == (part{}) {
 		return "it is in no transaction"
