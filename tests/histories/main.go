@@ -135,7 +135,9 @@ func run(files []string, timeout time.Duration, out io.Writer) int {
 	began, refused, undecided := time.Now(), 0, 0
 	queue := make(chan string)
 	for range runtime.GOMAXPROCS(0) {
-		workers.Go(func() {
+		workers.Add(1)
+		go func() {
+			defer workers.Done()
 			for path := range queue {
 				h, err := readHistory(path)
 				var v verdict
@@ -163,7 +165,7 @@ func run(files []string, timeout time.Duration, out io.Writer) int {
 				total.lost += v.lost
 				lock.Unlock()
 			}
-		})
+		}()
 	}
 	for _, path := range files {
 		queue <- path

@@ -13,6 +13,7 @@ from spark_stream.client.writing.lanes import Settlement, Unacknowledged
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
 from spark_stream.errors import InvalidTransaction, IsologError, OffsetEvicted, UnknownOutcome
+from spark_stream.scripts.transactions.deciding import Commit
 from spark_stream.wire.messages import Ack, BatchRefused
 from tests.histories.writing import HistoryWriter
 from tests.simulation.broker import SimulatedBroker
@@ -36,8 +37,19 @@ class Recorder(Invariant):
         self._writer = HistoryWriter(path, f"simulator seed {seed}")
         self._epochs: dict[tuple[int, int], int] = {}
         """In which each acknowledged batch was appended, by its first number and its offset."""
+        self._settled: set[int] = set()
+        """Batches of which the client knows what became, by their first number."""
+        self._asked: dict[int, tuple[Commit, int]] = {}
+        """Commits of which nothing is known yet, and when the first was asked for."""
 
     def close(self) -> None:
+        """Write what is not over when a run ends early, too."""
+        for first, sent in self.history.sent.items():
+            if first not in self._settled:
+                self._write_append(sent, "unknown")
+        for commit, called in list(self._asked.values()):
+            asker = commit.transactional_id
+            self.over(Finish(asker, True, commit.number, commit.taken, called, "unknown"))
         self._writer.close()
 
     def _at(self, place: Place) -> dict[str, object]:
@@ -56,12 +68,14 @@ class Recorder(Invariant):
                 self._epochs[sent.values[0], ack.offset] = int(seen.entry.leader_epoch)
 
     def settled(self, sent: Sent, settlement: Settlement) -> None:
-        offset = epoch = None
+        self._settled.add(sent.values[0])
         if isinstance(settlement, Unacknowledged):
-            outcome = _outcome_of(sent, settlement.error)
+            self._write_append(sent, _outcome_of(sent, settlement.error))
         else:
-            outcome, offset = "ok", int(settlement.offset)
-            epoch = self._epochs.get((sent.values[0], offset))
+            self._write_append(sent, "ok", int(settlement.offset))
+
+    def _write_append(self, sent: Sent, outcome: str, offset: int | None = None) -> None:
+        epoch = None if offset is None else self._epochs.get((sent.values[0], offset))
         transaction, branch = (None, None) if sent.part is None else map(str, sent.part)
         self._writer.write(
             "append",
@@ -69,7 +83,7 @@ class Recorder(Invariant):
             producer=None if sent.producer is None else str(sent.producer),
             **self._at(sent.place),
             call=sent.called,
-            **{"return": self.history.moment()},
+            **{"return": None if outcome == "unknown" else self.history.moment()},
             outcome=outcome,
             values=list(sent.values),
             transaction=transaction,
@@ -104,7 +118,12 @@ class Recorder(Invariant):
             snapshot=snapshot,
         )
 
+    def asked(self, commit: Commit) -> None:
+        self._asked.setdefault(commit.number, (commit, self.history.moment()))
+
     def over(self, finish: Finish) -> None:
+        if finish.commits:
+            self._asked.pop(finish.transaction, None)
         self._writer.write(
             "commit" if finish.commits else "abort",
             client=finish.client,

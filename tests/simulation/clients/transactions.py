@@ -197,15 +197,19 @@ def _note_finish(
 ) -> Body:
     """Ends a transaction, and notes what its client was told; ``taken`` is None for an abort."""
     world, commits = session.world, taken is not None
-    called, outcome = world.history.moment(), "unknown"
+    called = world.history.moment()
+
+    def note(outcome: str) -> None:
+        finish = Finish(session.name, commits, transaction, taken or (), called, outcome)
+        world.notice("over", finish)
+
     try:
         answer = yield from calling
-        outcome = "ok"
     except TransactionAborted:
-        outcome = "failed" if commits else "ok"
+        note("failed" if commits else "ok")
         raise
-    finally:
-        world.notice(
-            "over", Finish(session.name, commits, transaction, taken or (), called, outcome)
-        )
+    except (IsologError, NoAnswer):
+        note("unknown")
+        raise
+    note("ok")
     return answer
