@@ -28,6 +28,7 @@ var planted = map[string]string{
 	"commit-of-a-later-transaction": `record "b" of transaction 8 is visible, and nobody has asked to commit it`,
 	"fractured":                     "it has a part of transaction 7",
 	"split-by-a-cut":                "it has a part of transaction 7",
+	"split-between-branches":        "it has a part of transaction 7",
 	"acknowledged-and-nowhere":      "records were acknowledged, and are nowhere",
 	"invented":                      "which nobody has appended there, was read",
 	"refused-and-there":             "records were refused, and are at 0",

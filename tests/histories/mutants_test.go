@@ -289,8 +289,8 @@ func splitByCut(h *history, p *partition) bool {
 			if (partitionName{at.topic, at.partition}) != p.name {
 				continue
 			}
-			for _, its := range sortedParts(t.appends) {
-				for _, a := range t.appends[its] {
+			for its, appends := range t.appends {
+				for _, a := range appends {
 					base, ok := p.replicated.base(a)
 					if !ok || t.fates[its] != committed || a.where() != p.name || len(a.Values) < 2 {
 						continue

@@ -216,12 +216,12 @@ func snapshotsOf(h *history) map[string]map[partitionName]span {
 }
 
 func (t *transactions) checkCut(ends map[partitionName]span, partitions map[partitionName]*partition) string {
-	for _, its := range sortedParts(t.appends) {
+	below, above := map[string]string{}, map[string]string{}
+	for its, appends := range t.appends {
 		if t.fates[its] != committed {
 			continue
 		}
-		var below, above string
-		for _, e := range t.appends[its] {
+		for _, e := range appends {
 			p, at := partitions[e.where()], ends[e.where()]
 			if p == nil || p.lost || at.by == nil {
 				continue
@@ -232,30 +232,17 @@ func (t *transactions) checkCut(ends map[partitionName]span, partitions map[part
 			}
 			what := fmt.Sprintf("%v at %d of %v", e.Values, offset, p.name)
 			if offset < at.end {
-				below = what
+				below[its.transaction] = what
 			}
 			if offset+int64(len(e.Values)) > at.end {
-				above = what
+				above[its.transaction] = what
 			}
 		}
-		if below != "" && above != "" {
-			return fmt.Sprintf("it has a part of transaction %s: %s, and not %s", its.transaction, below, above)
+	}
+	for _, name := range slices.Sorted(maps.Keys(below)) {
+		if above[name] != "" {
+			return fmt.Sprintf("it has a part of transaction %s: %s, and not %s", name, below[name], above[name])
 		}
 	}
 	return ""
-}
-
-func sortedParts(parts map[part][]*event) []part {
-	return slices.SortedFunc(maps.Keys(parts), func(a, b part) int {
-		if a.transaction != b.transaction {
-			if a.transaction < b.transaction {
-				return -1
-			}
-			return 1
-		}
-		if a.branch < b.branch {
-			return -1
-		}
-		return 1
-	})
 }
