@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -148,7 +149,7 @@ func splitByPartition(events []*event) map[partitionName]*partition {
 			p.elections = append(p.elections, e)
 		}
 	}
-	byCall := func(a, b *event) int { return int(a.Call - b.Call) }
+	byCall := func(a, b *event) int { return cmp.Compare(a.Call, b.Call) }
 	for _, p := range found {
 		slices.SortStableFunc(p.appends, byCall)
 		slices.SortStableFunc(p.reads, byCall)
