@@ -122,6 +122,7 @@ class Copy:
         self._spark: SparkSession = (
             session_builder("local[2]")
             .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.sql.streaming.minBatchesToRetain", "100000")  # histories have all
             .getOrCreate()
         )
         self._spark.sparkContext.setLogLevel("OFF")
