@@ -2,6 +2,7 @@
 # (.venv) and, as root on a Debian or Ubuntu without one, a Java.
 
 PYTHON ?= python3
+GO ?= go
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
@@ -42,14 +43,15 @@ SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max
 FAST := not full and not spark and not chaos and not notebook and not slow and not etcd
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java demo test test-all test-fast test-etcd stress chaos filters simulate lint format docs bench bench-kafka clean
+.PHONY: help venv java demo test test-all test-fast test-etcd stress chaos filters simulate check-histories lint format docs bench bench-kafka clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  Settings: PYTHON (a Python 3.11 or newer; now $(PYTHON)), DEMO_ARGS, PYTEST_ARGS, BENCH_ARGS,"
 	@echo "  TEST_PROCESSES (how many run tests side by side; now $(TEST_PROCESSES)), SECONDS (of make stress),"
-	@echo "  MINUTES (of make chaos), ETCD_VERSIONS (of make test-etcd; now $(ETCD_VERSIONS)), RUNS, ONLY and ORDER (of make simulate), SEED (of both)"
+	@echo "  MINUTES (of make chaos), ETCD_VERSIONS (of make test-etcd; now $(ETCD_VERSIONS)), RUNS, ONLY and ORDER (of make simulate), SEED (of both),"
+	@echo "  GO and HISTORIES (a folder; of make check-histories)"
 
 venv: $(INSTALLED)  ## Create .venv with everything that the other targets need
 
@@ -85,6 +87,15 @@ filters: venv java  ## Compare COUNT random filters with Spark, from SEED on
 
 simulate: venv  ## Run RUNS simulated runs from SEED on: brokers, clients and faults in one process
 	@.venv/bin/python -m tests.simulation --runs $(RUNS) --seed $(or $(SEED),0) --order $(ORDER) $(if $(ONLY),--only "$(ONLY)")
+
+check-histories: venv  ## Check histories of 200 (or RUNS) simulated runs, and those in HISTORIES, with a program in Go
+	@command -v $(GO) >/dev/null || { \
+	    echo "check-histories needs Go 1.24 or newer, and there is no $(GO). Get it from https://go.dev/dl, or name it: make check-histories GO=/path/to/go" >&2; exit 1; }
+	@cd tests/histories && $(GO) vet . && $(GO) test .
+	@rm -rf build/histories
+	@.venv/bin/python -m tests.simulation --runs $(if $(filter file,$(origin RUNS)),200,$(RUNS)) --seed $(or $(SEED),0) --histories build/histories
+	@cd tests/histories && $(GO) run . $(CURDIR)/build/histories $(if $(HISTORIES),$(abspath $(HISTORIES)))
+	@cd tests/histories && HISTORIES=$(CURDIR)/build/histories $(GO) test -count=1 -run Mutants -v .
 
 lint: venv  ## Check style and types
 	.venv/bin/ruff check

@@ -43,6 +43,7 @@ from tests.chaos.workers import (
     transactional_writer,
 )
 from tests.etcd import use_cached_etcd
+from tests.histories.writing import HistoryWriter
 from tests.hosts.network import Network
 from tests.replication.clusters import CONF, copies_are_equal, in_sync, patiently, restored
 from tests.support import eventually
@@ -260,16 +261,21 @@ def run(
     hosts: bool = False,
     places: Sequence[ProcessPlace] = (),
     course: Callable[[LocalCluster], None] | None = None,
+    histories: Path | None = None,
 ) -> Outcome:
     """One run of so many seconds of mishaps, and the time that it takes to end.
 
     ``places``: where the brokers run. ``course``: what is done to them instead of mishaps.
     ``etcd_folder``: for the three members of an etcd that has the metadata, and mishaps too.
     ``hosts``: each broker, and each of these members, is on a host of its own; the network between
-    them is parted, slow and lossy.
+    them is parted, slow and lossy. ``histories``: a folder for what clients were told.
     """
-    notes, calm, stop, end = Notes(), threading.Event(), threading.Event(), threading.Event()
+    calm, stop, end = threading.Event(), threading.Event(), threading.Event()
     with ExitStack() as ended:
+        notes = Notes()
+        if histories is not None:
+            path, name = histories / f"chaos-{seed}.jsonl", f"chaos seed {seed}"
+            notes.history = ended.enter_context(HistoryWriter(path, name))
         etcd, network, conf = None, None, CONF
         if hosts:
             network = ended.enter_context(Network(3))
@@ -351,12 +357,18 @@ def run(
                 problems += copy.problems(log)
             end.set()
             stuck += _joined(followers)
+            topics = list(TOPICS) if copy is None or histories is None else [*TOPICS, copy.target]
             for level in LEVELS:
+                called = time.monotonic_ns()
                 tables = patiently(
-                    lambda level=level: log.read(list(TOPICS), isolation=level, metadata=True)
+                    lambda level=level: log.read(topics, isolation=level, metadata=True)
                 )
-                for table in tables.values():
-                    notes.read(f"final-{level}", level, 0, table)
+                for topic, table in tables.items():
+                    notes.read(
+                        f"final-{level}", level, 0, table, called, topic=topic, complete=True
+                    )
+            if copy is not None:
+                copy.write_history(notes, tables)
         writes, reads = pd.concat(notes.writes), pd.concat(notes.reads)
         finals = {f"final-{level}" for level in LEVELS} | {f"follow-{level}" for level in LEVELS}
         problems += [f"{name} is stuck" for name in stuck]
@@ -395,6 +407,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--spark", action="store_true")
     parser.add_argument("--etcd", action="store_true", help="metadata in three members of etcd")
+    parser.add_argument("--histories", type=Path, help="a folder for what clients were told")
     parser.add_argument("--hosts", action="store_true", help="each on a host of its own, with etcd")
     options = parser.parse_args()
     use_cached_etcd()
@@ -408,6 +421,7 @@ def main() -> int:
             spark=options.spark,
             etcd_folder=Path(folder) if options.etcd or options.hosts else None,
             hosts=options.hosts,
+            histories=options.histories,
         )
     print(outcome, flush=True)
     for each in outcome.query_failures[:20]:

@@ -2,23 +2,112 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+from msgspec import Struct
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import spark_stream as isolog
 from spark_stream.testing import LocalCluster
-from tests.chaos.workers import SCHEMA
+from tests.chaos.workers import SCHEMA, Notes
+from tests.histories.writing import HistoryWriter
 from tests.replication.clusters import patiently
 from tests.spark.conftest import session_builder
 
 SOURCE, TARGET = "t", "copied"
 _STARTS_MAX = 20
 _LOOK_S = 0.5
+_FILE_CLOCK_NS = 10_000_000  # how much later a file may have been written than its time says
+
+
+_Places = dict[str, tuple[int, int]]
+"""(partition, offset) of each record."""
+
+
+class _MicroBatch(Struct):
+    """One transaction of the query: its number, and when it was planned and noted as done."""
+
+    number: int
+    called: int
+    returned: int | None
+
+    def write(
+        self,
+        history: HistoryWriter,
+        at: int,
+        start: int,
+        end: int,
+        source: _Places,
+        copied: _Places,
+    ) -> None:
+        """Write what it was to read from a partition, and what it has made of that.
+
+        What it has read shows in what it wrote.
+        """
+        planned = {
+            offset: record
+            for record, (partition, offset) in source.items()
+            if partition == at and start <= offset < end
+        }
+        for record in planned.values():
+            history.write(
+                "append",
+                client="copy",
+                topic=TARGET,
+                partition=copied.get(record, (0, 0))[0],
+                call=self.called,
+                **{"return": self.returned},
+                outcome="unknown" if self.returned is None else "ok",
+                values=[f"{TARGET}/{record}"],
+                transaction=f"{TARGET} {self.number}",
+                acks="replicated",
+            )
+        if self.returned is None:
+            return
+        history.write(
+            "read",
+            client="copy",
+            topic=SOURCE,
+            partition=at,
+            call=self.called,
+            **{"return": self.returned, "from": start},
+            to=end,
+            isolation="read_committed",
+            records=[
+                [offset, planned[offset]] for offset in sorted(planned) if planned[offset] in copied
+            ],
+        )
+
+    def write_commit(self, history: HistoryWriter) -> None:
+        history.write(
+            "commit",
+            client="copy",
+            transaction=f"{TARGET} {self.number}",
+            call=self.called,
+            **{"return": self.returned},
+            outcome="unknown" if self.returned is None else "ok",
+        )
+
+
+def _offsets_of(table: pa.Table) -> _Places:
+    columns = (table[name].to_pylist() for name in ("writer", "number", "_partition", "_offset"))
+    return {
+        f"{writer}/{number}": (at, offset)
+        for writer, number, at, offset in zip(*columns, strict=True)
+    }
+
+
+def _moment(path: Path) -> int:
+    """Return when a file was written, on the clock of histories, or a little before."""
+    return path.stat().st_mtime_ns - time.time_ns() + time.monotonic_ns()
 
 
 class Copy:
@@ -27,11 +116,13 @@ class Copy:
     def __init__(self, cluster: LocalCluster, log: isolog.Log, config: dict[str, object]) -> None:
         log.create_topic(TARGET, 3, 3, schema=SCHEMA, config=config)
         self.failures: list[str] = []
+        self.target = TARGET
         self._bootstrap = cluster.bootstrap
         self._checkpoint = cluster.folder / "checkpoint"
         self._spark: SparkSession = (
             session_builder("local[2]")
             .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.sql.streaming.minBatchesToRetain", "100000")  # histories have all
             .getOrCreate()
         )
         self._spark.sparkContext.setLogLevel("OFF")
@@ -52,6 +143,30 @@ class Copy:
             self._query.processAllAvailable()
         finally:
             self._query.stop()
+
+    def write_history(self, notes: Notes, tables: Mapping[str, pa.Table]) -> None:
+        """Writes what each micro-batch has read and written, as its checkpoint and topics show.
+
+        ``tables`` are both topics as they are at the end, read_atomic.
+        """
+        if notes.history is None:
+            return
+        source, copied = (_offsets_of(tables[topic]) for topic in (SOURCE, self.target))
+        starts: dict[int, int] = {}
+        for number in sorted(
+            int(each.name) for each in (self._checkpoint / "offsets").glob("[0-9]*")
+        ):
+            planned = self._checkpoint / "offsets" / str(number)
+            done = self._checkpoint / "commits" / str(number)
+            told = json.loads(planned.read_text().splitlines()[-1])[SOURCE]["partitions"]
+            ends = {int(at): facts["offset"] for at, facts in told.items()}
+            batch = _MicroBatch(
+                number, _moment(planned), _moment(done) + _FILE_CLOCK_NS if done.exists() else None
+            )
+            for at, end in ends.items():
+                batch.write(notes.history, at, starts.get(at, 0), end, source, copied)
+            batch.write_commit(notes.history)
+            starts |= ends
 
     def close(self) -> None:
         """Lets go of Spark."""

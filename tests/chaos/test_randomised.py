@@ -88,6 +88,7 @@ def run(folder: Path, seed: int) -> tuple[Notes, int]:
         assert not [each.name for each in everybody if each.is_alive()]
         with broker.connect() as log:
             for level in LEVELS:
+                called = time.monotonic_ns()
                 for table in log.read(list(TOPICS), isolation=level, metadata=True).values():
-                    notes.read(f"final-{level}", level, 0, table)
+                    notes.read(f"final-{level}", level, 0, table, called)
     return notes, kills

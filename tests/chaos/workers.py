@@ -7,7 +7,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -24,6 +24,7 @@ from spark_stream.errors import (
     UnknownOutcome,
 )
 from tests.chaos.checker import READ, WRITE
+from tests.histories.writing import HistoryWriter
 
 SCHEMA = pa.schema([("writer", pa.string()), ("number", pa.int64())])
 TOPICS = {"t": 3, "u": 1}
@@ -37,8 +38,11 @@ def rows(writer: str, first: int, count: int) -> pa.RecordBatch:
 
 @dataclass
 class Notes:
-    """What all workers noted, as frames for the checker."""
+    """What all workers noted, as frames for the checker, and as a history if one is asked for."""
 
+    history: HistoryWriter | None = None
+    positions: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    """Where each reader that goes on is, by topic and partition."""
     writes: list[pd.DataFrame] = field(default_factory=list)
     reads: list[pd.DataFrame] = field(default_factory=list)
     surprises: list[BaseException] = field(default_factory=list)
@@ -56,13 +60,14 @@ class Notes:
     def wrote(
         self,
         writer: str,
-        first: int,
-        count: int,
+        sent: Sent,
         *,
-        to: tuple[str, int],
         transaction: int,
         outcome: str,
+        acks: str = "replicated",
     ) -> None:
+        self._write_append(writer, sent, transaction, acks)
+        first, count, to = sent.first, sent.count, sent.to
         self.writes.append(
             pd.DataFrame(
                 {
@@ -77,9 +82,78 @@ class Notes:
             )
         )
 
-    def read(
-        self, reader: str, level: str, snapshot: int, batch: pa.RecordBatch | pa.Table
+    def _write_append(self, writer: str, sent: Sent, transaction: int, acks: str) -> None:
+        if self.history is None:
+            return
+        outcome, offset = sent.told()
+        is_inside = transaction >= 0
+        self.history.write(
+            "append",
+            client=writer,
+            producer=f"{writer} in {transaction}" if is_inside else writer,
+            topic=sent.to[0],
+            partition=sent.to[1],
+            call=sent.called,
+            **{"return": sent.returned if outcome == "ok" else None},
+            outcome=outcome,
+            values=[f"{writer}/{number}" for number in range(sent.first, sent.first + sent.count)],
+            transaction=str(transaction) if is_inside else None,
+            acks=acks,
+            offset=offset,
+        )
+
+    def ended(self, writer: str, op: str, transaction: int, called: int, outcome: str) -> None:
+        """A writer was told what became of a transaction, or gave up."""
+        if self.history is not None:
+            self.history.write(
+                op,
+                client=writer,
+                transaction=str(transaction),
+                call=called,
+                **{"return": None if outcome == "unknown" else time.monotonic_ns()},
+                outcome=outcome,
+            )
+
+    def _write_reads(
+        self, frame: pd.DataFrame, called: int, *, topics: Sequence[str], complete: bool
     ) -> None:
+        """One event for each partition: those of which a whole read saw nothing, too."""
+        assert self.history is not None
+        returned = time.monotonic_ns()
+        for place, records in _records_by_place(frame, topics).items():
+            reader, level = frame.attrs["reader"], frame.attrs["level"]
+            at, snapshot = 0, frame.attrs["snapshot"]
+            if snapshot < 0:  # it goes on from where it was, or from a place that a loss left
+                at = self.positions.get((reader, *place), 0)
+                if level == "read_uncommitted":
+                    at = records[0][0]
+                self.positions[reader, *place] = records[-1][0] + 1
+            self.history.write(
+                "read",
+                client=reader,
+                topic=place[0],
+                partition=place[1],
+                call=called,
+                **{"return": returned, "from": at},
+                to=records[-1][0] + 1 if snapshot < 0 else None,
+                isolation=level,
+                records=records,
+                snapshot=str(snapshot) if snapshot >= 0 else None,
+                complete=complete or None,
+            )
+
+    def read(
+        self,
+        reader: str,
+        level: str,
+        snapshot: int,
+        batch: pa.RecordBatch | pa.Table,
+        called: int,
+        *,
+        topic: str | None = None,
+        complete: bool = False,
+    ) -> None:
+        """``topic``: of which it is a whole snapshot; ``complete``: nothing was there but this."""
         frame = pd.DataFrame(
             {
                 "reader": reader,
@@ -93,7 +167,25 @@ class Notes:
             },
             columns=READ,
         )
-        self.reads.append(frame)
+        if self.history is not None:
+            frame.attrs = {"reader": reader, "level": level, "snapshot": snapshot}
+            whole = () if topic is None else (topic,)
+            self._write_reads(frame, called, topics=whole, complete=complete)
+        if topic in (None, *TOPICS):
+            self.reads.append(frame)
+
+
+def _records_by_place(
+    frame: pd.DataFrame, topics: Sequence[str]
+) -> dict[tuple[str, int], list[tuple[int, str]]]:
+    found: dict[tuple[str, int], list[tuple[int, str]]] = {
+        (topic, at): [] for topic in topics for at in range(TOPICS.get(topic, TOPICS["t"]))
+    }
+    columns = (frame[name].tolist() for name in READ[3:])
+    for topic, at, offset, writer, number in zip(*columns, strict=True):
+        prefix = "" if topic in TOPICS else f"{topic}/"
+        found.setdefault((topic, at), []).append((offset, f"{prefix}{writer}/{number}"))
+    return found
 
 
 class Worker(threading.Thread):
@@ -134,14 +226,29 @@ class Sent:
     count: int
     to: tuple[str, int]
     future: Future[Written]
+    called: int
+    returned: int = 0
+
+    def told(self) -> tuple[str, int | None]:
+        """What the producer was told of it by now: ok, with an offset, or unknown."""
+        if not self.future.done() or self.future.cancelled() or self.future.exception():
+            return "unknown", None
+        self.returned = self.returned or time.monotonic_ns()
+        return "ok", self.future.result().offset
+
+    def note_answer(self, _: Future[Written]) -> None:
+        self.returned = time.monotonic_ns()
 
 
 def send(worker: Worker, producer: isolog.Producer, rows_max: int) -> Sent:
     count = worker.random.randint(1, rows_max)
     first, worker.number = worker.number, worker.number + count
     to = worker.place()
+    called = time.monotonic_ns()
     future = producer.append(to[0], rows(worker.name, first, count), partition=to[1])
-    return Sent(first, count, to, future)
+    sent = Sent(first, count, to, future, called)
+    future.add_done_callback(sent.note_answer)
+    return sent
 
 
 def outcome_of(sent: Sent) -> str:
@@ -182,6 +289,8 @@ def plain_writer(
     Batches have up to ``rows_max`` records; ``settings`` are those of the producer.
     """
 
+    acks = "replicated" if settings.get("isolation") == "read_committed" else "leader"
+
     def task(worker: Worker) -> None:
         with connect() as log, log.producer(**settings) as producer:
             while not worker.stopped.is_set():
@@ -189,14 +298,8 @@ def plain_writer(
                     send(worker, producer, rows_max) for _ in range(worker.random.randint(1, 5))
                 ]
                 for each in sent:
-                    worker.notes.wrote(
-                        worker.name,
-                        each.first,
-                        each.count,
-                        to=each.to,
-                        transaction=-1,
-                        outcome=outcome(each),
-                    )
+                    told = outcome(each)
+                    worker.notes.wrote(worker.name, each, transaction=-1, outcome=told, acks=acks)
                 worker.pause(pause_s)
 
     return task
@@ -217,20 +320,15 @@ def transactional_writer(
             while not worker.stopped.is_set():
                 transaction = next(_transactions)
                 if worker.random.random() < 0.1:
-                    sent, outcome, producer = walked_away(worker, log, producer)
+                    sent, outcome, producer = walked_away(worker, log, producer, transaction)
                 else:
-                    sent, outcome = one_transaction(worker, producer, replicated=replicated)
+                    sent, outcome = one_transaction(
+                        worker, producer, transaction, replicated=replicated
+                    )
                     if outcome == "unknown":
                         producer = taken_over(worker, log, producer)
                 for each in sent:
-                    worker.notes.wrote(
-                        worker.name,
-                        each.first,
-                        each.count,
-                        to=each.to,
-                        transaction=transaction,
-                        outcome=outcome,
-                    )
+                    worker.notes.wrote(worker.name, each, transaction=transaction, outcome=outcome)
                 worker.pause()
             producer.close()
 
@@ -238,14 +336,16 @@ def transactional_writer(
 
 
 def walked_away(
-    worker: Worker, log: isolog.Log, producer: isolog.TransactionalProducer
+    worker: Worker, log: isolog.Log, producer: isolog.TransactionalProducer, transaction: int
 ) -> tuple[list[Sent], str, isolog.TransactionalProducer]:
     producer.begin_transaction()
     sent = [send(worker, producer, 10) for _ in range(3)]
     if worker.random.random() < 0.5:
         with contextlib.suppress(IsologError):
             producer.flush()
+    called = time.monotonic_ns()
     following = taken_over(worker, log, producer)
+    worker.notes.ended(worker.name, "abort", transaction, called, "ok")
     worker.notes.aborts += 1
     return sent, "aborted", following
 
@@ -261,24 +361,32 @@ def taken_over(
 
 
 def one_transaction(
-    worker: Worker, producer: isolog.TransactionalProducer, *, replicated: bool
+    worker: Worker, producer: isolog.TransactionalProducer, transaction: int, *, replicated: bool
 ) -> tuple[list[Sent], str]:
     sent: list[Sent] = []
+    op, called, told = "abort", time.monotonic_ns(), "unknown"
     try:
         producer.begin_transaction()
         sent += [send(worker, producer, 10) for _ in range(worker.random.randint(1, 6))]
+        called = time.monotonic_ns()
         if worker.random.random() < 1 / 3:
             producer.abort_transaction()
+            told = "ok"
             worker.notes.aborts += 1
             return sent, "aborted"
+        op = "commit"
         producer.commit_transaction()
+        told = "ok"
     except (TransactionAborted, ProducerFenced, InvalidTransaction):
+        told = "failed" if op == "commit" else "ok"
         worker.notes.aborts += 1
         return sent, "aborted"
     except IsologError as error:
         if not (replicated and (error.retriable or isinstance(error, UnknownOutcome))):
             raise
         return sent, "unknown"
+    finally:
+        worker.notes.ended(worker.name, op, transaction, called, told)
     worker.notes.commits += 1
     return sent, "committed"
 
@@ -297,9 +405,11 @@ def following_reader(
             last = False
             while not last:
                 last = end.is_set()
+                called = time.monotonic_ns()
                 try:
                     for batch in consumer.batches(until="latest"):
-                        worker.notes.read(worker.name, level, -1, batch)
+                        worker.notes.read(worker.name, level, -1, batch, called)
+                        called = time.monotonic_ns()
                 except IsologError as error:
                     if not error.retriable:
                         raise
@@ -319,6 +429,7 @@ def snapshot_reader(
         with connect() as log:
             snapshots = itertools.count()
             while not worker.stopped.is_set():
+                called = time.monotonic_ns()
                 try:
                     tables = log.read(list(TOPICS), isolation=level, metadata=True)
                 except IsologError as error:
@@ -326,8 +437,8 @@ def snapshot_reader(
                         raise
                     continue
                 number = next(snapshots)
-                for table in tables.values():
-                    worker.notes.read(worker.name, level, number, table)
+                for topic, table in tables.items():
+                    worker.notes.read(worker.name, level, number, table, called, topic=topic)
                 worker.stopped.wait(pause_s)
 
     return task

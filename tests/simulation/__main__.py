@@ -6,7 +6,9 @@ import argparse
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Final
 
 from msgspec.structs import replace
@@ -22,7 +24,9 @@ _SHARE: Final = 50  # seeds that a process is given at once
 _STORY_LINES: Final = 120
 
 
-def search_side_by_side(seeds: range, processes: int, console: Console) -> tuple[int, list[Form]]:
+def search_side_by_side(
+    seeds: range, processes: int, console: Console, histories: Path | None
+) -> tuple[int, list[Form]]:
     """As :func:`search`, by several processes, with a line that shows how far they are."""
     shares = [seeds[at : at + _SHARE] for at in range(0, len(seeds), _SHARE)]
     events, failed = 0, []
@@ -32,7 +36,9 @@ def search_side_by_side(seeds: range, processes: int, console: Console) -> tuple
         ProcessPoolExecutor(processes, get_context("spawn")) as pool,
     ):
         bar = shown.add_task("runs", total=len(seeds))
-        for share, (more, found) in zip(shares, pool.map(search, shares), strict=True):
+        for share, (more, found) in zip(
+            shares, pool.map(partial(search, histories=histories), shares), strict=True
+        ):
             events += more
             failed += found
             findings = f", {len(failed)} findings" if failed else ""
@@ -64,11 +70,11 @@ def main(arguments: list[str] | None = None) -> int:
         form = replace(draw(asked.seed), order=asked.order)
         if asked.only:
             form = replace(form, actors=tuple(asked.only.split()))
-        ran = run(form)
+        ran = run(form, histories=asked.histories)
         events, failed = ran.events, [form] if ran.finding else []
     else:
         seeds = range(asked.seed, asked.seed + asked.runs)
-        events, failed = search_side_by_side(seeds, asked.processes, console)
+        events, failed = search_side_by_side(seeds, asked.processes, console, asked.histories)
     minutes = (time.monotonic() - began) / 60
     for form in failed[: asked.show]:
         finding = run(form, tells=True).finding
@@ -92,6 +98,7 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--order", type=int, default=0, help="another order of events (of one run)")
     parser.add_argument("--processes", type=int, default=2, help="how many search side by side")
     parser.add_argument("--show", type=int, default=3, help="how many findings are shown")
+    parser.add_argument("--histories", type=Path, help="a folder for what clients were told")
     parser.add_argument("--whole", action="store_true", help="show findings without shrinking them")
     return parser.parse_args(arguments)
 

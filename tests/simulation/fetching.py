@@ -29,7 +29,7 @@ from spark_stream.wire.fetch_messages import ChunkFacts, EndFacts, Fetch, FetchR
 from spark_stream.wire.methods import FETCH
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.connections import SimulatedChannel
-from tests.simulation.history import Place
+from tests.simulation.history import Fetched, Place
 from tests.simulation.invariants.base import Looked
 from tests.simulation.network import CALL_S, NoAnswer
 from tests.simulation.schedule import Body, Signal, Within
@@ -173,6 +173,10 @@ class _AskedFetch:
         self._schema: pa.Schema | None = None
         self.release: Callable[[], None] = lambda: None
         self.is_over = False
+        self._called = reader._world.history.moment()
+        self._position = int(ask.start)
+        self._records: list[tuple[int, int]] = []
+        self._last: EndFacts | None = None
 
     def start(self, body: bytes, channel: SimulatedChannel) -> None:
         """Open its stream."""
@@ -195,9 +199,28 @@ class _AskedFetch:
     def _end(self) -> None:
         if not self.is_over:
             self.is_over = True
+            self._note()
             self._reader._calls.pop(self._number, None)
             self.release()
             self._reader._hear(is_over=True)
+
+    def _note(self) -> None:
+        """Tell what the client got."""
+        last, reader = self._last, self._reader
+        if last is None and not self._records:
+            return
+        read = Fetched(
+            reader._session.name,
+            self._ask.key,
+            reader._isolation,
+            self._called,
+            int(self._ask.start),
+            self._position,
+            self._records,
+            None if last is None else last.leader_epoch,
+            None if last is None else last.bounds,
+        )
+        reader._world.notice("fetched", read)
 
     def _handle(self, event: StreamEvent) -> None:
         if isinstance(event, Credited):
@@ -229,8 +252,19 @@ class _AskedFetch:
         core, size = reader._core, frame.size
         if core.on_received(number, facts.next, facts.lineage, len(values), partitions, size, now):
             reader._got[place] += values
+            self._position = int(facts.next)
+            if isinstance(facts, ChunkFacts):
+                self._records += zip(_offsets_of(facts, len(values)), values, strict=True)
+            else:
+                self._last = facts
             core.on_taken(place, number, size)
             reader._hear(is_over=False)
+
+
+def _offsets_of(facts: ChunkFacts, rows: int) -> list[int]:
+    """Return the offsets of a chunk's rows."""
+    spans = [(facts.base, rows)] if facts.spans is None else facts.spans
+    return [int(first) + at for first, count in spans for at in range(count)]
 
 
 def watched(

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.ids import NO_TRANSACTION
+from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.transactions.transactions import (
     ABORTS,
     COMMITS,
@@ -39,6 +40,38 @@ class Sent(Struct, frozen=True):
     """The number of its producer, which has ids and may send it again; else None."""
     committed: bool = False
     """Its client asks for an acknowledgement once it is replicated."""
+    client: str = ""
+    part: Part | None = None
+    """The transaction that it belongs to."""
+    called: int = 0
+    """The moment at which it was sent."""
+
+
+class Fetched(Struct, frozen=True):
+    """What a client got by one fetch."""
+
+    client: str
+    place: Place
+    isolation: Isolation
+    called: int
+    start: int
+    end: int
+    records: list[tuple[int, int]]
+    """(offset, number)."""
+    epoch: int | None
+    """In which the leader answered; None: the fetch ended before it said so."""
+    bounds: Bounds | None
+
+
+class Finish(Struct, frozen=True):
+    """What a client was told when it asked for the end of a transaction."""
+
+    client: str
+    commits: bool
+    transaction: int
+    taken: tuple[int, ...]
+    called: int
+    outcome: str
 
 
 class Seen(Struct, eq=False):
@@ -274,15 +307,31 @@ class History(Struct):
     losses: int = 0
     """How often something committed was lost."""
     values: int = 0
+    moments: int = 0
+
+    def moment(self) -> int:
+        """A new number: later ones are greater, so they order what clients do."""
+        self.moments += 1
+        return self.moments
 
     def remove_replica(self, broker: str, place: Place) -> None:
         """Its files are gone, or will be: what they lacked speaks against nothing any more."""
         line = self.line(broker, place)
         line.has_failed, line.may_be_gone = False, True
 
-    def send(self, count: int, place: Place, *, producer: int | None, committed: bool) -> Sent:
+    def send(
+        self,
+        count: int,
+        place: Place,
+        *,
+        producer: int | None,
+        committed: bool,
+        client: str,
+        part: Part | None,
+    ) -> Sent:
         """A new batch of so many records; a producer's numbers rise in its order."""
-        sent = Sent(range(self.values, self.values + count), place, producer, committed)
+        values = range(self.values, self.values + count)
+        sent = Sent(values, place, producer, committed, client, part, self.moment())
         self.sent[self.values] = sent
         self.values += count
         return sent

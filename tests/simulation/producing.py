@@ -53,6 +53,7 @@ from tests.simulation.connections import (
     Threads,
     connect,
 )
+from tests.simulation.history import Part
 from tests.simulation.network import CALL_S, CLIENTS, NoAnswer
 from tests.simulation.schedule import Body, Signal
 
@@ -190,6 +191,8 @@ class SimulatedProducer:
         self._uses: dict[int, Callable[[], None]] = {}
         self._timer = 0
         self._is_at_work = False
+        self.part: Part | None = None
+        """The transaction and the producer id that it writes as."""
 
     def submit(self, topic: Topic, partition: int, values: Sequence[int]) -> BatchFate:
         """Hand the core a batch."""
@@ -227,6 +230,7 @@ class SimulatedProducer:
         self, producer_id: int, epoch: int, transaction: int, transactional_id: str
     ) -> None:
         """Write in a transaction from now on."""
+        self.part = (transaction, producer_id)
         self.core.write_as(ProducerIdentity(producer_id, epoch, transaction), transactional_id)
 
     def close(self) -> None:

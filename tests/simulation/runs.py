@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
@@ -13,7 +14,8 @@ from msgspec.structs import replace
 from tests.simulation.clients import CLIENTS
 from tests.simulation.faults import FAULTS
 from tests.simulation.form import Form, draw
-from tests.simulation.invariants.base import Broken
+from tests.simulation.invariants.base import Broken, View
+from tests.simulation.recording import Recorder, read_everything
 from tests.simulation.world import World
 
 ACTORS: Final = {**CLIENTS, **FAULTS}
@@ -41,18 +43,31 @@ class Ran(Struct, frozen=True):
     finding: Finding | None = None
 
 
-def run(form: Form, *, tells: bool = False) -> Ran:
-    """One run, from its form."""
-    world = World(form, tells=tells)
+def run(form: Form, *, tells: bool = False, histories: Path | None = None) -> Ran:
+    """One run, from its form; its history is written into the folder ``histories``."""
+    recorders: list[Recorder] = []
+
+    def watch(view: View) -> Recorder:
+        assert histories is not None
+        recorders.append(Recorder(view, histories / f"seed-{form.seed}.jsonl", form.seed))
+        return recorders[0]
+
+    world = World(form, tells=tells, watch=None if histories is None else watch)
     with _quiet():
         try:
             world.begin(ACTORS)
             world.run()
+            events = world.schedule.events
+            if recorders:
+                world.finish("final", read_everything(world))
         except (Exception, Broken) as error:
             story = tuple(world.story or ())
             events = world.schedule.events
             return Ran(events, Finding(form, error, events, story))
-    return Ran(world.schedule.events)
+        finally:
+            for each in recorders:
+                each.close()
+    return Ran(events)
 
 
 def shrink(finding: Finding) -> Finding:
@@ -93,11 +108,11 @@ def find(seeds: Iterable[int], *, disk_only: bool = False) -> tuple[int, Finding
     return events, None
 
 
-def search(seeds: range) -> tuple[int, list[Form]]:
+def search(seeds: range, histories: Path | None = None) -> tuple[int, list[Form]]:
     """The events of all these runs, and the forms of those that failed."""
     events, failed = 0, []
     for seed in seeds:
-        ran = run(draw(seed))
+        ran = run(draw(seed), histories=histories)
         events += ran.events
         if ran.finding is not None:
             failed.append(ran.finding.form)

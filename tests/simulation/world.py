@@ -57,7 +57,10 @@ Notice = Callable[..., None]
 class World:
     """A run."""
 
-    def __init__(self, form: Form, *, tells: bool = False) -> None:
+    def __init__(
+        self, form: Form, *, tells: bool = False, watch: Callable[[View], Invariant] | None = None
+    ) -> None:
+        """``watch`` makes one who is told what invariants are told."""
         self.form = form
         self.clock = VirtualClock()
         self.schedule = Schedule(form.chance(f"order {form.order}"), self.clock)
@@ -97,6 +100,8 @@ class World:
         self._notices: dict[str, list[Notice]] = {}
         for kind in INVARIANTS:
             self._register(kind(self._view))
+        if watch is not None:
+            self._register(watch(self._view))
         self._by_owner = {each.broker_id: each for each in self.brokers}
         self._clients = 0
 
@@ -221,6 +226,11 @@ class World:
             rests = rests and self._all_is_led() and self._all_is_replicated()
         folders = {each.broker_id: each.logs.folders() for each in self.brokers}
         self.notice("ended", folders)
+
+    def finish(self, name: str, body: Body) -> None:
+        """One more client, after the run."""
+        self.start_client(name, body)
+        self._wait_until(lambda: not self._clients, f"{name} has not come to an end")
 
     def _end_trouble(self) -> None:
         self.calm = True

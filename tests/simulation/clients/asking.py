@@ -149,7 +149,14 @@ class Session:
         waits = isolation is not Isolation.READ_UNCOMMITTED or in_transaction
         count, place = self.chance.randint(1, 3), (topic.id, partition)
         number = None if producer is None else producer.number
-        sent = self.world.history.send(count, place, producer=number, committed=waits)
+        sent = self.world.history.send(
+            count,
+            place,
+            producer=number,
+            committed=waits,
+            client=self.name,
+            part=producer.part if producer is not None and in_transaction else None,
+        )
         if producer is None:
             request = AppendTo(
                 topic=topic.name, topic_id=topic.id, isolation=isolation, timeout_ms=APPEND_MS

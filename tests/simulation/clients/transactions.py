@@ -6,10 +6,11 @@ from random import Random
 from typing import Final
 
 from spark_stream.consistency.transactions.transactions import PositionOf, Transaction
-from spark_stream.errors import IsologError, ProducerFenced
+from spark_stream.errors import IsologError, ProducerFenced, TransactionAborted
 from spark_stream.scripts.transactions import consumers, deciding
 from spark_stream.scripts.transactions.deciding import Commit
 from tests.simulation.clients.asking import Session
+from tests.simulation.history import Finish
 from tests.simulation.network import NoAnswer
 from tests.simulation.producing import SimulatedProducer
 from tests.simulation.schedule import Body, Signal
@@ -143,10 +144,11 @@ def _end(session: Session, begun: Transaction, instance: str, moved: dict[str, i
         return
     try:
         if choice < 0.3:
-            yield from session.run(
+            abort = session.run(
                 "abort",
                 lambda at: deciding.abort(at.transactions.finished, name, instance, begun.number),
             )
+            yield from _note_finish(session, abort, begun.number)
             return
         asked = _commit(begun, instance, moved, chance)
         session.world.notice("asked", asked)
@@ -184,8 +186,30 @@ def _commit(begun: Transaction, instance: str, moved: dict[str, int], chance: Ra
 
 def commit(session: Session, asked: Commit) -> Body:
     """Commits; raises as ``Session.run``."""
-    answer = yield from session.run(
-        "commit", lambda at: deciding.commit(at.transactions.finished, asked)
-    )
+    calling = session.run("commit", lambda at: deciding.commit(at.transactions.finished, asked))
+    answer = yield from _note_finish(session, calling, asked.number, asked.taken)
     session.world.tell(f"{session.name}: transaction {asked.number} is {answer.state}")
     session.world.notice("committed", asked, answer)
+
+
+def _note_finish(
+    session: Session, calling: Body, transaction: int, taken: tuple[int, ...] | None = None
+) -> Body:
+    """Ends a transaction, and notes what its client was told; ``taken`` is None for an abort."""
+    world, commits = session.world, taken is not None
+    called = world.history.moment()
+
+    def note(outcome: str) -> None:
+        finish = Finish(session.name, commits, transaction, taken or (), called, outcome)
+        world.notice("over", finish)
+
+    try:
+        answer = yield from calling
+    except TransactionAborted:
+        note("failed" if commits else "ok")
+        raise
+    except (IsologError, NoAnswer):
+        note("unknown")
+        raise
+    note("ok")
+    return answer

@@ -25,7 +25,7 @@ from spark_stream.storage.settings import LogSettings
 from spark_stream.wire.messages import Ack
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.clock import VirtualClock
-from tests.simulation.history import Course, History, Line, Place, Seen, Sent
+from tests.simulation.history import Course, Fetched, Finish, History, Line, Place, Seen, Sent
 
 
 class Broken(BaseException):
@@ -190,6 +190,12 @@ class Invariant:
 
     def told_of_loss(self, topic_id: str, partition: int, isolation: Isolation) -> None:
         """A reader of this level was told that records which it had read are gone."""
+
+    def fetched(self, read: Fetched) -> None:
+        """A client's fetch is over."""
+
+    def over(self, finish: Finish) -> None:
+        """A client that asked for the end of a transaction knows what came of it, or gives up."""
 
     def waited(self, where: str, woken: bool) -> None:
         """A reader waited, its bound has passed for a while, and it was woken or not."""
