@@ -91,7 +91,7 @@ simulate: venv  ## Run RUNS simulated runs from SEED on: brokers, clients and fa
 check-histories: venv  ## Check histories of 200 (or RUNS) simulated runs, and those in HISTORIES, with a program in Go
 	@command -v $(GO) >/dev/null || { \
 	    echo "check-histories needs Go 1.24 or newer, and there is no $(GO). Get it from https://go.dev/dl, or name it: make check-histories GO=/path/to/go" >&2; exit 1; }
-	@cd tests/histories && $(GO) vet . && $(GO) test .
+	@cd tests/histories && $(GO) vet . && HISTORIES= $(GO) test .
 	@rm -rf build/histories
 	@.venv/bin/python -m tests.simulation --runs $(if $(filter file,$(origin RUNS)),200,$(RUNS)) --seed $(or $(SEED),0) --histories build/histories
 	@cd tests/histories && $(GO) run . $(CURDIR)/build/histories $(if $(HISTORIES),$(abspath $(HISTORIES)))
