@@ -66,6 +66,9 @@ class PartitionState(Struct, eq=False):
     turn: int = 0
     """How often the role or its epoch has changed: what was begun in an earlier turn is over."""
     hand_overs: int = 0
+    shared: int | None = None
+    """A number, as long as the log of a follower is known to be a prefix of its leader's."""
+    agreements: int = 0
     closed: IsologError | None = None
     """Why the partition is closed."""
     serves: Callable[[], bool] = lambda: True
@@ -86,7 +89,7 @@ class PartitionState(Struct, eq=False):
 
     def begin_role(self, role: Role) -> None:
         """Begin a role: the sessions of followers end that belong to the role before."""
-        self.role, self.turn = role, self.turn + 1
+        self.role, self.turn, self.shared = role, self.turn + 1, None
         self.sessions.end_all()
 
     def check_open(self) -> None:
@@ -98,6 +101,19 @@ class PartitionState(Struct, eq=False):
         """Raise NotLeader unless the replica leads; raise why it is closed if it is."""
         self.check_open()
         if not self.leads:
+            raise self.not_leader()
+
+    def check_answers(self, shared: int | None) -> None:
+        """Check that it still answers a read that began as a leader's, or with that ``shared``.
+
+        Raises:
+            NotLeader: it does not; why it is closed if it is.
+        """
+        if shared is None:
+            self.check_leads()
+            return
+        self.check_open()
+        if shared != self.shared:
             raise self.not_leader()
 
     def check_takes(self) -> None:

@@ -17,6 +17,7 @@ from msgspec import Struct
 from spark_stream.broker.actions.mapped import Holder, holder_for, in_groups, places
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.hosted import HostedTopic
+from spark_stream.broker.partition.outcomes import WakeUp
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import (
@@ -68,12 +69,18 @@ class AwaitRecords(Struct, frozen=True):
     """An instruction of a fetch: wait until the isolation's bound is above ``offset``.
 
     The reply is whether that is so; False if ``deadline`` came first, or too many fetches wait.
+    ``shared``: as ``Partition.wait_beyond`` says.
     """
 
     partition: Partition
     offset: Offset
     isolation: Isolation
     deadline: float
+    shared: int | None = None
+
+    def begin(self, wake: WakeUp) -> int | None:
+        """Begin to wait, as ``Partition.wait_beyond``."""
+        return self.partition.wait_beyond(self.offset, self.isolation, wake, self.shared)
 
 
 Answers = Generator[Answer | AwaitRecords, bool, None]
@@ -181,8 +188,8 @@ class RangeStream:
         self._encoded = encoded
         self._boot_id = boot_id
         self._topic = hosted.topic
-        self._partition: Partition = hosted.partition(request.partition)
         self._request = request
+        self._partition, self._shared = self._replica(hosted)
         self._cancelled = cancelled
         self._clock = clock
         self._wait_s = request.wait_ms / 1000 or FOLLOW_S
@@ -200,6 +207,17 @@ class RangeStream:
     def schema(self) -> pa.Schema:
         """The schema of every batch that the stream gives."""
         return self._projection.schema
+
+    def _replica(self, hosted: HostedTopic) -> tuple[Partition, int | None]:
+        """Return who answers: the leader, or a follower with its ``Partition.shared``."""
+        number = self._request.partition
+        found = hosted.replicas.get(number)
+        if not self._request.near or not isinstance(found, Partition) or found.leads:
+            return hosted.partition(number), None
+        shared = found.shared
+        if shared is None:  # it may have what its leader lacks
+            raise hosted.elsewhere(hosted.topic, number)
+        return found, shared
 
     def _start(self) -> Offset:
         isolation, start = self._request.isolation, self._request.start
@@ -242,8 +260,10 @@ class RangeStream:
             OffsetOutOfRange, OffsetEvicted: naming the offset asked for and the nearest there is.
         """
         request = self._request
-        self._partition.check_leads()
+        self._partition.check_answers(self._shared)
         self._partition.check_leader_epoch(self._epoch)
+        if self._shared is not None:
+            self._host.check_answers_near(self._partition)
         end = None if request.end is None else Offset(request.end)
         self._bound_known = self._partition.core.hw_known  # read before the bounds
         bounds = self._partition.bounds(request.isolation)
@@ -310,8 +330,8 @@ class RangeStream:
             NotLeader, LeaderEpochFenced: another leader is on record.
         """
         request = self._request
-        if request.end is None or self._at_end():
-            return
+        if request.end is None or self._at_end() or self._shared is not None:
+            return  # who asked a follower asks the leader next
         if request.isolation is not Isolation.READ_UNCOMMITTED and not self._bound_known:
             raise self._partition.hw_not_known()
         self._host.refresh()
@@ -325,7 +345,9 @@ class RangeStream:
             return found, True
         if not request.wait_ms:
             self._until = self._clock.monotonic() + self._wait_s
-        more = yield AwaitRecords(self._partition, self._position, request.isolation, self._until)
+        more = yield AwaitRecords(
+            self._partition, self._position, request.isolation, self._until, self._shared
+        )
         return (self._visible() if more else found), more
 
     def _at_end(self) -> bool:
@@ -377,11 +399,14 @@ class RangeStream:
         """Yield the chunks with their lineages.
 
         The epoch is checked after each read: rows that were read before it changed are this
-        epoch's. Their place is valid while it lasts, since only a follower cuts files.
+        epoch's. Their place is valid while it lasts, since only a follower cuts files. For rows
+        of a follower its log must not have been cut meanwhile.
         """
         for chunk in chunks:
             lineage = self._partition.lineage(chunk.next_offset)
             self._partition.check_leader_epoch(self._epoch)
+            if self._shared is not None:
+                self._partition.check_answers(self._shared)
             yield chunk, lineage
 
     def _places(self, chunks: Iterator[Chunk], holder: Holder) -> Iterator[Answer]:
