@@ -288,8 +288,8 @@ def watched(
                 world.look_at(broker)
                 if told.bounds is not None:
                     world.notice("told", line.course, told.bounds, told.leader_epoch)
-                # A follower may not have heard yet that a leader without its records was elected.
-                counts = not asked.near or line.course.counts(int(began))
+                # Reader and follower may not have heard yet that an unclean election lost records.
+                counts = not asked.near or line.course.counts(asked.leader_epoch or 0)
                 if not line.deleted and partition.leader_epoch == began and counts:
                     end = int(told.next)
                     world.notice("looked", Looked(line, asked.isolation, asked.start, end, values))

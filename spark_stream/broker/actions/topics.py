@@ -249,13 +249,9 @@ def leaders_of(
     spots = {BrokerId(each.id): Spot(each.rack, each.boot_id) for each in brokers.values()}
 
     def near(record: PartitionRecord | None) -> BrokerAddress | None:
-        if record is None or record.leader is None:
-            return None
-        isr = [member.broker for member in record.isr]
-        found = brokers.get(nearest(record.leader, isr, spots, reader))
-        if found is None or found.id == record.leader:
-            return None
-        return BrokerAddress(id=found.id, address=found.address)
+        follower = None if record is None else nearest(record, spots, reader)
+        known = None if follower is None else brokers.get(follower)
+        return None if known is None else BrokerAddress(id=known.id, address=known.address)
 
     found = []
     for number in numbers:

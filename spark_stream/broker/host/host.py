@@ -205,7 +205,7 @@ class Host:
         """Return the partition's record, with its version, as this broker sees it."""
         return self.view.now.partition(partition)
 
-    def check_answers_near(self, partition: Partition) -> None:
+    def check_in_sync(self, partition: Partition) -> None:
         """Check that this follower may answer readers (``consistency.replication.near``).
 
         Raises:

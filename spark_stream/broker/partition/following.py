@@ -18,7 +18,6 @@ from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.consistency.replication.follower import (
     BeginAnew,
     CutBack,
-    GoOn,
     LeaderAnswer,
     Refusal,
     estranged,
@@ -78,8 +77,6 @@ class FollowerRole:
                 raise state.refused(prepared, epoch)
             before, now = log.end.entry, state.clock.steady_us()
             effects: Effects = []
-            if not isinstance(prepared, GoOn):
-                state.shared = None  # before a file changes: a read that is under way fails
             if isinstance(prepared, CutBack | BeginAnew) and prepared.lost_from is not None:
                 logger.error(
                     "%s: the leader of epoch %d has no entry from %d on, which were committed:"
@@ -103,9 +100,6 @@ class FollowerRole:
                 log.reset(prepared.at)
                 core.reset(prepared.at, now)
                 logger.info("%s: begins anew at entry %d", state.name, prepared.at.entry)
-            if state.shared is None:
-                state.agreements += 1
-                state.shared = state.agreements
             woken = state.carry_out(effects)
             end_entry = log.end.entry
         wake_all(woken)
@@ -197,7 +191,6 @@ class FollowerRole:
             log_end.offset,
             base_offset,
         )
-        state.shared = None
         state.log.reset(estrangement.at)
         state.core.reset(estrangement.at, state.clock.steady_us())
         raise EntriesGone(f"{state.name}: begins anew", topic=state.topic, partition=state.number)

@@ -247,14 +247,9 @@ class Partition:
         """Raise NotLeader unless it leads; raise why it is closed if it is."""
         self._state.check_leads()
 
-    @property
-    def shared(self) -> int | None:
-        """A number, as long as the log of a follower is known to be a prefix of its leader's."""
-        return self._state.shared
-
-    def check_answers(self, shared: int | None) -> None:
+    def check_answers(self, *, near: bool) -> None:
         """Check as :meth:`PartitionState.check_answers`."""
-        self._state.check_answers(shared)
+        self._state.check_answers(near=near)
 
     def check_leader_epoch(self, known: int | None) -> None:
         """Refuse a client that knows the leader in another epoch; None means that it knows none.
@@ -377,12 +372,12 @@ class Partition:
         return self.core.bounds_state.bounds()
 
     def wait_beyond(
-        self, offset: Offset, isolation: Isolation, wake: WakeUp, shared: int | None = None
+        self, offset: Offset, isolation: Isolation, wake: WakeUp, *, near: bool = False
     ) -> int | None:
         """Call ``wake``, once, when the isolation's bound may have passed ``offset``.
 
-        ``shared``: that of a read at a follower. Return a number for :meth:`stop_waiting`, or None
-        if it has passed already.
+        ``near``: also at a follower. Return a number for :meth:`stop_waiting`, or None if it has
+        passed already.
 
         Raises:
             NotLeader, BrokerStopping, UnknownTopic: it cannot be read here. If that happens later,
@@ -396,7 +391,7 @@ class Partition:
             beyond = max(offset, seen.last_stable_offset)  # the cut moves only with the LSO
         callers = self._state.callers
         with self._state.lock:
-            self._state.check_answers(shared)
+            self._state.check_answers(near=near)
             number = callers.new_number()
             if not self.core.wait(number, BOUND_OF[isolation], beyond):
                 return None

@@ -66,9 +66,6 @@ class PartitionState(Struct, eq=False):
     turn: int = 0
     """How often the role or its epoch has changed: what was begun in an earlier turn is over."""
     hand_overs: int = 0
-    shared: int | None = None
-    """A number, as long as the log of a follower is known to be a prefix of its leader's."""
-    agreements: int = 0
     closed: IsologError | None = None
     """Why the partition is closed."""
     serves: Callable[[], bool] = lambda: True
@@ -89,7 +86,7 @@ class PartitionState(Struct, eq=False):
 
     def begin_role(self, role: Role) -> None:
         """Begin a role: the sessions of followers end that belong to the role before."""
-        self.role, self.turn, self.shared = role, self.turn + 1, None
+        self.role, self.turn = role, self.turn + 1
         self.sessions.end_all()
 
     def check_open(self) -> None:
@@ -103,17 +100,10 @@ class PartitionState(Struct, eq=False):
         if not self.leads:
             raise self.not_leader()
 
-    def check_answers(self, shared: int | None) -> None:
-        """Check that it still answers a read that began as a leader's, or with that ``shared``.
-
-        Raises:
-            NotLeader: it does not; why it is closed if it is.
-        """
-        if shared is None:
-            self.check_leads()
-            return
+    def check_answers(self, *, near: bool) -> None:
+        """Check as :meth:`check_leads`; with ``near`` a follower is right too."""
         self.check_open()
-        if shared != self.shared:
+        if not (self.leads or (near and self.role is Role.FOLLOWER)):
             raise self.not_leader()
 
     def check_takes(self) -> None:

@@ -69,18 +69,18 @@ class AwaitRecords(Struct, frozen=True):
     """An instruction of a fetch: wait until the isolation's bound is above ``offset``.
 
     The reply is whether that is so; False if ``deadline`` came first, or too many fetches wait.
-    ``shared``: as ``Partition.wait_beyond`` says.
+    ``near``: also at a follower.
     """
 
     partition: Partition
     offset: Offset
     isolation: Isolation
     deadline: float
-    shared: int | None = None
+    near: bool = False
 
     def begin(self, wake: WakeUp) -> int | None:
         """Begin to wait, as ``Partition.wait_beyond``."""
-        return self.partition.wait_beyond(self.offset, self.isolation, wake, self.shared)
+        return self.partition.wait_beyond(self.offset, self.isolation, wake, near=self.near)
 
 
 Answers = Generator[Answer | AwaitRecords, bool, None]
@@ -189,13 +189,14 @@ class RangeStream:
         self._boot_id = boot_id
         self._topic = hosted.topic
         self._request = request
-        self._partition, self._shared = self._replica(hosted)
+        self._partition = self._replica(hosted)
         self._cancelled = cancelled
         self._clock = clock
         self._wait_s = request.wait_ms / 1000 or FOLLOW_S
         self._until = clock.monotonic() + self._wait_s
         self._partition.check_leader_epoch(request.leader_epoch)
         self._epoch = int(self._partition.leader_epoch)  # of all that the stream tells
+        self._derived = self._partition.core.derived
         self._position = self._start()
         self._lineage = self._partition.lineage(self._position)
         self._bound_known = True
@@ -208,16 +209,10 @@ class RangeStream:
         """The schema of every batch that the stream gives."""
         return self._projection.schema
 
-    def _replica(self, hosted: HostedTopic) -> tuple[Partition, int | None]:
-        """Return who answers: the leader, or a follower with its ``Partition.shared``."""
-        number = self._request.partition
-        found = hosted.replicas.get(number)
-        if not self._request.near or not isinstance(found, Partition) or found.leads:
-            return hosted.partition(number), None
-        shared = found.shared
-        if shared is None:  # it may have what its leader lacks
-            raise hosted.elsewhere(hosted.topic, number)
-        return found, shared
+    def _replica(self, hosted: HostedTopic) -> Partition:
+        """Return who answers: the leader, or with ``near`` a follower."""
+        found = hosted.replicas.get(self._request.partition) if self._request.near else None
+        return found if isinstance(found, Partition) else hosted.partition(self._request.partition)
 
     def _start(self) -> Offset:
         isolation, start = self._request.isolation, self._request.start
@@ -260,10 +255,10 @@ class RangeStream:
             OffsetOutOfRange, OffsetEvicted: naming the offset asked for and the nearest there is.
         """
         request = self._request
-        self._partition.check_answers(self._shared)
-        self._partition.check_leader_epoch(self._epoch)
-        if self._shared is not None:
-            self._host.check_answers_near(self._partition)
+        self._partition.check_answers(near=request.near)
+        self._check_unchanged()
+        if not self._partition.leads:
+            self._host.check_in_sync(self._partition)
         end = None if request.end is None else Offset(request.end)
         self._bound_known = self._partition.core.hw_known  # read before the bounds
         bounds = self._partition.bounds(request.isolation)
@@ -280,6 +275,21 @@ class RangeStream:
         if isinstance(found, Evicted):
             raise self._evicted(found.start, found.log_start_offset)
         return found
+
+    def _check_unchanged(self) -> None:
+        """Check that what was read and told before still holds.
+
+        Raises:
+            LeaderEpochFenced: another leader's epoch has begun.
+            EntriesGone: the log of a follower was cut back.
+        """
+        self._partition.check_leader_epoch(self._epoch)
+        if self._partition.core.derived != self._derived:
+            raise EntriesGone(
+                f"{self._partition.name}: the log was cut back meanwhile",
+                topic=self._request.topic,
+                partition=self._request.partition,
+            )
 
     def _evicted(self, asked: Offset, log_start: Offset) -> OffsetEvicted:
         topic, partition = self._request.topic, self._request.partition
@@ -330,7 +340,7 @@ class RangeStream:
             NotLeader, LeaderEpochFenced: another leader is on record.
         """
         request = self._request
-        if request.end is None or self._at_end() or self._shared is not None:
+        if request.end is None or self._at_end() or request.near:
             return  # who asked a follower asks the leader next
         if request.isolation is not Isolation.READ_UNCOMMITTED and not self._bound_known:
             raise self._partition.hw_not_known()
@@ -346,7 +356,7 @@ class RangeStream:
         if not request.wait_ms:
             self._until = self._clock.monotonic() + self._wait_s
         more = yield AwaitRecords(
-            self._partition, self._position, request.isolation, self._until, self._shared
+            self._partition, self._position, request.isolation, self._until, request.near
         )
         return (self._visible() if more else found), more
 
@@ -399,14 +409,12 @@ class RangeStream:
         """Yield the chunks with their lineages.
 
         The epoch is checked after each read: rows that were read before it changed are this
-        epoch's. Their place is valid while it lasts, since only a follower cuts files. For rows
-        of a follower its log must not have been cut meanwhile.
+        epoch's. Their place is valid while it lasts, since only a follower cuts files; if this
+        is one, its log must not have been cut meanwhile.
         """
         for chunk in chunks:
             lineage = self._partition.lineage(chunk.next_offset)
-            self._partition.check_leader_epoch(self._epoch)
-            if self._shared is not None:
-                self._partition.check_answers(self._shared)
+            self._check_unchanged()
             yield chunk, lineage
 
     def _places(self, chunks: Iterator[Chunk], holder: Holder) -> Iterator[Answer]:

@@ -3,25 +3,29 @@
 A reader that names its rack asks the replica that is *near*: the leader if it is in the rack, else
 an in-sync follower there, else the leader.
 
-**Why a follower's answers are exact.** Once a follower has agreed with its leader, its log is a
-prefix of the leader's, and the entries below its high watermark are committed. It derives
-transactions, aborted ranges and cuts from the same entries by the same code as a leader. So each
-bound that it knows is one that its leader had before, and below it both have the same records.
+**Why a follower's answers are exact.** A follower answers only while it is on record as a member
+of the ISR, in the epoch in which it follows (:func:`may_answer`). A member has every committed
+entry, and a leader is elected among members. So below the follower's high watermark both logs have
+the same entries. The follower derives transactions, aborted ranges and cuts from them by the same
+code as the leader, so each bound that it knows is one that a leader may have told before.
 
-**What a follower does not know** is how far the partition is by now, and what was lost. So it is
-not asked for the end of the log, nor under ``read_uncommitted``, and nothing that it refuses is an
+**Why they are not old.** The high watermark waits for every member of the ISR. So a member lacks
+no record that is visible at the leader; it may only learn a little later that it is.
+
+**What a follower does not know** is where the partition ends by now, and what was lost. So it is
+asked neither for the end of a log nor under ``read_uncommitted``, and nothing that it refuses is an
 error: the reader asks the leader next.
 
-**Why it is in sync.** The high watermark waits for every member of the ISR. So a member lacks no
-record that is visible at the leader; it may only hear later that it is. A follower that has left
-the ISR may be behind by any number of records, and answers no reader.
+**A follower that hears late** that it is no member any more, or that an unclean election has lost
+records, answers as it would have answered before: until it sees the change in the store, or its
+broker's lease is over.
 
 Source: Kafka's KIP-392, where the leader names the replica.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -40,12 +44,23 @@ class Spot(Struct, frozen=True):
 NOWHERE: Final = Spot()
 
 
-def nearest(
-    leader: BrokerId, isr: Iterable[BrokerId], spots: Mapping[BrokerId, Spot], reader: Spot
-) -> BrokerId:
-    """Return the replica that a reader asks: in its rack, there on its machine, else the leader.
+def followers(record: PartitionRecord) -> Collection[Member]:
+    """Return the followers that may answer readers."""
+    return [each for each in record.isr if each.broker != record.leader]
 
-    The leader wins if a follower is no nearer.
+
+def may_answer(record: PartitionRecord, me: Member, epoch: LeaderEpoch) -> bool:
+    """Return whether ``me``, which follows in this epoch, may answer readers by this record."""
+    return record.leader_epoch == epoch and me in followers(record)
+
+
+def nearest(
+    record: PartitionRecord, spots: Mapping[BrokerId, Spot], reader: Spot
+) -> BrokerId | None:
+    """Return the follower that a reader asks, or None: it asks the leader.
+
+    It is a follower in the reader's rack, on its machine if there is one, and nearer than the
+    leader.
     """
 
     def distance(broker: BrokerId) -> int:
@@ -54,10 +69,8 @@ def nearest(
             return 2
         return 0 if reader.machine is not None and spot.machine == reader.machine else 1
 
-    return min((leader, *isr), key=distance)
-
-
-def may_answer(record: PartitionRecord, me: Member, epoch: LeaderEpoch) -> bool:
-    """Return whether ``me``, which follows in this epoch, may answer readers by this record."""
-    follows = record.leader not in (None, me.broker) and record.leader_epoch == epoch
-    return follows and me in record.isr
+    if record.leader is None:
+        return None
+    brokers = [record.leader, *(each.broker for each in followers(record))]
+    found = min(brokers, key=distance)
+    return None if found == record.leader else found

@@ -7,9 +7,11 @@ from typing import Any
 from msgspec import structs
 
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.partition.state import PartitionState, Role
 from spark_stream.client.reading.range_core import RangeCore
+from spark_stream.cluster.brokers import NO_GENERATION
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.isolation import Bounds, Isolation
+from spark_stream.consistency.replication import near
 from tests.testing.planted_bugs.planting import Patch, bug
 
 
@@ -20,7 +22,7 @@ def a_follower_serves_all_that_it_has(patch: Patch) -> None:
 
     def bounds(self: Partition, isolation: Isolation | None = None) -> Bounds:
         found = original(self, isolation)
-        if not self.follows:
+        if isolation is None or not self.follows:
             return found
         end = found.log_end_offset
         return structs.replace(found, high_watermark=end, last_stable_offset=end)
@@ -29,16 +31,18 @@ def a_follower_serves_all_that_it_has(patch: Patch) -> None:
 
 
 @bug
-def a_follower_serves_before_it_has_agreed_with_its_leader(patch: Patch) -> None:
-    """Also what a leader that was elected without it does not have."""
-    original = PartitionState.check_answers
+def any_follower_serves(patch: Patch) -> None:
+    """Also one with records that its leader lacks: that was elected without it."""
 
-    def check(self: PartitionState, shared: int | None) -> None:
-        if shared is None or self.role is not Role.FOLLOWER:
-            original(self, shared)
+    class Everybody(list[Member]):
+        def __contains__(self, _: object) -> bool:
+            return True
 
-    patch.setattr(PartitionState, "check_answers", check)
-    patch.setattr(Partition, "shared", property(lambda self: 0))
+    def followers(record: PartitionRecord) -> Everybody:
+        others = [each for each in record.replicas if each != record.leader]
+        return Everybody(Member(each, NO_GENERATION) for each in others)
+
+    patch.setattr(near, "followers", followers)
 
 
 @bug
