@@ -60,7 +60,6 @@ class _Range(Struct, Generic[K]):
 class _Ask(Struct, Generic[K]):
     key: K
     call: int | None = None
-    near: bool = False
 
 
 class _Call(Struct):
@@ -155,8 +154,9 @@ class FetchCore(Generic[K]):
         self._numbers += 1
         self._calls[self._numbers] = _Call(now, asks)
         for number in asks:
-            self._asks[number].call = self._numbers
-            self._asks[number].near = number in near
+            ask = self._asks[number]
+            ask.call = self._numbers
+            self._ranges[ask.key].core.at_follower = number in near
         return self._numbers
 
     def position(self, number: int) -> tuple[int, Lineage] | None:
@@ -203,10 +203,9 @@ class FetchCore(Generic[K]):
     def on_ended(self, call: int) -> None:
         """Record that all asks of a call were answered."""
         for number in self._over(call):
-            ask = self._asks.get(number)
             found = self._settle(number)
-            if ask is not None and found is not None:
-                found.core.on_ended(near=ask.near)
+            if found is not None:
+                found.core.on_ended()
 
     def on_lost(self, call: int, error: IsologError, now: float) -> None:
         """Record that a call was lost, or refused."""
@@ -220,9 +219,7 @@ class FetchCore(Generic[K]):
             return
         found = self._settle(number)
         assert found is not None
-        if near or ask.near:
-            found.core.on_near_failed(now)
-            return
+        found.core.at_follower |= near
         try:
             left = found.core.on_failed(error, now)
         except IsologError as lasting:

@@ -87,6 +87,8 @@ class RangeCore:
         self._patience_s = patience_s
         self._checks = checks
         self._fail_on_loss = fail_on_loss
+        self.at_follower = False
+        """Whether the present ask is one of a follower; the shell sets it."""
         self._near = near and not checks
         self._leader_next = False
         self._leader_until = 0.0
@@ -104,7 +106,7 @@ class RangeCore:
         if self._pause_until is not None and now < self._pause_until:
             return PauseUntil(self._pause_until)
         self._pause_until = None
-        self._asked_from, self._heard = self.position, now
+        self._asked_from, self._heard, self.at_follower = self.position, now, False
         may_be_near = self._near and not self._leader_next and now >= self._leader_until
         return Ask(self.position, self.lineage, may_be_near)
 
@@ -120,14 +122,12 @@ class RangeCore:
         told = partitions not in (None, self._partitions)
         self.position, self.lineage = following, lineage
         self._partitions = partitions or self._partitions
-        self._heard = now
-        if moved:  # a follower without news says nothing of a leader that fails
-            self._failing_since = None
+        self._heard, self._failing_since = now, None
         return bool(rows) or moved or told
 
-    def on_ended(self, *, near: bool = False) -> None:
-        """Record that the ask was answered completely; ``near``: by a follower."""
-        if near:
+    def on_ended(self) -> None:
+        """Record that the ask was answered completely."""
+        if self.at_follower:
             self._leader_next = self.position == self._asked_from
             self._near = not self._leader_next or self.end is None
             return
@@ -136,13 +136,16 @@ class RangeCore:
             self._is_over = self._is_at_end or self.position == self._asked_from
 
     def on_failed(self, error: IsologError, now: float) -> int | None:
-        """Record that the leader was not reached, or refused.
+        """Record that the leader was not reached, or refused; or a follower, whatever it says.
 
         Return where to continue if records are gone, else None.
 
         Raises:
             IsologError: ``error`` itself, if it is final or patience has run out.
         """
+        if self.at_follower:
+            self._leader_until = now + NEAR_PAUSE_S
+            return None
         if isinstance(error, GONE):
             self.position = where_to_go_on(error, fail=self._fail_on_loss)
             self.lineage = NOTHING_KNOWN
@@ -157,10 +160,6 @@ class RangeCore:
             raise error
         self._pause_until = now + RETRY_PAUSE_S
         return None
-
-    def on_near_failed(self, now: float) -> None:
-        """Record that a follower was not reached, or refused: the leader is asked next."""
-        self._leader_until = now + NEAR_PAUSE_S
 
     def return_to(self, offset: int, lineage: Lineage) -> None:
         """Read on from here: what was received after it could not be delivered."""

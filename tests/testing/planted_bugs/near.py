@@ -12,6 +12,7 @@ from spark_stream.cluster.brokers import NO_GENERATION
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.replication import near
+from spark_stream.errors import IsologError
 from tests.testing.planted_bugs.planting import Patch, bug
 
 
@@ -49,14 +50,22 @@ def any_follower_serves(patch: Patch) -> None:
 def the_end_of_a_follower_is_that_of_a_range(patch: Patch) -> None:
     """What the leader has beyond it is never read."""
     original = RangeCore.on_ended
-    patch.setattr(RangeCore, "on_ended", lambda self, near=False: original(self))
+
+    def ended(self: RangeCore) -> None:
+        self.at_follower = False
+        original(self)
+
+    patch.setattr(RangeCore, "on_ended", ended)
 
 
 @bug
 def what_a_follower_lacks_counts_as_lost(patch: Patch) -> None:
     """Its error ends a range that the leader can serve."""
 
-    def failed(self: Any, now: float) -> None:
-        self._is_over = True
+    original = RangeCore.on_failed
 
-    patch.setattr(RangeCore, "on_near_failed", failed)
+    def failed(self: Any, error: IsologError, now: float) -> int | None:
+        self._is_over = self.at_follower
+        return original(self, error, now)
+
+    patch.setattr(RangeCore, "on_failed", failed)
