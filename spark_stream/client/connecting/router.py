@@ -6,6 +6,7 @@ a topic, and all that wait for the same topic get its answer.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,7 +53,7 @@ class _Topic:
     def __init__(self, topic: str, topic_id: str) -> None:
         self.asking = new_lock()
         self.routes = Routes(topic, topic_id)
-        self.asked_at = 0.0
+        self.asked_at = -math.inf  # when it was last looked up
 
 
 class Router:
@@ -110,6 +111,14 @@ class Router:
                 time.monotonic() < self._left_alone.get(found.address, 0.0)
             )
             return None if is_left_alone else found
+
+    def has_asked(self, topic: str, topic_id: str) -> bool:
+        """Return whether a broker was asked who is near; leaders are learned in other ways too."""
+        with self._lock:
+            place = self._topics.get((topic, topic_id))
+            return self._connection.rack is None or (
+                place is not None and place.asked_at > -math.inf
+            )
 
     def is_old(self, topic: str, topic_id: str) -> bool:
         """Return whether to look up again who is near, once for each time that this is true."""
@@ -211,6 +220,8 @@ class Router:
     def _ask(self, place: _Topic, topic: str, topic_id: str, timeout_s: float) -> None:
         rack = self._connection.rack
         machine = None if rack is None else SystemMachine().boot_id()
+        with self._lock:
+            place.asked_at = time.monotonic()
         asked = FindLeaders.of(topic=topic, topic_id=topic_id, rack=rack, machine=machine)
         try:
             found = self._connection.act("find-leaders", asked, Leaders, timeout_s)
@@ -219,7 +230,6 @@ class Router:
                 self._topics.pop((topic, topic_id), None)
             raise
         with self._lock:
-            place.asked_at = time.monotonic()
             for each in found.partitions:
                 if place.routes.learn_leader(each):
                     place.routes.learn_near(each)

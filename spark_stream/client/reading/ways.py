@@ -93,7 +93,7 @@ class Ways:
             source = self._sources[ask.key]
             topic = source.view.topic, source.topic_id
             route = self._router.known(*topic, source.partition)
-            if route is None:
+            if route is None or (ask.near and not self._router.has_asked(*topic)):
                 by_topic[topic].append(ask)
                 continue
             if ask.near and self._router.is_old(*topic):
@@ -160,7 +160,10 @@ class Ways:
             failure: IsologError | None = None
             first = self._sources[self._finding[topic][0].key].partition
             try:
-                self._router.route(*topic, first, self._timeout_s)
+                if self._router.has_asked(*topic):
+                    self._router.route(*topic, first, self._timeout_s)
+                else:
+                    self._router.refresh(*topic, self._timeout_s)
             except IsologError as error:
                 failure = error
             with self._lock:
