@@ -104,6 +104,8 @@ class Router:
 
     def near(self, route: Route) -> BrokerAddress | None:
         """Return the follower to ask in the leader's place; None: there is none, or it failed."""
+        if self._connection.rack is None:
+            return None
         with self._lock:
             place = self._topics.get((route.topic, route.topic_id))
             found = None if place is None else place.routes.near(route.partition)
@@ -114,18 +116,20 @@ class Router:
 
     def has_asked(self, topic: str, topic_id: str) -> bool:
         """Return whether a broker was asked who is near; leaders are learned in other ways too."""
+        if self._connection.rack is None:
+            return True
         with self._lock:
             place = self._topics.get((topic, topic_id))
-            return self._connection.rack is None or (
-                place is not None and place.asked_at > -math.inf
-            )
+            return place is not None and place.asked_at > -math.inf
 
     def is_old(self, topic: str, topic_id: str) -> bool:
         """Return whether to look up again who is near, once for each time that this is true."""
+        if self._connection.rack is None:
+            return False
         now = time.monotonic()
         with self._lock:
             place = self._topics.get((topic, topic_id))
-            if self._connection.rack is None or place is None or now - place.asked_at < OLD_S:
+            if place is None or now - place.asked_at < OLD_S:
                 return False
             place.asked_at = now
             return True
