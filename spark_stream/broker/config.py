@@ -112,7 +112,8 @@ class BrokerConfig(BaseSettings):
     as well, issued by an authority in ``ca``, with the broker's id among its names.
 
     ``id`` names the broker in a new directory (1 to 200 of a-z A-Z 0-9 _ -); by default one is
-    generated. ``rack`` is the broker's place: replicas of a partition go to different racks.
+    generated. ``rack`` is the broker's place: replicas of a partition go to different racks, and
+    readers there are served by it.
     ``metadata`` is the metadata store that the brokers of a cluster share: ``sqlite:///PATH`` or a
     path, if they are on one host, or ``etcd://HOST:PORT,…/NAME``. By default it is a file in
     ``dir``, for a lone broker. ``metadata_tls``, ``metadata_user`` and ``metadata_password``: for

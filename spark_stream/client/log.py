@@ -57,6 +57,7 @@ def connect(
     token: str | None = None,
     token_file: str | os.PathLike[str] | None = None,
     profile: str | os.PathLike[str] | None = None,
+    rack: str | None = None,
     **unknown: Never,
 ) -> Log:
     """Connect to a log: by any broker's ``host:port``, or by the ``path`` of a directory.
@@ -72,6 +73,9 @@ def connect(
     who calls. Options that are left out come from ISOLOG_TLS, ISOLOG_TLS_CA, ISOLOG_TOKEN_FILE and
     so on, or else from the ``profile`` (or ISOLOG_PROFILE): a file with any of these options, and
     with ``bootstrap``.
+
+    ``rack``: where this process runs, by default what ISOLOG_RACK says. Reads under
+    ``read_replicated`` and above then ask an in-sync replica whose broker has the same rack.
 
     Raises:
         InvalidOption: neither or both of ``bootstrap`` and ``path`` are given, an address is not
@@ -101,7 +105,9 @@ def connect(
     if bootstrap is None and path is None:
         bootstrap = bootstrap_of_profile(given)
     log = Log(
-        ClusterConnection(bootstrap, folder, timeout, idle_seconds, create=create, access=access)
+        ClusterConnection(
+            bootstrap, folder, timeout, idle_seconds, create=create, access=access, rack=rack
+        )
     )
     try:
         log.status()

@@ -36,6 +36,9 @@ class _Read(Message):
     machine, the leader may send where the records lie instead of the records
     (:class:`PlacesFacts`).
 
+    ``near``: an in-sync follower may answer, with what it knows to be visible. If it brings
+    nothing, or refuses, for whatever reason, that says nothing: the reader asks the leader.
+
     ``filter``: a predicate in Spark's SQL over the columns that the topic shows; only records for
     which it is true are sent. ``max_records`` counts those, ``max_bytes`` what is read for them.
     The offsets of the rows are sent only if the column ``_offset`` is asked for.
@@ -60,6 +63,11 @@ class _Read(Message):
     end_lineage: LineageField = ()
     leader_epoch: OffsetField | None = None
     machine: Annotated[str, Meta(min_length=1, max_length=100)] | None = None
+    near: bool = False
+
+    def __post_init__(self) -> None:
+        if self.near and (self.start < 0 or self.isolation is Isolation.READ_UNCOMMITTED):
+            raise ValueError("only the leader knows where its log starts and ends")
 
 
 class FetchRange(_Read):

@@ -354,30 +354,15 @@ class TopicNames(Message):
 
 
 class FindLeaders(Message):
-    """Asks any broker who leads the partitions of a topic (of this id, if one is given)."""
+    """Asks any broker who leads the partitions of a topic (of this id, if one is given).
+
+    ``rack`` and ``machine`` (a boot id): those of a reader that may ask followers too.
+    """
 
     topic: Name
     topic_id: str | None = None
-
-
-class LeaderFacts(Message):
-    """Who leads a partition, as the broker that was asked knows it.
-
-    ``leader`` is the broker's id, None while there is no leader; ``address`` is "" if it is not
-    known. ``leader_epoch`` is None if only the leader itself knows it.
-    """
-
-    partition: int
-    leader: str | None = None
-    address: str
-    leader_epoch: int | None = None
-
-
-class Leaders(Message):
-    """The leaders of all partitions of a topic."""
-
-    topic_id: str
-    partitions: list[LeaderFacts]
+    rack: Name | None = None
+    machine: Annotated[str, Meta(min_length=1, max_length=100)] | None = None
 
 
 class BrokerAddress(Message):
@@ -385,6 +370,28 @@ class BrokerAddress(Message):
 
     id: str
     address: str
+
+
+class LeaderFacts(Message):
+    """Who leads a partition, as the broker that was asked knows it.
+
+    ``leader`` is the broker's id, None while there is no leader; ``address`` is "" if it is not
+    known. ``leader_epoch`` is None if only the leader itself knows it. ``near``: the in-sync
+    follower that is nearer to the reader than the leader, if there is one.
+    """
+
+    partition: int
+    leader: str | None = None
+    address: str
+    leader_epoch: int | None = None
+    near: BrokerAddress | None = None
+
+
+class Leaders(Message):
+    """The leaders of all partitions of a topic."""
+
+    topic_id: str
+    partitions: list[LeaderFacts]
 
 
 class BrokerList(Message):

@@ -44,6 +44,7 @@ from spark_stream.consistency.control.election import Outcome
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.consistency.replication.near import Spot
 from spark_stream.errors import (
     IsologError,
     LeaderUnavailable,
@@ -279,7 +280,7 @@ class SimulatedBroker:
             core.leases.overdue_s,
         )
         core.registration.register(
-            RegisteredBroker(self.broker_id, self.broker_id, incarnation, "1")
+            RegisteredBroker(self.broker_id, self.broker_id, incarnation, "1", rack=self.broker_id)
         )
         self.registered_in = self.lives
         yield NOW
@@ -510,11 +511,11 @@ class SimulatedBroker:
         placed = self.core.topics.plan_added()
         yield from self._alone_with(name, topic_scripts.alter_topic(name, change, placed))
 
-    def find_leaders(self, topic: str, topic_id: str) -> Body:
+    def find_leaders(self, topic: str, topic_id: str, rack: str | None = None) -> Body:
         """A body that returns who leads the topic's partitions, as this broker sees it."""
         yield NOW
         found = self.host.find(topic, topic_id)
-        return leaders_of(self.host, found, range(found.partitions))
+        return leaders_of(self.host, found, range(found.partitions), Spot(rack))
 
     def change_records(
         self,

@@ -21,6 +21,7 @@ from spark_stream.client.reading.range_core import RangeCore
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN
+from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import BrokerUnavailable, IsologError, RequestTimeout
 from spark_stream.protocol import Credited, Received
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
@@ -57,7 +58,12 @@ class SimulatedReader:
         self._topics = {place: topic for place, (topic, _, _) in wanted.items()}
         self._ends = {place: end for place, (_, _, end) in wanted.items()}
         self._cores = {
-            place: RangeCore(start, end, patience_s=_PATIENCE_S)
+            place: RangeCore(
+                start,
+                end,
+                patience_s=_PATIENCE_S,
+                near=isolation is not Isolation.READ_UNCOMMITTED,
+            )
             for place, (_, start, end) in wanted.items()
         }
         self._core = FetchCore(self._cores, silence_s=CALL_S, ahead_bytes=_AHEAD_BYTES)
@@ -131,7 +137,9 @@ class SimulatedReader:
             self._core.on_failed(ask.number, failure, self._world.clock.monotonic())
             self._hear(is_over=True)
             return
-        number = self._core.begin([ask.number], self._world.clock.monotonic())
+        near = session.near(route) if ask.near else None
+        begun = [ask.number] if near is not None else []
+        number = self._core.begin([ask.number], self._world.clock.monotonic(), near=begun)
         if number is None:
             return
         asked = FetchRange(
@@ -143,14 +151,16 @@ class SimulatedReader:
             isolation=self._isolation,
             start_lineage=ask.lineage,
             leader_epoch=route.epoch,
+            near=near is not None,
         )
         what = f"reads {topic.name}/{at} from {ask.start} ({self._isolation.value})"
-        self._world.tell(f"{session.name} {what} at {route.leader}")
+        broker = near or route.leader
+        self._world.tell(f"{session.name} {what} at {broker}")
         body = Fetch(ranges=[asked]).to_bytes()
         self._world.asks[body] = tuple(self._got[ask.key])
-        call = _AskedFetch(self, number, ask, route)
+        call = _AskedFetch(self, number, ask, route, is_near=near is not None)
         use = self._world.clients.use_channel
-        call.release = use(route.address, partial(call.start, body), call.lose)
+        call.release = use(near or route.address, partial(call.start, body), call.lose)
         if call.is_over:
             call.release()
 
@@ -163,8 +173,15 @@ class _AskedFetch:
     """A fetch that is under way."""
 
     def __init__(
-        self, reader: SimulatedReader, number: int, ask: AskRange[Place], route: Route
+        self,
+        reader: SimulatedReader,
+        number: int,
+        ask: AskRange[Place],
+        route: Route,
+        *,
+        is_near: bool,
     ) -> None:
+        self._is_near = is_near
         self._reader = reader
         self._number = number
         self._ask = ask
@@ -192,7 +209,8 @@ class _AskedFetch:
     def lose(self, error: IsologError) -> None:
         """Note that it is lost, or refused."""
         reader, route = self._reader, self._route
-        reader._session.doubt(route)
+        if not (self._is_near and isinstance(error, BrokerUnavailable | RequestTimeout)):
+            reader._session.doubt(route)
         reader._core.on_lost(self._number, error, reader._world.clock.monotonic())
         self._end()
 
@@ -280,7 +298,9 @@ def watched(
     ``got``: what a reader that goes on had got before.
     """
     place = (asked.topic_id or "", asked.partition)
-    partition = broker.host.topic(asked.topic, asked.topic_id).partition(asked.partition)
+    at = Joined(asked.topic, asked.topic_id or "", asked.partition)
+    partition = broker.host.replica(at)
+    assert partition is not None
     began = partition.leader_epoch
     world.look_at(broker)
     line = world.history.lines[broker.broker_id, place]
@@ -302,7 +322,9 @@ def watched(
                 world.look_at(broker)
                 if told.bounds is not None:
                     world.notice("told", line.course, told.bounds, told.leader_epoch)
-                if not line.deleted and partition.leader_epoch == began:
+                # Reader and follower may not have heard yet that an unclean election lost records.
+                counts = not asked.near or line.course.counts(asked.leader_epoch or 0)
+                if not line.deleted and partition.leader_epoch == began and counts:
                     end = int(told.next)
                     world.notice("looked", Looked(line, asked.isolation, asked.start, end, values))
                     if asked.isolation is Isolation.READ_ATOMIC:

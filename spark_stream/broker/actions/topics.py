@@ -14,9 +14,10 @@ from spark_stream.broker.node.placing import lone_replica_warning
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.control.partition_record import PartitionRecord
-from spark_stream.consistency.ids import Offset
+from spark_stream.consistency.ids import BrokerId, Offset
 from spark_stream.consistency.isolation import Isolation, upper_bound
 from spark_stream.consistency.measures import reached, stored_bytes
+from spark_stream.consistency.replication.near import NOWHERE, Spot, nearest
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import IsologError, LeaderEpochFenced, NotLeader, UnknownTopic
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
@@ -26,6 +27,7 @@ from spark_stream.wire.messages import (
     EARLIEST,
     AlterTopic,
     AskedTopic,
+    BrokerAddress,
     CreateTopic,
     Empty,
     FindLeaders,
@@ -235,14 +237,22 @@ def _reached(partition: Partition, asked: tuple[int, int, int] | None) -> int | 
 
 def find_leaders(context: BrokerContext, asked: FindLeaders) -> Leaders:
     topic = context.host.find(asked.topic, asked.topic_id)
-    return Leaders(
-        topic_id=topic.id, partitions=leaders_of(context.host, topic, range(topic.partitions))
-    )
+    reader, numbers = Spot(asked.rack, asked.machine), range(topic.partitions)
+    return Leaders(topic_id=topic.id, partitions=leaders_of(context.host, topic, numbers, reader))
 
 
-def leaders_of(host: Host, topic: Topic, numbers: Iterable[int]) -> list[LeaderFacts]:
-    """Return who leads these partitions of the topic, as this broker sees it."""
+def leaders_of(
+    host: Host, topic: Topic, numbers: Iterable[int], reader: Spot = NOWHERE
+) -> list[LeaderFacts]:
+    """Return who leads these partitions of the topic, and who is near, as this broker sees it."""
     brokers = host.view.now.brokers
+    spots = {BrokerId(each.id): Spot(each.rack, each.boot_id) for each in brokers.values()}
+
+    def near(record: PartitionRecord | None) -> BrokerAddress | None:
+        follower = None if record is None else nearest(record, spots, reader)
+        known = None if follower is None else brokers.get(follower)
+        return None if known is None else BrokerAddress(id=known.id, address=known.address)
+
     found = []
     for number in numbers:
         record = host.record(topic, number)
@@ -254,6 +264,7 @@ def leaders_of(host: Host, topic: Topic, numbers: Iterable[int]) -> list[LeaderF
                 leader=leader,
                 address="" if known is None else known.address,
                 leader_epoch=None if record is None else int(record.leader_epoch),
+                near=near(record),
             )
         )
     return found

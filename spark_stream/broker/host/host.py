@@ -38,6 +38,7 @@ from spark_stream.consistency.entries import greatest_numbers
 from spark_stream.consistency.ids import BrokerId, Generation
 from spark_stream.consistency.partition.effects import ProposeIsr, ProposeRecord
 from spark_stream.consistency.partition.progress import GenerationOf
+from spark_stream.consistency.replication.near import may_answer
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.environment import Clock
 from spark_stream.errors import (
@@ -207,6 +208,20 @@ class Host:
     def view_of(self, partition: PartitionId) -> StoredPartition | None:
         """Return the partition's record, with its version, as this broker sees it."""
         return self.view.now.partition(partition)
+
+    def check_in_sync(self, partition: Partition) -> None:
+        """Check that this follower may answer readers (``consistency.replication.near``).
+
+        Raises:
+            NotLeader, LeaderUnavailable: it may not; the leader does.
+        """
+        stored = self.view_of(PartitionId(partition.topic_id, partition.number))
+        if stored is not None and self.generation is not None and self._serves():
+            me = Member(self.broker_id, self.generation)
+            if may_answer(stored.record, me, partition.leader_epoch):
+                return
+        hosted = self.topic(partition.topic, partition.topic_id)
+        raise self._elsewhere(hosted.topic, partition.number)
 
     def _elsewhere(self, topic: Topic, number: int) -> IsologError:
         """Return why this broker does not serve the partition, and who does."""

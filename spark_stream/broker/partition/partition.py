@@ -137,7 +137,7 @@ class Partition:
             surroundings=Surroundings(log.boundary_of, generation_of),
         )
         self._clock = clock
-        self._cut = (Offset(-1), Offset(-1))
+        self._cut = ((Offset(-1), -1), Offset(-1))
         self._state = state = PartitionState(
             topic,
             number,
@@ -247,6 +247,10 @@ class Partition:
         """Raise NotLeader unless it leads; raise why it is closed if it is."""
         self._state.check_leads()
 
+    def check_answers(self, *, near: bool) -> None:
+        """Check as :meth:`PartitionState.check_answers`."""
+        self._state.check_answers(near=near)
+
     def check_leader_epoch(self, known: int | None) -> None:
         """Refuse a client that knows the leader in another epoch; None means that it knows none.
 
@@ -307,17 +311,19 @@ class Partition:
 
     def bounds(self, isolation: Isolation | None = None) -> Bounds:
         """Return LEO, HW, LSO and the log's start, as one observation; the cut for READ_ATOMIC."""
+        derived = self.core.derived  # read before the bounds
         bounds = self.core.bounds_state.bounds()
         if isolation is Isolation.READ_ATOMIC:
-            return structs.replace(bounds, atomic_cut=self._own_cut(bounds.last_stable_offset))
+            cut = self._own_cut(bounds.last_stable_offset, derived)
+            return structs.replace(bounds, atomic_cut=cut)
         return bounds
 
-    def _own_cut(self, stable: Offset) -> Offset:
-        # What lies below the LSO is decided and changes no more: the cut is a function of the LSO.
+    def _own_cut(self, stable: Offset, derived: int) -> Offset:
+        # What lies below the LSO is decided, and changes only if the log is cut below it.
         known, cut = self._cut
-        if known != stable:
+        if known != (stable, derived):
             cut = Offset(int(greatest_cut([stable], [self.spans()])[0]))
-            self._cut = (stable, cut)
+            self._cut = ((stable, derived), cut)
         return cut
 
     def spans(self) -> SpansSnapshot:
@@ -365,10 +371,13 @@ class Partition:
         self.check_hw_known()
         return self.core.bounds_state.bounds()
 
-    def wait_beyond(self, offset: Offset, isolation: Isolation, wake: WakeUp) -> int | None:
+    def wait_beyond(
+        self, offset: Offset, isolation: Isolation, wake: WakeUp, *, near: bool = False
+    ) -> int | None:
         """Call ``wake``, once, when the isolation's bound may have passed ``offset``.
 
-        Return a number for :meth:`stop_waiting`, or None if it has passed already.
+        ``near``: also at a follower. Return a number for :meth:`stop_waiting`, or None if it has
+        passed already.
 
         Raises:
             NotLeader, BrokerStopping, UnknownTopic: it cannot be read here. If that happens later,
@@ -382,7 +391,7 @@ class Partition:
             beyond = max(offset, seen.last_stable_offset)  # the cut moves only with the LSO
         callers = self._state.callers
         with self._state.lock:
-            self._state.check_leads()
+            self._state.check_answers(near=near)
             number = callers.new_number()
             if not self.core.wait(number, BOUND_OF[isolation], beyond):
                 return None

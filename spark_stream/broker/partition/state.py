@@ -107,6 +107,12 @@ class PartitionState(Struct, eq=False):
         if not self.leads:
             raise self.not_leader()
 
+    def check_answers(self, *, near: bool) -> None:
+        """Check as :meth:`check_leads`; with ``near`` a follower is right too."""
+        self.check_open()
+        if not (self.leads or (near and self.role is Role.FOLLOWER)):
+            raise self.not_leader()
+
     def check_takes(self) -> None:
         """Check as :meth:`check_leads`; raise LeaderUnavailable while it is handed over."""
         self.check_leads()

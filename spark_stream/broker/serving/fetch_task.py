@@ -79,7 +79,7 @@ def answers_in_time(answers: Answers, clock: Clock, check: Callable[[], None]) -
 def _is_in_time(wait: AwaitRecords, clock: Clock, check: Callable[[], None]) -> bool:
     while True:
         woken = threading.Event()
-        place = wait.partition.wait_beyond(wait.offset, wait.isolation, woken.set)
+        place = wait.begin(woken.set)
         if place is None:
             return True
         try:
@@ -315,7 +315,7 @@ class FetchTask:
                 self._is_woken = False
                 wake = partial(self._wake, self._wait)
             try:
-                place = wait.partition.wait_beyond(wait.offset, wait.isolation, wake)
+                place = wait.begin(wake)
             except BaseException:
                 self._tasks.leave()
                 raise

@@ -17,6 +17,7 @@ from msgspec import Struct
 from spark_stream.broker.actions.mapped import Holder, holder_for, in_groups, places
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.hosted import HostedTopic
+from spark_stream.broker.partition.outcomes import WakeUp
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import (
@@ -68,12 +69,18 @@ class AwaitRecords(Struct, frozen=True):
     """An instruction of a fetch: wait until the isolation's bound is above ``offset``.
 
     The reply is whether that is so; False if ``deadline`` came first, or too many fetches wait.
+    ``near``: also at a follower.
     """
 
     partition: Partition
     offset: Offset
     isolation: Isolation
     deadline: float
+    near: bool = False
+
+    def begin(self, wake: WakeUp) -> int | None:
+        """Begin to wait, as ``Partition.wait_beyond``."""
+        return self.partition.wait_beyond(self.offset, self.isolation, wake, near=self.near)
 
 
 Answers = Generator[Answer | AwaitRecords, bool, None]
@@ -181,14 +188,15 @@ class RangeStream:
         self._encoded = encoded
         self._boot_id = boot_id
         self._topic = hosted.topic
-        self._partition: Partition = hosted.partition(request.partition)
         self._request = request
+        self._partition = self._replica(hosted)
         self._cancelled = cancelled
         self._clock = clock
         self._wait_s = request.wait_ms / 1000 or FOLLOW_S
         self._until = clock.monotonic() + self._wait_s
         self._partition.check_leader_epoch(request.leader_epoch)
         self._epoch = int(self._partition.leader_epoch)  # of all that the stream tells
+        self._derived = self._partition.core.derived
         self._position = self._start()
         self._lineage = self._partition.lineage(self._position)
         self._bound_known = True
@@ -200,6 +208,11 @@ class RangeStream:
     def schema(self) -> pa.Schema:
         """The schema of every batch that the stream gives."""
         return self._projection.schema
+
+    def _replica(self, hosted: HostedTopic) -> Partition:
+        """Return who answers: the leader, or with ``near`` a follower."""
+        found = hosted.replicas.get(self._request.partition) if self._request.near else None
+        return found if isinstance(found, Partition) else hosted.partition(self._request.partition)
 
     def _start(self) -> Offset:
         isolation, start = self._request.isolation, self._request.start
@@ -242,8 +255,10 @@ class RangeStream:
             OffsetOutOfRange, OffsetEvicted: naming the offset asked for and the nearest there is.
         """
         request = self._request
-        self._partition.check_leads()
-        self._partition.check_leader_epoch(self._epoch)
+        self._partition.check_answers(near=request.near)
+        self._check_unchanged()
+        if not self._partition.leads:
+            self._host.check_in_sync(self._partition)
         end = None if request.end is None else Offset(request.end)
         self._bound_known = self._partition.core.hw_known  # read before the bounds
         bounds = self._partition.bounds(request.isolation)
@@ -260,6 +275,21 @@ class RangeStream:
         if isinstance(found, Evicted):
             raise self._evicted(found.start, found.log_start_offset)
         return found
+
+    def _check_unchanged(self) -> None:
+        """Check that what was read and told before still holds.
+
+        Raises:
+            LeaderEpochFenced: another leader's epoch has begun.
+            EntriesGone: the log of a follower was cut back.
+        """
+        self._partition.check_leader_epoch(self._epoch)
+        if self._partition.core.derived != self._derived:
+            raise EntriesGone(
+                f"{self._partition.name}: the log was cut back meanwhile",
+                topic=self._request.topic,
+                partition=self._request.partition,
+            )
 
     def _evicted(self, asked: Offset, log_start: Offset) -> OffsetEvicted:
         topic, partition = self._request.topic, self._request.partition
@@ -310,8 +340,8 @@ class RangeStream:
             NotLeader, LeaderEpochFenced: another leader is on record.
         """
         request = self._request
-        if request.end is None or self._at_end():
-            return
+        if request.end is None or self._at_end() or request.near:
+            return  # who asked a follower asks the leader next
         if request.isolation is not Isolation.READ_UNCOMMITTED and not self._bound_known:
             raise self._partition.hw_not_known()
         self._host.refresh()
@@ -325,7 +355,9 @@ class RangeStream:
             return found, True
         if not request.wait_ms:
             self._until = self._clock.monotonic() + self._wait_s
-        more = yield AwaitRecords(self._partition, self._position, request.isolation, self._until)
+        more = yield AwaitRecords(
+            self._partition, self._position, request.isolation, self._until, request.near
+        )
         return (self._visible() if more else found), more
 
     def _at_end(self) -> bool:
@@ -377,11 +409,12 @@ class RangeStream:
         """Yield the chunks with their lineages.
 
         The epoch is checked after each read: rows that were read before it changed are this
-        epoch's. Their place is valid while it lasts, since only a follower cuts files.
+        epoch's. Their place is valid while it lasts, since only a follower cuts files; if this
+        is one, its log must not have been cut meanwhile.
         """
         for chunk in chunks:
             lineage = self._partition.lineage(chunk.next_offset)
-            self._partition.check_leader_epoch(self._epoch)
+            self._check_unchanged()
             yield chunk, lineage
 
     def _places(self, chunks: Iterator[Chunk], holder: Holder) -> Iterator[Answer]:

@@ -13,13 +13,14 @@ A connection belongs to the process that made it: a forked process has to make i
 from __future__ import annotations
 
 import math
+import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
-from spark_stream.client.connecting.access import OPEN, Access
+from spark_stream.client.connecting.access import OPEN, Access, checked_text
 from spark_stream.client.connecting.embedded import (
     ensure_broker,
     live_address,
@@ -67,6 +68,7 @@ _ONCE: Final = frozenset(
     }
 )
 _ASK_AGAIN_S: Final = 30.0
+_RACK_MAX: Final = 255
 _TIMEOUT_MAX_S: Final = 86_400 * 365  # far more overflows the system's timers
 # After these errors another broker may succeed.
 _LOST: Final = (BrokerUnavailable, RequestTimeout, BrokerStopping, MetadataUnavailable)
@@ -79,6 +81,7 @@ class ClusterConnection:
     ``timeout_s`` bounds a call and its retries together. With ``create=False`` nothing is made at
     ``path``: without a log there, the first call raises UnknownLog. ``cluster_id``: the expected
     log; without it, the log of the first broker that answers. ``access``: how to connect.
+    ``rack``: where the reader is, by default what ISOLOG_RACK says.
     """
 
     def __init__(
@@ -91,8 +94,10 @@ class ClusterConnection:
         create: bool = True,
         cluster_id: str | None = None,
         access: Access = OPEN,
+        rack: str | None = None,
     ) -> None:
         self._access = access
+        self.rack = rack_of(rack)
         if (bootstrap is None) == (path is None):
             raise InvalidOption("give either bootstrap (host:port) or path (a directory)")
         if not (isinstance(timeout_s, int | float) and 0 < timeout_s <= _TIMEOUT_MAX_S):
@@ -340,6 +345,19 @@ class ClusterConnection:
             links = list(self._links.values())
         for each in links:
             each.close()
+
+
+def rack_of(given: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the rack that is given, or else that of the environment; None: there is none.
+
+    Raises:
+        InvalidOption: it is no text of 1 to 255 characters.
+    """
+    rack = environment.get("ISOLOG_RACK") or None if given is None else given
+    if rack is not None and not (isinstance(rack, str) and 1 <= len(rack) <= _RACK_MAX):
+        text = f"rack takes a text of 1 to {_RACK_MAX} characters, not {rack!r}"
+        raise InvalidOption(text, option="rack")
+    return None if rack is None else checked_text("rack", rack)
 
 
 def _pauses() -> Iterator[float]:

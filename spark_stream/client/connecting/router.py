@@ -6,6 +6,7 @@ a topic, and all that wait for the same topic get its answer.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Final
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.link import BrokerLink, seconds_left
 from spark_stream.client.connecting.routes import Route, Routes
+from spark_stream.environment import SystemMachine
 from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,
@@ -26,7 +28,7 @@ from spark_stream.errors import (
     UnknownTopic,
 )
 from spark_stream.transport.forks import new_lock
-from spark_stream.wire.messages import FindLeaders, LeaderFacts, Leaders
+from spark_stream.wire.messages import BrokerAddress, FindLeaders, LeaderFacts, Leaders
 
 # After these errors the partition's leader has to be looked up again.
 _DOUBTFUL: Final = (
@@ -38,6 +40,11 @@ _DOUBTFUL: Final = (
     RequestTimeout,
     UnknownLeaderEpoch,
 )
+_LOST: Final = (BrokerStopping, BrokerUnavailable, RequestTimeout)
+LEFT_ALONE_S: Final = 10.0
+"""For how long a follower that does not answer is not asked."""
+OLD_S: Final = 60.0
+"""After this time a reader with a rack asks again who is near."""
 
 
 class _Topic:
@@ -46,6 +53,7 @@ class _Topic:
     def __init__(self, topic: str, topic_id: str) -> None:
         self.asking = new_lock()
         self.routes = Routes(topic, topic_id)
+        self.asked_at = -math.inf  # when it was last looked up
 
 
 class Router:
@@ -55,6 +63,7 @@ class Router:
         self._connection = connection
         self._lock = new_lock()  # the innermost: guards the topics and their routes
         self._topics: dict[tuple[str, str], _Topic] = {}
+        self._left_alone: dict[str, float] = {}  # until when
 
     @property
     def timeout_s(self) -> float:
@@ -93,6 +102,38 @@ class Router:
             raise self.no_leader(topic, partition)
         return known
 
+    def near(self, route: Route) -> BrokerAddress | None:
+        """Return the follower to ask in the leader's place; None: there is none, or it failed."""
+        if self._connection.rack is None:
+            return None
+        with self._lock:
+            place = self._topics.get((route.topic, route.topic_id))
+            found = None if place is None else place.routes.near(route.partition)
+            is_left_alone = found is not None and (
+                time.monotonic() < self._left_alone.get(found.address, 0.0)
+            )
+            return None if is_left_alone else found
+
+    def has_asked(self, topic: str, topic_id: str) -> bool:
+        """Return whether a broker was asked who is near; leaders are learned in other ways too."""
+        if self._connection.rack is None:
+            return True
+        with self._lock:
+            place = self._topics.get((topic, topic_id))
+            return place is not None and place.asked_at > -math.inf
+
+    def is_old(self, topic: str, topic_id: str) -> bool:
+        """Return whether to look up again who is near, once for each time that this is true."""
+        if self._connection.rack is None:
+            return False
+        now = time.monotonic()
+        with self._lock:
+            place = self._topics.get((topic, topic_id))
+            if place is None or now - place.asked_at < OLD_S:
+                return False
+            place.asked_at = now
+            return True
+
     def no_leader(self, topic: str, partition: int) -> LeaderUnavailable:
         """Return the error for a partition without a known leader."""
         return LeaderUnavailable(
@@ -126,11 +167,18 @@ class Router:
         with self._lock:
             return place.routes.note_epoch(partition, epoch)
 
-    def on_failed(self, route: Route, error: IsologError) -> None:
+    def on_failed(
+        self, route: Route, error: IsologError, near: BrokerAddress | None = None
+    ) -> None:
         """Record a failed call along the route; if the leader may be why, ask before the next one.
 
-        If the error names another leader, that one is used without asking.
+        If the error names another leader, that one is used without asking. ``near``: the follower
+        that was called. If it does not answer, that says nothing of the leader.
         """
+        if near is not None and isinstance(error, _LOST):
+            with self._lock:
+                self._left_alone[near.address] = time.monotonic() + LEFT_ALONE_S
+            return
         if not isinstance(error, _DOUBTFUL):
             return
         place = self._place(route.topic, route.topic_id)
@@ -174,7 +222,11 @@ class Router:
             return found
 
     def _ask(self, place: _Topic, topic: str, topic_id: str, timeout_s: float) -> None:
-        asked = FindLeaders.of(topic=topic, topic_id=topic_id)
+        rack = self._connection.rack
+        machine = None if rack is None else SystemMachine().boot_id()
+        with self._lock:
+            place.asked_at = time.monotonic()
+        asked = FindLeaders.of(topic=topic, topic_id=topic_id, rack=rack, machine=machine)
         try:
             found = self._connection.act("find-leaders", asked, Leaders, timeout_s)
         except UnknownTopic:
@@ -183,7 +235,8 @@ class Router:
             raise
         with self._lock:
             for each in found.partitions:
-                place.routes.learn_leader(each)
+                if place.routes.learn_leader(each):
+                    place.routes.learn_near(each)
         self._connection.learn(each.address for each in found.partitions)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spark_stream.wire.messages import LeaderFacts
+from spark_stream.wire.messages import BrokerAddress, LeaderFacts
 
 
 class Route(Struct, frozen=True):
@@ -36,6 +36,7 @@ class Routes:
         self._routes: dict[int, Route] = {}
         self._epochs: dict[int, int] = {}  # the greatest that was seen
         self._doubted: set[int] = set()
+        self._near: dict[int, BrokerAddress] = {}
 
     def get(self, partition: int) -> Route | None:
         """Return the route to use; None if a broker has to be asked."""
@@ -56,6 +57,17 @@ class Routes:
             self._topic, self._topic_id, partition, facts.leader, facts.address, epoch
         )
         return True
+
+    def near(self, partition: int) -> BrokerAddress | None:
+        """Return the follower that is nearer than the leader, as far as it is known."""
+        return self._near.get(partition)
+
+    def learn_near(self, facts: LeaderFacts) -> None:
+        """Use what a broker says that was asked who is near."""
+        if facts.near is None:
+            self._near.pop(facts.partition, None)
+        else:
+            self._near[facts.partition] = facts.near
 
     def on_failed(self, route: Route) -> None:
         """Doubt a route along which a call failed, unless it was replaced."""

@@ -21,7 +21,6 @@ import pyarrow as pa
 from msgspec import Struct, structs
 
 from spark_stream.client.connecting.calls import call_elsewhere
-from spark_stream.client.connecting.routes import Route
 from spark_stream.client.connecting.shared import SharedChannel
 from spark_stream.client.reading.fetch_core import AskRange, FetchCore, RangeMoved, RangeOver
 from spark_stream.client.reading.fetching import (
@@ -38,6 +37,7 @@ from spark_stream.client.reading.mapping import LEADERS, CannotMap
 from spark_stream.client.reading.positions import Key
 from spark_stream.client.reading.range_core import RangeCore
 from spark_stream.client.reading.ways import Sending, Ways, weakly
+from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InternalError, InvalidRequest, IsologError
 from spark_stream.protocol import Bytes, Credited, Received
@@ -162,6 +162,7 @@ class Feed:
                     patience_s=router.timeout_s if patience_s is None else patience_s,
                     checks=asked.checks or (asked.end is not None and asked.start > asked.end),
                     fail_on_loss=fail_on_loss,
+                    near=asked.source.isolation is not Isolation.READ_UNCOMMITTED,
                 )
                 for number, asked in enumerate(ranges)
             },
@@ -268,7 +269,7 @@ class Feed:
         if isinstance(item, RangeMoved):
             yield moved_to(source, item.left)
             return
-        route = item.call.sendings[0].route
+        _, address = item.call.sendings[0].broker
         position, lineage = item.position, item.lineage
         try:
             match item.facts:
@@ -284,10 +285,10 @@ class Feed:
                         position, lineage = fetched.next, fetched.lineage
                         yield fetched
         except CannotMap as error:
-            LEADERS.on_failed(route.address, error)
+            LEADERS.on_failed(address, error)
             self._read_unmapped(item.key, position, lineage)
         except (pa.ArrowException, OSError) as error:
-            raise failure_of(error, route.address) from error
+            raise failure_of(error, address) from error
 
     def _read_unmapped(self, key: int, position: int, lineage: Lineage) -> None:
         with self._lock:
@@ -356,11 +357,13 @@ class Feed:
             return POLL_MS if self._ranges[key].end is None else 0
         return self._wait_ms
 
-    def refuse(self, asks: Sequence[AskRange[int]], error: IsologError) -> None:
-        """Tell the core that these asks do not reach their leaders."""
+    def refuse(
+        self, asks: Sequence[AskRange[int]], error: IsologError, *, near: bool = False
+    ) -> None:
+        """Tell the core that these asks do not reach their leaders; ``near``: their followers."""
         with self._lock:
             for ask in asks:
-                self._core.on_failed(ask.number, error, time.monotonic())
+                self._core.on_failed(ask.number, error, time.monotonic(), near=near)
             self._pass_on()
         self._advance()
 
@@ -378,10 +381,12 @@ class Feed:
         if self._stopped:
             return
         with self._lock:
-            number = self._core.begin([ask.number for ask, _ in group], time.monotonic())
+            numbers = [each.ask.number for each in group]
+            near = {each.ask.number for each in group if each.near is not None}
+            number = self._core.begin(numbers, time.monotonic(), near=near)
         if number is None:
             return
-        ranges = [self._range_of(*sending, is_alone=len(group) == 1) for sending in group]
+        ranges = [self._range_of(each, is_alone=len(group) == 1) for each in group]
         call = _FetchCall(number, group, ranges, shared)
         self._calls[number] = call
 
@@ -400,9 +405,12 @@ class Feed:
             call.cancel()
             self._calls.clear()
 
-    def _range_of(self, ask: AskRange[int], route: Route, *, is_alone: bool) -> FetchRange:
+    def _range_of(self, sending: Sending, *, is_alone: bool) -> FetchRange:
+        ask, route, near = sending
         source, _, end = self._ranges[ask.key][1:4]
-        asked = source.fetch(ask.start, end, self._wait_of(ask.key), self._max_bytes)
+        # A follower that lacks the rest of a range is not waited for: the leader has it.
+        wait_ms = self._wait_of(ask.key) if near is None or end is None else 0
+        asked = source.fetch(ask.start, end, wait_ms, self._max_bytes)
         maps = is_alone and source.maps and ask.key not in self._unmapped
         self._unmapped.discard(ask.key)
         return structs.replace(
@@ -410,13 +418,14 @@ class Feed:
             start_lineage=ask.lineage,
             follow=end is None and is_alone,
             leader_epoch=route.epoch,
-            machine=LEADERS.machine(route.address) if maps else None,
+            machine=LEADERS.machine(sending.broker[1]) if maps else None,
+            near=near is not None,
         )
 
     def _lose(self, call: _FetchCall, error: IsologError) -> None:
         self._calls.pop(call.number, None)
-        for _, route in call.sendings:
-            self._router.on_failed(route, error)
+        for _, route, near in call.sendings:
+            self._router.on_failed(route, error, near)
         with self._lock:
             self._core.on_lost(call.number, error, time.monotonic())
             self._pass_on()
@@ -453,10 +462,10 @@ class Feed:
                 raise InvalidRequest("an answer names places that were not asked for")
         else:
             place = facts.range
-        ask, route = call.sendings[place]
+        ask, route, near = call.sendings[place]
         if isinstance(facts, FailureFacts):
             self._consume(call, frame)
-            self._router.on_failed(route, facts.error)
+            self._router.on_failed(route, facts.error, near)
             self.refuse([ask], facts.error)
             return
         partitions = None

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import Final, Generic, TypeVar
 
 from msgspec import Struct, field
@@ -20,12 +20,16 @@ AHEAD_ITEMS: Final = 4
 
 
 class AskRange(Struct, Generic[K], frozen=True):
-    """Ask the leader of this range for what is visible from ``start`` on."""
+    """Ask the leader of this range for what is visible from ``start`` on.
+
+    ``near``: a follower may be asked in its place.
+    """
 
     number: int
     key: K
     start: int
     lineage: Lineage
+    near: bool = False
 
 
 class RangeMoved(Struct, Generic[K], frozen=True):
@@ -128,7 +132,7 @@ class FetchCore(Generic[K]):
                 self._numbers += 1
                 found.asked = found.last = self._numbers
                 self._asks[self._numbers] = _Ask(key)
-                asks.append(AskRange(self._numbers, key, step.start, step.lineage))
+                asks.append(AskRange(self._numbers, key, step.start, step.lineage, step.near))
         return asks
 
     def wake_at(self) -> float | None:
@@ -139,15 +143,20 @@ class FetchCore(Generic[K]):
             break
         return min(moments, default=None)
 
-    def begin(self, numbers: list[int], now: float) -> int | None:
-        """Start a call with these asks, and return its number; None if all of them are over."""
+    def begin(self, numbers: list[int], now: float, *, near: Collection[int] = ()) -> int | None:
+        """Start a call with these asks, and return its number; None if all of them are over.
+
+        ``near``: those that ask a follower.
+        """
         asks = {number for number in numbers if number in self._asks}
         if not asks:
             return None
         self._numbers += 1
         self._calls[self._numbers] = _Call(now, asks)
         for number in asks:
-            self._asks[number].call = self._numbers
+            ask = self._asks[number]
+            ask.call = self._numbers
+            self._ranges[ask.key].core.at_follower = number in near
         return self._numbers
 
     def position(self, number: int) -> tuple[int, Lineage] | None:
@@ -203,13 +212,14 @@ class FetchCore(Generic[K]):
         for number in self._over(call):
             self.on_failed(number, error, now)
 
-    def on_failed(self, number: int, error: IsologError, now: float) -> None:
-        """Record that an ask was refused, or did not reach a leader."""
+    def on_failed(self, number: int, error: IsologError, now: float, *, near: bool = False) -> None:
+        """Record that an ask was refused, or did not reach a leader; ``near``: a follower."""
         ask = self._asks.get(number)
         if ask is None:
             return
         found = self._settle(number)
         assert found is not None
+        found.core.at_follower |= near
         try:
             left = found.core.on_failed(error, now)
         except IsologError as lasting:

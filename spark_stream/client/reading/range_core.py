@@ -14,13 +14,18 @@ from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import IsologError, RequestTimeout
 
 RETRY_PAUSE_S: Final = 0.1
+NEAR_PAUSE_S: Final = 10.0
 
 
 class Ask(Struct, frozen=True):
-    """Ask the leader for what is visible from ``start`` on; ``lineage`` is that of ``start``."""
+    """Ask the leader for what is visible from ``start`` on; ``lineage`` is that of ``start``.
+
+    ``near``: a follower may be asked in its place.
+    """
 
     start: int
     lineage: Lineage
+    near: bool = False
 
 
 class PauseUntil(Struct, frozen=True):
@@ -34,7 +39,7 @@ class RangeCore:
 
     ``lineage``: that of ``start``. ``checks``: if the range is empty, ask whether the log has, or
     had, such an offset. ``patience_s``: how long to retry. Without ``fail_on_loss`` continue with
-    what is left if records are gone.
+    what is left if records are gone. ``near``: followers may be asked for records.
 
     ===========  ===================================================  ==============
     state        event                                                then
@@ -46,6 +51,7 @@ class RangeCore:
     asked        failed, retriable, patience is left                  pausing
     asked        failed because records are gone, which is no error   to ask
     asked        failed otherwise: the error is raised                over
+    asked        a follower brought nothing, or failed                to ask, the leader
     pausing      the time has come                                    to ask
     ===========  ===================================================  ==============
 
@@ -56,6 +62,9 @@ class RangeCore:
     * ``position`` moves back, or over records, only if a leader says that records are gone. Then
       it is where the leader says, and its lineage is unknown.
     * A range without an ``end`` is never over by itself.
+    * A follower only brings records. What it does not bring (the rest of a range, news, an error)
+      the leader is asked for at once. It is left alone for ``NEAR_PAUSE_S`` after it failed, for
+      one ask after it had nothing new, and for the rest of a range of which it lacks records.
 
     Order of effects: ``position`` and ``lineage`` move first, then the batch is delivered. A shell
     that stops after any batch, or any error, can continue there with another core.
@@ -70,6 +79,7 @@ class RangeCore:
         patience_s: float,
         checks: bool = False,
         fail_on_loss: bool = True,
+        near: bool = False,
     ) -> None:
         self.position = start
         self.lineage = lineage
@@ -77,6 +87,11 @@ class RangeCore:
         self._patience_s = patience_s
         self._checks = checks
         self._fail_on_loss = fail_on_loss
+        self.at_follower = False
+        """Whether the present ask is one of a follower; the shell sets it."""
+        self._near = near and not checks
+        self._leader_next = False
+        self._leader_until = 0.0
         self._asked_from = start
         self._heard = 0.0  # when the leader was last asked, or answered
         self._failing_since: float | None = None
@@ -91,8 +106,9 @@ class RangeCore:
         if self._pause_until is not None and now < self._pause_until:
             return PauseUntil(self._pause_until)
         self._pause_until = None
-        self._asked_from, self._heard = self.position, now
-        return Ask(self.position, self.lineage)
+        self._asked_from, self._heard, self.at_follower = self.position, now, False
+        may_be_near = self._near and not self._leader_next and now >= self._leader_until
+        return Ask(self.position, self.lineage, may_be_near)
 
     def on_received(
         self, following: int, lineage: Lineage, rows: int, partitions: int | None, now: float
@@ -111,18 +127,25 @@ class RangeCore:
 
     def on_ended(self) -> None:
         """Record that the ask was answered completely."""
-        self._failing_since = None
+        if self.at_follower:
+            self._leader_next = self.position == self._asked_from
+            self._near = not self._leader_next or self.end is None
+            return
+        self._failing_since, self._leader_next = None, False
         if self.end is not None:  # a failover may have lowered the bound
             self._is_over = self._is_at_end or self.position == self._asked_from
 
     def on_failed(self, error: IsologError, now: float) -> int | None:
-        """Record that the leader was not reached, or refused.
+        """Record that the leader was not reached, or refused; or a follower, whatever it says.
 
         Return where to continue if records are gone, else None.
 
         Raises:
             IsologError: ``error`` itself, if it is final or patience has run out.
         """
+        if self.at_follower:
+            self._leader_until = now + NEAR_PAUSE_S
+            return None
         if isinstance(error, GONE):
             self.position = where_to_go_on(error, fail=self._fail_on_loss)
             self.lineage = NOTHING_KNOWN

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
 from spark_stream.client.connecting.calls import call_elsewhere
@@ -20,15 +21,23 @@ from spark_stream.client.connecting.shared import SharedChannel
 from spark_stream.client.reading.fetch_core import AskRange
 from spark_stream.client.reading.fetching import Source
 from spark_stream.errors import IsologError
+from spark_stream.wire.messages import BrokerAddress
 
 _CALL_S: Final = 5.0  # then the next call runs; the core tries again
 
 
 class Sending(NamedTuple):
-    """An ask, and the route to its leader."""
+    """An ask, the route to its leader, and the follower that is asked in the leader's place."""
 
     ask: AskRange[int]
     route: Route
+    near: BrokerAddress | None = None
+
+    @property
+    def broker(self) -> tuple[str, str]:
+        """The id and the address of the broker that is asked."""
+        near, route = self.near, self.route
+        return (route.leader, route.address) if near is None else (near.id, near.address)
 
 
 class Reader(Protocol):
@@ -37,8 +46,10 @@ class Reader(Protocol):
     def open(self, group: list[Sending], shared: SharedChannel) -> None:
         """Send these requests in one call."""
 
-    def refuse(self, asks: Sequence[AskRange[int]], error: IsologError) -> None:
-        """Record that these asks do not reach their leaders."""
+    def refuse(
+        self, asks: Sequence[AskRange[int]], error: IsologError, *, near: bool = False
+    ) -> None:
+        """Record that these asks do not reach their leaders; with ``near``, their followers."""
 
     def fail(self, error: Exception) -> None:
         """Report an unexpected error."""
@@ -82,10 +93,13 @@ class Ways:
             source = self._sources[ask.key]
             topic = source.view.topic, source.topic_id
             route = self._router.known(*topic, source.partition)
-            if route is None:
+            if route is None or (ask.near and not self._router.has_asked(*topic)):
                 by_topic[topic].append(ask)
-            else:
-                by_broker[route.leader, route.address].append(Sending(ask, route))
+                continue
+            if ask.near and self._router.is_old(*topic):
+                call_elsewhere(("look up", id(self._router)), weakly(self._look_up, topic))
+            sending = Sending(ask, route, self._router.near(route) if ask.near else None)
+            by_broker[sending.broker].append(sending)
         for topic, unknown in by_topic.items():  # all at once, so that they can share a call
             with self._lock:
                 is_first = topic not in self._finding
@@ -97,9 +111,8 @@ class Ways:
 
     def _send(self, sendings: list[Sending]) -> None:
         """Send asks that go to one broker."""
-        route = sendings[0].route
         try:
-            link = self._router.link(route)
+            link = self._router.link_to(*sendings[0].broker)
             shared = link.present()
         except IsologError as error:
             self._refuse(sendings, error)
@@ -130,11 +143,12 @@ class Ways:
         return str([view.field(name) for name in view.asked])
 
     def _refuse(self, sendings: list[Sending], error: IsologError) -> None:
-        for each in sendings:
-            self._router.on_failed(each.route, error)
+        for _, route, near in sendings:
+            self._router.on_failed(route, error, near)
         reader = self._reader()
         if reader is not None:
-            reader.refuse([each.ask for each in sendings], error)
+            reader.refuse([each.ask for each in sendings if each.near is None], error)
+            reader.refuse([each.ask for each in sendings if each.near], error, near=True)
 
     # -- on a thread that may wait --------------------------------------------------------------
 
@@ -146,7 +160,10 @@ class Ways:
             failure: IsologError | None = None
             first = self._sources[self._finding[topic][0].key].partition
             try:
-                self._router.route(*topic, first, self._timeout_s)
+                if self._router.has_asked(*topic):
+                    self._router.route(*topic, first, self._timeout_s)
+                else:
+                    self._router.refresh(*topic, self._timeout_s)
             except IsologError as error:
                 failure = error
             with self._lock:
@@ -161,6 +178,10 @@ class Ways:
             self.send(found)
         except Exception as error:
             reader.fail(error)
+
+    def _look_up(self, topic: tuple[str, str]) -> None:
+        with suppress(IsologError):  # what is known still holds
+            self._router.refresh(*topic, self._timeout_s)
 
     def _connect(self, link: BrokerLink) -> None:
         reader = self._reader()

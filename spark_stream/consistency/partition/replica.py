@@ -126,11 +126,14 @@ class Replica:
         self._tickets = Waiters()
         self._waiters = {bound: Waiters() for bound in WaitBound}
         self._bound_of: dict[int, WaitBound] = {}
+        self.derived = 0
+        """How often the log was opened or cut back: what was derived from it before is over."""
         state = leader.opened(LeaderEpoch(0), log_start, log_end, followers)
         self._derive(tables, state, now)
 
     def _derive(self, tables: Sequence[Table], state: LeaderState, now: int) -> None:
         """Derive everything anew from the log's entries."""
+        self.derived += 1
         self.producers = producers.derived(tables, now, self._producer_age)
         self.spans = Spans.derived(tables)
         self.epochs = EpochStarts.derived(tables)

@@ -108,6 +108,14 @@ KAFKAS: Final = (
         "use isolation (of the source)",
     ),
     KafkaOption(
+        "kafka.client.rack",
+        "source",
+        "-",
+        ("rack",),
+        "`ISOLOG_RACK` names the rack of each executor; not under `read_uncommitted`",
+        "use rack",
+    ),
+    KafkaOption(
         "groupIdPrefix",
         "source",
         "`spark-kafka-source`",

@@ -97,7 +97,7 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
     if streaming is None:  # nothing runs yet: a wrong address is reported soon
         timeout_s = min(timeout_s, REQUEST_TIMEOUT_S)
     return SourceOptions(
-        place=replace(place, timeout_s=timeout_s),
+        place=replace(place, timeout_s=timeout_s, rack=options.value("rack")),
         selection=selection,
         isolation=options.value("isolation"),
         starting=starting,

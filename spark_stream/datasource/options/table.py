@@ -225,6 +225,15 @@ OPTIONS: Final = (
         "true",
     ),
     Option(
+        "rack",
+        Use.SOURCE,
+        "the rack that all tasks run in: under `read_replicated` and above they read from an"
+        " in-sync replica [in it](spark.md#reads-in-the-same-rack); by default what `ISOLOG_RACK`"
+        " says where a task runs",
+        values.rack,
+        shown="`ISOLOG_RACK`",
+    ),
+    Option(
         "brokerTimeout",
         Use.ALL,
         "how long the query waits for brokers that do not answer, for a leader, and for a"

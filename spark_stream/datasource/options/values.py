@@ -6,6 +6,7 @@ import json
 import re
 from typing import Final
 
+from spark_stream.client.connecting.connection import rack_of
 from spark_stream.client.topics import level
 from spark_stream.client.writing.producer import TIMEOUT_MS_MAX
 from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
@@ -31,6 +32,13 @@ def as_given(name: str, text: str) -> str:
 def stripped(name: str, text: str) -> str:
     """Strip the blanks around the text."""
     return text.strip()
+
+
+def rack(name: str, text: str) -> str:
+    """Check the name of a rack."""
+    found = rack_of(text.strip(), {})
+    assert found is not None
+    return found
 
 
 def boolean(name: str, text: str) -> bool:

@@ -53,7 +53,7 @@ class Place(Struct, frozen=True):
     ``host`` is the host that a directory is on, ``cluster_id`` the log that the query was planned
     with. Both travel to the tasks, which refuse another host, and another log (``session``).
     ``timeout_s`` is how long a call, with its retries, waits for a broker there; ``access`` is how
-    to connect.
+    to connect. ``rack``: that of the readers, if it is one for all of them.
     """
 
     bootstrap: str | None = None
@@ -62,6 +62,7 @@ class Place(Struct, frozen=True):
     cluster_id: str | None = None
     timeout_s: float = REQUEST_TIMEOUT_S
     access: Access = OPEN
+    rack: str | None = None
 
     @property
     def name(self) -> str:

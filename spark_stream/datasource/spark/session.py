@@ -163,6 +163,7 @@ def _connected(place: Place, create: bool) -> Session:
         create=create,
         cluster_id=place.cluster_id,
         access=place.access,
+        rack=place.rack,
     )
     try:
         connection.retry(lambda link, within_s: link.connect(within_s))

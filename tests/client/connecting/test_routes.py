@@ -7,12 +7,14 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.connecting import router
+from spark_stream.client.connecting.connection import ClusterConnection, rack_of
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.routes import Routes
-from spark_stream.errors import RequestTimeout
-from spark_stream.wire.messages import LeaderFacts
+from spark_stream.errors import BrokerUnavailable, InvalidOption, NotLeader, RequestTimeout
+from spark_stream.wire.messages import BrokerAddress, LeaderFacts
 
 
 def said(leader: str | None, epoch: int | None, partition: int = 0) -> LeaderFacts:
@@ -124,9 +126,65 @@ def test_a_client_never_goes_back_to_a_leader_of_an_older_epoch(steps):
 
 
 def test_nobody_waits_longer_than_its_time_for_another_thread_that_asks():
-    router = Router(ClusterConnection("127.0.0.1:1"))
-    with router._asking("t", "id", time.monotonic() + 1):
+    asked = Router(ClusterConnection("127.0.0.1:1"))
+    with asked._asking("t", "id", time.monotonic() + 1):
         with pytest.raises(RequestTimeout, match="another thread"):
-            router.refresh("t", "id", 0.01)
+            asked.refresh("t", "id", 0.01)
         with pytest.raises(RequestTimeout, match="another thread"):
-            router.route("t", "id", 0, 0.01)
+            asked.route("t", "id", 0, 0.01)
+
+
+NEAR = BrokerAddress(id="f", address="f:1")
+
+
+@pytest.fixture
+def near() -> Router:
+    """A router that knows a leader, and a follower that is nearer."""
+    found = Router(ClusterConnection("127.0.0.1:1", rack="west"))
+    assert found.learn_leader("t", "id", said("a", 1))
+    found._place("t", "id").routes.learn_near(replace(said("a", 1), near=NEAR))
+    return found
+
+
+def test_a_follower_that_does_not_answer_is_left_alone_and_says_nothing_of_the_leader(
+    near, monkeypatch
+):
+    now = time.monotonic()
+    monkeypatch.setattr(router.time, "monotonic", lambda: now)
+    route = near.route("t", "id", 0)
+    assert near.near(route) == NEAR
+    near.on_failed(route, BrokerUnavailable("dead"), NEAR)
+    assert near.near(route) is None
+    assert near.known("t", "id", 0) == route
+    now += router.LEFT_ALONE_S
+    assert near.near(route) == NEAR
+
+
+def test_if_a_follower_refuses_who_is_near_is_looked_up_again(near):
+    route = near.route("t", "id", 0)
+    near.on_failed(route, NotLeader("not in sync", leader=route.leader, address="x"), NEAR)
+    assert near.known("t", "id", 0) is None
+
+
+def test_who_is_near_is_looked_up_again_after_a_while_once(near, monkeypatch):
+    near._place("t", "id").asked_at = now = time.monotonic()
+    monkeypatch.setattr(router.time, "monotonic", lambda: now)
+    assert not near.is_old("t", "id")
+    now += router.OLD_S
+    assert near.is_old("t", "id")
+    assert not near.is_old("t", "id")
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "rack"),
+    [("a", "b", "a"), (None, "b", "b"), (None, "", None), (None, None, None)],
+)
+def test_a_rack_is_given_or_the_environments(given, variable, rack):
+    environment = {} if variable is None else {"ISOLOG_RACK": variable}
+    assert rack_of(given, environment) == rack
+
+
+@pytest.mark.parametrize("rack", ["", "x" * 256, 7, "\udcff"])
+def test_a_rack_is_a_text(rack):
+    with pytest.raises(InvalidOption, match="rack"):
+        rack_of(rack, {})

@@ -60,7 +60,8 @@ class Shell:
         self.chance = random.Random(seed)
         self.leaders = [Leader(self.chance) for _ in range(ranges)]
         self.ranges = {
-            key: RangeCore(0, None, patience_s=1e9, fail_on_loss=False) for key in range(ranges)
+            key: RangeCore(0, None, patience_s=1e9, fail_on_loss=False, near=key % 2 == 1)
+            for key in range(ranges)
         }
         self.core = FetchCore(
             self.ranges,
@@ -120,22 +121,24 @@ class Shell:
             return
         chance.shuffle(self.on_the_way)
         group = [self.on_the_way.pop() for _ in range(chance.randint(1, len(self.on_the_way)))]
+        near = {ask.number for ask in group if ask.near and chance.random() < 0.7}
         if chance.random() < 0.1:
             for ask in group:
-                self.core.on_failed(ask.number, BrokerUnavailable("no broker"), self.now)
+                error = BrokerUnavailable("no broker")
+                self.core.on_failed(ask.number, error, self.now, near=ask.number in near)
             self.pass_on()
             return
-        number = self.core.begin([ask.number for ask in group], self.now)
+        number = self.core.begin([ask.number for ask in group], self.now, near=near)
         if number is None:
             assert not any(map(self.is_asked, group))
             return
         call = Call(number, group, is_silent=chance.random() < 0.05)
         for ask in group:
-            self.answer(call, ask)
+            self.answer(call, ask, near=ask.number in near)
         call.answer.append((self.core.on_ended, call.number))
         self.calls.append(call)
 
-    def answer(self, call: Call, ask: AskRange) -> None:
+    def answer(self, call: Call, ask: AskRange, *, near: bool) -> None:
         leader, several = self.leaders[ask.key], len(call.asks) > 1
         losses = len(leader.losses)
         try:
@@ -143,7 +146,7 @@ class Shell:
                 raise NotLeader("moved")
             leader.check(Ask(ask.start, ask.lineage))
         except IsologError as error:
-            new = leader.losses[losses:]
+            new = [] if near else leader.losses[losses:]
             del leader.losses[losses:]  # it counts once the reader knows
             act = self.core.on_failed if several else self.core.on_lost
             call.answer.append((act, ask.number if several else call.number, error, ask, new))
@@ -247,11 +250,15 @@ class Shell:
             self.wait()
         self.advance()
 
+    def has_read(self, key: int, end: int) -> bool:
+        """Whether the consumer is there, and no record from before a cut is still to come."""
+        return self.positions[key] == self.ranges[key].position == end
+
     def settle(self) -> None:
         """Let all that is under way happen, and all that there is be read."""
         for key, leader in enumerate(self.leaders):
             self.ended[key] = False
-            while not (self.ended[key] and self.positions[key] == len(leader.records)):
+            while not (self.ended[key] and self.has_read(key, len(leader.records))):
                 self.step()
                 if (
                     not self.queue

@@ -7,7 +7,13 @@ import random
 
 import pytest
 
-from spark_stream.client.reading.range_core import RETRY_PAUSE_S, Ask, PauseUntil, RangeCore
+from spark_stream.client.reading.range_core import (
+    NEAR_PAUSE_S,
+    RETRY_PAUSE_S,
+    Ask,
+    PauseUntil,
+    RangeCore,
+)
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import (
     BrokerUnavailable,
@@ -87,6 +93,9 @@ class Reader:
             assert step.moment > self.now
             self.now = step.moment
             return True
+        if step.near:
+            self.ask_follower(step)
+            return True
         try:
             self.ask(step)
         except IsologError as error:
@@ -98,6 +107,32 @@ class Reader:
             self.core.on_ended()
             self.answered = True
         return True
+
+    def ask_follower(self, step: Ask) -> None:
+        """Ask a follower: it brings some of what the leader has, or any error."""
+        self.core.at_follower = True
+        leader, chance = self.leader, self.leader.chance
+        losses = list(leader.losses)
+        try:
+            if chance.random() < 0.3:
+                raise chance.choice(
+                    (NotLeader("no"), DataLoss("cut", left=0), BrokerUnavailable(""))
+                )
+            leader.check(step)
+            bound = len(leader.records) if self.core.end is None else self.core.end
+            upto = chance.randint(step.start, max(step.start, min(bound, len(leader.records))))
+            for offset in range(step.start, upto):
+                assert offset not in self.kept
+                self.kept[offset] = leader.records[offset]
+            self.core.on_received(upto, leader.lineage(upto), upto - step.start, 3, self.now)
+            if chance.random() < 0.1:
+                raise BrokerUnavailable("the stream is lost")
+        except IsologError as error:
+            leader.losses[:] = losses  # what a follower says of losses is nothing
+            assert self.core.on_failed(error, self.now) is None  # noqa: PT017 -- no loss
+            self.now += chance.choice((0.0, NEAR_PAUSE_S))
+        else:
+            self.core.on_ended()
 
     def ask(self, step: Ask) -> None:
         leader, chance = self.leader, self.leader.chance
@@ -131,7 +166,8 @@ def test_in_any_order_of_events_all_that_is_left_is_read_once_and_losses_are_tol
     for seed in range(100 * block, 100 * block + 100):
         chance = random.Random(seed)
         leader = Leader(chance)
-        reader = Reader(leader, RangeCore(0, None, patience_s=PATIENCE_S, fail_on_loss=False))
+        read = RangeCore(0, None, patience_s=PATIENCE_S, fail_on_loss=False, near=seed % 2 == 1)
+        reader = Reader(leader, read)
         for _ in range(60):
             unknown = reader.core.lineage == NOTHING_KNOWN  # then a cut cannot be noticed
             leader.happen(reader.core.position if unknown else 0)
@@ -152,7 +188,7 @@ def test_a_bounded_range_is_over_at_its_end_or_at_a_bound_that_does_not_move(see
     leader = Leader(chance)
     leader.records = list(range(30))
     start, end = sorted((chance.randint(0, 30), chance.randint(0, 40)))
-    reader = Reader(leader, RangeCore(start, end, patience_s=PATIENCE_S))
+    reader = Reader(leader, RangeCore(start, end, patience_s=PATIENCE_S, near=seed % 2 == 1))
     while reader.step():
         pass
     assert reader.kept == {at: at for at in range(start, min(end, 30))}
@@ -213,3 +249,59 @@ def test_a_batch_without_rows_is_worth_giving_if_it_tells_something():
     assert tried.on_received(5, ((0, 5),), 0, 3, 0)
     assert not tried.on_received(5, ((0, 5),), 0, 3, 0)
     assert tried.on_received(7, ((0, 7),), 0, 3, 0)
+
+
+def ask_follower(tried: RangeCore, now: float) -> None:
+    assert tried.next(now) == Ask(tried.position, tried.lineage, near=True)
+    tried.at_follower = True
+
+
+def ask_leader(tried: RangeCore, now: float) -> None:
+    assert tried.next(now) == Ask(tried.position, tried.lineage)
+
+
+def test_the_leader_is_asked_at_once_if_a_follower_fails_and_for_a_while():
+    tried = core(near=True)
+    for error in (BrokerUnavailable("dead"), DataLoss("cut", left=3), OffsetEvicted("gone")):
+        now = tried._leader_until
+        ask_follower(tried, now)
+        assert tried.on_failed(error, now) is None
+        ask_leader(tried, now)
+        tried.on_received(tried.position + 1, ((0, tried.position + 1),), 1, None, now)
+        tried.on_ended()
+        ask_leader(tried, now + NEAR_PAUSE_S - 1)
+
+
+def test_what_a_follower_lacks_of_a_range_the_leader_is_asked_for():
+    tried = core(near=True)
+    ask_follower(tried, 0)
+    tried.on_received(7, ((0, 7),), 2, None, 0)
+    tried.on_ended()
+    ask_follower(tried, 0)
+    tried.on_ended()  # it brought nothing
+    ask_leader(tried, 0)
+    tried.on_received(8, ((0, 8),), 1, None, 0)
+    tried.on_ended()
+    ask_leader(tried, 0)
+
+
+def test_a_reader_without_an_end_asks_the_leader_once_if_a_follower_has_nothing_new():
+    tried = core(end=None, near=True)
+    for _ in range(3):
+        ask_follower(tried, 0)
+        tried.on_ended()
+        ask_leader(tried, 0)
+        tried.on_ended()
+
+
+def test_a_follower_without_news_does_not_excuse_a_leader_that_fails():
+    tried = core(end=None, near=True)
+    ask_follower(tried, 0)
+    tried.on_received(5, ((0, 5),), 0, None, 0)
+    tried.on_ended()
+    for now in (0, 20):
+        ask_leader(tried, now)
+        assert tried.on_failed(BrokerUnavailable("no leader"), now) is None
+    ask_leader(tried, PATIENCE_S)
+    with pytest.raises(BrokerUnavailable):
+        tried.on_failed(BrokerUnavailable("no leader"), PATIENCE_S)

@@ -42,6 +42,10 @@ class Session:
         self.world = world
         self.name = name
         self.chance: Random = world.form.chance(name)
+        racks = [each.broker_id for each in world.brokers]  # each broker is in one of its own
+        self.rack: str | None = world.form.chance(f"{name} rack").choice(
+            [*racks, *[None] * len(racks)]
+        )
         self._routes: dict[str, Routes] = {}
 
     def any_broker(self) -> SimulatedBroker:
@@ -89,14 +93,20 @@ class Session:
             routes = self._routes[topic.id] = Routes(topic.name, topic.id)
         known = routes.get(partition)
         if known is None:
-            find = methodcaller("find_leaders", topic.name, topic.id)
+            find = methodcaller("find_leaders", topic.name, topic.id, self.rack)
             found = yield from self.call(self.any_broker(), f"leaders of {topic.name}", find)
             for facts in found:
-                routes.learn_leader(facts)
+                if routes.learn_leader(facts):
+                    routes.learn_near(facts)
             known = routes.get(partition)
         if known is None:
             raise NoAnswer(f"nobody leads {topic.name}/{partition}")
         return known
+
+    def near(self, route: Route) -> str | None:
+        """The follower that is nearer than the leader of the route."""
+        found = self._routes[route.topic_id].near(route.partition)
+        return None if found is None else found.id
 
     def call_leader(self, topic: Topic, what: str, ask: Ask, by: Route) -> Body:
         """One call along a route, which is doubted when it fails; as :meth:`call`."""

@@ -8,6 +8,7 @@ from typing import Final
 from spark_stream.broker.actions.topics import partition_facts
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.consistency.isolation import Bounds, Isolation
+from spark_stream.errors import IsologError
 from tests.simulation.history import Course, Line, Place, Seen
 from tests.simulation.invariants.base import Invariant, Looked, View
 
@@ -97,7 +98,11 @@ class ToldBoundsNeverGoBack(Invariant):
     def observed(self, line: Line, partition: Partition) -> None:
         """Describe the partition, as its leader can be asked to at any moment."""
         if partition.leads and not line.deleted:
-            found = partition_facts(partition.number, line.course.record, partition.described())
+            try:
+                described = partition.described()
+            except IsologError:  # it is closed: its broker is about to stop
+                return
+            found = partition_facts(partition.number, line.course.record, described)
             high, stable = found.high_watermark, found.last_stable_offset
             if high is not None and stable is not None:  # else it does not know them yet
                 self._check(line.course, found.leader_epoch, high, stable)
