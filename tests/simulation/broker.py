@@ -170,7 +170,7 @@ class SimulatedBroker:
         self._store: MortalStore
         self._proposed: Signal
         self.ended_in_order = False
-        """As its last process did."""
+        """As its last process did that could tell others of itself."""
         self.opened_in = 0  # the last life that came as far as open logs
         self.registered_in = 0  # … and as far as its registration
         around.brokers[broker_id] = self
@@ -193,7 +193,7 @@ class SimulatedBroker:
     def start(self) -> None:
         """The process starts; it serves when it is ready."""
         self.lives += 1
-        self.runs, self.ended_in_order = True, False
+        self.runs = True
         self._around.schedule.start(f"{self.broker_id} starts", self._start(), self.owner)
 
     def crash(self, *, power: bool = False) -> None:
@@ -261,6 +261,7 @@ class SimulatedBroker:
                 )
                 self.opened_in = self.lives
                 yield NOW
+                self.ended_in_order = False
                 core.registration.decide_generation()
                 break
             except IsologError:

@@ -220,6 +220,8 @@ class Outage:
 
     def __init__(self, chance: Random) -> None:
         self.is_away = False
+        self.ends = False
+        """Whether changes that were late are being done."""
         self._chance = chance
         self._late: list[Callable[[], object]] = []
 
@@ -227,12 +229,17 @@ class Outage:
         """Cut the broker off."""
         self.is_away = True
 
-    def end(self) -> None:
-        """Let the broker reach the store again; what was late is done before that, or never."""
+    def end(self, look: Callable[[], None]) -> None:
+        """Let the broker reach the store again; what was late is done before that, or never.
+
+        ``look`` takes notice of what the broker has changed.
+        """
         late, self._late = self._late, []
+        self.ends = True
         for each in late:
             each()
-        self.is_away = False
+        look()
+        self.ends = self.is_away = False
 
     def seen_upto(self, seen: int, last: int) -> int:
         """Return up to which revision a watch has told of changes; ``seen`` it has told before."""

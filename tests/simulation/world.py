@@ -7,6 +7,7 @@ back and everybody has time. Then all brokers start once more, and what holds at
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -156,7 +157,7 @@ class World:
 
     def lose_power(self, broker: SimulatedBroker) -> None:
         """The machine of a broker ends."""
-        if broker.runs or not broker.ended_in_order:
+        if not broker.ended_in_order:
             self.history.doubtful.add(broker.broker_id)
         broker.crash(power=True)
         broker.logs.lose_power(self.form.chance(f"power {self.schedule.events}"))
@@ -240,7 +241,7 @@ class World:
         for broker in self.brokers:
             broker.logs.mend()
             broker.dies_in, broker.renews = None, True
-            broker.outage.end()
+            broker.outage.end(partial(self.look_at, broker))
             broker.go_on()
             if broker.runs and self._has_failed(broker):
                 broker.crash()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from spark_stream.cluster.numbers import NUMBERS
 from tests.simulation.faults.common import LEASE_OVER_S, SOON_S, begin
 from tests.simulation.network import CLIENTS
@@ -70,7 +72,7 @@ def cut_off_the_store(world: World, name: str) -> Body:
         if world.calm:
             return
         world.tell(f"{broker.broker_id} can reach the store again")
-        broker.outage.end()
+        broker.outage.end(partial(world.look_at, broker))
         yield chance.random() * chance.choice((0.1, LEASE_OVER_S))
 
 

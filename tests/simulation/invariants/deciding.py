@@ -127,8 +127,9 @@ class OthersTransactionsAreLeftAlone(Invariant):
         if after is None or before is None or after.cause is not Cause.EXPIRED:
             return
         if before.state is State.OPEN and before.coordinator != by:
-            leases = next(each.leases for each in self.view.brokers if each.broker_id == by)
-            over = leases.was_over(before.coordinator, within_s=_HESITATION_S)
+            broker = next(each for each in self.view.brokers if each.broker_id == by)
+            over = broker.leases.was_over(before.coordinator, within_s=_HESITATION_S)
+            over |= broker.outage.ends  # it was so when the change was sent
             what = f"{by} expired transaction {after.number} of {before.coordinator}"
             self.require(over, f"{what}, which held its lease")
 
