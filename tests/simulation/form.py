@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from random import Random
 from typing import Final
 
@@ -58,10 +58,9 @@ class Form(Struct, frozen=True):
     actors: tuple[str, ...]
     order: int = 0
 
-    @property
-    def hurts_disk(self) -> bool:
-        """Whether something happens to a broker's disk."""
-        return any(each.rpartition("-")[0] in DISK_FAULTS for each in self.actors)
+    def has_fault(self, kinds: Collection[str]) -> bool:
+        """Whether one of these kinds of faults happens."""
+        return any(each.rpartition("-")[0] in kinds for each in self.actors)
 
     def chance(self, purpose: str) -> Random:
         """A source of chance for one purpose of this run."""

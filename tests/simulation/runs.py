@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -92,14 +92,14 @@ def _found_again(form: Form, broken: str) -> Finding | None:
     return None
 
 
-def find(seeds: Iterable[int], *, disk_only: bool = False) -> tuple[int, Finding | None]:
+def find(seeds: Iterable[int], faults: Collection[str] = ()) -> tuple[int, Finding | None]:
     """Runs one seed after the other until one fails: the events of all, and the finding.
 
-    ``disk_only``: leave out runs in which nothing happens to a disk.
+    ``faults``: leave out runs without one of these kinds of faults; none: leave out no run.
     """
     events = 0
     for form in map(draw, seeds):
-        if disk_only and not form.hurts_disk:
+        if faults and not form.has_fault(faults):
             continue
         ran = run(form)
         events += ran.events

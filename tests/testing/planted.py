@@ -14,11 +14,11 @@ from tests.testing.planted_bugs import (
     replicas,
     streams,
 )
-from tests.testing.planted_bugs.planting import BUGS, IN_FILES
+from tests.testing.planted_bugs.planting import BUGS, FAULTS_OF
 
 __all__ = [
     "BUGS",
-    "IN_FILES",
+    "FAULTS_OF",
     "deciding",
     "epochs",
     "fetches",

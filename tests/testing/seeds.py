@@ -19,7 +19,7 @@ import pytest
 
 from tests.simulation.form import draw
 from tests.simulation.runs import Finding, find, run
-from tests.testing.planted import BUGS, IN_FILES
+from tests.testing.planted import BUGS, FAULTS_OF
 
 FILE: Final = Path(__file__).with_name("seeds.json")
 _RUNS: Final = 30_000
@@ -33,7 +33,7 @@ def find_bug(name: str, seeds: Iterable[int]) -> Finding | None:
     """What the first of these runs finds that finds something, with this bug planted."""
     with pytest.MonkeyPatch.context() as patch:
         BUGS[name](patch)
-        return find(seeds, disk_only=name in IN_FILES)[1]
+        return find(seeds, FAULTS_OF.get(name, ()))[1]
 
 
 def seed_of(name: str, before: int | None) -> int | None:

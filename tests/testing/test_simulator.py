@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.simulation.__main__ import main
-from tests.simulation.form import CLIENTS, FAULTS, NAMED_FAULTS, draw
+from tests.simulation.form import CLIENTS, DISK_FAULTS, FAULTS, NAMED_FAULTS, draw
 from tests.simulation.invariants import INVARIANTS
 from tests.simulation.invariants.base import Invariant
 from tests.simulation.runs import ACTORS, find, run, search, shrink
@@ -96,7 +96,7 @@ def test_a_seed_is_one_run_whatever_python_hashes_to():
 def test_seeds_draw_every_kind_of_run():
     forms = [draw(seed) for seed in range(300)]
     assert {form.brokers for form in forms} == {1, 2, 3}
-    assert {form.hurts_disk for form in forms} == {True, False}
+    assert {form.has_fault(DISK_FAULTS) for form in forms} == {True, False}
     kinds = {name.rpartition("-")[0] for form in forms for name in form.actors}
     assert kinds == {*CLIENTS, *FAULTS} == set(ACTORS) - set(NAMED_FAULTS)
 

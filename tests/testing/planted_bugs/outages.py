@@ -14,10 +14,10 @@ from spark_stream.cluster.stores.leases import Lease
 from spark_stream.consistency.partition.progress import Progress
 from spark_stream.consistency.replication import promises
 from spark_stream.storage.disk.directory import PromiseFile
-from tests.testing.planted_bugs.planting import Patch, bug
+from tests.testing.planted_bugs.planting import Patch, bug_in_outages
 
 
-@bug
+@bug_in_outages
 def a_promise_of_one_member_is_enough(patch: Patch) -> None:
     def leads_until(found: Collection[float]) -> float | None:
         return max(found, default=None)
@@ -25,7 +25,7 @@ def a_promise_of_one_member_is_enough(patch: Patch) -> None:
     patch.setattr(promises, "leads_until", leads_until)
 
 
-@bug
+@bug_in_outages
 def a_leader_without_other_members_goes_on(patch: Patch) -> None:
     original = promises.leads_until
 
@@ -35,7 +35,7 @@ def a_leader_without_other_members_goes_on(patch: Patch) -> None:
     patch.setattr(promises, "leads_until", leads_until)
 
 
-@bug
+@bug_in_outages
 def only_members_on_record_have_to_promise(patch: Patch) -> None:
     def leads_until(self: Progress) -> float | None:
         if self.settings.unclean:
@@ -46,7 +46,7 @@ def only_members_on_record_have_to_promise(patch: Patch) -> None:
     patch.setattr(Progress, "leads_until", leads_until)
 
 
-@bug
+@bug_in_outages
 def promises_count_where_any_replica_may_be_elected(patch: Patch) -> None:
     def leads_until(self: Progress) -> float | None:
         return promises.leads_until([each.promised_until for each in self._awaited])
@@ -54,27 +54,27 @@ def promises_count_where_any_replica_may_be_elected(patch: Patch) -> None:
     patch.setattr(Progress, "leads_until", leads_until)
 
 
-@bug
+@bug_in_outages
 def a_promise_is_not_kept(patch: Patch) -> None:
     patch.setattr(Host, "_has_promised", lambda self, partition, record: False)
 
 
-@bug
+@bug_in_outages
 def a_promise_ends_with_the_stream(patch: Patch) -> None:
     patch.setattr(Fetchers, "_note_promise", lambda self, key, until: None)
 
 
-@bug
+@bug_in_outages
 def a_promise_is_forgotten_at_a_restart(patch: Patch) -> None:
     patch.setattr(PromiseFile, "recorded", lambda self: None)
 
 
-@bug
+@bug_in_outages
 def a_promise_is_not_noted(patch: Patch) -> None:
     patch.setattr(PromiseFile, "record", lambda self, lasts_s: None)
 
 
-@bug
+@bug_in_outages
 def the_note_goes_before_the_promise_is_over(patch: Patch) -> None:
     def forget_ended(self: Promising) -> None:
         if self._noted_s:
@@ -84,7 +84,7 @@ def the_note_goes_before_the_promise_is_over(patch: Patch) -> None:
     patch.setattr(Promising, "forget_ended", forget_ended)
 
 
-@bug
+@bug_in_outages
 def a_promise_lasts_from_when_it_arrives(patch: Patch) -> None:
     original = leader_core.LeaderStreamCore.take
 
@@ -96,12 +96,12 @@ def a_promise_lasts_from_when_it_arrives(patch: Patch) -> None:
     patch.setattr(leader_core.LeaderStreamCore, "take", take)
 
 
-@bug
+@bug_in_outages
 def a_follower_waits_for_half_of_what_it_promised(patch: Patch) -> None:
     patch.setattr(promising, "free_at", lambda promised_at, lasts_s: promised_at + lasts_s / 2)
 
 
-@bug
+@bug_in_outages
 def a_promise_counts_for_sessions_that_are_over(patch: Patch) -> None:
     original = leader_core.LeaderStreamCore._end_slot
     taken = leader_core.LeaderStreamCore.take
@@ -127,7 +127,7 @@ def a_promise_counts_for_sessions_that_are_over(patch: Patch) -> None:
     patch.setattr(leader_core.LeaderStreamCore, "take", take)
 
 
-@bug
+@bug_in_outages
 def a_renewal_that_failed_counts(patch: Patch) -> None:
     original: Callable[[Lease], bool] = Lease.renew
 
@@ -142,7 +142,7 @@ def a_renewal_that_failed_counts(patch: Patch) -> None:
     patch.setattr(Lease, "renew", renew)
 
 
-@bug
+@bug_in_outages
 def a_proposal_without_an_answer_is_forgotten(patch: Patch) -> None:
     def put_back(self: Proposals, proposed: Any) -> None:
         for each in proposed:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
 
+from tests.simulation.form import DISK_FAULTS
+
 Patch = pytest.MonkeyPatch
 BUGS: dict[str, Callable[[Patch], None]] = {}
-IN_FILES: set[str] = set()
-"""Those that only runs can meet in which something happens to a disk."""
+FAULTS_OF: dict[str, Collection[str]] = {}
+"""The kinds of faults of which a run needs one to meet the bug; for all other bugs any run will do."""
 
 
 def bug(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
@@ -19,7 +21,12 @@ def bug(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
 
 
 def bug_in_files(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
-    IN_FILES.add(plant.__name__)
+    FAULTS_OF[plant.__name__] = DISK_FAULTS
+    return bug(plant)
+
+
+def bug_in_outages(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    FAULTS_OF[plant.__name__] = ("store-outage",)
     return bug(plant)
 
 
