@@ -26,16 +26,6 @@ def a_promise_of_one_member_is_enough(patch: Patch) -> None:
 
 
 @bug_in_outages
-def a_leader_without_other_members_goes_on(patch: Patch) -> None:
-    original = promises.leads_until
-
-    def leads_until(found: Collection[float]) -> float | None:
-        return original(found) if found else float("inf")
-
-    patch.setattr(promises, "leads_until", leads_until)
-
-
-@bug_in_outages
 def only_members_on_record_have_to_promise(patch: Patch) -> None:
     def leads_until(self: Progress) -> float | None:
         if self.settings.unclean:

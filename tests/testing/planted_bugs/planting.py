@@ -12,7 +12,7 @@ from tests.simulation.form import DISK_FAULTS
 Patch = pytest.MonkeyPatch
 BUGS: dict[str, Callable[[Patch], None]] = {}
 FAULTS_OF: dict[str, Collection[str]] = {}
-"""The kinds of faults of which a run needs one to meet the bug; for all other bugs any run will do."""
+"""The kinds of faults one of which shows the bug; any run may show a bug that is not here."""
 
 
 def bug(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
