@@ -56,7 +56,10 @@ def trouble_the_network(world: World, name: str) -> Body:
 
 
 def cut_off_the_store(world: World, name: str) -> Body:
-    """Some brokers cannot reach the store for a while, perhaps all; one after the other can."""
+    """Some brokers cannot reach the store for a while, perhaps all; one after the other can.
+
+    Some of them start anew then: with what they have promised meanwhile.
+    """
     chance, _ = begin(world, name)
     yield chance.random() * SOON_S / 2
     if world.calm:
@@ -73,6 +76,12 @@ def cut_off_the_store(world: World, name: str) -> Body:
             return
         world.tell(f"{broker.broker_id} can reach the store again")
         broker.outage.end(partial(world.look_at, broker))
+        if broker.runs and chance.random() < 0.3:
+            world.tell(f"{broker.broker_id} crashes")
+            broker.crash()
+            yield chance.random() * 0.5
+            if not world.calm and not broker.runs:
+                broker.start()
         yield chance.random() * chance.choice((0.1, LEASE_OVER_S))
 
 
