@@ -120,3 +120,24 @@ def test_who_ended_is_dead_at_once(pair):
     a.lease_keeper.end()
     assert not b.members.is_alive("a")
     see(a.around)
+
+
+@pytest.mark.rule("who leads without a lease", "broker/host/host.py")
+def test_a_broker_that_has_promised_not_to_lead_waits_until_its_promise_is_over(pair):
+    """Its predecessor may lead until then, although others have found its lease over."""
+    a, b = pair
+    assert b.members.is_alive("a")
+    b.links.waits_until = b.around.clock.monotonic() + 2 * LEASE_S
+    stand_still(a.around, LEASE_S * 0.6)
+    b.lease_keeper.renew()
+    stand_still(a.around, LEASE_S * 0.6)
+    b.control_once()
+    b.control_once()
+    assert b.record("t").leader == "b"
+    with pytest.raises(LeaderUnavailable):
+        b.partition("t")
+    b.lease_keeper.renew()
+    stand_still(a.around, LEASE_S * 0.9)
+    b.lease_keeper.renew()
+    b.host.follow_store()
+    assert b.partition("t").append(numbers(0, 1)).count == 1

@@ -428,3 +428,46 @@ def test_a_follower_joins_with_its_first_report_and_not_before():
     progress.on_refused(1, progress.record, 1)
     progress.on_started(2, B, 5)
     assert progress.propose(5, 5, 3) is None
+
+
+@pytest.mark.rule("who leads without a lease", "consistency/replication/promises.py")
+def test_a_leader_goes_on_until_the_first_promise_of_a_member_is_over():
+    progress = leading()
+    begun(progress, 1, B, 0)
+    begun(progress, 2, C, 0)
+    assert progress.leads_until() == 0.0
+    progress.on_promised(1, 9.0)
+    assert progress.leads_until() == 0.0, "C has promised nothing"
+    progress.on_promised(2, 7.0)
+    progress.on_promised(1, 8.0)  # an earlier promise that comes late
+    assert progress.leads_until() == 7.0
+    progress.on_left(2)
+    assert progress.leads_until() == 7.0, "the promise lasts, whatever becomes of the connection"
+    progress.on_promised(2, 20.0)  # by a session that is over
+    assert progress.leads_until() == 7.0
+
+
+def test_who_may_be_a_member_by_now_has_to_promise_too():
+    progress = leading(isr=(A, B))
+    begun(progress, 1, B, 0)
+    progress.on_promised(1, 9.0)
+    assert progress.leads_until() == 9.0
+    begun(progress, 2, C, 0)
+    assert progress.propose(0, 0, 0) == (A, B, C)
+    assert progress.leads_until() == 0.0, "C may be on record, and could be elected"
+
+
+def test_an_only_member_and_a_leader_beside_whom_any_replica_may_be_elected_need_their_lease():
+    assert leading(isr=(A,)).leads_until() is None
+    progress = leading(isr=(A, B))
+    begun(progress, 1, B, 0)
+    progress.on_promised(1, 9.0)
+    progress.configure(IsrSettings(unclean=True))
+    assert progress.leads_until() is None
+
+
+def test_another_generation_of_a_member_promises_nothing_for_it():
+    progress = leading(isr=(A, B))
+    begun(progress, 1, Member("b", "2"), 0)
+    progress.on_promised(1, 9.0)
+    assert progress.leads_until() == 0.0
