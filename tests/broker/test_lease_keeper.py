@@ -122,7 +122,7 @@ def test_who_ended_is_dead_at_once(pair):
     see(a.around)
 
 
-@pytest.mark.rule("who leads without a lease", "broker/host/host.py")
+@pytest.mark.rule("when a broker that has promised not to lead may lead", "broker/host/host.py")
 def test_a_broker_that_has_promised_not_to_lead_waits_until_its_promise_is_over(pair):
     """Its predecessor may lead until then, although others have found its lease over."""
     a, b = pair
