@@ -37,7 +37,7 @@ class _Read(Message):
     (:class:`PlacesFacts`).
 
     ``near``: an in-sync follower may answer, with what it knows to be visible. If it brings
-    nothing, or refuses, for whatever reason, that says nothing: the reader asks the leader.
+    nothing, or refuses, that proves nothing: the reader asks the leader.
 
     ``filter``: a predicate in Spark's SQL over the columns that the topic shows; only records for
     which it is true are sent. ``max_records`` counts those, ``max_bytes`` what is read for them.

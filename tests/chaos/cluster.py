@@ -44,6 +44,7 @@ from tests.chaos.workers import (
 )
 from tests.etcd import use_cached_etcd
 from tests.histories.writing import HistoryWriter
+from tests.hosts.machines import SmallDisk, with_clock
 from tests.hosts.network import Network
 from tests.replication.clusters import CONF, copies_are_equal, in_sync, patiently, restored
 from tests.support import eventually
@@ -52,7 +53,10 @@ if TYPE_CHECKING:
     from tests.chaos.query import Copy
 
 LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic")
-OF_MEMBERS = ("kill", "pause leader", "pause quorum")
+OF_MEMBERS = ("kill", "pause leader", "pause quorum", "take away")
+CLOCKS = {1: 3_600, 2: 0, 3: -3_600}
+"""By how many seconds the clock of each host is wrong."""
+DISK_MB = 400
 FICKLE = frozenset({"follow-read_uncommitted"})
 ENDING_S = 120.0
 COURSE_S = 300.0
@@ -111,8 +115,10 @@ class Mishaps(threading.Thread):
         seed: int,
         etcd: LocalEtcd | None = None,
         network: Network | None = None,
+        disks: Sequence[SmallDisk] = (),
     ) -> None:
         super().__init__(name="mishaps", daemon=True)
+        self._disks = disks
         self._network = network
         self._etcd = etcd
         self.strikes: Counter[str] = Counter()
@@ -134,10 +140,11 @@ class Mishaps(threading.Thread):
             ]
             if self._etcd is not None:
                 kinds += [self._kill_member, self._pause_leader, self._pause_quorum]
+                kinds += [self._take_away]
             if self._network is not None:
                 kinds = [each for each in kinds if each not in (self._cut, self._cut_off)]
                 kinds += [self._part, self._part_one_way, self._isolate]
-                kinds += [self._delay, self._lose, self._freeze]
+                kinds += [self._delay, self._lose, self._freeze, self._fill]
             self._chance.shuffle(kinds)
             for kind in kinds:
                 self._strike(kind)
@@ -155,6 +162,8 @@ class Mishaps(threading.Thread):
         self._stopping.wait(self._chance.uniform(0.1, 3.5 if self._etcd is None else 10.0))
         if self._network is not None:
             self._network.heal()
+        for disk in self._disks:
+            disk.clear()
         if self._etcd is not None:
             self._etcd.restore()
         restored(self._cluster)
@@ -245,6 +254,19 @@ class Mishaps(threading.Thread):
         self._etcd.members[numbers[0] - 1].pause()
         self.strikes["freeze"] += 1
 
+    def _fill(self, numbers: list[int]) -> None:
+        """A host's disk has no room left."""
+        self._disks[numbers[0] - 1].fill()
+        self.strikes["fill"] += 1
+
+    def _take_away(self, _: list[int]) -> None:
+        """No member answers, for longer than a lease lasts."""
+        assert self._etcd is not None
+        for member in self._etcd.members:
+            member.pause()
+        self.strikes["etcd: take away"] += 1
+        self._stopping.wait(self._chance.uniform(8.0, 30.0))
+
     def _pause_quorum(self, numbers: list[int]) -> None:
         assert self._etcd is not None
         for number in numbers[:2]:
@@ -267,8 +289,9 @@ def run(
 
     ``places``: where the brokers run. ``course``: what is done to them instead of mishaps.
     ``etcd_folder``: for the three members of an etcd that has the metadata, and mishaps too.
-    ``hosts``: each broker, and each of these members, is on a host of its own; the network between
-    them is parted, slow and lossy. ``histories``: a folder for what clients were told.
+    ``hosts``: each broker, and each of these members, is on a host of its own, with a clock and a
+    disk of its own; the network between them is parted, slow and lossy. ``histories``: a folder for
+    what clients were told.
     """
     calm, stop, end = threading.Event(), threading.Event(), threading.Event()
     with ExitStack() as ended:
@@ -276,16 +299,20 @@ def run(
         if histories is not None:
             path, name = histories / f"chaos-{seed}.jsonl", f"chaos seed {seed}"
             notes.history = ended.enter_context(HistoryWriter(path, name))
-        etcd, network, conf = None, None, CONF
+        etcd, network, conf, folder, disks = None, None, CONF, None, []
         if hosts:
             network = ended.enter_context(Network(3))
-            places = [network.place(number) for number in (1, 2, 3)]
+            places = [with_clock(network.place(each), offset) for each, offset in CLOCKS.items()]
+            folder = Path(ended.enter_context(tempfile.TemporaryDirectory()))
+            disks = [SmallDisk(folder / f"broker-{each}", DISK_MB) for each in CLOCKS]
+            for disk in disks:
+                ended.callback(disk.close)
         if etcd_folder is not None:
             etcd = ended.enter_context(LocalEtcd(3, etcd_folder, places=places if hosts else ()))
             # Hosts share no files, but these do: readers must not notice.
             conf = {"metadata": etcd.url("chaos"), "mapped_reads": not hosts}
         cluster = ended.enter_context(
-            LocalCluster(3, conf=conf, cuttable=not places, places=places)
+            LocalCluster(3, conf=conf, folder=folder, cuttable=not places, places=places)
         )
 
         def connect():
@@ -330,7 +357,7 @@ def run(
             for level in LEVELS
         ]
         mishaps = (
-            Mishaps(cluster, calm, seed, etcd, network)
+            Mishaps(cluster, calm, seed, etcd, network, disks)
             if course is None
             else Course(cluster, course)
         )

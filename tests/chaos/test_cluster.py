@@ -37,7 +37,7 @@ def test_nothing_committed_is_lost_repeated_reordered_or_in_part_and_replicas_ar
     holds(found)
 
 
-ON_HOSTS = {"part", "part one way", "isolate", "delay", "lose", "freeze"}
+ON_HOSTS = {"part", "part one way", "isolate", "delay", "lose", "freeze", "fill"}
 needs_hosts = pytest.mark.skipif(not can_make_hosts(), reason="cannot make network namespaces")
 
 

@@ -66,11 +66,12 @@ class WatchedLeases(Leases):
         self._over_at: dict[str, float] = {}  # when a broker's lease was found over last
         self._now = clock.monotonic
         self._found_over = found_over
-        self.retaken = False
-        """Whether the broker has taken a lease again, after the one before was over."""
+        self.taken_again_at = float("-inf")
+        """When the broker has taken a lease after the one before was over."""
 
     def hold(self, broker_id: str, incarnation: str, after: Lease | None = None) -> Lease:
-        self.retaken = after is not None
+        if after is not None:
+            self.taken_again_at = self._now()
         return super().hold(broker_id, incarnation, after)
 
     def left_s(self, broker_id: str) -> float:

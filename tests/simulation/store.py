@@ -262,8 +262,7 @@ class Outage:
             change()
         elif fate < _DONE + _DONE_LATE:
             self._late.append(change)
-        self.check()
-        raise AssertionError("unreachable")
+        raise MetadataUnavailable("the metadata store in memory: it has not answered")
 
 
 class OutageBoard:

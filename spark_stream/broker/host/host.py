@@ -428,7 +428,7 @@ class Host:
             partition.following.report_what_is_forced(moves=bool(record.adding or record.removing))
             if election.leads(record, me):
                 self._links.unfollow(partition)
-                if self._has_promised(partition, record):
+                if self._links.may_lead_at(partition) > self._clock.monotonic():
                     partition.role.rest(record.leader_epoch)
                     self._unsettled.add(partition.topic)
                 else:
@@ -438,12 +438,6 @@ class Host:
                 partition.role.rest(record.leader_epoch)
             elif partition.log.failed is None and partition.role.follow(record.leader_epoch):
                 self._links.follow(partition, record.leader, generation)
-
-    def _has_promised(self, partition: Partition, record: PartitionRecord) -> bool:
-        """Return whether the replica has promised an earlier leader not to lead yet."""
-        if len(record.replicas) == 1:
-            return False  # it had no leader beside itself
-        return self._links.may_lead_at(partition) > self._clock.monotonic()
 
     def _close_gone(self) -> None:
         for name, hosted in list(self._hosted.items()):

@@ -108,7 +108,7 @@ class PartitionState(Struct, eq=False):
             raise self.not_leader()
 
     def check_answers(self, *, near: bool) -> None:
-        """Check as :meth:`check_leads`; with ``near`` a follower is right too."""
+        """Check as :meth:`check_leads`; with ``near``, accept a follower too."""
         self.check_open()
         if not (self.leads or (near and self.role is Role.FOLLOWER)):
             raise self.not_leader()

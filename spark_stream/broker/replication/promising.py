@@ -1,8 +1,17 @@
 """The promises that a broker gives its leaders (``consistency.replication.promises``).
 
-A broker notes on its disk that it promises, before it promises for the first time, and removes the
+A broker notes on its disk that it promises before it promises for the first time, and removes the
 note when all its promises are over. If the note is there when the broker starts, it leads nothing
-in the place of others until a promise would be over that was given a moment ago.
+until the longest promise that it may have given just before it stopped is over.
+
+A promise on its way:
+
+========  ==========================================================================================
+leader    ``LeaderStreamCore.tick`` asks; ``take`` tells each session until when it holds
+          (``holds_until``); ``Progress.leads_until`` is the least of all members
+follower  :meth:`Promising.promise` notes it; ``Fetcher.promised_until`` says when it is over;
+          ``Fetchers.may_lead_at`` keeps that for partitions that are followed no more
+========  ==========================================================================================
 """
 
 from __future__ import annotations
@@ -10,6 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from spark_stream.consistency.replication.promises import free_at
 from spark_stream.environment import Clock
@@ -17,6 +27,8 @@ from spark_stream.errors import IsologError
 from spark_stream.storage.disk.directory import PromiseFile
 
 logger = logging.getLogger(__name__)
+
+_RETRY_S: Final = 60.0
 
 
 class Promising:
@@ -60,5 +72,10 @@ class Promising:
         """Remove the note if all promises are over; to be called now and then."""
         with self._lock:
             if self._noted_s and self._clock.monotonic() >= self._until:
-                self._file.forget()
+                try:
+                    self._file.forget()
+                except IsologError as error:
+                    logger.warning("the note of promises cannot be removed: %s", error.message)
+                    self._until += _RETRY_S
+                    return
                 self._noted_s = 0.0

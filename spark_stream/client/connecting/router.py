@@ -40,7 +40,7 @@ _DOUBTFUL: Final = (
     RequestTimeout,
     UnknownLeaderEpoch,
 )
-_LOST: Final = (BrokerStopping, BrokerUnavailable, RequestTimeout)
+_NO_ANSWER: Final = (BrokerStopping, BrokerUnavailable, RequestTimeout)
 LEFT_ALONE_S: Final = 10.0
 """For how long a follower that does not answer is not asked."""
 OLD_S: Final = 60.0
@@ -122,8 +122,8 @@ class Router:
             place = self._topics.get((topic, topic_id))
             return place is not None and place.asked_at > -math.inf
 
-    def is_old(self, topic: str, topic_id: str) -> bool:
-        """Return whether to look up again who is near, once for each time that this is true."""
+    def take_look_up(self, topic: str, topic_id: str) -> bool:
+        """Return True once a minute: the caller then looks up who is near."""
         if self._connection.rack is None:
             return False
         now = time.monotonic()
@@ -175,7 +175,7 @@ class Router:
         If the error names another leader, that one is used without asking. ``near``: the follower
         that was called. If it does not answer, that says nothing of the leader.
         """
-        if near is not None and isinstance(error, _LOST):
+        if near is not None and isinstance(error, _NO_ANSWER):
             with self._lock:
                 self._left_alone[near.address] = time.monotonic() + LEFT_ALONE_S
             return

@@ -128,8 +128,9 @@ class RangeCore:
     def on_ended(self) -> None:
         """Record that the ask was answered completely."""
         if self.at_follower:
-            self._leader_next = self.position == self._asked_from
-            self._near = not self._leader_next or self.end is None
+            self._leader_next = self.position == self._asked_from  # nothing came
+            if self._leader_next and self.end is not None:
+                self._near = False
             return
         self._failing_since, self._leader_next = None, False
         if self.end is not None:  # a failover may have lowered the bound

@@ -96,7 +96,7 @@ class Ways:
             if route is None or (ask.near and not self._router.has_asked(*topic)):
                 by_topic[topic].append(ask)
                 continue
-            if ask.near and self._router.is_old(*topic):
+            if ask.near and self._router.take_look_up(*topic):
                 call_elsewhere(("look up", id(self._router)), weakly(self._look_up, topic))
             sending = Sending(ask, route, self._router.near(route) if ask.near else None)
             by_broker[sending.broker].append(sending)

@@ -28,7 +28,7 @@ import json
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -132,7 +132,7 @@ class EtcdStore:
     def get(self, key: str, *, fresh: bool = True) -> StoreRecord | None:
         """Return the record, or None.
 
-        Without ``fresh`` etcd is asked only if nobody has read or changed the record here lately.
+        Without ``fresh`` etcd is asked only if the record is not in this store's cache.
         """
         if not fresh and self._feed.is_started:
             with self._feed.changed:
@@ -142,7 +142,7 @@ class EtcdStore:
         answer = self._client.read(RANGE, {"key": self._encoded(key)})
         found = answer.get("kvs", [])
         record = self._record(found[0]) if found else None
-        self._note([(key, record)], int(answer["header"]["revision"]))
+        self._note({key: record}, int(answer["header"]["revision"]))
         return record
 
     def list(self, prefix: str) -> Sequence[StoreRecord]:
@@ -210,7 +210,7 @@ class EtcdStore:
             head = _version(answer)
             if since > int(answer["header"]["revision"]):
                 return None  # another etcd, or one that was restored
-            if head <= since:
+            if head <= since and not self._feed.is_started:
                 return since, {}
         elif time.monotonic() - self._listed_at > _LIST_S:
             return None
@@ -255,11 +255,15 @@ class EtcdStore:
         found = [self._record(each) for each in answer.get("kvs", [])]
         return int(answer["header"]["revision"]), found
 
-    def _note(self, found: Iterable[tuple[str, StoreRecord | None]], revision: int) -> None:
-        """Remember what records were at a revision, for reads that need not be fresh."""
+    def _note(self, found: Mapping[str, StoreRecord | None], revision: int) -> None:
+        """Put records of a revision into the cache, for reads that need not be fresh.
+
+        The feed may have told of a later change already, and it changes only what is in the cache.
+        """
         with self._feed.changed:
-            for key, record in found:
-                self._known.note(key, record, revision)
+            for key, record in found.items():
+                if key in self._known.latest or self._feed.seen <= revision:
+                    self._known.note(key, record, revision)
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -288,7 +292,7 @@ class EtcdStore:
                 made = self._outcome(changes, answer)
                 revision = int(answer["header"]["revision"])
                 pairs = zip(changes, made, strict=True)
-                done = [(each.key, each.record(revision)) for each, at in pairs if at is not None]
+                done = {each.key: each.record(revision) for each, at in pairs if at is not None}
                 self._note(done, revision)
                 return made
 
@@ -432,7 +436,7 @@ class _LastChanges:
         self.start = 0
         """Changes after this revision are known."""
         self.latest: dict[str, _Latest] = {}
-        """Records that were read or changed here, as far as reads, changes and the feed tell."""
+        """The cache: the newest known state of records that this store has read or changed."""
 
     def take(self, events: Sequence[Json]) -> None:
         for each in events:

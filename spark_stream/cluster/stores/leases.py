@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.environment import Clock
 from spark_stream.errors import DirectoryInUse, StorageFailure
@@ -58,7 +59,7 @@ class LeasePlace(Protocol):
         """Remove the lease, unless another incarnation has the place."""
 
     def close(self) -> None:
-        """Close what is open: the incarnation has taken the place anew."""
+        """Close open files; the lease stays as it is shown."""
 
 
 class IdLock(Protocol):
@@ -249,17 +250,20 @@ class Leases:
     def _read(self, broker_id: str, now: float) -> Renewal | None:
         """Read the broker's place; StorageFailure if the board cannot be read.
 
-        A holder that could not be seen to renew its lease gets the full time from then on: the
-        others were probably cut off as well, and renew their leases in a moment.
+        After half a lease's duration without a read, every lease lasts for at least as long again:
+        the others were probably cut off as well, and renew their leases in a moment.
         """
         try:
             shown = self._board.read(broker_id)
         except StorageFailure:
-            if self._blind_since is None:
-                self._blind_since = now
+            with self._lock:
+                if self._blind_since is None:
+                    self._blind_since = now
             raise
-        if self._blind_since is not None:
-            if now - self._blind_since > self._duration / _RENEWALS:
-                self._seen.clear()
-            self._blind_since = None
+        with self._lock:
+            since, self._blind_since = self._blind_since, None
+            if since is not None and self._clock.monotonic() - since >= self._duration / 2:
+                least = self._clock.monotonic() - self._duration / 2
+                for other, seen in list(self._seen.items()):
+                    self._seen[other] = replace(seen, first_read_at=max(seen.first_read_at, least))
         return shown

@@ -127,7 +127,7 @@ class Replica:
         self._waiters = {bound: Waiters() for bound in WaitBound}
         self._bound_of: dict[int, WaitBound] = {}
         self.derived = 0
-        """How often the log was opened or cut back: what was derived from it before is over."""
+        """Counts opens and cuts of the log: a new number makes earlier bounds and cuts invalid."""
         state = leader.opened(LeaderEpoch(0), log_start, log_end, followers)
         self._derive(tables, state, now)
 

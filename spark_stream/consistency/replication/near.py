@@ -1,18 +1,19 @@
 """Reads at a follower: which replica a reader asks, and when a follower may answer.
 
-A reader that names its rack asks the replica that is *near*: the leader if it is in the rack, else
-an in-sync follower there, else the leader.
+A reader that names its rack asks the replica that is *near*: an in-sync follower in the rack on the
+reader's own machine, else the leader if it is in the rack, else an in-sync follower there, else the
+leader.
 
 **Why a follower's answers are exact.** A follower answers only while it is on record as a member
 of the ISR, in the epoch in which it follows (:func:`may_answer`). A member has every committed
 entry, and a leader is elected among members. So below the follower's high watermark both logs have
 the same entries. The follower derives transactions, aborted ranges and cuts from them by the same
-code as the leader, so each bound that it knows is one that a leader may have told before.
+code as the leader, so a follower never knows a bound that the leader has not had.
 
 **Why they are not old.** The high watermark waits for every member of the ISR. So a member lacks
 no record that is visible at the leader; it may only learn a little later that it is.
 
-**What a follower does not know** is where the partition ends by now, and what was lost. So it is
+**What a follower does not know** is where the log ends now, and which records were lost. So it is
 asked neither for the end of a log nor under ``read_uncommitted``, and nothing that it refuses is an
 error: the reader asks the leader next.
 

@@ -226,8 +226,8 @@ def join(
     Order of steps: the joins are put on record, then the transaction's record is read. If the
     transaction is still open then, its decision comes later, and whoever finishes it finds the
     joins. If not, the joins may have come too late to be found: they are refused, and the broker's
-    sweep removes them. A first check before both steps keeps the joins of a wrong stamp off the
-    record.
+    sweep removes them. A first check before both steps, of a cached record, mostly keeps the joins
+    of a wrong stamp off the record.
 
     Raises:
         ProducerFenced, TransactionAborted, InvalidTransaction, UnknownTransaction,
@@ -247,7 +247,7 @@ def check_joins(
 ) -> Script[None]:
     """Check that the transaction is open, is that of the id, and has this producer; else raise.
 
-    Without ``fresh``: that it was so a moment ago, or is so now.
+    Without ``fresh`` a cached record may allow it; only a fresh one may deny it.
     """
     read = yield from records.read(transactional_id, fresh=fresh)
     outcome = rules.join(read or Transaction(transactional_id), number, producer_id, epoch)

@@ -132,6 +132,7 @@ def seal_partitions(
         LeaderUnavailable, NotLeader, RequestTimeout: a partition may still take a batch.
     """
     places = yield from records.read_places(decided.number)
+    # What `read_places` has seen is not older than the decision: leaders too.
     seals = (Seal(at, decided.number) for at in places)
     answers = yield from ask_present_leaders(seals, fresh=False)
     sealed: list[Joined] = []

@@ -29,7 +29,6 @@ from spark_stream.cluster.transactions import (
 )
 from spark_stream.consistency.transactions.transactions import (
     DECIDED,
-    Denied,
     Joined,
     Outcome,
     State,
@@ -69,26 +68,30 @@ def read_all() -> Script[list[Transaction]]:
 def change(transactional_id: str, judge: Judge) -> Script[Outcome]:
     """Apply the judge to the record, and return the result, or why it was denied.
 
-    At first the record is judged as it was a moment ago: if it has changed since, the write fails.
-    Where nothing would be written, the record is read again.
+    A cached record is judged first: if it is out of date, the compare-and-set fails. If the judge
+    would write nothing, or fails, the record is read afresh, and judged again if it has changed.
     """
     key = PREFIX + transactional_id
-    fresh = False
+    fresh, judged = False, -1
+    after: Outcome | IsologError
     while True:
         record = yield from Get(key, fresh)
+        version = 0 if record is None else record.version
         before = Transaction(transactional_id) if record is None else decode(record.value)
-        try:
-            after = yield from judge(before)
-        except IsologError:
-            if fresh:
-                raise
-        else:
-            if not isinstance(after, Denied) and after != before:
-                version = 0 if record is None else record.version
-                if (yield from PutRecord(key, encode(after), version)):
-                    return after
-            elif fresh:
+        if version != judged:
+            judged = version
+            try:
+                after = yield from judge(before)
+            except IsologError as error:
+                after = error
+        if isinstance(after, Transaction) and after != before:
+            if (yield from PutRecord(key, encode(after), version)):
                 return after
+            judged = -1
+        elif fresh:
+            if isinstance(after, IsologError):
+                raise after
+            return after
         fresh = True
 
 

@@ -42,6 +42,7 @@ _DESCRIPTION: Final = "isolog.json"
 _RUN: Final = "broker.run"
 _ORIGINAL: Final = "broker.original"
 _PROMISE: Final = "broker.promise"
+_PROMISE_MAX_S: Final = 60.0
 _OURS: Final = frozenset(
     {"isolog.json", "isolog.json.new", "broker.lock", "broker.json", "broker.log", "start.lock"}
 )
@@ -172,7 +173,10 @@ class PromiseFile(Struct, frozen=True):
         """Return for how many seconds the last promise lasts, or None if all were over."""
         if _PROMISE not in self.disk.names(self.path):
             return None
-        return float(self.disk.map(self.path / _PROMISE).to_pybytes())
+        try:
+            return float(self.disk.map(self.path / _PROMISE).to_pybytes())
+        except ValueError:  # somebody has changed it
+            return _PROMISE_MAX_S
 
     def record(self, lasts_s: float) -> None:
         """Record durably that promises are given that last so long."""

@@ -169,10 +169,10 @@ def test_if_a_follower_refuses_who_is_near_is_looked_up_again(near):
 def test_who_is_near_is_looked_up_again_after_a_while_once(near, monkeypatch):
     near._place("t", "id").asked_at = now = time.monotonic()
     monkeypatch.setattr(router.time, "monotonic", lambda: now)
-    assert not near.is_old("t", "id")
+    assert not near.take_look_up("t", "id")
     now += router.OLD_S
-    assert near.is_old("t", "id")
-    assert not near.is_old("t", "id")
+    assert near.take_look_up("t", "id")
+    assert not near.take_look_up("t", "id")
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def trouble_the_network(world: World, name: str) -> Body:
 def cut_off_the_store(world: World, name: str) -> Body:
     """Some brokers cannot reach the store for a while, perhaps all; one after the other can.
 
-    Some of them start anew then: with what they have promised meanwhile.
+    Some then restart, while their promises still hold.
     """
     chance, _ = begin(world, name)
     yield chance.random() * SOON_S / 2

@@ -16,6 +16,8 @@ from tests.simulation.broker import SimulatedBroker
 from tests.simulation.history import Course, Line, Place, Seen
 from tests.simulation.invariants.base import Invariant, View
 
+_HESITATION_S: Final = 5.0
+"""For how long a broker that has looked at a lease may hesitate to act on that."""
 _HANDOVER_S: Final = 2 * FULL_US / 1_000_000
 """How long it takes at most until a leader has handed over, on disks without room too."""
 
@@ -65,22 +67,23 @@ class OneLeaderPerEpoch(Invariant):
 class OneServesAtATime(Invariant):
     """While a leader serves, none serves that was elected in its place."""
 
-    # Where an operator names another leader, the earlier one serves until it hears of that. So does
-    # one that took its lease again while somebody elected another leader who had found it over.
+    # With one exception: while its lease lasts, a leader serves until it hears that an operator has
+    # named another one, or that somebody had found its lease over and elected another one just when
+    # it took its lease again.
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
-        self._elected: defaultdict[Place, dict[int, bool]] = defaultdict(dict)
+        self._changes: defaultdict[Place, dict[int, tuple[bool, float]]] = defaultdict(dict)
 
     def placed(
         self, course: Course, before: PartitionRecord | None, after: PartitionRecord, by: str
     ) -> None:
         if before is None or after.leader_epoch == before.leader_epoch:
             return
-        found_dead = before.leader is not None and by != before.leader
-        in_sync = {each.broker for each in after.isr}
-        found_dead = found_dead and before.leader in set(after.replicas) - in_sync
-        self._elected[course.place][int(after.leader_epoch)] = found_dead
+        others = set(after.replicas) - {each.broker for each in after.isr}
+        found_dead = before.leader in others and by != before.leader
+        change = found_dead, self.view.clock.monotonic()
+        self._changes[course.place][int(after.leader_epoch)] = change
 
     def observed(self, line: Line, partition: Partition) -> None:
         if not partition.leads:
@@ -91,16 +94,18 @@ class OneServesAtATime(Invariant):
             if other is None or other is partition or not other.leads:
                 continue
             earlier = min(mine, int(other.leader_epoch))
-            later = [each for each in self._elected[line.place] if each > earlier]
-            elected = bool(later) and self._elected[line.place][min(later)]
             first = line.broker if mine == earlier else broker.broker_id
-            elected = elected and not self._serves_again(first)
             what = f"{line.name} and {broker.broker_id} serve, after epoch {earlier}"
-            self.require(not elected, what)
+            self.require(self._may_not_know(first, line.place, earlier), what)
 
-    def _serves_again(self, broker_id: str) -> bool:
-        (broker,) = (each for each in self.view.brokers if each.broker_id == broker_id)
-        return broker.leases.retaken and broker.core.lease_keeper.serves()
+    def _may_not_know(self, leader: str, place: Place, epoch: int) -> bool:
+        """Whether the leader of an epoch serves by its lease, and another one has its place."""
+        later = [each for each in self._changes[place] if each > epoch]
+        (broker,) = (each for each in self.view.brokers if each.broker_id == leader)
+        if not later or not broker.core.lease_keeper.serves():
+            return False
+        found_dead, changed_at = self._changes[place][min(later)]
+        return not found_dead or broker.leases.taken_again_at >= changed_at - _HESITATION_S
 
 
 class CommittedRecordsStay(Invariant):

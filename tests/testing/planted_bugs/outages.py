@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.proposals import Proposals
 from spark_stream.broker.replication import leader_core, promising
 from spark_stream.broker.replication.fetchers import Fetchers
@@ -46,7 +45,7 @@ def promises_count_where_any_replica_may_be_elected(patch: Patch) -> None:
 
 @bug_in_outages
 def a_promise_is_not_kept(patch: Patch) -> None:
-    patch.setattr(Host, "_has_promised", lambda self, partition, record: False)
+    patch.setattr(Fetchers, "may_lead_at", lambda self, key: 0.0)
 
 
 @bug_in_outages
