@@ -6,14 +6,17 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from spark_stream.broker.host.proposals import Proposals
-from spark_stream.broker.replication import leader_core, promising
+from spark_stream.broker.replication import promising
 from spark_stream.broker.replication.fetchers import Fetchers
-from spark_stream.broker.replication.promising import Promising
 from spark_stream.cluster.stores.leases import Lease
+from spark_stream.cluster.transactions import decode_join, joins_of
 from spark_stream.consistency.partition.progress import Progress
 from spark_stream.consistency.replication import promises
+from spark_stream.consistency.transactions.transactions import Joined
+from spark_stream.scripts.steps import ListRecords, Script
+from spark_stream.scripts.transactions import records
 from spark_stream.storage.disk.directory import PromiseFile
-from tests.testing.planted_bugs.planting import Patch, bug_in_outages
+from tests.testing.planted_bugs.planting import Patch, bug, bug_in_outages
 
 
 @bug_in_outages
@@ -64,56 +67,8 @@ def a_promise_is_not_noted(patch: Patch) -> None:
 
 
 @bug_in_outages
-def the_note_goes_before_the_promise_is_over(patch: Patch) -> None:
-    def forget_ended(self: Promising) -> None:
-        if self._noted_s:
-            self._file.forget()
-            self._noted_s = 0.0
-
-    patch.setattr(Promising, "forget_ended", forget_ended)
-
-
-@bug_in_outages
-def a_promise_lasts_from_when_it_arrives(patch: Patch) -> None:
-    original = leader_core.LeaderStreamCore.take
-
-    def take(self: Any, message: Any, now: float) -> Any:
-        if isinstance(message, leader_core.Promised):
-            message = leader_core.Promised(now, message.lasts_s)
-        return original(self, message, now)
-
-    patch.setattr(leader_core.LeaderStreamCore, "take", take)
-
-
-@bug_in_outages
 def a_follower_waits_for_half_of_what_it_promised(patch: Patch) -> None:
     patch.setattr(promising, "free_at", lambda promised_at, lasts_s: promised_at + lasts_s / 2)
-
-
-@bug_in_outages
-def a_promise_counts_for_sessions_that_are_over(patch: Patch) -> None:
-    original = leader_core.LeaderStreamCore._end_slot
-    taken = leader_core.LeaderStreamCore.take
-    ended: dict[int, list[Any]] = {}
-
-    def end_slot(self: Any, number: int) -> Any:
-        slot = self._queue.get(number)
-        if slot is not None:
-            ended.setdefault(id(self), []).append(slot.session)
-        return original(self, number)
-
-    def take(self: Any, message: Any, now: float) -> Any:
-        calls = taken(self, message, now)
-        if isinstance(message, leader_core.Promised):
-            until = promises.holds_until(message.asked_at, message.lasts_s)
-            for session in ended.get(id(self), ()):
-                progress = session._partition.core.progress
-                for each in progress._followers.values() if progress else ():
-                    each.promised_until = max(each.promised_until, until)
-        return calls
-
-    patch.setattr(leader_core.LeaderStreamCore, "_end_slot", end_slot)
-    patch.setattr(leader_core.LeaderStreamCore, "take", take)
 
 
 @bug_in_outages
@@ -141,3 +96,12 @@ def a_proposal_without_an_answer_is_forgotten(patch: Patch) -> None:
                 progress._find_maximal()
 
     patch.setattr(Proposals, "_put_back", put_back)
+
+
+@bug
+def who_finishes_a_transaction_may_not_see_all_its_partitions(patch: Patch) -> None:
+    def read_places(number: int) -> Script[tuple[Joined, ...]]:
+        found = yield from ListRecords(joins_of(number), fresh=False)
+        return tuple(decode_join(each).at for each in found)
+
+    patch.setattr(records, "read_places", read_places)
