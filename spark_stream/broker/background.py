@@ -44,7 +44,7 @@ class BackgroundTasks:
             thread.join(timeout_s)
 
     def _repeat(self, name: str, pause_s: float, task: Task) -> None:
-        pause, complaint = pause_s, ""
+        pause, complaint = pause_s, ""  # the code of the last error
         while not self._stop_asked.wait(pause):
             try:
                 done = task()
@@ -54,9 +54,9 @@ class BackgroundTasks:
                 pause, complaint = done or pause_s, ""
             except IsologError as error:
                 pause = max(pause_s, _AFTER_ERROR_S)
-                if complaint != str(error) and not self._stop_asked.is_set():
-                    complaint = str(error)
-                    logger.error("%s: %s", name, complaint)
+                if complaint != error.code and not self._stop_asked.is_set():
+                    complaint = error.code
+                    logger.error("%s: %s", name, error)
             except Exception:
                 pause = max(pause_s, _AFTER_ERROR_S)
                 if not self._stop_asked.is_set():

@@ -135,6 +135,7 @@ class BrokerCore:
             generation_of=members.generation_of,
             recent_bytes=settings.recent_bytes,
             marks=disk.marks,
+            promises=self.promising.is_bound,
         )
         self.registration = Registration(store, host, members, ids, machine, disk.runs)
         self.table = StepTable(store, host)

@@ -163,7 +163,7 @@ class Broker:
             clock,
             settings,
             audit,
-            core.host.refresh,
+            core.host.try_refresh,
         )
         core.host.guesses = not config.authentication
         core.registration.decide_generation()

@@ -292,7 +292,12 @@ class RemoveFiles(Step[None]):
 
 
 class Refresh(Step[None]):
-    """Waits until this broker has seen all that is in the store by now, and has acted on it."""
+    """Waits until this broker has seen all that is in the store by now, and has acted on it.
+
+    ``optional``: while all brokers are cut off from the store, goes on with what is known.
+    """
+
+    optional: bool = False
 
 
 class Pause(Step[None]):
@@ -346,5 +351,9 @@ def read_bounds(places: Iterable[Joined]) -> Script[list[Bounds | IsologError]]:
 
 
 def read_extents(places: Iterable[Joined]) -> Script[list[SpansSnapshot | IsologError]]:
-    """Return the extents of transactions in each partition, from its current leader."""
-    return (yield from ask_present_leaders(ReadExtents(at) for at in places))
+    """Return the extents of transactions in each partition, from its current leader.
+
+    While the store is away, a leader that serves has not been replaced: its lease is over as well.
+    """
+    yield Refresh(optional=True)
+    return (yield from ask_present_leaders((ReadExtents(at) for at in places), fresh=False))

@@ -32,6 +32,7 @@ class ProblemKind(StrEnum):
     """What may be amiss in a cluster."""
 
     METADATA_LOST = "metadata_lost"
+    METADATA_AWAY = "metadata_away"
     NO_LEADER = "no_leader"
     BELOW_MIN_ISR = "below_min_isr"
     UNDER_REPLICATED = "under_replicated"

@@ -12,7 +12,7 @@ from spark_stream.broker.replication.links import LedPartitions
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.serving.pool import Pool
 from spark_stream.environment import Clock, SystemClock
-from spark_stream.protocol import Bytes, Received, StreamOver
+from spark_stream.protocol import VERSION, Bytes, Received, StreamOver
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.streams import Handle, Stream, ignore
 from spark_stream.wire.replication_messages import (
@@ -47,6 +47,8 @@ class Follower:
             self.heard.append(unpack(header, body))
         return True
 
+    version = VERSION
+
     def grant_credit(self, size: int) -> None:
         """There is credit without end."""
 
@@ -79,6 +81,7 @@ def followed(
         clock or SystemClock(),
         Background(pool.submit, pool.submit_after, loop.call_later),
         lambda _: None,
+        lambda: None,
     )
     stream.begin()
     try:

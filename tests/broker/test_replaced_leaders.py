@@ -14,7 +14,7 @@ from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.transactions.transactions import Joined, State, Transaction
 from spark_stream.errors import NotLeader
 from spark_stream.scripts.cutting import CutRange, find_cut
-from spark_stream.scripts.steps import IsReplicated, Seal
+from spark_stream.scripts.steps import IsReplicated, Refresh, Script, Seal
 from spark_stream.scripts.transactions.deciding import force_partitions
 from spark_stream.scripts.transactions.finishing import seal_partitions, write_markers
 from spark_stream.scripts.transactions.records import note_joins
@@ -78,7 +78,12 @@ def test_a_transaction_is_sealed_and_marked_at_the_leader_that_has_it(three, ask
 def test_what_a_transaction_wrote_is_forced_at_the_leader_that_has_it(three, asked, monkeypatch):
     forced = []
     monkeypatch.setattr(Partition, "force", lambda self: forced.append((self.name, self.log)))
-    three[asked].driver.run(force_partitions([at(three[asked], 0)]))
+
+    def force() -> Script[None]:
+        yield Refresh()
+        yield from force_partitions([at(three[asked], 0)])
+
+    three[asked].driver.run(force())
     assert forced == [("t/0", three[2].partition("t", 0).log)]
 
 

@@ -20,6 +20,7 @@ from spark_stream.scripts.steps import (
     ReadBounds,
     ReadEpochs,
     ReadExtents,
+    Refresh,
     Script,
     Step,
     Together,
@@ -71,6 +72,8 @@ class World:
             return Topic("t", "id", NUMBERS, PARTITIONS, {})
         if isinstance(step, ReadEpochs):
             return [LeaderEpoch(0) for _ in step.places]
+        if isinstance(step, Refresh):
+            return None
         assert isinstance(step, PartitionStep)
         log = self.logs[step.at.partition]
         return {ReadBounds: log.bounds, ReadExtents: log.extents}[type(step)]()

@@ -21,7 +21,7 @@ from spark_stream.consistency.control.assignment import misassigned
 from spark_stream.consistency.control.election import Alive, Obstacle, Unchanged
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.errors import InvalidAssignment, InvalidRequest
+from spark_stream.errors import InvalidAssignment, InvalidRequest, MetadataUnavailable
 from spark_stream.scripts import moving
 from spark_stream.version import VERSION
 from spark_stream.wire.cluster_messages import (
@@ -147,7 +147,7 @@ def _of_partitions(kind: ProblemKind, those: Iterable[Watched], what: str) -> Pr
 
 
 def describe_cluster(context: BrokerContext, asked: Empty) -> ClusterDescription:
-    context.host.refresh()
+    context.host.try_refresh()
     now, members = context.host.view.now, context.members
     watched = [
         Watched(
@@ -162,7 +162,13 @@ def describe_cluster(context: BrokerContext, asked: Empty) -> ClusterDescription
         if number < topic.partitions
     ]
     there = [each.record for each in watched]
-    alive = members.alive()
+    alive: Alive
+    away: Problem | None = None
+    try:
+        alive, takers = members.alive(), members.takers().keys()
+    except MetadataUnavailable as error:
+        away = Problem(ProblemKind.METADATA_AWAY, f"{error.message}: this was known last", 1)
+        alive, takers = members.last_alive, members.last_alive.keys()
     brokers = [
         BrokerDescription(
             id=each.id,
@@ -177,7 +183,9 @@ def describe_cluster(context: BrokerContext, asked: Empty) -> ClusterDescription
         )
         for broker, each in sorted(now.brokers.items())
     ]
-    problems = find_problems(watched, brokers, alive, members.takers().keys())
+    problems = find_problems(watched, brokers, alive, takers)
+    if away is not None:
+        problems.insert(0, away)
     if (lost := context.store.lost) is not None:
         text = f"{lost.message}: {lost.hint}"
         problems.insert(0, Problem(ProblemKind.METADATA_LOST, text, 1))

@@ -236,6 +236,7 @@ def _reached(partition: Partition, asked: tuple[int, int, int] | None) -> int | 
 
 
 def find_leaders(context: BrokerContext, asked: FindLeaders) -> Leaders:
+    context.host.check_in_touch()  # otherwise another broker is to be asked
     topic = context.host.find(asked.topic, asked.topic_id)
     reader, numbers = Spot(asked.rack, asked.machine), range(topic.partitions)
     return Leaders(topic_id=topic.id, partitions=leaders_of(context.host, topic, numbers, reader))

@@ -78,6 +78,7 @@ class Host:
         generation_of: GenerationOf = lambda _: None,
         recent_bytes: int = BROKER_BYTES,
         marks: CommittedMarks | None = None,
+        promises: Callable[[], bool] = lambda: False,
     ) -> None:
         """``producer_age_us``: how long a producer that writes nothing is remembered.
 
@@ -85,6 +86,7 @@ class Host:
         :class:`~spark_stream.storage.logs.FileLogs` says, ``proposed`` and ``generation_of``: as
         :class:`~spark_stream.broker.partition.partition.Partition`. ``recent_bytes``: what may be
         kept in memory for followers. ``marks``: where high watermarks are remembered.
+        ``promises`` returns whether this broker has promised a leader not to lead, for now.
         """
         self._directory = directory
         self.view = view
@@ -102,6 +104,7 @@ class Host:
         self._refreshes_begun = self._refreshed = 0
         self._unsettled: set[str] = set()
         """Names of topics that failed at the last look, or have a replica that is to lead later."""
+        self._promises = promises
         self._away_until = 0.0  # by the monotonic clock: the store did not answer a moment ago
         self._stopping = False
         self.generation: Generation | None = None
@@ -333,15 +336,46 @@ class Host:
     def try_refresh(self) -> None:
         """See what was changed before this call, or go on with what is known.
 
-        While the store is away, what was seen last is better than nothing: for descriptions, and
-        for lists of topics. It is not asked more often than once in ``_AWAY_S``.
+        While the store is away, what was seen last is better than nothing. It is not asked more
+        often than once in ``_AWAY_S``.
+
+        Raises:
+            MetadataUnavailable: as :meth:`check_in_touch`.
         """
-        if self._clock.monotonic() < self._away_until:
-            return
-        try:
+        if self._clock.monotonic() >= self._away_until:
+            try:
+                self.refresh()
+                return
+            except MetadataUnavailable:
+                self._away_until = self._clock.monotonic() + _AWAY_S
+        self.check_in_touch()
+
+    def refresh_if_served(self) -> None:
+        """As :meth:`refresh`, unless this broker's lease is over, and those of others too.
+
+        Then whoever leads does so by the promises of all who could replace it.
+
+        Raises:
+            MetadataUnavailable: the store is away, and leases may still last.
+        """
+        if self._serves() or not self.has_company():
             self.refresh()
-        except MetadataUnavailable:
-            self._away_until = self._clock.monotonic() + _AWAY_S
+
+    def check_in_touch(self) -> None:
+        """Check that others do not know better: this broker is alive for them, or cut off as they.
+
+        Raises:
+            MetadataUnavailable: its lease is over, and no other broker is known to be cut off from
+                the store too. So others may lead by now what it knows leaders of.
+        """
+        if not (self._serves() or self.has_company()):
+            raise MetadataUnavailable(
+                f"broker {self.broker_id} cannot reach the metadata store; other brokers may"
+            )
+
+    def has_company(self) -> bool:
+        """Return whether other brokers are cut off from the store too, by their promises."""
+        return self._promises() or any(each.leads for each in self.open_replicas())
 
     def follow_store(self) -> None:
         """Act on what the store tells by itself; to be called again and again."""

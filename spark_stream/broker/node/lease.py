@@ -35,7 +35,8 @@ class LeaseKeeper:
     def renew(self) -> None:
         """Renew the lease; to be called several times before it runs out."""
         if not self._lease.renew():
-            logger.warning("the lease was over: other brokers may lead what this one led")
+            if self._has_looked:
+                logger.warning("the lease was over: other brokers may lead what this one led")
             self._has_looked = False
             self._lease = self._hold(self._lease)
         if not self._has_looked:

@@ -7,6 +7,7 @@ from spark_stream.cluster.brokers import BrokerState, RegisteredBroker
 from spark_stream.cluster.stores.leases import Leases
 from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.control.assignment import Racks
+from spark_stream.consistency.control.election import Alive
 from spark_stream.consistency.ids import BrokerId, Generation
 
 
@@ -18,6 +19,11 @@ class Members:
         self._leases = leases
         self._alive: dict[BrokerId, Generation] = {}
         self._looked_at: dict[BrokerId, str] = {}
+
+    @property
+    def last_alive(self) -> Alive:
+        """The brokers that were alive at the last check."""
+        return self._alive
 
     def look(self) -> bool:
         """Check which brokers are alive. Return whether that has changed since the last check."""

@@ -44,6 +44,11 @@ class Promising:
         self.earlier_until = free_at(clock.monotonic(), self._noted_s) if self._noted_s else 0.0
         """When all promises of earlier processes of this broker are over."""
         self._until = self.earlier_until
+        self._given_until = 0.0
+
+    def is_bound(self) -> bool:
+        """Return whether a promise of this process lasts."""
+        return self._clock.monotonic() < self._given_until
 
     def promise(self, lasts_s: float, give: Callable[[float], None]) -> None:
         """Call ``give`` with the end of a promise that lasts so long, if this broker may promise.
@@ -65,7 +70,8 @@ class Promising:
                     " each time, that it will not lead in their place",
                     lasts_s,
                 )
-            self._until = max(self._until, free_at(self._clock.monotonic(), lasts_s))
+            self._given_until = free_at(self._clock.monotonic(), lasts_s)
+            self._until = max(self._until, self._given_until)
             give(self._until)
 
     def forget_ended(self) -> None:

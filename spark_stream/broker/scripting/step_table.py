@@ -80,7 +80,7 @@ class StepTable:
             TakeNumber: lambda step: self._numbers[step.of].take(step.above),
             FindTopic: lambda step: host.find(step.name, step.topic_id),
             RemoveFiles: lambda step: host.remove_files(step.topic),
-            Refresh: lambda step: host.refresh(),
+            Refresh: lambda step: host.refresh_if_served() if step.optional else host.refresh(),
             ReadEpochs: self._epochs,
             Pause: lambda step: time.sleep(step.seconds),
             TakeBatch: lambda step: step.take(),

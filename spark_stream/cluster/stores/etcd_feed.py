@@ -25,7 +25,7 @@ from spark_stream.errors import MetadataUnavailable, StorageFailure
 logger = logging.getLogger(__name__)
 
 _PAUSE_S: Final = 0.1
-_TOLD_S: Final = 10.0  # the same trouble is told once in this time
+_TOLD_S: Final = 10.0  # trouble is told once in this time
 _WATCHES: Final = 3  # how many members are tried before a wait for a revision fails
 
 
@@ -96,16 +96,16 @@ class EtcdFeed:
             self._thread.join(self._client.timeout_s)
 
     def _run(self) -> None:
-        complaint, told_at = "", 0.0
+        told_at = -_TOLD_S
         while not self._closed:
             try:
                 self._follow()
             except EtcdCompacted:
                 self._begin_anew()
             except StorageFailure as error:
-                if complaint != error.message or time.monotonic() - told_at > _TOLD_S:
-                    complaint, told_at = error.message, time.monotonic()
-                    logger.info("%s", complaint)
+                if time.monotonic() - told_at > _TOLD_S:
+                    told_at = time.monotonic()
+                    logger.info("%s", error.message)
             except Exception:
                 logger.exception("following etcd")
             with self.changed:

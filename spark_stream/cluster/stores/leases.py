@@ -250,8 +250,9 @@ class Leases:
     def _read(self, broker_id: str, now: float) -> Renewal | None:
         """Read the broker's place; StorageFailure if the board cannot be read.
 
-        After half a lease's duration without a read, every lease lasts for at least as long again:
-        the others were probably cut off as well, and renew their leases in a moment.
+        If the board could not be read for a while, or the own lease is nearly over, every lease lasts
+        for at least half of its time: the others were probably cut off from the board as well, and
+        renew their leases in a moment.
         """
         try:
             shown = self._board.read(broker_id)
@@ -261,8 +262,10 @@ class Leases:
                     self._blind_since = now
             raise
         with self._lock:
-            since, self._blind_since = self._blind_since, None
-            if since is not None and self._clock.monotonic() - since >= self._duration / 2:
+            since, self._blind_since = self._blind_since or now, None
+            is_blind = self._clock.monotonic() - since > self._duration / _RENEWALS
+            is_behind = self._own is not None and self._own.left_s() < self._duration / 3
+            if is_blind or is_behind:
                 least = self._clock.monotonic() - self._duration / 2
                 for other, seen in list(self._seen.items()):
                     self._seen[other] = replace(seen, first_read_at=max(seen.first_read_at, least))
