@@ -250,9 +250,9 @@ class Leases:
     def _read(self, broker_id: str, now: float) -> Renewal | None:
         """Read the broker's place; StorageFailure if the board cannot be read.
 
-        If the board could not be read for a while, or the own lease is nearly over, every lease lasts
-        for at least half of its time: the others were probably cut off from the board as well, and
-        renew their leases in a moment.
+        If the board could not be read for a while, or the own lease is nearly over, every lease
+        lasts for at least half of its time: the others were probably cut off from the board as
+        well, and renew their leases in a moment.
         """
         try:
             shown = self._board.read(broker_id)
