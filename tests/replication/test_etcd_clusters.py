@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.client.log import Log
+from spark_stream.client.log import Log, connect
 from spark_stream.client.writing.producer import Producer
 from spark_stream.cluster.stores.backends import ETCD_LEASE_S
 from spark_stream.errors import IsologError
@@ -127,9 +127,35 @@ def test_a_leader_whose_follower_dies_while_etcd_is_away_stops_and_loses_nothing
                 time.sleep(0.05)
         for each in etcd.members:
             each.resume()
-        eventually(lambda: log.describe("t").partitions[0].leader is not None)
+        # They count as replicated once the follower is out of the ISR.
+        eventually(lambda: len(log.read("t", isolation="read_replicated")) >= count)
         found = log.read("t", isolation="read_replicated")["n"].to_pylist()
         assert found[:count] == list(range(count))
+
+
+def test_clients_of_a_broker_that_alone_is_cut_off_from_etcd_find_the_new_leader(etcd: LocalEtcd):
+    leader = etcd.leader()
+    alone = next(each for each in etcd.members if each is not leader)
+    others = ",".join(each.endpoint for each in etcd.members if each is not alone)
+    conf = {"metadata": f"etcd://{alone.endpoint}/alone", "leader_balance_seconds": 0}
+    with LocalCluster(3, conf=conf, cuttable=False) as cluster:
+        for number in (2, 3):
+            cluster.restart(number, {"metadata": f"etcd://{others}/alone"})
+        with cluster.connect() as log:
+            log.create_topic("t", 1, schema=NUMBERS, assignment=[["1", "2", "3"]])
+        with connect(cluster.broker(1).address) as log:
+            with log.producer(isolation="read_committed", timeout_ms=60_000) as producer:
+                producer.append("t", numbers(0, 1), partition=0).result(30)
+                alone.pause()
+                until, count = time.monotonic() + 2 * ETCD_LEASE_S, 1
+                while time.monotonic() < until:
+                    producer.append("t", numbers(count, 1), partition=0).result(30)
+                    count += 1
+                    time.sleep(0.05)
+            assert log.describe("t").partitions[0].leader != "1"
+            found = log.read("t", isolation="read_committed")["n"].to_pylist()
+            assert found == list(range(count))
+        alone.resume()
 
 
 def test_two_brokers_of_one_id_on_two_hosts_do_not_run(etcd: LocalEtcd, tmp_path: Path):

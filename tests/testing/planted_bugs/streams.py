@@ -16,6 +16,7 @@ from spark_stream.broker.replication.follower_core import (
     Job,
 )
 from spark_stream.broker.replication.leader_core import LeaderStreamCore
+from spark_stream.broker.replication.leader_stream import LeaderStream
 from spark_stream.broker.replication.send_queue import SendQueue, Slot
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.protocol import Connection
@@ -102,13 +103,14 @@ def a_follower_tells_nothing_of_what_it_holds(patch: Patch) -> None:
 
 @bug
 def what_is_sent_counts_as_acknowledged(patch: Patch) -> None:
-    original = SendQueue.on_sent
+    original = LeaderStream._take_turn
 
-    def sent(self: Any, slot: Slot, end: EntryIndex, size: int, **rest: Any) -> None:
-        original(self, slot, end, size, **rest)
-        slot.session.on_acked(end)
+    def take_turn(self: Any, slot: Slot) -> bool:
+        goes_on = original(self, slot)
+        slot.session.on_acked(EntryIndex(slot.next))
+        return goes_on
 
-    patch.setattr(SendQueue, "on_sent", sent)
+    patch.setattr(LeaderStream, "_take_turn", take_turn)
 
 
 @bug
