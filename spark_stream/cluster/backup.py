@@ -159,6 +159,7 @@ def _distrusting_copy(
     fresh = folder / target.name
     try:
         fill(fresh)
+        fresh.chmod(0o600)  # it has the cluster's secret
         with closing(SqliteStore(fresh)) as store:
             distrust_logs(store)
             cluster = store.get(CLUSTER)

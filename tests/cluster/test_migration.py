@@ -249,6 +249,7 @@ def test_a_backup_of_etcd_is_restored_into_it(make: Make, files: Make, tmp_path:
         back_up(here.file, saved)
     else:
         back_up_from(here, saved)
+        assert saved.stat().st_mode & 0o777 == 0o600
         with pytest.raises(InvalidRequest, match="exists"):
             back_up_from(here, saved)
     fresh = make()

@@ -167,7 +167,8 @@ def describe_cluster(context: BrokerContext, asked: Empty) -> ClusterDescription
     try:
         alive, takers = members.alive(), members.takers().keys()
     except MetadataUnavailable as error:
-        away = Problem(ProblemKind.METADATA_AWAY, f"{error.message}: this was known last", 1)
+        text = f"the metadata store does not answer ({error.message}): this was known last"
+        away = Problem(ProblemKind.METADATA_AWAY, text, 1)
         alive, takers = members.last_alive, members.last_alive.keys()
     brokers = [
         BrokerDescription(

@@ -36,7 +36,10 @@ class LeaseKeeper:
         """Renew the lease; to be called several times before it runs out."""
         if not self._lease.renew():
             if self._has_looked:
-                logger.warning("the lease was over: other brokers may lead what this one led")
+                logger.warning(
+                    "the lease was over: others may lead what this broker led, unless its followers"
+                    " have promised that they do not"
+                )
             self._has_looked = False
             self._lease = self._hold(self._lease)
         if not self._has_looked:
