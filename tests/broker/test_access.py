@@ -432,7 +432,7 @@ def test_refusals_and_what_administrators_do_are_written_down(asking, admin, top
 def test_the_log_says_nothing_secret(asking: BrokerProcess, admin):
     token = admin.create_token("root").token
     said = asking.said() + (asking.directory / "audit.log").read_text()
-    for secret in (PASSWORD, token, token.rpartition("_")[2]):
+    for secret in (PASSWORD, token, token[-16:]):
         assert secret not in said
     assert PASSWORD not in repr(Authenticate(user="u", password=PASSWORD))
 
