@@ -158,6 +158,40 @@ def test_changes_of_other_threads_go_on_when_the_fence_moves(stores, lossy: Loss
     assert [other.get(f"k{n}").version for n in range(100)] == versions
 
 
+class Counted(EtcdClient):
+    """A client that counts what it is asked."""
+
+    calls = 0
+
+    def write(self, path: str, asked: Any) -> Any:
+        self.calls += 1
+        return super().write(path, asked)
+
+
+def test_a_read_that_need_not_be_fresh_costs_nothing_once_the_record_is_known(
+    etcd: LocalEtcd,
+):
+    client = Counted(etcd.endpoints, 1.0)
+    store = EtcdStore(client, "test_a_read_that_need_not_be_fresh")
+    other = EtcdStore(etcd.client(), "test_a_read_that_need_not_be_fresh")
+    with closing(store), closing(other):
+        first = other.put("a", {"n": 1}, 0)
+        assert store.get("a", fresh=False).version == first  # nothing follows the store yet
+        second = other.put("a", {"n": 2}, first)
+        store.changes(0)
+        assert store.get("a", fresh=False).version == second
+        own = store.put("a", {"n": 3}, second)
+        asked = client.calls
+        assert store.get("a", fresh=False).value == {"n": 3}
+        assert client.calls == asked
+        last = other.put("a", {"n": 4}, own)
+        eventually(lambda: store.get("a", fresh=False).version == last)
+        assert client.calls == asked
+        assert other.delete("a", last)
+        eventually(lambda: store.get("a", fresh=False) is None)
+        assert store.get("a") is None
+
+
 def compact(etcd: LocalEtcd, store: EtcdStore) -> None:
     """Forget the history, as etcd's auto-compaction does."""
     client = etcd.client()

@@ -142,7 +142,11 @@ class EtcdStore:
         answer = self._client.read(RANGE, {"key": self._encoded(key)})
         found = answer.get("kvs", [])
         record = self._record(found[0]) if found else None
-        self._note({key: record}, int(answer["header"]["revision"]))
+        revision = int(answer["header"]["revision"])
+        with self._feed.changed:
+            # The feed updates only what is cached: of any other record it may have passed a change.
+            if key in self._known.latest or self._feed.seen <= revision:
+                self._known.note(key, record, revision)
         return record
 
     def list(self, prefix: str) -> Sequence[StoreRecord]:
@@ -255,16 +259,6 @@ class EtcdStore:
         found = [self._record(each) for each in answer.get("kvs", [])]
         return int(answer["header"]["revision"]), found
 
-    def _note(self, found: Mapping[str, StoreRecord | None], revision: int) -> None:
-        """Put records of a revision into the cache, for reads that need not be fresh.
-
-        The feed may have told of a later change already, and it changes only what is in the cache.
-        """
-        with self._feed.changed:
-            for key, record in found.items():
-                if key in self._known.latest or self._feed.seen <= revision:
-                    self._known.note(key, record, revision)
-
     # -- writing ----------------------------------------------------------------------------------
 
     def _apply(self, changes: Sequence[_Change]) -> Sequence[int | None]:
@@ -290,10 +284,10 @@ class EtcdStore:
                 continue  # it is not done, and never will be
             if not self._fence.has_moved(answer, fence):
                 made = self._outcome(changes, answer)
-                revision = int(answer["header"]["revision"])
-                pairs = zip(changes, made, strict=True)
-                done = {each.key: each.record(revision) for each, at in pairs if at is not None}
-                self._note(done, revision)
+                with self._feed.changed:
+                    for each, revision in zip(changes, made, strict=True):
+                        if revision is not None and each.key in self._known.latest:
+                            self._known.note(each.key, each.record(revision), revision)
                 return made
 
     def _transaction(self, changes: Sequence[_Change], mark: str, fence: int) -> Json:
@@ -436,7 +430,7 @@ class _LastChanges:
         self.start = 0
         """Changes after this revision are known."""
         self.latest: dict[str, _Latest] = {}
-        """The cache: the newest known state of records that this store has read or changed."""
+        """The cache: the newest known state of records that this store has read one by one."""
 
     def take(self, events: Sequence[Json]) -> None:
         for each in events:
