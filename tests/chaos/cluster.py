@@ -19,7 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -298,7 +298,7 @@ def run(
         notes = Notes()
         if histories is not None:
             path, name = histories / f"chaos-{seed}.jsonl", f"chaos seed {seed}"
-            notes.history = ended.enter_context(HistoryWriter(path, name))
+            notes.history = ended.enter_context(closing(HistoryWriter(path, name)))
         etcd, network, conf, folder, disks = None, None, CONF, None, []
         if hosts:
             network = ended.enter_context(Network(3))

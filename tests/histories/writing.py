@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 
 class HistoryWriter:
@@ -27,14 +25,3 @@ class HistoryWriter:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
