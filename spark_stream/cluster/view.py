@@ -107,16 +107,16 @@ class ClusterView:
         with self._lock:
             self._listeners.append(listener)
 
-    def refresh(self, *, fresh: bool = True) -> News:
+    def refresh(self, *, fresh: bool = True, known: bool = False) -> News:
         """Read what has changed in the store, and return it.
 
-        ``fresh``: everything that was changed before this call, as ``MetadataStore.changes``.
+        ``fresh``, ``known``: as ``MetadataStore.changes``.
 
         Raises:
             StorageFailure: the store could not be read; the view is as it was before.
         """
         with self._lock:
-            changes = self._store.changes(self._revision, PREFIXES, fresh=fresh)
+            changes = self._store.changes(self._revision, PREFIXES, fresh=fresh, known=known)
             changed = self._really_changed(changes)
             self._revision = changes.revision
             if not changed:

@@ -123,13 +123,9 @@ class TakeNumber(Step[int]):
 
 
 class ReadEpochs(Step[Sequence[LeaderEpoch]]):
-    """The leader epoch of each partition, as on record now; 0 if there is no record.
-
-    Without ``fresh``: as this broker has seen it last.
-    """
+    """The leader epoch of each partition as this broker has seen it last; 0: it saw no record."""
 
     places: tuple[Joined, ...]
-    fresh: bool = True
 
 
 class _OfAnEpoch(Step[T_co], kw_only=True):
@@ -300,6 +296,13 @@ class Refresh(Step[None]):
     optional: bool = False
 
 
+class CatchUp(Step[None]):
+    """Waits until this broker has acted on all that it has read from the store, or written to it.
+
+    That costs no request, and is enough for a script that goes on from a record.
+    """
+
+
 class Pause(Step[None]):
     """Waits for this many seconds."""
 
@@ -323,20 +326,17 @@ def together(
     return (yield from Together(asked)) if asked else []
 
 
-def ask_present_leaders(
-    steps: Iterable[PartitionStep[Any]], *, fresh: bool = True
-) -> Script[list[Any | IsologError]]:
-    """Do as :func:`together`, but only at leaders that have not been replaced by now.
+def ask_present_leaders(steps: Iterable[PartitionStep[Any]]) -> Script[list[Any | IsologError]]:
+    """Do as :func:`together`, but only at leaders of the epochs that this broker knows, or later.
 
     A replaced leader that does not know it yet would answer for a log that no longer counts, and it
-    would not know the batches that its successor has taken.
-
-    Without ``fresh``: leaders as the caller has seen them a moment ago, by a :class:`Refresh`.
+    would not know the batches that its successor has taken. So take a :class:`Refresh` or a
+    :class:`CatchUp` before.
     """
     asked = tuple(steps)
     if not asked:
         return []
-    epochs = yield from ReadEpochs(tuple(each.at for each in asked), fresh)
+    epochs = yield from ReadEpochs(tuple(each.at for each in asked))
     return (
         yield from together(
             structs.replace(step, least_epoch=epoch)
@@ -356,4 +356,4 @@ def read_extents(places: Iterable[Joined]) -> Script[list[SpansSnapshot | Isolog
     While the store is away, a leader that serves has not been replaced: its lease is over as well.
     """
     yield Refresh(optional=True)
-    return (yield from ask_present_leaders((ReadExtents(at) for at in places), fresh=False))
+    return (yield from ask_present_leaders(ReadExtents(at) for at in places))

@@ -64,6 +64,8 @@ class EtcdMember:
             "listen-peer-urls": self.peer,
             "initial-advertise-peer-urls": self.peer,
             "initial-cluster": cluster,
+            "auto-compaction-mode": "periodic",
+            "auto-compaction-retention": "1m",
             "unsafe-no-fsync": "true",
         }
         if self._tls is not None:

@@ -390,6 +390,19 @@ class StoreTests:
         assert store.get("k").value == {"n": 2}
         assert store.put("k", {"n": 3}, version) is None
 
+    def test_whoever_catches_up_has_what_it_wrote_and_read(
+        self, store: MetadataStore, another: Opener
+    ) -> None:
+        other = another()
+        since = store.changes(0).revision
+        for number in range(50):
+            other.put(f"read/{number}", {}, 0)
+            store.put(f"written/{number}", {}, 0)
+            read = store.get(f"read/{number}")
+            told = store.changes(since, fresh=False, known=True)
+            assert told.changed[f"read/{number}"] == read
+            assert f"written/{number}" in told.changed
+
     def test_what_a_reader_does_with_a_value_changes_no_record(self, store: MetadataStore) -> None:
         value = {"list": [1]}
         store.put("k", value, 0)

@@ -11,6 +11,7 @@ from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import IsologError, LeaderUnavailable
 from spark_stream.scripts.steps import (
     BrokerStep,
+    CatchUp,
     DeleteMany,
     DeleteRecord,
     FindTransactions,
@@ -78,7 +79,7 @@ class OnStore:
                 return [self._tried(each) for each in steps]
             case RemoveFiles(topic):
                 self.folders.discard((self.broker, topic.id))
-            case Refresh():
+            case Refresh() | CatchUp():
                 pass
             case Pause(seconds):
                 self.paused_s += seconds

@@ -22,7 +22,7 @@ from spark_stream.consistency.transactions.transactions import (
     Transaction,
 )
 from spark_stream.errors import InvalidTransaction, IsologError
-from spark_stream.scripts.steps import Get, PutMany
+from spark_stream.scripts.steps import CatchUp, Get, PutMany
 from spark_stream.scripts.transactions import deciding
 from spark_stream.scripts.transactions.finishing import Finished
 from spark_stream.scripts.transactions.records import (
@@ -168,7 +168,8 @@ def test_partitions_that_join_together_cost_one_write_and_two_reads():
     on.steps.clear()
     places = [Joined("t", "id", number) for number in range(2_000)]
     on.run(deciding.join(Finished(), "x", 1, 2, 0, *places))
-    assert [type(step) for step in on.steps] == [Get, PutMany, Get]
+    assert [type(step) for step in on.steps] == [Get, PutMany, CatchUp, Get]
+    assert [step.fresh for step in on.steps if isinstance(step, Get)] == [False, False]
     assert set(on.run(read_places(1))) == set(places)
 
 

@@ -27,6 +27,7 @@ from spark_stream.consistency.transactions.transactions import (
 )
 from spark_stream.errors import InvalidTransaction, IsologError
 from spark_stream.scripts.steps import (
+    CatchUp,
     DeleteMany,
     DeleteRecord,
     DropBranch,
@@ -256,7 +257,7 @@ class World:
                 return answer_of(self.store, step)
             case PutRecord() | PutMany() | DeleteRecord() | DeleteMany():
                 return answer_of(self.store, step)
-            case Pause() | Refresh():
+            case Pause() | Refresh() | CatchUp():
                 return None
             case TakeNumber(of, above):
                 return self._take(broker, of.value, above)

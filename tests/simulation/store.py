@@ -105,7 +105,12 @@ class MemoryStore:
         return [self.delete(*each) for each in deletes]
 
     def changes(
-        self, since: int, prefixes: Sequence[str] = ("",), *, fresh: bool = True
+        self,
+        since: int,
+        prefixes: Sequence[str] = ("",),
+        *,
+        fresh: bool = True,
+        known: bool = False,
     ) -> Changes:
         self._check_open()
         meant = tuple(prefixes)
@@ -170,13 +175,24 @@ class MortalStore(MemoryStore):
         super().__init__(records)
         self._before = before
         self._outage = outage
-        self._seen = 0  # the revision at the last barrier: nothing older is told
+        self._seen = 0  # the revision that the watch, or a barrier, has come to
+        self._known = 0  # the greatest version that was written or returned
 
     def get(self, key: str, *, fresh: bool = True) -> StoreRecord | None:
         if not fresh:
-            return self._then(key, self._outage.seen_upto(self._seen, self._records.last_version))
+            self._watch()
+            return self._then(key, self._seen)
         self._outage.check()
-        return super().get(key)
+        found = super().get(key)
+        self._know(0 if found is None else found.version)
+        return found
+
+    def _watch(self) -> None:
+        """Hear of some more changes by the watch."""
+        self._seen = self._outage.seen_upto(self._seen, self._records.last_version)
+
+    def _know(self, version: int) -> None:
+        self._known = max(self._known, version)
 
     def _then(self, key: str, upto: int) -> StoreRecord | None:
         """The record as it was at a revision."""
@@ -189,22 +205,34 @@ class MortalStore(MemoryStore):
 
     def list(self, prefix: str) -> Sequence[StoreRecord]:
         self._outage.check()
-        return super().list(prefix)
+        found = super().list(prefix)
+        self._know(max((each.version for each in found), default=0))
+        return found
 
     def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
         self._before()
-        return self._outage.change(lambda: super(MortalStore, self).put(key, value, expected))
+        made = self._outage.change(lambda: super(MortalStore, self).put(key, value, expected))
+        self._know(made or 0)
+        return made
 
     def delete(self, key: str, expected: int) -> bool:
         self._before()
         return self._outage.change(lambda: super(MortalStore, self).delete(key, expected))
 
     def changes(
-        self, since: int, prefixes: Sequence[str] = ("",), *, fresh: bool = True
+        self,
+        since: int,
+        prefixes: Sequence[str] = ("",),
+        *,
+        fresh: bool = True,
+        known: bool = False,
     ) -> Changes:
         if not fresh and since:
-            seen = self._outage.seen_upto(max(since, self._seen), self._records.last_version)
-            return self._changes_then(since, seen, tuple(prefixes))
+            self._watch()
+            if known and self._known > self._seen:
+                self._outage.check()  # the watch does not come so far
+                self._seen = self._known
+            return self._changes_then(since, max(since, self._seen), tuple(prefixes))
         self._outage.check()
         found = super().changes(since, prefixes)
         self._seen = max(self._seen, found.revision) if self._sees is None else self._seen

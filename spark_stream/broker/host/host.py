@@ -377,18 +377,21 @@ class Host:
         """Return whether other brokers are cut off from the store too, by their promises."""
         return self._promises() or any(each.leads for each in self.open_replicas())
 
-    def follow_store(self) -> None:
-        """Act on what the store tells by itself; to be called again and again."""
-        with self._applying:
-            self._apply(fresh=False)
+    def follow_store(self, *, known: bool = False) -> None:
+        """Act on what the store tells by itself; to be called again and again.
 
-    def _apply(self, *, fresh: bool) -> None:
+        With ``known``, on all that this broker has read from the store or written to it, at least.
+        """
+        with self._applying:
+            self._apply(fresh=False, known=known)
+
+    def _apply(self, *, fresh: bool, known: bool = False) -> None:
         if self._stopping:
             return
         if fresh:
             self._refreshes_begun += 1
         number = self._refreshes_begun
-        news = self.view.refresh(fresh=fresh)
+        news = self.view.refresh(fresh=fresh, known=known)
         if news or self._unsettled:
             self._close_gone()
             self._reconcile(self._topics_of(news))

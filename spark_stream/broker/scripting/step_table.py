@@ -20,6 +20,7 @@ from spark_stream.errors import IsologError, NotLeader
 from spark_stream.scripts.steps import (
     FIRST_EPOCH,
     BrokerStep,
+    CatchUp,
     DeleteMany,
     DeleteRecord,
     Describe,
@@ -81,6 +82,7 @@ class StepTable:
             FindTopic: lambda step: host.find(step.name, step.topic_id),
             RemoveFiles: lambda step: host.remove_files(step.topic),
             Refresh: lambda step: host.refresh_if_served() if step.optional else host.refresh(),
+            CatchUp: lambda step: host.follow_store(known=True),
             ReadEpochs: self._epochs,
             Pause: lambda step: time.sleep(step.seconds),
             TakeBatch: lambda step: step.take(),
@@ -149,9 +151,7 @@ class StepTable:
         )
 
     def _epochs(self, step: ReadEpochs) -> list[LeaderEpoch]:
-        """Return the leader epochs on record."""
-        if step.fresh:
-            self._host.refresh()
+        """Return the leader epochs that this broker knows."""
         found = (self._host.view_of(PartitionId(at.topic_id, at.partition)) for at in step.places)
         return [FIRST_EPOCH if each is None else each.record.leader_epoch for each in found]
 

@@ -125,6 +125,7 @@ class EtcdStore:
         assert end is not None
         self._feed = EtcdFeed(client, self._head, end.encode())
         self._known = _LastChanges(self._records)
+        self._told = 0  # the greatest version that this store has returned or written
         self._fence = _Fence(client, name)
         self._listed_at = self._compared_at = time.monotonic()
         self._silence_s = 6 * client.timeout_s
@@ -144,6 +145,7 @@ class EtcdStore:
         record = self._record(found[0]) if found else None
         revision = int(answer["header"]["revision"])
         with self._feed.changed:
+            self._told = max(self._told, _version(answer))
             # The feed updates only what is cached: of any other record it may have passed a change.
             if key in self._known.latest or self._feed.seen <= revision:
                 self._known.note(key, record, revision)
@@ -177,18 +179,23 @@ class EtcdStore:
         return [each.key in deleted for each in deletes]
 
     def changes(
-        self, since: int, prefixes: Sequence[str] = ("",), *, fresh: bool = True
+        self,
+        since: int,
+        prefixes: Sequence[str] = ("",),
+        *,
+        fresh: bool = True,
+        known: bool = False,
     ) -> Changes:
         """Return what changed after the revision ``since``, of keys with one of these prefixes.
 
         ``fresh`` costs one read of etcd. Without it etcd is asked only now and then: for the head,
         in case the watch is silent, and for all records, in case it has missed something
-        (etcd#18089).
+        (etcd#18089). ``known`` waits for the watch.
         """
         meant = tuple(prefixes)
         now = time.monotonic()
         fresh = fresh or now - self._compared_at > self._silence_s
-        heard = self._heard(since, fresh=fresh) if since else None
+        heard = self._heard(since, fresh=fresh, known=known) if since else None
         if heard is not None:
             revision, found = heard
             kept = {key: record for key, record in found.items() if key.startswith(meant)}
@@ -204,22 +211,20 @@ class EtcdStore:
         return Changes(revision, every, complete=True)
 
     def _heard(
-        self, since: int, *, fresh: bool
+        self, since: int, *, fresh: bool, known: bool
     ) -> tuple[int, Mapping[str, StoreRecord | None]] | None:
         """Return what the watch has told after a revision, and up to which; None: not all of it."""
-        head = 0
+        head = self._told if known else 0
         if fresh:
             answer = self._read_head()
             self._compared_at = time.monotonic()
-            head = _version(answer)
+            head = max(head, _version(answer))
             if since > int(answer["header"]["revision"]):
                 return None  # another etcd, or one that was restored
-            if head <= since and not self._feed.is_started:
-                return since, {}
         elif time.monotonic() - self._listed_at > _LIST_S:
             return None
         if not self._feed.is_started:
-            return None
+            return (since, {}) if (fresh or known) and head <= since else None
         with self._feed.changed:
             self._feed.wait_for(head)
             found = self._known.after(since)
@@ -257,6 +262,8 @@ class EtcdStore:
         asked = {"key": self._encoded(prefix), "range_end": encoded(end.encode())}
         answer = self._client.read(RANGE, asked)
         found = [self._record(each) for each in answer.get("kvs", [])]
+        with self._feed.changed:
+            self._told = max(self._told, *(each.version for each in found), 0)
         return int(answer["header"]["revision"]), found
 
     # -- writing ----------------------------------------------------------------------------------
@@ -279,16 +286,24 @@ class EtcdStore:
                     raise
                 self._fence.move(until)
                 made = self._made(changes, mark, floor)
-                if made is not None:
-                    return made
-                continue  # it is not done, and never will be
-            if not self._fence.has_moved(answer, fence):
+                if made is None:
+                    continue  # it is not done, and never will be
+            else:
+                if self._fence.has_moved(answer, fence):
+                    continue
                 made = self._outcome(changes, answer)
-                with self._feed.changed:
-                    for each, revision in zip(changes, made, strict=True):
-                        if revision is not None and each.key in self._known.latest:
-                            self._known.note(each.key, each.record(revision), revision)
-                return made
+            self._note(changes, made)
+            return made
+
+    def _note(self, changes: Sequence[_Change], made: Sequence[int | None]) -> None:
+        """Note what this store has changed itself."""
+        with self._feed.changed:
+            for each, revision in zip(changes, made, strict=True):
+                if revision is None:
+                    continue
+                self._told = max(self._told, revision)
+                if each.key in self._known.latest:
+                    self._known.note(each.key, each.record(revision), revision)
 
     def _transaction(self, changes: Sequence[_Change], mark: str, fence: int) -> Json:
         head = {"request_put": {"key": encoded(self._head), "value": encoded(mark.encode())}}

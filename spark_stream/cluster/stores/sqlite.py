@@ -202,7 +202,12 @@ class SqliteStore:
         return self._change(_Waiting(change))
 
     def changes(
-        self, since: int, prefixes: Sequence[str] = ("",), *, fresh: bool = True
+        self,
+        since: int,
+        prefixes: Sequence[str] = ("",),
+        *,
+        fresh: bool = True,
+        known: bool = False,
     ) -> Changes:
         # Every broker asks many times a second, and mostly nothing has changed: this is kept short.
         if self._lost is not None or not self._place.is_unchanged():

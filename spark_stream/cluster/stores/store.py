@@ -97,14 +97,19 @@ class MetadataStore(Protocol):
         """Delete many records in one go, as :meth:`put_many`."""
 
     def changes(
-        self, since: int, prefixes: Sequence[str] = ("",), *, fresh: bool = True
+        self,
+        since: int,
+        prefixes: Sequence[str] = ("",),
+        *,
+        fresh: bool = True,
+        known: bool = False,
     ) -> Changes:
         """Return what changed after the revision ``since``, of keys with one of these prefixes.
 
         Since 0: every record. A caller that always asks since the revision of the answer before
         misses no lasting change. With ``fresh`` the answer has everything that was changed before
         the call: on many hosts that costs a request. Without it the answer may be a little behind,
-        and is cheap.
+        and is cheap; with ``known`` it is no older than what this store has written or returned.
         """
 
     def close(self) -> None:

@@ -38,7 +38,14 @@ from spark_stream.errors import (
     TransactionAborted,
     UnknownTransaction,
 )
-from spark_stream.scripts.steps import Force, Numbering, Script, TakeNumber, ask_present_leaders
+from spark_stream.scripts.steps import (
+    CatchUp,
+    Force,
+    Numbering,
+    Script,
+    TakeNumber,
+    ask_present_leaders,
+)
 from spark_stream.scripts.transactions import records
 from spark_stream.scripts.transactions.finishing import Finished, finish
 from spark_stream.scripts.transactions.positions import check_owners
@@ -226,17 +233,20 @@ def join(
     Order of steps: the joins are put on record, then the transaction's record is read. If the
     transaction is still open then, its decision comes later, and whoever finishes it finds the
     joins. If not, the joins may have come too late to be found: they are refused, and the broker's
-    sweep removes them. A first check before both steps, of a cached record, mostly keeps the joins
-    of a wrong stamp off the record.
+    sweep removes them. The record is read as this broker knows it by then, unless a join was on
+    record already. A first check before both steps, of a cached record, mostly keeps the joins of a
+    wrong stamp off the record.
 
     Raises:
         ProducerFenced, TransactionAborted, InvalidTransaction, UnknownTransaction,
         ForeignBranch: The partitions must not take batches of this stamp.
     """
     yield from check_joins(transactional_id, number, producer_id, epoch, fresh=False)
-    yield from records.note_joins(transactional_id, number, places)
+    written = yield from records.note_joins(transactional_id, number, places)
     try:
-        yield from check_joins(transactional_id, number, producer_id, epoch)
+        if written:
+            yield CatchUp()  # with the joins: so the cached record is not older
+        yield from check_joins(transactional_id, number, producer_id, epoch, fresh=not written)
     except IsologError:
         finished.ended[number] = transactional_id
         raise
@@ -325,7 +335,7 @@ def force_partitions(places: Iterable[Joined]) -> Script[None]:
 
     ``places`` were read a moment ago.
     """
-    for answer in (yield from ask_present_leaders((Force(at) for at in places), fresh=False)):
+    for answer in (yield from ask_present_leaders(Force(at) for at in places)):
         if isinstance(answer, IsologError) and answer.code != "UNKNOWN_TOPIC":
             raise answer
 

@@ -13,10 +13,11 @@ if the leader of a partition cannot be reached, none is marked. A partition that
 cannot be written (its disk failed, its log is damaged) takes no batch either: the others are still
 marked.
 
-**Only leaders of the epochs on record are asked**, and these records are read after the decision. A
-replaced leader that does not know it yet may have nothing of the transaction: it would say that all
-is sealed and marked, while its successor has batches of the transaction. A leader elected after
-that takes none: it would need a join, which the decided record refuses.
+**Only leaders of the epochs on record are asked**, as they were when the decision was made, or
+later. A leader replaced before may not know it yet, and have nothing of the transaction: it would
+say that all is sealed and marked, while its successor has batches of the transaction. A leader
+elected after the decision takes none: it would need a join, which the decided record refuses. One
+that is replaced between seal and markers had all of it; its marker counts once it is replicated.
 
 **The markers of a commit are on the disk before it is finished**, if the topic forces anything.
 Once the transaction is finished, the id goes on, and its record no longer says what the markers
@@ -131,10 +132,8 @@ def seal_partitions(
     Raises:
         LeaderUnavailable, NotLeader, RequestTimeout: a partition may still take a batch.
     """
-    places = yield from records.read_places(decided.number)
-    # What `read_places` has seen is not older than the decision: leaders too.
-    seals = (Seal(at, decided.number) for at in places)
-    answers = yield from ask_present_leaders(seals, fresh=False)
+    places = yield from records.read_places(decided.number, decided=True)
+    answers = yield from ask_present_leaders(Seal(at, decided.number) for at in places)
     sealed: list[Joined] = []
     failure: IsologError | None = None
     for at, answer in zip(places, answers, strict=True):

@@ -36,6 +36,7 @@ from spark_stream.consistency.transactions.transactions import (
 )
 from spark_stream.errors import IsologError, PermissionDenied
 from spark_stream.scripts.steps import (
+    CatchUp,
     DeleteMany,
     DeleteRecord,
     Get,
@@ -191,17 +192,23 @@ def delete_expired(gone: Iterable[tuple[StoreRecord, Transaction]]) -> Script[No
 # -- the partitions of a transaction --------------------------------------------------------------
 
 
-def note_joins(transactional_id: str, number: int, places: Iterable[Joined]) -> Script[None]:
-    """Record in one write that the partitions have joined; some joins may be recorded already."""
-    yield from PutMany([join_of(transactional_id, number, at) for at in places])
+def note_joins(transactional_id: str, number: int, places: Iterable[Joined]) -> Script[bool]:
+    """Record in one write that the partitions have joined.
+
+    Return False if some joins were recorded already.
+    """
+    puts = [join_of(transactional_id, number, at) for at in places]
+    versions = yield from PutMany(puts)
+    return None not in versions
 
 
-def read_places(number: int) -> Script[tuple[Joined, ...]]:
+def read_places(number: int, *, decided: bool = False) -> Script[tuple[Joined, ...]]:
     """Return the partitions that have joined the transaction of this number.
 
-    The broker has then seen all that was on record when it was called, leaders too.
+    The broker has then seen all that was on record when it was called, leaders too. ``decided``:
+    the caller knows the decision, and what was on record when it was made is enough.
     """
-    yield Refresh()
+    yield CatchUp() if decided else Refresh()
     found = yield from ListRecords(joins_of(number), fresh=False)
     return tuple(decode_join(each).at for each in found)
 

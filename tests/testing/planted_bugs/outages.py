@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.proposals import Proposals
 from spark_stream.broker.replication import promising
 from spark_stream.broker.replication.fetchers import Fetchers
@@ -99,8 +100,14 @@ def a_proposal_without_an_answer_is_forgotten(patch: Patch) -> None:
 
 
 @bug
+def who_goes_on_from_a_record_may_not_have_caught_up_with_it(patch: Patch) -> None:
+    original = Host.follow_store
+    patch.setattr(Host, "follow_store", lambda self, *, known=False: original(self))
+
+
+@bug
 def who_finishes_a_transaction_may_not_see_all_its_partitions(patch: Patch) -> None:
-    def read_places(number: int) -> Script[tuple[Joined, ...]]:
+    def read_places(number: int, *, decided: bool = False) -> Script[tuple[Joined, ...]]:
         found = yield from ListRecords(joins_of(number), fresh=False)
         return tuple(decode_join(each).at for each in found)
 
