@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +348,25 @@ def test_etcd_is_reached_with_tls_a_certificate_a_user_and_a_password(tmp_path: 
             etcd.restore()
             eventually(lambda: store.get("a").version == version)
             assert store.put("a", {"n": 2}, version)
+
+
+def test_an_outage_is_logged_when_it_begins_and_when_it_ends(caplog):
+    with LocalEtcd(1) as etcd, closing(EtcdStore(etcd.client(timeout_s=0.5), "logged")) as store:
+
+        def answers() -> bool:
+            with suppress(MetadataUnavailable):
+                return store.get("a") is None
+            return False
+
+        etcd.members[0].kill()
+        assert not any(answers() for _ in range(3))
+        etcd.restore()
+        eventually(answers)
+    told = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert [each.split(":")[0].split(", after")[0] for each in told] == [
+        "no member of etcd answers",
+        "etcd answers again",
+    ]
 
 
 # -- the lock of an id -----------------------------------------------------------------------------

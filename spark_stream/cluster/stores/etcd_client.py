@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import socket
 import ssl
 import threading
@@ -24,6 +25,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from spark_stream.errors import InvalidConfig, MetadataRefused, MetadataUnavailable
+
+logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
@@ -302,7 +305,7 @@ class _Away:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._error: MetadataUnavailable | None = None
-        self._next_try = 0.0
+        self._since = self._next_try = 0.0
 
     def take_turn(self, timeout_s: float) -> bool:
         """Return whether members did not answer lately, and the caller is the one to try again.
@@ -324,14 +327,20 @@ class _Away:
     def failed(self, error: MetadataUnavailable) -> None:
         """Note that a read has failed; another one is tried soon."""
         with self._lock:
+            if self._error is None:
+                self._since = time.monotonic()
+                logger.warning("no member of etcd answers: %s", error.message)
             self._error = error
             self._next_try = time.monotonic() + _TRY_S
 
     def answered(self) -> None:
         """Note that a member has answered."""
-        if self._error is not None:
-            with self._lock:
-                self._error = None
+        if self._error is None:
+            return
+        with self._lock:
+            if self._error is not None:
+                logger.warning("etcd answers again, after %.0f s", time.monotonic() - self._since)
+            self._error = None
 
 
 def _unavailable(endpoint: str, error: Exception) -> MetadataUnavailable:
