@@ -315,6 +315,19 @@ def test_a_leader_that_was_deposed_proposes_nothing_and_counts_as_before():
     assert progress.replicated(9) == 5
 
 
+def test_a_proposal_that_may_have_been_on_record_counts_when_its_member_is_elected():
+    """Its answer was lost, and then the new member, which has less, became the leader."""
+    progress = leading(isr=(A, B))
+    begun(progress, 1, B, 9)
+    begun(progress, 2, C, 5)
+    assert progress.propose(5, 9, 1) == (A, B, C)
+    progress.on_promised(1, 100.0)
+    progress.on_left(2)
+    progress.on_refused(7, replace(progress.record, leader="c", leader_epoch=6, isr=(C,)), 9)
+    assert progress.replicated(9) == 5
+    assert progress.leads_until() == 0.0
+
+
 def test_a_follower_close_behind_joins_while_appends_go_on_without_a_pause():
     """Its reports are always late: the high watermark waits for it, until it has reached it."""
     progress = leading(isr=(A,))

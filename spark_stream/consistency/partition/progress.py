@@ -301,10 +301,14 @@ class Progress:
                 del self._followers[each.member]
 
     def on_refused(self, proposed_at: int, record: PartitionRecord, version: int) -> None:
-        """Drop a finally refused proposal for version ``proposed_at``; the record was this one."""
+        """Drop a finally refused proposal for version ``proposed_at``; the record was this one.
+
+        If that ends this leader's epoch, the proposal still counts: it may have been on record when
+        the successor was elected.
+        """
         is_present = proposed_at == self.version  # any later version has ended it
         self.on_changed(record, version)
-        if is_present:
+        if is_present and not self._over:
             self.proposed = None
             self._find_maximal()
 
