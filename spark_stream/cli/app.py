@@ -23,6 +23,7 @@ from spark_stream.cli.commands import (
     consumers,
     produce,
     sinks,
+    stored_logs,
     topic,
     transactions,
 )
@@ -41,7 +42,7 @@ from spark_stream.errors import InvalidOption, IsologError, Unsupported
 from spark_stream.version import VERSION
 from spark_stream.wire.refused_values import problem_of as problem_of_value
 
-TO_COME: Final = ("log", "bench", "console")
+TO_COME: Final = ("bench", "console")
 """Commands that are planned but not in this release."""
 
 
@@ -84,6 +85,7 @@ app.add_typer(access.acl, name="acl")
 app.add_typer(access.quotas, name="quota")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(consumers.app, name="consumers")
+app.add_typer(stored_logs.app, name="log")
 app.add_typer(sinks.app, name="sinks")
 app.add_typer(topic.app, name="topic")
 app.add_typer(transactions.app, name="transactions")

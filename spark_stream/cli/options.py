@@ -184,7 +184,9 @@ def note_warning(made: TopicDescription) -> None:
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: "1 record", "2 records"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun.removesuffix('y')}ies" if noun == "entry" else f"{number} {noun}s"
 
 
 def where(bootstrap: str | None, path: Path | None) -> tuple[str | None, Path | None]:

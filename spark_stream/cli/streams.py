@@ -5,10 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from contextlib import suppress
-from typing import Final
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import BinaryIO, Final
+
+import typer
 
 _STANDARD: Final = ("stdin", "stdout", "stderr")
+_BUFFER_BYTES: Final = 1 << 20
 
 
 def occupy() -> None:
@@ -44,3 +48,17 @@ def discard_output() -> None:
     os.close(devnull)
     with suppress(OSError):
         sys.stdout.flush()
+
+
+@contextmanager
+def standard_output() -> Iterator[BinaryIO]:
+    """Open standard output for bytes; end the command quietly if its reader closes the pipe."""
+    # Not sys.stdout.buffer: with PYTHONUNBUFFERED it is a raw file, whose writes may be short.
+    sink = open(sys.stdout.fileno(), "wb", buffering=_BUFFER_BYTES, closefd=False)  # noqa: SIM115
+    try:
+        yield sink
+    except OSError as error:
+        discard_output()  # also what is left in the sink's buffer
+        if error.errno == errno.EPIPE:
+            raise typer.Exit(0) from None
+        raise

@@ -7,7 +7,6 @@ import os
 import select
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, BinaryIO, Final
 
 import pyarrow as pa
@@ -24,7 +23,7 @@ from spark_stream.cli.commands.ranges import (
 from spark_stream.cli.options import Bootstrap, Isolation, LogPath, Topic, connection
 from spark_stream.cli.output.formats import Shape, Template, Writer, writer_of
 from spark_stream.cli.progress import bar
-from spark_stream.cli.streams import discard_output
+from spark_stream.cli.streams import standard_output
 from spark_stream.client.reading.columns import View
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.errors import InvalidOption
@@ -32,7 +31,6 @@ from spark_stream.schema.schemas import METADATA, is_default
 from spark_stream.structs import INT64_MAX
 
 _RECORD: Final = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
-_BUFFER_BYTES: Final = 1 << 20
 _WHICH: Final = "Which records"
 
 
@@ -150,7 +148,7 @@ def consume(
         spans = wanted.spans(topics, view)
         batches = followed(spans, _check_reader) if follow else bounded(spans)
         batches = _watched(_first(batches, max_records), topic, _count(spans, max_records))
-        with _standard_output() as sink:
+        with standard_output() as sink:
             if template is not None:
                 writer = template.writer(sink, utf8=view.default)
             else:
@@ -232,20 +230,6 @@ def _copy(batches: Iterator[pa.RecordBatch], writer: Writer, sink: BinaryIO) -> 
         sink.flush()
     writer.close()
     sink.flush()
-
-
-@contextmanager
-def _standard_output() -> Iterator[BinaryIO]:
-    """Open standard output for bytes; end the command quietly if its reader closes the pipe."""
-    # Not sys.stdout.buffer: with PYTHONUNBUFFERED it is a raw file, whose writes may be short.
-    sink = open(sys.stdout.fileno(), "wb", buffering=_BUFFER_BYTES, closefd=False)  # noqa: SIM115
-    try:
-        yield sink
-    except OSError as error:
-        discard_output()  # also what is left in the sink's buffer
-        if error.errno == errno.EPIPE:
-            raise typer.Exit(0) from None
-        raise
 
 
 def _check_reader() -> None:

@@ -1,0 +1,240 @@
+"""A disk that never changes a file: what is written to it is kept in memory.
+
+Beside a running broker, files grow while they are read. A segment's entries are read once, and its
+``.arrow`` file counts up to the last batch that they name. The broker writes a batch before its
+entry, so what is seen of a growing segment is complete. The bytes after that are not looked at:
+they may be of an append that is under way, and the broker may cut them off.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from msgspec import Struct
+
+from spark_stream.batches import schema_length
+from spark_stream.consistency.entries import ENTRY_SIZE
+from spark_stream.errors import StorageFailure
+from spark_stream.storage.disk.disk import HOST_DISK, Disk, DiskFile
+from spark_stream.storage.format.codec import intact_rows
+from spark_stream.storage.format.message import Part
+from spark_stream.storage.log.looking import whole_rows
+
+_SETTLED_TRIES: Final = 10
+_SETTLED_PAUSE_S: Final = 0.05
+_LAST_ENTRIES: Final = 64
+_PREFIX_BYTES: Final = 8  # of an Arrow message, before its metadata
+
+
+class Change(Struct, frozen=True):
+    """What was done to a file: its size in bytes before and after; None: there is no such file."""
+
+    path: Path
+    before: int | None
+    after: int | None
+
+    def __str__(self) -> str:
+        if self.after is None:
+            return f"{self.path} is removed"
+        if self.before is None:
+            return f"{self.path} is made, with {self.after} bytes"
+        if self.after < self.before:
+            return f"{self.path} is cut from {self.before} to {self.after} bytes"
+        return f"{self.path} is written again, with {self.after} bytes"
+
+
+class SnapshotDisk:
+    """The files of a disk as they are, and changes to them that nobody else sees.
+
+    ``in_use``: a broker may be writing the files.
+    """
+
+    def __init__(self, disk: Disk = HOST_DISK, *, in_use: bool = False) -> None:
+        self._disk = disk
+        self._in_use = in_use
+        self._ours: dict[Path, pa.Buffer | None] = {}  # None: it is removed
+        self._entries: dict[Path, pa.Buffer] = {}
+        self._ends: dict[Path, int] = {}
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def map(self, path: Path) -> pa.Buffer:
+        if path in self._ours:
+            return self._content(path)
+        if path.suffix == ".entries":
+            return self._settled_entries(path)
+        data = self._disk.map(path)
+        return _part(data, 0, self._end_of(path, data))
+
+    def size(self, path: Path) -> int:
+        return self.map(path).size if self._in_use or path in self._ours else self._disk.size(path)
+
+    def read_stored(self, path: Path, position: int, length: int) -> pa.Buffer:
+        if path in self._ours:
+            return _part(self._content(path), position, length)
+        return self._disk.read_stored(path, position, length)
+
+    def names(self, directory: Path) -> list[str]:
+        found = set(self._disk.names(directory))
+        for path, content in self._ours.items():
+            if path.parent == directory and content is None:
+                found.discard(path.name)
+            elif directory in path.parents and content is not None:
+                found.add(path.relative_to(directory).parts[0])
+        return sorted(found)
+
+    def identity(self, path: Path) -> tuple[int, int]:
+        return self._disk.identity(path)
+
+    def stamp(self, path: Path) -> str:
+        return self._disk.stamp(path)
+
+    def _content(self, path: Path) -> pa.Buffer:
+        found = self._ours[path]
+        if found is None:
+            raise StorageFailure(f"{path}: No such file or directory")
+        return found
+
+    def _settled_entries(self, path: Path) -> pa.Buffer:
+        """Return the entries as they were when first read; wait for a write that is under way."""
+        if path in self._entries:
+            return self._entries[path]
+        raw = self._read(path)
+        for _ in range(_SETTLED_TRIES if self._in_use else 0):
+            if _ends_whole(raw):
+                break
+            before = raw
+            time.sleep(_SETTLED_PAUSE_S)
+            raw = self._read(path)
+            if raw.equals(before):  # nobody writes it: this is damage
+                break
+        self._entries[path] = raw
+        return raw
+
+    def _read(self, path: Path) -> pa.Buffer:
+        """Return a file's bytes: mapped, or copied if the file may be cut meanwhile."""
+        if not self._in_use:
+            return self._disk.map(path)
+        try:
+            return pa.py_buffer(path.read_bytes())
+        except OSError as error:
+            raise StorageFailure(f"{path}: {error.strerror}") from error
+
+    def _end_of(self, path: Path, data: pa.Buffer) -> int:
+        """Return up to where an ``.arrow`` file counts; for other files, their whole size."""
+        if not self._in_use or path.suffix != ".arrow":
+            return int(data.size)
+        if path in self._ends:
+            return self._ends[path]
+        table = whole_rows(pa.py_buffer(b""))
+        entries = path.with_suffix(".entries")
+        if entries.name in self.names(path.parent):
+            table = whole_rows(self._settled_entries(entries))
+        end = schema_length(data) if data.size >= _PREFIX_BYTES else 0
+        if len(table):
+            end = int(table[-1]["position"]) + int(table[-1]["length"])
+        self._ends[path] = end if end > 0 else int(data.size)
+        return self._ends[path]
+
+    # -- writing: in memory only ------------------------------------------------------------------
+
+    def open(self, path: Path) -> DiskFile:
+        return _SnapshotFile(self, path)
+
+    def create(self, path: Path) -> DiskFile:
+        self.put(path, pa.py_buffer(b""))
+        return _SnapshotFile(self, path)
+
+    def put(self, path: Path, content: pa.Buffer) -> None:
+        """Give the file this content."""
+        self._ours[path] = content
+
+    def write_whole(self, path: Path, parts: Sequence[Part]) -> None:
+        (only, *others) = parts
+        content = b"".join(parts) if others else only
+        self.put(path, pa.py_buffer(content))
+
+    def rename(self, path: Path, new: Path) -> None:
+        self.put(new, self.map(path))
+        self._ours[path] = None
+
+    def link(self, path: Path, new: Path) -> None:
+        self.put(new, self.map(path))
+
+    def remove(self, path: Path) -> None:
+        self._ours[path] = None
+
+    def remove_tree(self, path: Path) -> None:
+        for name in self.names(path):
+            self.remove_tree(path / name) if (path / name).is_dir() else self.remove(path / name)
+
+    def make_directory(self, path: Path, *, forced: bool = True) -> None:
+        """Do nothing: a file that is put somewhere makes its directory."""
+
+    def remove_empty_directory(self, path: Path) -> None:
+        """Do nothing."""
+
+    def sync_directory(self, path: Path) -> None:
+        """Do nothing: nothing is on the disk."""
+
+    def changes(self) -> list[Change]:
+        """Return what became of the files that were changed."""
+        found = []
+        for path, content in sorted(self._ours.items()):
+            there = path.name in self._disk.names(path.parent)
+            before = self._disk.size(path) if there else None
+            after = None if content is None else content.size
+            if before is None and after is None:
+                continue
+            if content is None or before != after or not content.equals(self._disk.map(path)):
+                found.append(Change(path, before, after))
+        return found
+
+
+class _SnapshotFile:
+    """One file of a :class:`SnapshotDisk`."""
+
+    def __init__(self, disk: SnapshotDisk, path: Path) -> None:
+        self._disk = disk
+        self._path = path
+
+    def write(self, position: int, *parts: Part) -> None:
+        data, old = b"".join(parts), self._disk.map(self._path)
+        if _part(old, position, len(data)).equals(pa.py_buffer(data)):
+            return  # a log that repeats what is there: copying a segment for that costs memory
+        content = bytearray(old)
+        content.extend(bytes(max(0, position - len(content))))
+        content[position : position + len(data)] = data
+        self._disk.put(self._path, pa.py_buffer(bytes(content)))
+
+    def cut(self, size: int) -> None:
+        self._disk.put(self._path, _part(self._disk.map(self._path), 0, size))
+
+    def read(self, position: int, length: int) -> pa.Buffer | None:
+        return _part(self._disk.map(self._path), position, length)
+
+    def flush(self) -> None:
+        """Do nothing: nothing is on the disk."""
+
+    def identity(self) -> tuple[int, int]:
+        return self._disk.identity(self._path)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def _ends_whole(raw: pa.Buffer) -> bool:
+    """Return whether the last entries are complete, as far as their checksums tell."""
+    if raw.size % ENTRY_SIZE:
+        return False
+    return bool(intact_rows(whole_rows(raw)[-_LAST_ENTRIES:]).all())
+
+
+def _part(data: pa.Buffer, position: int, length: int) -> pa.Buffer:
+    """Return these bytes, or fewer at the end of the data."""
+    position = min(position, data.size)
+    return data.slice(position, min(length, data.size - position))
