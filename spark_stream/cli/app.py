@@ -23,10 +23,10 @@ from spark_stream.cli.commands import (
     consumers,
     produce,
     sinks,
-    stored_logs,
     topic,
     transactions,
 )
+from spark_stream.cli.operating import bench, stored_logs
 from spark_stream.cli.options import (
     Profile,
     Tls,
@@ -42,7 +42,7 @@ from spark_stream.errors import InvalidOption, IsologError, Unsupported
 from spark_stream.version import VERSION
 from spark_stream.wire.refused_values import problem_of as problem_of_value
 
-TO_COME: Final = ("bench", "console")
+TO_COME: Final = ("console",)
 """Commands that are planned but not in this release."""
 
 
@@ -91,6 +91,7 @@ app.add_typer(topic.app, name="topic")
 app.add_typer(transactions.app, name="transactions")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+app.command("bench")(bench.bench)
 
 
 def _version(asked: bool) -> None:

@@ -186,7 +186,7 @@ def counted(number: int, noun: str) -> str:
     """Return a number with its noun: "1 record", "2 records"."""
     if number == 1:
         return f"1 {noun}"
-    return f"{number} {noun.removesuffix('y')}ies" if noun == "entry" else f"{number} {noun}s"
+    return f"{number} {noun[:-1]}ies" if noun.endswith("y") else f"{number} {noun}s"
 
 
 def where(bootstrap: str | None, path: Path | None) -> tuple[str | None, Path | None]:

@@ -21,7 +21,7 @@ from spark_stream.storage.disk.forcing import Forces, Forcing
 from spark_stream.storage.format.codec import END_OF_STREAM, intact_entries
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.log.looking import FoundSegment
-from spark_stream.storage.offline.files import LogFiles
+from spark_stream.storage.offline.files import LogFiles, look_at
 from spark_stream.storage.offline.snapshot import SnapshotDisk
 from spark_stream.storage.segment.checking import Suspect, pieces
 from spark_stream.storage.segment.segment import Segment
@@ -101,8 +101,8 @@ def damaged_entries(segment: Segment, files: LogFiles) -> list[Suspect]:
 
 
 def _check(path: Path, in_use: bool) -> CheckedLog:
-    files = LogFiles(path, SnapshotDisk(in_use=in_use))
-    disk = SnapshotDisk(in_use=in_use)
+    files = look_at(path, in_use=in_use)
+    disk = files.disk.unchanged()
     try:
         log = PartitionLog.open(path, files.format, disk)
     except (DamagedSegment, StorageFailure) as error:
@@ -242,8 +242,8 @@ def _damage(log: PartitionLog, files: LogFiles) -> Iterator[Finding]:
 
 
 def _forces(path: Path) -> Iterator[Finding]:
-    names = SnapshotDisk().names(path)
-    forcing = Forcing(SnapshotDisk(), path, names)
+    disk = SnapshotDisk()
+    forcing = Forcing(disk, path, disk.names(path))
     if forcing.state is Forces.DONE:
         return
     ended = "failed" if forcing.state is Forces.FAILED else "did not end"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -20,10 +21,9 @@ from msgspec import Struct
 from spark_stream.batches import facts_of, header_length
 from spark_stream.consistency.entries import Kind, Table, aborted_rows, open_transactions
 from spark_stream.consistency.ids import NO_TRANSACTION, Offset
-from spark_stream.errors import DamagedSegment, IsologError, NotALogDirectory
+from spark_stream.errors import DamagedSegment, IsologError, NotALogDirectory, StorageFailure
 from spark_stream.storage.disk.aside import FOLDER
 from spark_stream.storage.disk.directory import note_of
-from spark_stream.storage.disk.disk import Disk
 from spark_stream.storage.format.chunks import Chunk
 from spark_stream.storage.format.codec import intact_rows
 from spark_stream.storage.format.log_format import UNLIMITED, LogFormat
@@ -34,6 +34,7 @@ from spark_stream.storage.log.looking import (
     whole_rows,
 )
 from spark_stream.storage.log.reading import Budget, ReadPlan, read_segments
+from spark_stream.storage.offline.snapshot import SnapshotDisk
 from spark_stream.storage.segment.segment import Segment, SegmentName
 from spark_stream.storage.settings import Compression, LogSettings
 
@@ -44,6 +45,7 @@ STATES: Final = (NO_STATE, "committed", "open", "aborted")
 _PLAIN, _COMMITTED, _OPEN, _ABORTED = range(4)
 _DESCRIPTION: Final = "isolog.json"
 _NOTE: Final = ".begun"
+_LOOKS_MAX: Final = 10
 _DEPTH_MAX: Final = 5  # a data directory, "topics", a topic's name, its id, a partition
 _SEGMENT_FACTS: Final = ("isolog.base_offset", "isolog.base_entry")
 
@@ -123,10 +125,22 @@ def _unlimited() -> Budget:
     return Budget(UNLIMITED, UNLIMITED)
 
 
+def look_at(path: Path, *, in_use: bool) -> LogFiles:
+    """Return the files of a log as they are now. ``in_use``: its broker may be running.
+
+    Raises:
+        StorageFailure: they cannot be read.
+    """
+    for _ in range(_LOOKS_MAX if in_use else 0):
+        with suppress(StorageFailure):  # a file was removed after the directory was listed
+            return LogFiles(path, SnapshotDisk(in_use=True))
+    return LogFiles(path, SnapshotDisk(in_use=in_use))
+
+
 class LogFiles:
     """The files of one log. Nothing is changed, whatever they have."""
 
-    def __init__(self, path: Path, disk: Disk) -> None:
+    def __init__(self, path: Path, disk: SnapshotDisk) -> None:
         self.path = path
         self.disk = disk
         self._names = disk.names(path)

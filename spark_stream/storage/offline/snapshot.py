@@ -1,6 +1,7 @@
 """A disk that never changes a file: what is written to it is kept in memory.
 
-Beside a running broker, files grow while they are read. A segment's entries are read once, and its
+Beside a running broker, files grow, and are replaced and removed, while they are read. So each
+directory is listed once, and each file mapped once. A segment's entries are read first, and its
 ``.arrow`` file counts up to the last batch that they name. The broker writes a batch before its
 entry, so what is seen of a growing segment is complete. The bytes after that are not looked at:
 they may be of an append that is under way, and the broker may cut them off.
@@ -22,7 +23,7 @@ from spark_stream.errors import StorageFailure
 from spark_stream.storage.disk.disk import HOST_DISK, Disk, DiskFile
 from spark_stream.storage.format.codec import intact_rows
 from spark_stream.storage.format.message import Part
-from spark_stream.storage.log.looking import whole_rows
+from spark_stream.storage.log.looking import NOTHING, whole_rows
 
 _SETTLED_TRIES: Final = 10
 _SETTLED_PAUSE_S: Final = 0.05
@@ -57,29 +58,41 @@ class SnapshotDisk:
         self._disk = disk
         self._in_use = in_use
         self._ours: dict[Path, pa.Buffer | None] = {}  # None: it is removed
-        self._entries: dict[Path, pa.Buffer] = {}
-        self._ends: dict[Path, int] = {}
+        self._mapped: dict[Path, pa.Buffer] = {}
+        self._listed: dict[Path, list[str]] = {}
+
+    def unchanged(self) -> SnapshotDisk:
+        """Return the same snapshot, without the changes that were made to this one."""
+        found = SnapshotDisk(self._disk, in_use=self._in_use)
+        found._mapped, found._listed = self._mapped, self._listed
+        return found
 
     # -- reading --------------------------------------------------------------------------------
 
     def map(self, path: Path) -> pa.Buffer:
         if path in self._ours:
             return self._content(path)
-        if path.suffix == ".entries":
-            return self._settled_entries(path)
-        data = self._disk.map(path)
-        return _part(data, 0, self._end_of(path, data))
+        if path not in self._mapped:
+            self._mapped[path] = self._settled(path) if self._in_use else self._disk.map(path)
+        return self._mapped[path]
 
     def size(self, path: Path) -> int:
-        return self.map(path).size if self._in_use or path in self._ours else self._disk.size(path)
+        return int(self.map(path).size)
 
     def read_stored(self, path: Path, position: int, length: int) -> pa.Buffer:
         if path in self._ours:
             return _part(self._content(path), position, length)
-        return self._disk.read_stored(path, position, length)
+        try:
+            return self._disk.read_stored(path, position, length)
+        except StorageFailure as error:
+            if path not in self._mapped or not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            return _part(self._mapped[path], position, length)  # removed since it was mapped
 
     def names(self, directory: Path) -> list[str]:
-        found = set(self._disk.names(directory))
+        if directory not in self._listed:
+            self._listed[directory] = self._disk.names(directory)
+        found = set(self._listed[directory])
         for path, content in self._ours.items():
             if path.parent == directory and content is None:
                 found.discard(path.name)
@@ -99,46 +112,34 @@ class SnapshotDisk:
             raise StorageFailure(f"{path}: No such file or directory")
         return found
 
+    def _settled(self, path: Path) -> pa.Buffer:
+        """Return a file's bytes beside a running broker, without what it is writing at present."""
+        if path.suffix == ".entries":
+            return self._settled_entries(path)
+        end = None
+        if path.suffix == ".arrow":
+            entries = path.with_suffix(".entries")
+            there = entries.name in self.names(path.parent)
+            table = whole_rows(self.map(entries) if there else NOTHING)
+            if len(table):
+                end = int(table[-1]["position"]) + int(table[-1]["length"])
+        data = self._disk.map(path)
+        if path.suffix == ".arrow" and end is None and data.size >= _PREFIX_BYTES:
+            end = schema_length(data) or None
+        return data if end is None else _part(data, 0, end)
+
     def _settled_entries(self, path: Path) -> pa.Buffer:
-        """Return the entries as they were when first read; wait for a write that is under way."""
-        if path in self._entries:
-            return self._entries[path]
-        raw = self._read(path)
-        for _ in range(_SETTLED_TRIES if self._in_use else 0):
+        """Return a copy of the entries, which may be cut; wait for a write that is under way."""
+        raw = _content_of(path)
+        for _ in range(_SETTLED_TRIES):
             if _ends_whole(raw):
                 break
             before = raw
             time.sleep(_SETTLED_PAUSE_S)
-            raw = self._read(path)
+            raw = _content_of(path)
             if raw.equals(before):  # nobody writes it: this is damage
                 break
-        self._entries[path] = raw
         return raw
-
-    def _read(self, path: Path) -> pa.Buffer:
-        """Return a file's bytes: mapped, or copied if the file may be cut meanwhile."""
-        if not self._in_use:
-            return self._disk.map(path)
-        try:
-            return pa.py_buffer(path.read_bytes())
-        except OSError as error:
-            raise StorageFailure(f"{path}: {error.strerror}") from error
-
-    def _end_of(self, path: Path, data: pa.Buffer) -> int:
-        """Return up to where an ``.arrow`` file counts; for other files, their whole size."""
-        if not self._in_use or path.suffix != ".arrow":
-            return int(data.size)
-        if path in self._ends:
-            return self._ends[path]
-        table = whole_rows(pa.py_buffer(b""))
-        entries = path.with_suffix(".entries")
-        if entries.name in self.names(path.parent):
-            table = whole_rows(self._settled_entries(entries))
-        end = schema_length(data) if data.size >= _PREFIX_BYTES else 0
-        if len(table):
-            end = int(table[-1]["position"]) + int(table[-1]["length"])
-        self._ends[path] = end if end > 0 else int(data.size)
-        return self._ends[path]
 
     # -- writing: in memory only ------------------------------------------------------------------
 
@@ -185,8 +186,9 @@ class SnapshotDisk:
         """Return what became of the files that were changed."""
         found = []
         for path, content in sorted(self._ours.items()):
-            there = path.name in self._disk.names(path.parent)
-            before = self._disk.size(path) if there else None
+            before = None
+            if path.name in self._listed.get(path.parent, ()):
+                before = self._disk.size(path)
             after = None if content is None else content.size
             if before is None and after is None:
                 continue
@@ -225,6 +227,13 @@ class _SnapshotFile:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def _content_of(path: Path) -> pa.Buffer:
+    try:
+        return pa.py_buffer(path.read_bytes())
+    except OSError as error:
+        raise StorageFailure(f"{path}: {error.strerror}") from error
 
 
 def _ends_whole(raw: pa.Buffer) -> bool:

@@ -28,8 +28,8 @@ from spark_stream.storage.offline.files import (
     array_of,
     broker_directory,
     find_logs,
+    look_at,
 )
-from spark_stream.storage.offline.snapshot import SnapshotDisk
 from spark_stream.structs import INT64_MAX
 
 _KINDS: Final = ("data", "commit", "abort")
@@ -203,7 +203,7 @@ def _paths(directory: Path, partitions: list[int] | None) -> Iterator[tuple[Path
 
 def _logs(directory: Path, partitions: list[int] | None) -> Iterator[LogFiles]:
     for path, in_use in _paths(directory, partitions):
-        yield LogFiles(path, SnapshotDisk(in_use=in_use))
+        yield look_at(path, in_use=in_use)
 
 
 class _Lines:

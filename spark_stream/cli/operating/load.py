@@ -1,0 +1,280 @@
+"""A load for a cluster: threads that append batches to a topic, and threads that read them.
+
+The records are those of a default-schema topic. Their timestamp is the time of the append, by which
+a reader in the same process knows how long a record took. A batch is made once; only its timestamps
+change, in one call of Arrow.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from msgspec import Struct
+
+from spark_stream.cli.operating.latencies import Latencies
+from spark_stream.client.log import Log
+from spark_stream.client.values import Written
+from spark_stream.client.writing.producer import Producer
+from spark_stream.client.writing.transactional import TransactionalProducer
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.errors import IsologError
+from spark_stream.schema.schemas import TIMESTAMP_TYPE
+
+_POLL_S: Final = 0.25
+_SILENCE_S: Final = 10.0
+"""How long readers wait for what was acknowledged, after the last record that they got."""
+
+
+class LoadPlan(Struct, frozen=True):
+    """A load. ``records`` or ``seconds`` says when it ends; ``rate``: records a second, of all.
+
+    ``transaction_batches``: how many batches each transaction has; 0: no transactions.
+    """
+
+    topic: str
+    records: int | None
+    seconds: float | None
+    record_bytes: int
+    batch_rows: int
+    producers: int
+    consumers: int
+    isolation: Isolation
+    transaction_batches: int = 0
+    rate: float | None = None
+
+    @property
+    def acknowledgement(self) -> str:
+        """The producers' level: whether acknowledgements wait for the replicas."""
+        weak = self.isolation is Isolation.READ_UNCOMMITTED
+        return str(Isolation.READ_UNCOMMITTED if weak else Isolation.READ_COMMITTED)
+
+
+class Share:
+    """The records that all producers write together: who takes the next batch, and when."""
+
+    def __init__(self, plan: LoadPlan, now: Callable[[], float] = time.monotonic) -> None:
+        self._plan = plan
+        self._now = now
+        self._began: float | None = None
+        self._taken = 0
+        self._lock = threading.Lock()
+
+    def take(self) -> tuple[int, float]:
+        """Return the rows of the next batch, 0 at the end, and how many seconds to wait first."""
+        plan = self._plan
+        with self._lock:
+            if self._began is None:
+                self._began = self._now()
+            passed = self._now() - self._began
+            if plan.seconds is not None and passed >= plan.seconds:
+                return 0, 0.0
+            rows = plan.batch_rows
+            if plan.records is not None:
+                rows = min(rows, plan.records - self._taken)
+            due = self._taken / plan.rate if plan.rate else passed
+            self._taken += rows
+            return rows, max(0.0, due - passed)
+
+
+class Tally:
+    """What the threads of a load have done. ``failure``: the first error, which ends the load."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.stopping = threading.Event()
+        self.written = self.read = self.transactions = 0
+        self.failure: IsologError | None = None
+        self.acknowledged = Latencies()
+        self.committed = Latencies()
+        self.seen = Latencies()
+        self.first_written = self.last_written = self.last_read = 0.0
+
+    def fail(self, error: IsologError) -> None:
+        """Record an error and stop the load."""
+        with self.lock:
+            self.failure = self.failure or error
+        self.stopping.set()
+
+
+class Load:
+    """Runs a plan. ``starts``: by partition, where the topic ended before."""
+
+    def __init__(self, log: Log, plan: LoadPlan, starts: Mapping[int, int]) -> None:
+        self.plan = plan
+        self.tally = Tally()
+        self._log = log
+        self._starts = dict(starts)
+        self._share = Share(plan)
+        self._written = threading.Event()
+        # Nobody writes before all are connected: starting up is no part of a latency.
+        self._ready = threading.Barrier(plan.producers + plan.consumers)
+        self._producers: list[threading.Thread] = []
+        self._consumers: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start the readers, then the writers."""
+        numbers = sorted(self._starts)
+        for each in range(self.plan.consumers):
+            mine = numbers[each :: self.plan.consumers]
+            self._consumers.append(self._thread(self._consume, mine))
+        for _ in range(self.plan.producers):
+            self._producers.append(self._thread(self._produce))
+
+    def _thread(self, act: Callable[..., None], *given: Any) -> threading.Thread:
+        def run() -> None:
+            try:
+                act(*given)
+            except IsologError as error:
+                self.tally.fail(error)
+                self._ready.abort()
+            except threading.BrokenBarrierError:
+                pass  # another thread has failed, and said why
+
+        thread = threading.Thread(target=run, name="isolog-bench")
+        thread.start()
+        return thread
+
+    @property
+    def is_running(self) -> bool:
+        """Whether any thread is still at work."""
+        if not any(each.is_alive() for each in self._producers):
+            self._written.set()
+        return any(each.is_alive() for each in (*self._producers, *self._consumers))
+
+    def stop(self) -> None:
+        """End the load early; what was sent is still acknowledged and read."""
+        self.tally.stopping.set()
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def _produce(self) -> None:
+        plan = self.plan
+        settings: dict[str, Any] = {"isolation": plan.acknowledgement}
+        if plan.transaction_batches:
+            settings["transactional_id"] = f"isolog-bench-{uuid.uuid4().hex[:12]}"
+        with self._log.producer(**settings) as producer:
+            make = _batches(plan)
+            self._ready.wait()
+            if isinstance(producer, TransactionalProducer):
+                while self._transact(producer, make):
+                    pass
+            else:
+                while self._append(producer, make):
+                    pass
+
+    def _transact(
+        self, producer: TransactionalProducer, make: Callable[[int], pa.RecordBatch]
+    ) -> bool:
+        """Write one transaction, and return whether there may be another."""
+        producer.begin_transaction()
+        try:
+            if not self._append(producer, make):
+                producer.abort_transaction()
+                return False
+            more = True
+            for _ in range(self.plan.transaction_batches - 1):
+                more = self._append(producer, make)
+                if not more:
+                    break
+            began = time.monotonic()
+            producer.commit_transaction()
+        except IsologError:
+            producer.abort_transaction()
+            raise
+        with self.tally.lock:
+            self.tally.transactions += 1
+            self.tally.committed.add(_micros(began))
+        return more
+
+    def _append(self, producer: Producer, make: Callable[[int], pa.RecordBatch]) -> bool:
+        """Append the next batch, and return whether there was one."""
+        rows, wait_s = self._share.take()
+        if not rows or self.tally.stopping.wait(wait_s):
+            return False
+        batch = make(rows)
+        began = time.monotonic()
+        producer.append(self.plan.topic, batch).add_done_callback(
+            lambda done: self._on_acknowledged(done, rows, began)
+        )
+        return True
+
+    def _on_acknowledged(self, done: Future[Written], rows: int, began: float) -> None:
+        tally, error = self.tally, done.exception()
+        if isinstance(error, IsologError):
+            tally.fail(error)
+        if error is not None:
+            return
+        with tally.lock:
+            tally.first_written = tally.first_written or began
+            tally.last_written = time.monotonic()
+            tally.written += rows
+            tally.acknowledged.add(_micros(began))
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def _consume(self, numbers: Sequence[int]) -> None:
+        plan, tally = self.plan, self.tally
+        silent_since = None
+        with self._log.consumer(
+            plan.topic,
+            partitions=numbers,
+            isolation=str(plan.isolation),
+            start={number: self._starts[number] for number in numbers},
+            columns=["value", "timestamp"],
+        ) as consumer:
+            self._ready.wait()
+            while True:
+                for batch in consumer.batches(timeout=_POLL_S):
+                    silent_since = None
+                    self._on_read(batch)
+                    if self._has_everything():
+                        return
+                if self._has_everything() or tally.failure is not None:
+                    return
+                if self._written.is_set():
+                    silent_since = silent_since or time.monotonic()
+                    if time.monotonic() - silent_since > _SILENCE_S:
+                        return
+
+    def _on_read(self, batch: pa.RecordBatch) -> None:
+        now_us = time.time_ns() // 1000
+        column = batch.column("timestamp")
+        # Not by to_numpy: it imports pandas, which would count as a latency of the first records.
+        sent = np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)
+        with self.tally.lock:
+            self.tally.read += batch.num_rows
+            self.tally.last_read = time.monotonic()
+            self.tally.seen.add((now_us - sent).astype(np.float64))
+
+    def _has_everything(self) -> bool:
+        return self._written.is_set() and self.tally.read >= self.tally.written
+
+
+def _micros(began: float) -> np.ndarray:
+    return np.array([(time.monotonic() - began) * 1e6])
+
+
+def _batches(plan: LoadPlan) -> Callable[[int], pa.RecordBatch]:
+    """Return a function that makes a batch of so many rows, stamped with the present time."""
+    size, rows = plan.record_bytes, plan.batch_rows
+    offsets = np.arange(0, (rows + 1) * size, size or 1, dtype=np.int32)[: rows + 1]
+    if not size:
+        offsets = np.zeros(rows + 1, np.int32)
+    # Not compressible, so that a topic's compression finds nothing that real data would not have.
+    noise = pa.py_buffer(secrets.token_bytes(rows * size))
+    values = pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), noise])
+
+    def make(count: int) -> pa.RecordBatch:
+        now = pa.scalar(time.time_ns() // 1000, pa.int64()).cast(TIMESTAMP_TYPE)
+        columns = [values.slice(0, count), pa.repeat(now, count)]
+        return pa.RecordBatch.from_arrays(columns, names=["value", "timestamp"])
+
+    return make
