@@ -26,8 +26,9 @@ from spark_stream.cli.commands import (
     topic,
     transactions,
 )
-from spark_stream.cli.operating import bench, stored_logs
+from spark_stream.cli.operating import bench, stored_logs, top
 from spark_stream.cli.options import (
+    ACCESS_OPTIONS,
     Profile,
     Tls,
     TlsCa,
@@ -92,6 +93,7 @@ app.add_typer(transactions.app, name="transactions")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.command("bench")(bench.bench)
+app.command("top")(top.top)
 
 
 def _version(asked: bool) -> None:
@@ -120,17 +122,8 @@ def _isolog(
     echo hello | isolog produce greetings --path data/
     isolog consume greetings --path data/
     """
-    set_access(
-        {
-            "profile": profile,
-            "user": user,
-            "tokenFile": token_file,
-            "tls": tls,
-            "tls.ca": tls_ca,
-            "tls.cert": tls_cert,
-            "tls.key": tls_key,
-        }
-    )
+    given = (profile, user, token_file, tls, tls_ca, tls_cert, tls_key)
+    set_access(dict(zip(ACCESS_OPTIONS.values(), given, strict=True)))
 
 
 def run() -> NoReturn:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
@@ -14,6 +14,7 @@ import typer
 
 from spark_stream.client.connecting.access import Access, access_of, bootstrap_of_profile
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.connecting.embedded import lock_held
 from spark_stream.client.log import Log
 from spark_stream.cluster.stores.backends import Backend
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
@@ -22,6 +23,17 @@ from spark_stream.wire.messages import TopicDescription
 
 BOOTSTRAP_VARIABLE: Final = "ISOLOG_BOOTSTRAP"
 PATH_VARIABLE: Final = "ISOLOG_PATH"
+_COMPLETION_S: Final = 3.0
+ACCESS_OPTIONS: Final = {
+    "profile": "profile",
+    "user": "user",
+    "token_file": "tokenFile",
+    "tls": "tls",
+    "tls_ca": "tls.ca",
+    "tls_cert": "tls.cert",
+    "tls_key": "tls.key",
+}
+"""The options that stand before a command, and what the client calls them."""
 _PANEL: Final = "Where the log is (one of them)"
 
 
@@ -132,8 +144,45 @@ TlsKey = Annotated[
         show_default=False,
     ),
 ]
+
+
+def completed(names: Callable[[Log], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
+    """Return a function that completes a name in a shell, with what ``names`` finds at the log.
+
+    It completes nothing where that fails: a shell that prints an error while somebody types is
+    worse than one that is silent. It starts no broker, and asks for no password.
+    """
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        set_access({name: ctx.find_root().params.get(key) for key, name in ACCESS_OPTIONS.items()})
+        with suppress(Exception):
+            bootstrap, path = where(ctx.params.get("bootstrap"), _found(ctx.params.get("path")))
+            with_password = _ACCESS["user"] is None or os.environ.get("ISOLOG_PASSWORD")
+            if not with_password or (path is not None and not lock_held(path)):
+                return []
+            absolute = None if path is None else path.absolute()
+            opened = ClusterConnection(
+                bootstrap, absolute, _COMPLETION_S, create=False, access=access()
+            )
+            with Log(opened) as log:
+                return sorted(each for each in names(log) if each.startswith(incomplete))
+        return []
+
+    return complete
+
+
+def _found(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
 Topic = Annotated[
-    str, typer.Argument(metavar="TOPIC", help="The name of a topic.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="TOPIC",
+        help="The name of a topic.",
+        show_default=False,
+        autocompletion=completed(lambda log: log.topics()),
+    ),
 ]
 Isolation = Annotated[
     str,

@@ -20,6 +20,7 @@ from spark_stream.cli.options import (
     LogPath,
     Output,
     Yes,
+    completed,
     confirm,
     log,
     note,
@@ -116,7 +117,13 @@ def _number(value: int | None) -> str:
 app = typer.Typer(no_args_is_help=True, help="List, describe and forget consumers' names.")
 
 ConsumerName = Annotated[
-    str, typer.Argument(metavar="NAME", help="A consumer's name.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="A consumer's name.",
+        show_default=False,
+        autocompletion=completed(lambda log: {each.name for each in log.consumers()}),
+    ),
 ]
 
 

@@ -18,6 +18,7 @@ from spark_stream.cli.options import (
     LogPath,
     Output,
     Yes,
+    completed,
     confirm,
     log,
     note,
@@ -50,7 +51,15 @@ class ShownState(StrEnum):
 
 
 TransactionalId = Annotated[
-    str, typer.Argument(metavar="ID", help="A transactional id.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="A transactional id.",
+        show_default=False,
+        autocompletion=completed(
+            lambda log: (each.transactional_id for each in log.transactions())
+        ),
+    ),
 ]
 
 

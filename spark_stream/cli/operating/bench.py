@@ -14,7 +14,16 @@ from rich import box
 from rich.table import Table
 
 from spark_stream.cli.operating.load import Load, LoadPlan
-from spark_stream.cli.options import Bootstrap, Isolation, Listing, LogPath, Output, log, note
+from spark_stream.cli.options import (
+    Bootstrap,
+    Isolation,
+    Listing,
+    LogPath,
+    Output,
+    completed,
+    log,
+    note,
+)
 from spark_stream.cli.output.show import console
 from spark_stream.cli.progress import bar
 from spark_stream.client.log import Log
@@ -41,6 +50,7 @@ def bench(
             help="A topic with Kafka's columns; the records stay in it."
             " Default: a temporary one, deleted at the end.",
             show_default=False,
+            autocompletion=completed(lambda log: log.topics()),
         ),
     ] = None,
     partitions: Annotated[

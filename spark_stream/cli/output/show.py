@@ -40,7 +40,7 @@ def show_topic(topic: TopicDescription, shape: Listing, screen: Console | None =
     screen = screen or console()
     records = record_count(topic)
     size = _sum_known(each.size for each in topic.partitions)
-    sums = f"records {'unknown' if records is None else records}  size {_size(size, 'unknown')}"
+    sums = f"records {'unknown' if records is None else records}  size {size_text(size, 'unknown')}"
     screen.print(f"[bold]{cell(topic.name)}[/bold]  {sums}")
     altered = counted(topic.schema_version, "time")
     schema = f"  schema altered {altered}" if topic.schema_version else ""
@@ -80,7 +80,7 @@ def show_status(status: BrokerStatus, shape: Listing) -> None:
     if shape is Listing.JSON:
         print(json.dumps(facts, indent=2))
         return
-    facts["memory"] = _size(status.memory)
+    facts["memory"] = size_text(status.memory)
     facts["uptime"] = f"{facts.pop('uptime_s'):.0f} s"
     checked_ms = facts.pop("checked_ms")
     facts["last check of the files"] = (
@@ -106,7 +106,8 @@ def console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_MAX)
 
 
-def _size(size: int | None, unknown: str = "-") -> str:
+def size_text(size: int | None, unknown: str = "-") -> str:
+    """Return a number of bytes in a few characters."""
     if size is None:
         return unknown
     for unit, name in _UNITS:
@@ -148,7 +149,7 @@ def _partitions_table(topic: TopicDescription) -> Table:
         table.add_row(
             str(each.partition),
             *("-" if number is None else str(number) for number in numbers),
-            _size(each.size),
+            size_text(each.size),
         )
     return table
 

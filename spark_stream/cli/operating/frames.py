@@ -1,0 +1,279 @@
+"""What some looks at a cluster, one after the other, tell: rates, trends, who holds readers back.
+
+No I/O here. A rate is counted between the last two looks, a trend over all that are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+
+from spark_stream.wire.cluster_messages import ClusterDescription
+from spark_stream.wire.consumer_messages import ConsumerDescription
+from spark_stream.wire.messages import PartitionDescription, TopicDescription
+from spark_stream.wire.transaction_messages import TransactionDescription
+
+UNDECIDED: Final = ("open", "committing", "aborting")
+STALLED_S: Final = 10.0
+"""A reader whose position has not moved for so long is stalled."""
+
+
+class Look(Struct, frozen=True):
+    """What was seen of a cluster at one moment.
+
+    ``at``: seconds on a clock that never goes back; ``now_ms``: ms since the epoch. ``denied``: the
+    parts that the caller may not see.
+    """
+
+    at: float
+    now_ms: int
+    cluster: ClusterDescription
+    topics: tuple[TopicDescription, ...] = ()
+    transactions: tuple[TransactionDescription, ...] = ()
+    consumers: tuple[ConsumerDescription, ...] = ()
+    denied: tuple[str, ...] = ()
+
+
+class Trend(StrEnum):
+    """How a reader's lag develops."""
+
+    UNKNOWN = "-"
+    UP_TO_DATE = "up to date"
+    STALLED = "stalled"
+    FALLING_BEHIND = "falling behind"
+    CATCHING_UP = "catching up"
+    KEEPING_PACE = "keeping pace"
+
+
+class Flow(Struct, frozen=True):
+    """What is written in a second; None before the second look, or if nobody can say."""
+
+    records: float | None = None
+    bytes: float | None = None
+
+
+class BrokerLine(Struct, frozen=True):
+    """A broker, and what is written to the partitions that it leads."""
+
+    id: str
+    state: str
+    leads: int
+    replicas: int
+    in_sync: int
+    written: Flow
+
+
+class TopicLine(Struct, frozen=True):
+    """A topic. ``size``: bytes at its leaders, as far as they answer."""
+
+    name: str
+    partitions: int
+    size: int
+    written: Flow
+
+
+class TransactionLine(Struct, frozen=True):
+    """A transaction that is not finished. ``held_back``: records that wait for its end."""
+
+    transactional_id: str
+    state: str
+    age_s: float
+    overdue: bool
+    places: tuple[str, ...]
+    held_back: int
+
+
+class ConsumerLine(Struct, frozen=True):
+    """A consumer's name, its lag in records, and how that develops."""
+
+    name: str
+    kind: str
+    isolation: str | None
+    lag: int | None
+    trend: Trend
+
+
+class Frame(Struct, frozen=True):
+    """A cluster, as it is to be shown."""
+
+    now_ms: int
+    cluster_id: str
+    brokers_alive: int
+    partitions: int
+    written: Flow
+    problems: tuple[str, ...]
+    brokers: tuple[BrokerLine, ...]
+    topics: tuple[TopicLine, ...]
+    transactions: tuple[TransactionLine, ...]
+    consumers: tuple[ConsumerLine, ...]
+    denied: tuple[str, ...] = ()
+
+
+Place = tuple[str, int]
+"""A topic's id and a partition."""
+
+
+def frame_of(looks: Sequence[Look]) -> Frame:
+    """Return what to show of these looks, the latest of them last; there is at least one."""
+    now = looks[-1]
+    before = looks[-2] if len(looks) > 1 else None
+    flows = {} if before is None else _flows(before, now)
+    cluster = now.cluster
+    return Frame(
+        now_ms=now.now_ms,
+        cluster_id=cluster.cluster_id,
+        brokers_alive=sum(each.alive for each in cluster.brokers),
+        partitions=cluster.partitions,
+        written=_sum_of(flows.values()),
+        problems=tuple(each.message for each in cluster.problems),
+        brokers=tuple(_broker_lines(now, flows)),
+        topics=tuple(_topic_lines(now, flows)),
+        transactions=tuple(_transaction_lines(now)),
+        consumers=tuple(_consumer_lines(looks)),
+        denied=now.denied,
+    )
+
+
+def _partitions(look: Look) -> Iterator[tuple[Place, PartitionDescription]]:
+    for topic in look.topics:
+        for each in topic.partitions:
+            yield (topic.id, each.partition), each
+
+
+def _flows(before: Look, now: Look) -> dict[Place, Flow]:
+    """Return what is written to each partition that answered both times."""
+    earlier = dict(_partitions(before))
+    passed_s = now.at - before.at
+    found = {}
+    for place, each in _partitions(now):
+        old = earlier.get(place)
+        if old is None or passed_s <= 0:
+            continue
+        found[place] = Flow(
+            _per_second(old.log_end_offset, each.log_end_offset, passed_s),
+            _per_second(old.size, each.size, passed_s),
+        )
+    return found
+
+
+def _per_second(old: int | None, new: int | None, passed_s: float) -> float | None:
+    """Return the growth in a second; 0 if it shrank, as by retention or a failover."""
+    return None if old is None or new is None else max(0, new - old) / passed_s
+
+
+def _sum_of(flows: Iterable[Flow]) -> Flow:
+    known = list(flows)
+    records = [each.records for each in known if each.records is not None]
+    sizes = [each.bytes for each in known if each.bytes is not None]
+    return Flow(sum(records) if records else None, sum(sizes) if sizes else None)
+
+
+def _broker_lines(now: Look, flows: Mapping[Place, Flow]) -> Iterator[BrokerLine]:
+    led: dict[str | None, list[Flow]] = {}
+    for place, each in _partitions(now):
+        if place in flows:
+            led.setdefault(each.leader, []).append(flows[place])
+    for broker in now.cluster.brokers:
+        words = ["alive" if broker.alive else "dead"]
+        if broker.state != "active":
+            words.append(broker.state)
+        if broker.id == now.cluster.controller:
+            words.append("controller")
+        yield BrokerLine(
+            broker.id,
+            ", ".join(words),
+            broker.leaders,
+            broker.replicas,
+            broker.in_sync,
+            _sum_of(led.get(broker.id, ())),
+        )
+
+
+def _topic_lines(now: Look, flows: Mapping[Place, Flow]) -> list[TopicLine]:
+    """Return the topics, those with the most bytes a second first."""
+    lines = [
+        TopicLine(
+            topic.name,
+            len(topic.partitions),
+            sum(each.size or 0 for each in topic.partitions),
+            _sum_of(
+                flows[topic.id, each.partition]
+                for each in topic.partitions
+                if (topic.id, each.partition) in flows
+            ),
+        )
+        for topic in now.topics
+    ]
+    return sorted(lines, key=lambda each: (-(each.written.bytes or 0), -each.size, each.name))
+
+
+def _transaction_lines(now: Look) -> list[TransactionLine]:
+    """Return the unfinished transactions, those that hold the most records back first."""
+    ends = {(topic.name, each.partition): each for topic in now.topics for each in topic.partitions}
+    lines = []
+    for each in now.transactions:
+        if each.state not in UNDECIDED:
+            continue
+        held = 0
+        for at in each.partitions:
+            found = ends.get((at.topic, at.partition))
+            if found is None or found.last_stable_offset is None:
+                continue
+            # Only the transaction at the last stable offset holds readers back.
+            if at.first_offset is not None and at.first_offset <= found.last_stable_offset:
+                held += (found.log_end_offset or 0) - found.last_stable_offset
+        lines.append(
+            TransactionLine(
+                each.transactional_id,
+                each.state,
+                max(0.0, (now.now_ms - each.began_ms) / 1000),
+                each.state == "open" and now.now_ms > each.deadline_ms,
+                tuple(f"{at.topic}/{at.partition}" for at in each.partitions),
+                held,
+            )
+        )
+    return sorted(lines, key=lambda each: (-each.held_back, -each.age_s, each.transactional_id))
+
+
+def _consumer_lines(looks: Sequence[Look]) -> list[ConsumerLine]:
+    """Return the consumers, those with the greatest lag first."""
+    earlier: dict[tuple[str, str], tuple[float, ConsumerDescription]] = {}
+    for look in looks[:-1]:
+        for each in look.consumers:
+            if each.lag is not None:
+                earlier.setdefault((each.name, each.kind), (look.at, each))
+    lines = [
+        ConsumerLine(
+            each.name,
+            each.kind,
+            each.isolation,
+            each.lag,
+            _trend(earlier.get((each.name, each.kind)), looks[-1].at, each),
+        )
+        for each in looks[-1].consumers
+    ]
+    return sorted(lines, key=lambda each: (-(each.lag or 0), each.name))
+
+
+def _trend(
+    earlier: tuple[float, ConsumerDescription] | None, at: float, now: ConsumerDescription
+) -> Trend:
+    if now.lag == 0:
+        return Trend.UP_TO_DATE
+    if earlier is None or now.lag is None:
+        return Trend.UNKNOWN
+    since, before = earlier
+    if _offsets(before) == _offsets(now):
+        # A client stores its position from time to time: a short while tells nothing.
+        return Trend.STALLED if at - since >= STALLED_S else Trend.UNKNOWN
+    grown = now.lag - (before.lag or 0)
+    if grown > 0:
+        return Trend.FALLING_BEHIND
+    return Trend.CATCHING_UP if grown else Trend.KEEPING_PACE
+
+
+def _offsets(consumer: ConsumerDescription) -> dict[Place, int]:
+    return {(each.topic_id, each.partition): each.offset for each in consumer.partitions}

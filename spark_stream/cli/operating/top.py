@@ -1,0 +1,274 @@
+"""``isolog top``: the cluster live in a terminal, by what its brokers tell any client."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Annotated, Final, TypeVar
+
+import typer
+from rich import box
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from spark_stream.cli.operating.frames import Flow, Frame, Look, Trend, frame_of
+from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, log
+from spark_stream.cli.output.show import console, size_text
+from spark_stream.cli.output.show_transactions import duration
+from spark_stream.cli.texts import as_json, visible
+from spark_stream.client.log import Log
+from spark_stream.errors import IsologError, PermissionDenied, UnknownTopic
+from spark_stream.wire.messages import TopicDescription
+
+_INTERVAL_S: Final = 2.0
+_ONCE_S: Final = 1.0
+_TREND_S: Final = 30.0
+_CALLS: Final = 8  # at once
+_LINES: Final = 10
+_KIB: Final = 1024
+_MISSING: Final = "-"
+
+T = TypeVar("T")
+
+
+def top(
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one frame. It takes two looks, for the rates.")
+    ] = False,
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S",
+            min=0.1,
+            max=3600,
+            help="Seconds between two looks: 2, or 1 with --once.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Output = Listing.TABLE,
+) -> None:
+    """Show brokers, topics by rate, what is amiss, open transactions, and readers with their lag.
+
+    Rates are of what is written. A trend is over the last half minute; a reader that has not moved
+    for ten seconds is stalled. A transaction holds readers under read_committed back if it is the
+    first that is undecided in a partition. Ctrl-C ends it.
+
+    \b
+    isolog top --bootstrap localhost:9092
+    isolog top --once --interval 15 --output json | jq '.consumers[] | select(.trend == "stalled")'
+    """
+    pause_s = interval or (_ONCE_S if once else _INTERVAL_S)
+    with log(bootstrap, path) as opened:
+        try:
+            looks = [look_at(opened)]
+            if once:
+                time.sleep(pause_s)
+                looks.append(look_at(opened))
+                _print(frame_of(looks), output)
+            elif output is Listing.JSON or not sys.stdout.isatty():
+                _follow(opened, looks, pause_s, lambda frame, _: _print(frame, output))
+            else:
+                _watch(opened, looks, pause_s)
+        except KeyboardInterrupt:
+            pass
+
+
+def look_at(opened: Log) -> Look:
+    """Ask the cluster for all that a frame shows."""
+    denied: list[str] = []
+
+    def ask(part: str, call: Callable[[], Iterable[T]]) -> tuple[T, ...]:
+        try:
+            return tuple(call())
+        except PermissionDenied:
+            denied.append(part)
+            return ()
+
+    at = time.monotonic()
+    return Look(
+        at=at,
+        now_ms=time.time_ns() // 1_000_000,
+        cluster=opened.cluster(),
+        topics=ask("topics", lambda: _topics(opened)),
+        transactions=ask("transactions", opened.transactions),
+        consumers=ask("consumers", opened.consumers),
+        denied=tuple(denied),
+    )
+
+
+def _topics(opened: Log) -> list[TopicDescription]:
+    def describe(name: str) -> TopicDescription | None:
+        try:
+            return opened.describe(name)
+        except UnknownTopic:  # deleted since it was listed
+            return None
+
+    with ThreadPoolExecutor(_CALLS) as calls:
+        return [each for each in calls.map(describe, opened.topics()) if each is not None]
+
+
+def _follow(
+    opened: Log, looks: list[Look], pause_s: float, show: Callable[[Frame, str | None], None]
+) -> None:
+    """Show a frame after each look, without end. An error is shown, and the next look tries again.
+
+    The cluster may be out of reach for a while, which is when somebody watches it.
+    """
+    while True:
+        time.sleep(pause_s)
+        try:
+            looks.append(look_at(opened))
+        except IsologError as error:
+            show(frame_of(looks), error.message)
+            continue
+        while looks[-1].at - looks[0].at > max(_TREND_S, 2 * pause_s):
+            del looks[0]
+        show(frame_of(looks), None)
+
+
+def _watch(opened: Log, looks: list[Look], pause_s: float) -> None:
+    with Live(drawn(frame_of(looks)), console=console(), screen=True, auto_refresh=False) as live:
+        _follow(
+            opened,
+            looks,
+            pause_s,
+            lambda frame, error: live.update(drawn(frame, error), refresh=True),
+        )
+
+
+def _print(frame: Frame, output: Listing) -> None:
+    if output is Listing.JSON:
+        print(json.dumps(as_json(frame)), flush=True)
+    else:
+        console().print(drawn(frame))
+        sys.stdout.flush()
+
+
+def drawn(frame: Frame, error: str | None = None) -> RenderableType:
+    """Return a frame for a terminal of 80 columns or more; ``error``: why it is an old one."""
+    parts: list[RenderableType] = []
+    moment = datetime.fromtimestamp(frame.now_ms // 1000, UTC).strftime("%H:%M:%S UTC")
+    alive = f"brokers {frame.brokers_alive} of {len(frame.brokers)} alive"
+    parts.append(Text(f"cluster {visible(frame.cluster_id)}  {moment}", style="bold"))
+    parts.append(
+        Text(
+            f"{alive}  topics {len(frame.topics)}  partitions {frame.partitions}"
+            f"  written {_records(frame.written)}/s, {_size(frame.written)}/s"
+        )
+    )
+    if error is not None:
+        parts.append(Text(f"the cluster did not answer: {visible(error)}", style="bold red"))
+    parts += [Text(visible(each), style="red") for each in frame.problems]
+    if not frame.problems:
+        parts.append(Text("nothing is amiss", style="green"))
+    parts += [Text(f"you may not see {each}", style="yellow") for each in frame.denied]
+    parts += [Text(), _brokers(frame)]
+    if frame.topics:
+        parts += [Text(), _topics_table(frame)]
+    if frame.transactions:
+        parts += [Text(), _transactions(frame)]
+    if frame.consumers:
+        parts += [Text(), _consumers(frame)]
+    return Group(*parts)
+
+
+def _table(first: str, *others: str, numbers: int) -> Table:
+    """Return a table whose last ``numbers`` columns are numbers."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(first, overflow="fold", max_width=32)
+    for place, name in enumerate(others):
+        is_number = place >= len(others) - numbers
+        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    return table
+
+
+def _more(table: Table, there: int) -> Table:
+    if there > _LINES:
+        table.add_row(f"and {there - _LINES} more")
+    return table
+
+
+def _brokers(frame: Frame) -> Table:
+    names = ("state", "leads", "replicas", "in sync", "records/s", "written/s")
+    table = _table("broker", *names, numbers=5)
+    # Dead brokers are never among those that are left out.
+    lines = sorted(frame.brokers, key=lambda each: not each.state.startswith("dead"))
+    for each in lines[:_LINES]:
+        dead = each.state.startswith("dead")
+        table.add_row(
+            Text(visible(each.id)),
+            Text(each.state, style="red" if dead else ""),
+            str(each.leads),
+            str(each.replicas),
+            str(each.in_sync),
+            _records(each.written),
+            _size(each.written),
+        )
+    return _more(table, len(lines))
+
+
+def _topics_table(frame: Frame) -> Table:
+    table = _table("topic", "partitions", "records/s", "written/s", "size", numbers=4)
+    for each in frame.topics[:_LINES]:
+        table.add_row(
+            Text(visible(each.name)),
+            str(each.partitions),
+            _records(each.written),
+            _size(each.written),
+            size_text(each.size),
+        )
+    return _more(table, len(frame.topics))
+
+
+def _transactions(frame: Frame) -> Table:
+    names = ("state", "writes to", "age", "records held back")
+    table = _table("transaction", *names, numbers=2)
+    for each in frame.transactions[:_LINES]:
+        state = f"{each.state}, overdue" if each.overdue else each.state
+        places = ", ".join(each.places[:2])
+        if len(each.places) > 2:
+            places += f" and {len(each.places) - 2} more"
+        table.add_row(
+            Text(visible(each.transactional_id)),
+            Text(state, style="red" if each.overdue else ""),
+            Text(visible(places) or _MISSING),
+            duration(each.age_s),
+            Text(str(each.held_back), style="yellow" if each.held_back else ""),
+        )
+    return _more(table, len(frame.transactions))
+
+
+_STYLES: Final = {Trend.STALLED: "red", Trend.FALLING_BEHIND: "yellow"}
+
+
+def _consumers(frame: Frame) -> Table:
+    table = _table("consumer", "kind", "isolation", "trend", "lag", numbers=1)
+    for each in frame.consumers[:_LINES]:
+        table.add_row(
+            Text(visible(each.name)),
+            each.kind,
+            each.isolation or _MISSING,
+            Text(str(each.trend), style=_STYLES.get(each.trend, "")),
+            _MISSING if each.lag is None else f"{each.lag:,}",
+        )
+    return _more(table, len(frame.consumers))
+
+
+def _records(flow: Flow) -> str:
+    return _MISSING if flow.records is None else f"{flow.records:,.0f}"
+
+
+def _size(flow: Flow) -> str:
+    if flow.bytes is None:
+        return _MISSING
+    if _KIB <= flow.bytes < _KIB * _KIB:
+        return f"{flow.bytes / _KIB:.1f} KiB"
+    return size_text(round(flow.bytes))
