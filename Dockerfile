@@ -11,6 +11,7 @@ RUN python -m venv /opt/isolog
 ENV PATH=/opt/isolog/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 COPY setup.cfg pyproject.toml README.md LICENSE pyspark_isolog.py pytest_isolog.py ./
+COPY conf conf
 COPY spark_stream spark_stream
 RUN pip install '.[certs]'
 

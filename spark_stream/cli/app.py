@@ -26,7 +26,7 @@ from spark_stream.cli.commands import (
     topic,
     transactions,
 )
-from spark_stream.cli.operating import bench, stored_logs, top
+from spark_stream.cli.operating import bench, examples, stored_logs, top
 from spark_stream.cli.options import (
     ACCESS_OPTIONS,
     Profile,
@@ -86,6 +86,7 @@ app.add_typer(access.acl, name="acl")
 app.add_typer(access.quotas, name="quota")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(consumers.app, name="consumers")
+app.add_typer(examples.app, name="config")
 app.add_typer(stored_logs.app, name="log")
 app.add_typer(sinks.app, name="sinks")
 app.add_typer(topic.app, name="topic")

@@ -1,0 +1,115 @@
+"""``isolog config example``: configurations to begin with, the files of ``conf/``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from spark_stream.cli.options import note
+from spark_stream.errors import InvalidOption, StorageFailure
+from spark_stream.schema.nearest import meant
+
+FOLDER: Final = Path(__file__).resolve().parents[2] / "conf"
+"""In a checkout a link to ``conf/``, in an installed package a folder with the same files."""
+
+app = typer.Typer(no_args_is_help=True, help="Configuration files.")
+
+
+@app.callback()
+def _config() -> None:
+    """Show configuration files to begin with."""  # a callback keeps `example` a command
+
+
+@app.command()
+def example(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="A file, or with --write a folder of files. Default: all.",
+            show_default=False,
+            autocompletion=lambda incomplete: [
+                each for each in names() if each.startswith(incomplete)
+            ],
+        ),
+    ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Write to this directory, under the same names.", show_default=False
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+) -> None:
+    """List the example configurations, print one, or write some into a directory.
+
+    They are for brokers on one host, secured ones, systemd, Kubernetes, and Spark.
+
+    \b
+    isolog config example
+    isolog config example broker.toml > broker.toml
+    isolog config example kubernetes --write deploy/
+    """
+    if force and write is None:
+        raise InvalidOption("--force belongs to --write", hint="Give --write DIR as well.")
+    if write is None and name is None:
+        width = max(map(len, names()))
+        for each in names():
+            print(f"{each:{width}}  {_title(each)}")
+        return
+    if write is None:
+        (only,) = _named(name, of_folders=False)
+        print((FOLDER / only).read_text(), end="")
+        return
+    written = _write(_named(name, of_folders=True), write, force=force)
+    for path in written:
+        note(f"wrote {path}")
+
+
+def names() -> list[str]:
+    """Return the names of the files, those of folders last."""
+    found = [path.relative_to(FOLDER) for path in FOLDER.rglob("*") if path.is_file()]
+    return [str(each) for each in sorted(found, key=lambda each: (len(each.parts), each))]
+
+
+def _named(name: str | None, *, of_folders: bool) -> list[str]:
+    """Return the files that a name stands for, or raise InvalidOption."""
+    if name is None:
+        return names()
+    wanted = name.rstrip("/")
+    found = [each for each in names() if each == wanted or each.startswith(f"{wanted}/")]
+    if not found:
+        raise InvalidOption(
+            f"there is no example {name!r}{meant(wanted, names())}",
+            hint="`isolog config example` lists them.",
+        )
+    if found != [wanted] and not of_folders:
+        raise InvalidOption(
+            f"{name!r} is a folder: {', '.join(found)}", hint="Name a file, or give --write DIR."
+        )
+    return found
+
+
+def _title(name: str) -> str:
+    """Return the first words of the file's comment."""
+    line = (FOLDER / name).read_text().partition("\n")[0].lstrip("# ")
+    return line.rstrip(" :.,")
+
+
+def _write(chosen: list[str], directory: Path, *, force: bool) -> list[Path]:
+    """Write all of the files, or none if one is there already."""
+    targets = [directory / each for each in chosen]
+    there = [path for path in targets if path.exists()]
+    if there and not force:
+        raise InvalidOption(f"{there[0]} is there already", hint="Give --force to replace it.")
+    for name, path in zip(chosen, targets, strict=True):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes((FOLDER / name).read_bytes())
+        except OSError as error:
+            raise StorageFailure(
+                f"{path}: {error.strerror}", hint="Name a directory that can be written to."
+            ) from None
+    return targets

@@ -1,0 +1,62 @@
+"""``isolog config example``: the files of ``conf/``, in a checkout and in an installed package."""
+
+from __future__ import annotations
+
+import configparser
+import fnmatch
+
+import pytest
+
+from spark_stream.cli.operating.examples import FOLDER, names
+from tests.cli.conftest import Call
+from tests.conftest import ROOT
+
+
+def test_every_file_of_conf_is_listed_once(call: Call):
+    shown = call("config", "example")
+    assert shown.code == 0
+    listed = [line.split()[0] for line in shown.out.splitlines()]
+    there = [path for path in (ROOT / "conf").rglob("*") if path.is_file()]
+    assert sorted(listed) == sorted(str(path.relative_to(ROOT / "conf")) for path in there)
+
+
+def test_a_file_is_printed_as_it_is(call: Call):
+    assert call("config", "example", "broker.toml").out == (ROOT / "conf/broker.toml").read_text()
+
+
+def test_files_are_written_and_never_replaced_unasked(call: Call, tmp_path):
+    assert call("config", "example", "kubernetes", "--write", str(tmp_path)).code == 0
+    made = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert made == ["etcd.yaml", "isolog.yaml"]
+    (tmp_path / "kubernetes" / "etcd.yaml").write_text("mine")
+    refused = call("config", "example", "--write", str(tmp_path))
+    assert refused.code == 2
+    assert not (tmp_path / "broker.toml").exists()
+    assert (tmp_path / "kubernetes" / "etcd.yaml").read_text() == "mine"
+    assert call("config", "example", "--write", str(tmp_path), "--force").code == 0
+    assert (tmp_path / "broker.toml").read_bytes() == (FOLDER / "broker.toml").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("broker.tml",), "there is no example 'broker.tml' (is 'broker.toml' meant?)"),
+        (("three-brokers",), "is a folder"),
+        (("--force",), "--force belongs to --write"),
+    ],
+)
+def test_bad_usage(call: Call, arguments, message):
+    refused = call("config", "example", *arguments)
+    assert (refused.code, refused.out) == (2, "")
+    assert message in refused.err
+
+
+def test_the_package_data_name_every_file():
+    """The link is followed when a package is built, as far as setup.cfg has a pattern for it."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    patterns = setup["options.package_data"]["spark_stream"].split()
+    for name in names():
+        depth = name.count("/")
+        fits = [each for each in patterns if each.count("/") == depth + 1]
+        assert any(fnmatch.fnmatch(f"conf/{name}", each) for each in fits), name
