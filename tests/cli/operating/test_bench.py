@@ -1,4 +1,4 @@
-"""``isolog bench``: what it writes it reads; its topic is gone at the end; Ctrl-C prints the rest."""
+"""``isolog bench``: all that it writes is read, its topic is gone afterwards."""
 
 from __future__ import annotations
 

@@ -1,15 +1,21 @@
-"""Shell completion: what a shell asks for, and what it gets, from the shells that are here."""
+"""Shell completion: what a shell asks for, and what it gets.
+
+``make test`` asks as zsh's script does, in this process. ``make test-all`` runs the shells that are
+here.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import COMMAND, Served
+from tests.cli.conftest import COMMAND, Call, Served
 from tests.conftest import ROOT
 
 TIMEOUT_S = 60
@@ -34,6 +40,53 @@ ASK = {
     """,
 }
 SHELLS = [name for name in ASK if shutil.which(name)]
+
+
+@pytest.fixture
+def answer(call: Call, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """What the command answers to a shell, for the end of a line."""
+
+    def ask(line: str) -> list[str]:
+        monkeypatch.setenv("_ISOLOG_COMPLETE", "complete_zsh")
+        monkeypatch.setenv("_TYPER_COMPLETE_ARGS", line)
+        found = call()
+        assert found.err == ""
+        return re.findall(r'"([^"]+)"', found.out)
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def topics(served: Served) -> Served:
+    for name in ("greetings", "great", "other"):
+        served.log.create_topic(name)
+    return served
+
+
+def test_names_are_completed(answer, topics):
+    here = f"--bootstrap {topics.bootstrap}"
+    assert answer(f"isolog topic describe {here} gre") == ["great", "greetings"]
+    assert answer(f"isolog consume --path {topics.directory} greet") == ["greetings"]
+    with topics.log.producer(transactional_id="loader-1"):
+        assert answer(f"isolog transactions describe {here} load") == ["loader-1"]
+    with topics.log.consumer("great", name="watcher") as consumer:
+        list(consumer.records(until="latest"))
+        consumer.commit()
+    assert answer(f"isolog consumers describe {here} w") == ["watcher"]
+    assert answer("isolog config example three-brokers/broker-2") == ["three-brokers/broker-2.toml"]
+
+
+def test_where_nothing_can_be_asked_nothing_is_completed(answer, topics, tmp_path, monkeypatch):
+    assert answer("isolog consume gre") == []
+    assert answer("isolog consume --bootstrap 127.0.0.1:1 gre") == []
+    monkeypatch.setenv("ISOLOG_BOOTSTRAP", topics.bootstrap)
+    assert answer("isolog consume gre") == ["great", "greetings"]
+    assert answer("isolog --user anna consume gre") == []  # it would have to ask for a password
+
+
+def test_no_broker_is_started_for_a_completion(answer, tmp_path):
+    assert answer(f"isolog consume --path {tmp_path} gre") == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
@@ -66,18 +119,17 @@ def complete(shell: str, folder: Path, line: str, **variables: str) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shell", SHELLS)
-def test_commands_and_topics_are_completed(shell, isolog, served: Served):
-    for name in ("greetings", "great", "other"):
-        if name not in served.log.topics():
-            served.log.create_topic(name)
+def test_commands_and_topics_are_completed(shell, isolog, topics):
     assert "describe" in complete(shell, isolog, "isolog topic desc")
-    found = complete(shell, isolog, "isolog topic describe gre", ISOLOG_BOOTSTRAP=served.bootstrap)
+    found = complete(shell, isolog, "isolog topic describe gre", ISOLOG_BOOTSTRAP=topics.bootstrap)
     assert "greetings" in found
     assert "great" in found
     assert "other" not in found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shell", SHELLS)
 def test_without_a_cluster_nothing_is_completed_and_nothing_is_said(shell, isolog):
     away = complete(shell, isolog, "isolog consume gre", ISOLOG_BOOTSTRAP="127.0.0.1:1")
@@ -85,19 +137,7 @@ def test_without_a_cluster_nothing_is_completed_and_nothing_is_said(shell, isolo
     assert "gre" not in away + nowhere
 
 
-def test_options_say_where_the_log_is_and_no_broker_is_started(isolog, served: Served, tmp_path):
-    if "greetings" not in served.log.topics():
-        served.log.create_topic("greetings")
-    line = f"isolog consume --bootstrap {served.bootstrap} gree"
-    assert complete("bash", isolog, line).split() == ["greetings"]
-    line = f"isolog consume --path {served.directory} gree"
-    assert complete("bash", isolog, line).split() == ["greetings"]
-    stopped = tmp_path / "stopped"
-    stopped.mkdir()
-    assert complete("bash", isolog, f"isolog consume --path {stopped} gree").split() == []
-    assert list(stopped.iterdir()) == []
-
-
+@pytest.mark.full
 @pytest.mark.parametrize("shell", SHELLS)
 def test_completion_is_installed_for_the_shell_that_asks(shell, isolog):
     installed = subprocess.run(

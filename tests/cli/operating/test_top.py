@@ -1,0 +1,219 @@
+"""``isolog top``: rates and trends between looks, and one frame of a cluster."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from spark_stream.cli.operating.frames import Frame, Look, Trend, frame_of
+from spark_stream.cli.operating.top import drawn
+from spark_stream.wire.cluster_messages import (
+    BrokerDescription,
+    ClusterDescription,
+    Problem,
+    ProblemKind,
+)
+from spark_stream.wire.consumer_messages import ConsumedPartition, ConsumerDescription
+from spark_stream.wire.messages import PartitionDescription, TopicDescription
+from spark_stream.wire.transaction_messages import TransactionDescription, TransactionPartition
+from tests.cli.conftest import Call, Served
+
+
+def partition(number: int, leader: str, end: int, size: int, **more: Any) -> PartitionDescription:
+    bounds = {"high_watermark": end, "last_stable_offset": end} | more
+    return PartitionDescription(
+        partition=number,
+        leader=leader,
+        leader_epoch=1,
+        replicas=("1", "2"),
+        isr=("1", "2"),
+        log_start_offset=0,
+        log_end_offset=end,
+        size=size,
+        **bounds,
+    )
+
+
+def topic(name: str, *partitions: PartitionDescription) -> TopicDescription:
+    return TopicDescription(
+        name=name, id=f"id of {name}", schema=pa.schema([]), config={}, partitions=partitions
+    )
+
+
+def broker(number: str, *, alive: bool = True) -> BrokerDescription:
+    return BrokerDescription(
+        id=number,
+        address=f"host-{number}:9092",
+        release="0.1.0",
+        rack=None,
+        state="active",
+        alive=alive,
+        leaders=1,
+        replicas=2,
+        in_sync=2,
+    )
+
+
+def look(at: float, *topics: TopicDescription, **more: Any) -> Look:
+    facts = {
+        "cluster_id": "c",
+        "controller": "1",
+        "brokers": (broker("1"), broker("2", alive=False)),
+        "topics": len(topics),
+        "partitions": sum(len(each.partitions) for each in topics),
+        "without_leader": 0,
+        "under_replicated": 0,
+        "moving": 0,
+        "problems": more.pop("problems", ()),
+    }
+    now_ms = 1_000_000 + int(at * 1000)
+    return Look(at=at, now_ms=now_ms, cluster=ClusterDescription(**facts), topics=topics, **more)
+
+
+def reader(offset: int, end: int) -> ConsumerDescription:
+    at = ConsumedPartition(topic="t", topic_id="i", partition=0, offset=offset, end=end)
+    return ConsumerDescription(name="r", kind="query", partitions=(at,))
+
+
+def test_rates_are_those_between_the_last_two_looks():
+    looks = [
+        look(0, topic("t", partition(0, "1", 0, 0), partition(1, "2", 0, 0))),
+        look(10, topic("t", partition(0, "1", 100, 1000), partition(1, "2", 0, 0))),
+        look(
+            12,
+            topic("t", partition(0, "1", 300, 5000), partition(1, "2", 40, 800)),
+            topic("new", partition(0, "1", 7, 7)),
+        ),
+    ]
+    frame = frame_of(looks)
+    first, second = frame.brokers
+    assert (first.written.records, first.written.bytes) == (100.0, 2000.0)
+    assert (second.written.records, second.written.bytes) == (20.0, 400.0)
+    assert (frame.written.records, frame.written.bytes) == (120.0, 2400.0)
+    assert [each.name for each in frame.topics] == ["t", "new"]
+    assert frame.topics[1].written.records is None  # it was not there before
+
+
+def test_retention_and_failovers_are_no_negative_rate():
+    looks = [
+        look(0, topic("t", partition(0, "1", 9, 90))),
+        look(1, topic("t", partition(0, "1", 5, 20))),
+    ]
+    assert frame_of(looks).written.bytes == 0.0
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "passed", "trend"),
+    [
+        ((5, 10), (10, 10), 2, Trend.UP_TO_DATE),
+        ((5, 10), (7, 10), 2, Trend.CATCHING_UP),
+        ((5, 10), (7, 20), 2, Trend.FALLING_BEHIND),
+        ((5, 10), (10, 15), 2, Trend.KEEPING_PACE),
+        ((5, 10), (5, 20), 2, Trend.UNKNOWN),
+        ((5, 10), (5, 10), 10, Trend.STALLED),
+    ],
+)
+def test_trends(before, now, passed, trend):
+    looks = [look(0, consumers=(reader(*before),)), look(passed, consumers=(reader(*now),))]
+    (line,) = frame_of(looks).consumers
+    assert line.trend is trend
+    (line,) = frame_of(looks[1:]).consumers
+    assert line.trend is (Trend.UP_TO_DATE if trend is Trend.UP_TO_DATE else Trend.UNKNOWN)
+
+
+def transaction(name: str, first_offset: int, state: str = "open") -> TransactionDescription:
+    return TransactionDescription(
+        transactional_id=name,
+        state=state,
+        number=1,
+        producer_id=1,
+        epoch=0,
+        query="",
+        branches=(),
+        partitions=(TransactionPartition("t", 0, first_offset),),
+        timeout_ms=60_000,
+        began_ms=1_000_000,
+        deadline_ms=1_060_000,
+        committed_batch=-1,
+    )
+
+
+def test_the_first_undecided_transaction_holds_readers_back():
+    looks = [
+        look(
+            90,
+            topic("t", partition(0, "1", 100, 0, last_stable_offset=40)),
+            transactions=(
+                transaction("later", 60),
+                transaction("first", 40),
+                transaction("done", 10, "committed"),
+            ),
+        )
+    ]
+    found = [(each.transactional_id, each.held_back) for each in frame_of(looks).transactions]
+    assert found == [("first", 60), ("later", 0)]
+    assert all(each.overdue and each.age_s == 90 for each in frame_of(looks).transactions)
+
+
+def text_of(frame: Frame, width: int = 80) -> str:
+    screen = Console(width=width, force_terminal=False)
+    with screen.capture() as shown:
+        screen.print(drawn(frame, "broker is away"))
+    return shown.get()
+
+
+def test_a_frame_fits_80_columns_and_has_no_colours():
+    long = "x" * 60
+    problem = Problem(ProblemKind.DEAD_BROKER, "broker 2 is dead", 1)
+    looks = [
+        look(at, topic(long, *(partition(n, "1", 10**9, 10**12) for n in range(3))))
+        for at in (0, 1)
+    ]
+    looks.append(
+        look(
+            100,
+            *(topic(f"{long}{n}", partition(0, "1", 10**9, 10**12)) for n in range(12)),
+            transactions=(transaction(long, 0),),
+            consumers=(reader(5, 10**10),),
+            problems=(problem,),
+            denied=("sinks",),
+        )
+    )
+    shown = text_of(frame_of(looks))
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "\x1b" not in shown
+    for words in ("broker 2 is dead", "and 2 more", "you may not see sinks", "broker is away"):
+        assert words in shown
+
+
+def test_one_frame_of_a_cluster(served: Served, call: Call, monkeypatch):
+    monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
+    served.log.create_topic("watched")
+    with served.log.producer() as producer:
+        producer.send("watched", "1")
+    with served.log.consumer("watched", name="reader") as consumer:
+        list(consumer.records(until="latest"))
+        consumer.commit()
+    with served.log.producer(transactional_id="slow") as producer:
+        producer.begin_transaction()
+        producer.send("watched", "2").result()
+        shown = call("top", "--once", "--interval", "0.1", "--output", "json")
+        table = call("top", "--once", "--interval", "0.1")
+        producer.abort_transaction()
+    assert (shown.code, shown.err) == (0, "")
+    found = json.loads(shown.out)
+    assert found["brokers_alive"] == 1
+    (line,) = [each for each in found["topics"] if each["name"] == "watched"]
+    assert line["written"]["records"] == 0.0
+    (held,) = found["transactions"]
+    assert (held["transactional_id"], held["places"]) == ("slow", ["watched/0"])
+    assert held["held_back"] == 1
+    (lagging,) = found["consumers"]
+    assert (lagging["name"], lagging["lag"]) == ("reader", 1)
+    assert table.code == 0
+    assert "\x1b" not in table.out
+    assert "slow" in table.out
