@@ -165,6 +165,7 @@ def completed(names: Callable[[Log], Iterable[str]]) -> Callable[[typer.Context,
                 bootstrap, absolute, _COMPLETION_S, create=False, access=access()
             )
             with Log(opened) as log:
+                opened.connect()  # fails at once where no broker listens; a request would retry
                 return sorted(each for each in names(log) if each.startswith(incomplete))
         return []
 

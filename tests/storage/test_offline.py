@@ -109,6 +109,17 @@ def test_a_damaged_schema_message_is_found_and_its_records_are_read_by_another(s
     assert read_all(tmp_path) == list(range(24))
 
 
+def test_without_any_sound_schema_message_records_are_not_guessed(tmp_path):
+    log = PartitionLog.open(tmp_path, format_of())
+    append_next(log)
+    log.close()
+    flip(segment_path(log, 0, "arrow"), 60, 1)
+    (finding,) = checked(log).findings
+    assert "schema message" in finding.problem
+    (view,) = LogFiles(tmp_path, SnapshotDisk()).segments
+    assert (view.schema, view.header_intact) == (None, False)
+
+
 def test_a_missing_file_is_refused_as_by_a_broker(sample, tmp_path):
     log = copied(sample, tmp_path)
     segment_path(log, 0, "entries").unlink()
