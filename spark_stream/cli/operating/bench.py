@@ -13,7 +13,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from spark_stream.cli.operating.load import Load, LoadPlan
+from spark_stream.cli.operating.load import LoadPlan, LoadRun
 from spark_stream.cli.options import (
     Bootstrap,
     Isolation,
@@ -188,7 +188,7 @@ def bench(
             rate=rate,
         )
         starts = {each.partition: each.log_end_offset or 0 for each in found.partitions}
-        load = Load(opened, plan, starts)
+        load = LoadRun(opened, plan, starts)
         _run(load)
     facts = _facts(load)
     _show(facts, output)
@@ -223,7 +223,7 @@ def _topic(
                 note(f"topic {made.name} could not be deleted: {error.message}")
 
 
-def _run(load: Load) -> None:
+def _run(load: LoadRun) -> None:
     """Run the load to its end; Ctrl-C stops it, a second one gives up on what is under way."""
     plan, tally = load.plan, load.tally
     began, shown = time.monotonic(), 0
@@ -245,7 +245,7 @@ def _run(load: Load) -> None:
             shown = tally.written
 
 
-def _facts(load: Load) -> dict[str, Any]:
+def _facts(load: LoadRun) -> dict[str, Any]:
     plan, tally = load.plan, load.tally
     writing_s = max(1e-9, tally.last_written - tally.first_written)
     reading_s = max(1e-9, tally.last_read - tally.first_written)

@@ -96,7 +96,7 @@ class ConsumerLine(Struct, frozen=True):
     trend: Trend
 
 
-class Frame(Struct, frozen=True):
+class ClusterFrame(Struct, frozen=True):
     """A cluster, as it is to be shown."""
 
     now_ms: int
@@ -116,13 +116,13 @@ Place = tuple[str, int]
 """A topic's id and a partition."""
 
 
-def frame_of(looks: Sequence[Look]) -> Frame:
+def frame_of(looks: Sequence[Look]) -> ClusterFrame:
     """Return what to show of these looks, the latest of them last; there is at least one."""
     now = looks[-1]
     before = looks[-2] if len(looks) > 1 else None
     flows = {} if before is None else _flows(before, now)
     cluster = now.cluster
-    return Frame(
+    return ClusterFrame(
         now_ms=now.now_ms,
         cluster_id=cluster.cluster_id,
         brokers_alive=sum(each.alive for each in cluster.brokers),

@@ -57,7 +57,7 @@ class LoadPlan(Struct, frozen=True):
         return str(Isolation.READ_UNCOMMITTED if weak else Isolation.READ_COMMITTED)
 
 
-class Share:
+class LoadShare:
     """The records that all producers write together: who takes the next batch, and when."""
 
     def __init__(self, plan: LoadPlan, now: Callable[[], float] = time.monotonic) -> None:
@@ -104,7 +104,7 @@ class Tally:
         self.stopping.set()
 
 
-class Load:
+class LoadRun:
     """Runs a plan. ``starts``: by partition, where the topic ended before."""
 
     def __init__(self, log: Log, plan: LoadPlan, starts: Mapping[int, int]) -> None:
@@ -112,7 +112,7 @@ class Load:
         self.tally = Tally()
         self._log = log
         self._starts = dict(starts)
-        self._share = Share(plan)
+        self._share = LoadShare(plan)
         self._written = threading.Event()
         # Nobody writes before all are connected: starting up is no part of a latency.
         self._ready = threading.Barrier(plan.producers + plan.consumers)

@@ -106,13 +106,15 @@ def dump(
     last = INT64_MAX if end is None else end
     sound = True
     with standard_output() as sink:
-        lines = _Lines(sink, output)
+        lines = _BatchWriter(sink, output)
         for files in _logs(directory, partition):
             for error in files.missing:
                 note(f"damaged: {error.message}")
                 sound = False
             for view in files.segments:
-                if view.segment.end.offset < start or view.segment.first.offset >= last:
+                whole = view.found.good == len(view.found.table)  # else its end is not known
+                ends_before = whole and view.segment.end.offset < start
+                if ends_before or view.segment.first.offset >= last:
                     continue
                 if records:
                     sound &= _dump_records(files, view, start, last, lines)
@@ -206,7 +208,7 @@ def _logs(directory: Path, partitions: list[int] | None) -> Iterator[LogFiles]:
         yield look_at(path, in_use=in_use)
 
 
-class _Lines:
+class _BatchWriter:
     """Writes batches of any schema; as a table, each schema begins a new one."""
 
     def __init__(self, sink: Any, output: Listing) -> None:
@@ -303,7 +305,9 @@ def _named(places: np.ndarray, names: tuple[str, ...]) -> pa.Array:
     return pa.array(names, pa.string()).take(array_of(places.astype(np.int64), pa.int64()))
 
 
-def _dump_records(files: LogFiles, view: SegmentView, start: int, end: int, lines: _Lines) -> bool:
+def _dump_records(
+    files: LogFiles, view: SegmentView, start: int, end: int, out: _BatchWriter
+) -> bool:
     """Write the records of a segment, and return whether all of them are sound."""
     sound = len(view.found.table) == view.found.good
     if not sound:
@@ -326,5 +330,5 @@ def _dump_records(files: LogFiles, view: SegmentView, start: int, end: int, line
             "_state": _named(view.states_at(offsets), STATES),
         }
         columns |= dict(zip(each.batch.schema.names, each.batch.columns, strict=True))
-        lines.write(_batch(columns), utf8=is_default(each.batch.schema))
+        out.write(_batch(columns), utf8=is_default(each.batch.schema))
     return sound

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from spark_stream.cli.operating.frames import Flow, Frame, Look, Trend, frame_of
+from spark_stream.cli.operating.frames import ClusterFrame, Flow, Look, Trend, frame_of
 from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, log
 from spark_stream.cli.output.show import console, size_text
 from spark_stream.cli.output.show_transactions import duration
@@ -116,7 +116,7 @@ def _topics(opened: Log) -> list[TopicDescription]:
 
 
 def _follow(
-    opened: Log, looks: list[Look], pause_s: float, show: Callable[[Frame, str | None], None]
+    opened: Log, looks: list[Look], pause_s: float, show: Callable[[ClusterFrame, str | None], None]
 ) -> None:
     """Show a frame after each look, without end. An error is shown, and the next look tries again.
 
@@ -144,7 +144,7 @@ def _watch(opened: Log, looks: list[Look], pause_s: float) -> None:
         )
 
 
-def _print(frame: Frame, output: Listing) -> None:
+def _print(frame: ClusterFrame, output: Listing) -> None:
     if output is Listing.JSON:
         print(json.dumps(as_json(frame)), flush=True)
     else:
@@ -152,7 +152,7 @@ def _print(frame: Frame, output: Listing) -> None:
         sys.stdout.flush()
 
 
-def drawn(frame: Frame, error: str | None = None) -> RenderableType:
+def drawn(frame: ClusterFrame, error: str | None = None) -> RenderableType:
     """Return a frame for a terminal of 80 columns or more; ``error``: why it is an old one."""
     parts: list[RenderableType] = []
     moment = datetime.fromtimestamp(frame.now_ms // 1000, UTC).strftime("%H:%M:%S UTC")
@@ -196,7 +196,7 @@ def _more(table: Table, there: int) -> Table:
     return table
 
 
-def _brokers(frame: Frame) -> Table:
+def _brokers(frame: ClusterFrame) -> Table:
     names = ("state", "leads", "replicas", "in sync", "records/s", "written/s")
     table = _table("broker", *names, numbers=5)
     # Dead brokers are never among those that are left out.
@@ -215,7 +215,7 @@ def _brokers(frame: Frame) -> Table:
     return _more(table, len(lines))
 
 
-def _topics_table(frame: Frame) -> Table:
+def _topics_table(frame: ClusterFrame) -> Table:
     table = _table("topic", "partitions", "records/s", "written/s", "size", numbers=4)
     for each in frame.topics[:_LINES]:
         table.add_row(
@@ -228,7 +228,7 @@ def _topics_table(frame: Frame) -> Table:
     return _more(table, len(frame.topics))
 
 
-def _transactions(frame: Frame) -> Table:
+def _transactions(frame: ClusterFrame) -> Table:
     names = ("state", "writes to", "age", "records held back")
     table = _table("transaction", *names, numbers=2)
     for each in frame.transactions[:_LINES]:
@@ -249,7 +249,7 @@ def _transactions(frame: Frame) -> Table:
 _STYLES: Final = {Trend.STALLED: "red", Trend.FALLING_BEHIND: "yellow"}
 
 
-def _consumers(frame: Frame) -> Table:
+def _consumers(frame: ClusterFrame) -> Table:
     table = _table("consumer", "kind", "isolation", "trend", "lag", numbers=1)
     for each in frame.consumers[:_LINES]:
         table.add_row(

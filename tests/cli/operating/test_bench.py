@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from spark_stream.cli.operating.load import LoadPlan, Share
+from spark_stream.cli.operating.load import LoadPlan, LoadShare
 from spark_stream.consistency.isolation import Isolation
 from tests.cli.conftest import Call, Served
 from tests.support import eventually
@@ -33,13 +33,13 @@ def plan(**changed) -> LoadPlan:
 
 
 def test_producers_share_the_records():
-    share = Share(plan(records=25))
+    share = LoadShare(plan(records=25))
     assert [share.take()[0] for _ in range(4)] == [10, 10, 5, 0]
 
 
 def test_time_ends_a_load_and_a_rate_delays_it():
     now = [100.0]
-    share = Share(plan(seconds=5.0, rate=20.0), lambda: now[0])
+    share = LoadShare(plan(seconds=5.0, rate=20.0), lambda: now[0])
     assert share.take() == (10, 0.0)
     assert share.take() == (10, 0.5)
     now[0] = 103.0

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import signal
+import subprocess
+import termios
+import threading
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from spark_stream.cli.operating.frames import Frame, Look, Trend, frame_of
+from spark_stream.cli.operating.frames import ClusterFrame, Look, Trend, frame_of
 from spark_stream.cli.operating.top import drawn
 from spark_stream.wire.cluster_messages import (
     BrokerDescription,
@@ -20,7 +27,7 @@ from spark_stream.wire.cluster_messages import (
 from spark_stream.wire.consumer_messages import ConsumedPartition, ConsumerDescription
 from spark_stream.wire.messages import PartitionDescription, TopicDescription
 from spark_stream.wire.transaction_messages import TransactionDescription, TransactionPartition
-from tests.cli.conftest import Call, Served
+from tests.cli.conftest import COMMAND, Call, Served
 
 
 def partition(number: int, leader: str, end: int, size: int, **more: Any) -> PartitionDescription:
@@ -159,7 +166,7 @@ def test_the_first_undecided_transaction_holds_readers_back():
     assert all(each.overdue and each.age_s == 90 for each in frame_of(looks).transactions)
 
 
-def text_of(frame: Frame, width: int = 80) -> str:
+def text_of(frame: ClusterFrame, width: int = 80) -> str:
     screen = Console(width=width, force_terminal=False)
     with screen.capture() as shown:
         screen.print(drawn(frame, "broker is away"))
@@ -217,3 +224,38 @@ def test_one_frame_of_a_cluster(served: Served, call: Call, monkeypatch):
     assert table.code == 0
     assert "\x1b" not in table.out
     assert "slow" in table.out
+
+
+@pytest.mark.full
+def test_it_is_drawn_again_in_a_terminal_until_control_c(served: Served):
+    """``make test`` draws the same frames without a terminal."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, 80))
+    running = subprocess.Popen(
+        [*COMMAND, "top", "--bootstrap", served.bootstrap, "--interval", "0.2"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        | {"TERM": "xterm"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    os.close(theirs)
+    shown = ""
+    while shown.count("cluster ") < 3:
+        shown += os.read(ours, 1 << 16).decode()
+    running.send_signal(signal.SIGINT)
+    drain = threading.Thread(target=drained, args=(ours,))
+    drain.start()
+    _, errors = running.communicate(timeout=30)
+    drain.join()
+    os.close(ours)
+    assert (running.returncode, errors) == (0, b"")
+    assert "\x1b[" in shown
+
+
+def drained(terminal: int) -> None:
+    """Reads what comes until the other side is closed."""
+    with contextlib.suppress(OSError):
+        while os.read(terminal, 1 << 16):
+            pass
