@@ -230,6 +230,7 @@ class LoadRun:
             start={number: self._starts[number] for number in numbers},
             columns=["value", "timestamp"],
         ) as consumer:
+            next(consumer.batches(timeout=0.0), None)  # connects
             self._ready.wait()
             while True:
                 for batch in consumer.batches(timeout=_POLL_S):
