@@ -19,7 +19,7 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 """Answers a request, as WSGI says."""
 
 _SILENT_S: Final = 10.0
-_TEXT: Final = [("Content-Type", "text/plain; charset=utf-8")]
+_TEXT: Final = ("Content-Type", "text/plain; charset=utf-8")
 
 
 def prometheus() -> Any:
@@ -49,7 +49,7 @@ def health_page(problem: Callable[[], str | None]) -> Application:
 
     def answer(request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         found = problem()
-        start("200 OK" if found is None else "503 Service Unavailable", _TEXT)
+        start("200 OK" if found is None else "503 Service Unavailable", [_TEXT])
         return [f"{found or 'ok'}\n".encode()]
 
     return answer
@@ -82,10 +82,10 @@ class PageServer:
     def _answer(self, request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         page = self._pages.get(request["PATH_INFO"])
         if page is None:
-            start("404 Not Found", _TEXT)
+            start("404 Not Found", [_TEXT])
             return [f"There are: {' '.join(self._pages)}\n".encode()]
         if request["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            start("405 Method Not Allowed", [*_TEXT, ("Allow", "GET, HEAD")])
+            start("405 Method Not Allowed", [_TEXT, ("Allow", "GET, HEAD")])
             return [b"Only GET and HEAD.\n"]
         return page(request, start)
 
