@@ -12,10 +12,10 @@ ENV PATH=/opt/isolog/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=
 WORKDIR /src
 COPY setup.cfg pyproject.toml README.md LICENSE pyspark_isolog.py pytest_isolog.py ./
 COPY spark_stream spark_stream
-RUN pip install '.[certs]'
+RUN pip install '.[certs,metrics]'
 
 FROM build AS build-demo
-RUN pip install '.[certs,demo]'
+RUN pip install '.[certs,demo,metrics]'
 
 FROM ${PYTHON} AS broker
 RUN useradd --uid 10001 --create-home isolog && install -d -o isolog -g isolog /var/lib/isolog \

@@ -19,6 +19,8 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 """Answers a request, as WSGI says."""
 
 _SILENT_S: Final = 10.0
+_REQUESTS_MAX: Final = 16
+"""At the same time; each takes a thread."""
 _TEXT: Final = ("Content-Type", "text/plain; charset=utf-8")
 
 
@@ -91,8 +93,23 @@ class PageServer:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
+    """One thread for each request, up to a limit: beyond it a connection is closed at once."""
+
     daemon_threads = True
     request_queue_size = 64
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._places = threading.BoundedSemaphore(_REQUESTS_MAX)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return self._places.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
 
 class _Handler(WSGIRequestHandler):
