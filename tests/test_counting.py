@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,7 @@ def test_nothing_is_lost_when_threads_count_at_the_same_time() -> None:
     assert histogram.read().count == 8_000
 
 
+@pytest.mark.rule("what a total of closed replicas keeps", "counting.py")
 def test_what_went_through_a_closed_replica_stays_in_the_total() -> None:
     book = TrafficBook()
     book.open("t", 0).appended.add(1, 10, 100)

@@ -44,7 +44,7 @@ class ScrapedBroker(Struct, frozen=True):
     """Why the broker is not ready; None if it is."""
 
 
-class Followed(Struct, frozen=True):
+class FollowerLag(Struct, frozen=True):
     """How far a follower of a partition that this broker leads is behind."""
 
     place: Place
@@ -109,9 +109,9 @@ class Scrape:
         return found
 
     @cached_property
-    def followers(self) -> list[Followed]:
+    def followers(self) -> list[FollowerLag]:
         return [
-            Followed(place, str(follower), entries, seconds)
+            FollowerLag(place, str(follower), entries, seconds)
             for place, (partition, _) in self.led.items()
             for follower, (entries, seconds) in partition.lags().items()
         ]
@@ -219,7 +219,7 @@ class Scrape:
             sums[1] += each.lag
         return {key: (positions, lag) for key, (positions, lag) in found.items()}
 
-    def farthest_behind(self, what: Callable[[Followed], float]) -> dict[tuple[str, ...], float]:
+    def farthest_behind(self, what: Callable[[FollowerLag], float]) -> dict[tuple[str, ...], float]:
         """Return the greatest lag of each follower, over the partitions that this broker leads."""
         found: dict[tuple[str, ...], float] = {}
         for each in self.followers:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +45,7 @@ def test_a_broker_whose_lease_is_over_is_live_and_not_ready(
     assert scraped(shown.metrics_address, "/metrics")("isolog_ready") == 0
 
 
+@pytest.mark.rule("when a broker is ready", "broker/process.py")
 def test_a_broker_that_leads_by_promises_is_ready_without_its_lease(
     shown: Broker, client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,10 +69,45 @@ def test_another_path_gets_the_paths_that_there_are(shown: Broker) -> None:
     assert "/metrics/all" in page(shown.metrics_address, "/nothing")[1]
 
 
-def test_a_client_that_says_nothing_holds_up_no_scrape(shown: Broker) -> None:
+def test_a_broker_that_starts_is_live_and_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may wait for followers for long; a scrape works before it has a lease."""
+    seen = []
+
+    def begin(broker: Broker, *rest: Any) -> None:
+        address = broker.metrics_address
+        seen.extend(page(address, path) for path in ("/health/live", READY))
+        assert scraped(address)("isolog_lease_held") == 0
+        original(broker, *rest)
+
+    original = Broker._begin
+    monkeypatch.setattr(Broker, "_begin", begin)
+    listen = "127.0.0.1:0"
+    broker = Broker(BrokerConfig(dir=tmp_path / "log", listen=listen, metrics_listen=listen))
+    broker.stop()
+    assert seen == [(200, "ok\n"), (503, "the broker starts\n")]
+
+
+def test_clients_that_say_nothing_hold_up_scrapes_only_if_they_are_many(shown: Broker) -> None:
+    """Each has a thread, so they have a limit; those that leave make room again."""
     host, port = shown.metrics_address.split(":")
-    with socket.create_connection((host, int(port))):
+    with ExitStack() as silent:
+        silent.enter_context(socket.create_connection((host, int(port))))
         assert page(shown.metrics_address, READY)[0] == 200
+        for _ in range(20):
+            silent.enter_context(socket.create_connection((host, int(port))))
+        eventually(lambda: not answers(shown))
+        names = [each.name for each in threading.enumerate()]
+        assert sum("process_request_thread" in each for each in names) <= 16
+    eventually(lambda: answers(shown))
+
+
+def answers(broker: Broker) -> bool:
+    try:
+        return page(broker.metrics_address, READY)[0] == 200
+    except OSError:
+        return False
 
 
 def test_a_broker_without_the_setting_shows_nothing_and_needs_no_library(

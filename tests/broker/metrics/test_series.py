@@ -104,6 +104,7 @@ def with_open(broker: Broker) -> Samples | None:
     return found if found("isolog_transactions_open") else None
 
 
+@pytest.mark.rule("up to where lag is counted", "broker/metrics/scrape.py")
 def test_lag_is_that_of_the_isolation_level(shown, client, ten):
     """A client's lag is counted up to the log's end, a query's under its own level."""
     topic_id = shown.core.host.find(ten).id
@@ -138,6 +139,7 @@ def test_lag_is_that_of_the_isolation_level(shown, client, ten):
     assert found("isolog_consumer_partition_lag_records", **who, **place) == 0
 
 
+@pytest.mark.rule("what a scrape may wait for", "broker/metrics/scrape.py")
 def test_a_scrape_waits_for_no_partition(shown, client, ten):
     """Whoever appends holds a partition's lock, for as long as a slow disk takes."""
     with shown.core.host.topic(ten).partition(0)._state.lock:
@@ -145,6 +147,7 @@ def test_a_scrape_waits_for_no_partition(shown, client, ten):
     assert found("isolog_partition_log_end_offset", topic=ten, partition="0") == 10
 
 
+@pytest.mark.rule("which series show names of topics", "broker/metrics/endpoint.py")
 def test_the_first_page_names_no_topic_and_the_second_has_all(shown, client, ten):
     few, every = (scraped(shown.metrics_address, f"/metrics{path}") for path in ("", "/all"))
     process = {each for each in few.families if each.startswith("process_")}
