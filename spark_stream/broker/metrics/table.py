@@ -230,7 +230,7 @@ TABLE: Final[tuple[Series, ...]] = (
            _bounds("log_end_offset"), _PLACE, detailed=True),
     Series(REPLICATION, "isolog_follower_lag_entries", GAUGE,
            "Entries (batches and markers) that a follower lacks, in the partition that the broker"
-           " leads where these are most",
+           " leads where these are most. A follower that is away has none",
            lambda s: s.farthest_behind(lambda each: each.entries), ("follower",)),
     Series(REPLICATION, "isolog_follower_lag_seconds", GAUGE,
            "For how long a follower has lacked the first of them, likewise",
