@@ -13,10 +13,10 @@ WORKDIR /src
 COPY setup.cfg pyproject.toml README.md LICENSE pyspark_isolog.py pytest_isolog.py ./
 COPY conf conf
 COPY spark_stream spark_stream
-RUN pip install '.[certs]'
+RUN pip install '.[certs,metrics]'
 
 FROM build AS build-demo
-RUN pip install '.[certs,demo]'
+RUN pip install '.[certs,demo,metrics]'
 
 FROM ${PYTHON} AS broker
 RUN useradd --uid 10001 --create-home isolog && install -d -o isolog -g isolog /var/lib/isolog \

@@ -106,8 +106,9 @@ format: venv  ## Bring the code into shape
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 
-docs: venv  ## Write into the docs what is made from the code: the tables of Spark's options, of the bench, and of the rules
+docs: venv  ## Write into the docs what is made from the code: the tables of Spark's options, of brokers' metrics, of the bench, and of the rules
 	@.venv/bin/python -m spark_stream.datasource.options docs/spark.md docs/kafka.md
+	@.venv/bin/python -m tests.metrics_page
 	@.venv/bin/python -m bench.kafka.page
 	@.venv/bin/python -m tests.rules
 

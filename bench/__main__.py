@@ -33,6 +33,7 @@ PARTS = (
     "cluster",
     "quotas",
     "access",
+    "counting",
     "spark",
     "memory",
 )
@@ -121,6 +122,10 @@ def _measure(
                     from bench import access_bench  # earlier commits ask nobody who calls
 
                     access_bench.run(place / "access", results, given.seconds)
+                if "counting" in parts:
+                    from bench import counting_bench  # earlier commits count nothing
+
+                    counting_bench.run(results)
                 if "spark" in parts:
                     from bench.spark_bench import Bench, session
 

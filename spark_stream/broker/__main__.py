@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--listen")
     parser.add_argument("--peer-listen")
     parser.add_argument("--flight-listen")
+    parser.add_argument("--metrics-listen")
     parser.add_argument("--advertise")
     parser.add_argument("--metadata")
     parser.add_argument("--id")
@@ -40,6 +41,7 @@ def main() -> int:
             listen=given.listen,
             peer_listen=given.peer_listen,
             flight_listen=given.flight_listen,
+            metrics_listen=given.metrics_listen,
             advertise=given.advertise,
             idle_seconds=given.idle_seconds,
         )

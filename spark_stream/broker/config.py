@@ -129,7 +129,8 @@ class BrokerConfig(BaseSettings):
     before it leads again; 0: only when asked for.
 
     ``flight_listen``: where Arrow Flight is served too, for clients in other languages; by default
-    nowhere. ``idle_seconds``: the broker ends after this time without a call; 0: never.
+    nowhere. ``metrics_listen``: ``host:port`` at which metrics and health are shown, to everybody;
+    by default nowhere. ``idle_seconds``: the broker ends after this time without a call; 0: never.
     ``memory_bytes``: the memory that all batches may take together. ``producer_expiry_seconds``:
     how long a producer that writes nothing is remembered. ``scrub_bytes_per_second``: how fast
     segments are read to find damage; 0: not at all. ``scrub_seconds``: the least time between the
@@ -151,6 +152,7 @@ class BrokerConfig(BaseSettings):
     listen: str = "127.0.0.1:9092"
     peer_listen: str = ""
     flight_listen: str = ""
+    metrics_listen: str = ""
     authentication: bool = False
     super_users: tuple[str, ...] = ()
     jwt: JwtConfig | None = None
@@ -205,6 +207,13 @@ class BrokerConfig(BaseSettings):
             split_address(value)
         except ValueError as error:
             raise ValueError(f"{error} or unix:PATH") from None
+        return value
+
+    @field_validator("metrics_listen")
+    @classmethod
+    def _metrics_listen(cls, value: str) -> str:
+        if value:
+            split_address(value)
         return value
 
     @field_validator("advertise")

@@ -25,6 +25,7 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
+from spark_stream.broker.counts import BrokerCounts
 from spark_stream.broker.host.host import PRODUCER_AGE_US, Host
 from spark_stream.broker.host.hosted import FollowerLinks
 from spark_stream.broker.host.proposals import Proposals
@@ -103,11 +104,12 @@ class BrokerCore:
         network: BrokerNetwork,
         settings: CoreSettings,
         on_proposal: Callable[[], None] = lambda: None,
+        counts: BrokerCounts | None = None,
     ) -> None:
         """Open the logs.
 
         ``on_proposal`` is called when there is something for ``proposals.putting``, under a
-        partition's lock.
+        partition's lock. ``counts``: what the broker counts.
         """
         self.store = store
         self.leases = leases
@@ -136,6 +138,7 @@ class BrokerCore:
             recent_bytes=settings.recent_bytes,
             marks=disk.marks,
             promises=self.promising.is_bound,
+            counts=counts,
         )
         self.registration = Registration(store, host, members, ids, machine, disk.runs)
         self.table = StepTable(store, host)

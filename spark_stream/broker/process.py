@@ -33,7 +33,10 @@ from spark_stream.broker.background import BackgroundTasks
 from spark_stream.broker.certificates import Certificates
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
+from spark_stream.broker.counts import BrokerCounts
 from spark_stream.broker.metadata import shared_backend
+from spark_stream.broker.metrics.endpoint import MetricsEndpoint
+from spark_stream.broker.metrics.scrape import ScrapedBroker
 from spark_stream.broker.network import ConnectedNetwork
 from spark_stream.broker.node.controlling import MOVES_S, ROUND_S
 from spark_stream.broker.node.handover import LOOK_S as TROUBLE_S
@@ -51,6 +54,7 @@ from spark_stream.cluster.access import TOKENS, Token, encode
 from spark_stream.cluster.brokers import RegisteredBroker
 from spark_stream.cluster.migration import check_not_moved
 from spark_stream.cluster.stores.leases import IdLock, Leases, SharedBoard
+from spark_stream.cluster.stores.timed import TimedStore
 from spark_stream.cluster.view import PAUSE_S
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemMachine
@@ -94,6 +98,7 @@ class Broker:
         self._clock = clock
         self.activity = Activity(clock)
         self._stop_asked = threading.Event()
+        self._is_open = False
         self._certificates = Certificates(config)
         os.umask(0o077)  # a broker's files, and its socket, belong to their owner alone
         _allow_many_files()
@@ -101,8 +106,15 @@ class Broker:
             me, boot_id = self._open(ids, undo)
             self._serve(me, boot_id, undo)
             self._begin(me, boot_id, undo)
-            places = {"address": self.address, "peer_address": self.peer_address}
-            self._lock.publish({**places, "pid": os.getpid()})
+            self._lock.publish(
+                {
+                    "address": self.address,
+                    "peer_address": self.peer_address,
+                    "metrics_address": self.metrics_address,
+                    "pid": os.getpid(),
+                }
+            )
+            self._is_open = True
             undo.pop_all()
 
     def _open(self, ids: Ids, undo: contextlib.ExitStack) -> tuple[BrokerIdentity, str | None]:
@@ -118,7 +130,11 @@ class Broker:
         undo.callback(self._lock.release)
         is_new = recorded_cluster_id(path) is None
         shared = shared_backend(config, clock, machine, self._certificates)
-        directory, self._store, secret = open_store(path, shared, ids, config.id)
+        counts = BrokerCounts()
+        directory, store, secret = open_store(path, shared, ids, config.id)
+        self._store = TimedStore(
+            store, counts.store_reads, counts.store_writes, counts.store_errors
+        )
         undo.callback(self._store.close)
         self._board = (shared or own_backend(path)).open_board()
         undo.callback(self._board.close)
@@ -149,6 +165,7 @@ class Broker:
                 leader_balance_s=config.leader_balance_seconds,
                 recent_bytes=min(BROKER_BYTES, config.memory_bytes // 8),
             ),
+            counts=counts,
         )
         undo.callback(core.host.close)
         undo.callback(self._network.stop_following)
@@ -238,6 +255,7 @@ class Broker:
                 certificates.for_peers,
                 trusts_all=not self._authorizer.requires_authentication,
             )
+        self._show_metrics(here, undo)
         self._flight: FlightFacade | None = None
         self._make_flight: Callable[[], FlightFacade] | None = None
         if flight_listen:
@@ -253,6 +271,46 @@ class Broker:
             )
             self._flight = self._make_flight()
             undo.callback(self._end_flight)
+
+    def _show_metrics(self, here: BrokerContext, undo: contextlib.ExitStack) -> None:
+        """Answer scrapes and probes from now on, if the configuration says where."""
+        self.metrics_address = ""
+        self._metrics: MetricsEndpoint | None = None
+        if not self._config.metrics_listen:
+            return
+        bound = listening_socket(self._config.metrics_listen, "metrics_listen")
+        undo.callback(bound.close)
+        host, _ = split_address(self._config.metrics_listen)
+        self.metrics_address = joined(host, port_of(bound))
+        broker = ScrapedBroker(
+            here,
+            self._config.rack or "",
+            self._config.memory_bytes,
+            connections=lambda: self._server.connections,
+            calls=lambda: self.activity.calls,
+            fetches_waiting=lambda: self._serving.fetches_waiting,
+            holds_lease=self._holds_lease,
+            problem=self._why_not_ready,
+        )
+        self._metrics = MetricsEndpoint(bound, broker)
+        undo.callback(self._metrics.stop)
+        logger.info("metrics and health are shown at http://%s/", self.metrics_address)
+
+    def _holds_lease(self) -> bool:
+        return self._is_open and self.core.lease_keeper.serves()
+
+    def _why_not_ready(self) -> str | None:
+        """Return why clients should go to other brokers, or None if they need not."""
+        if not self._is_open:
+            return "the broker starts"
+        if self._stop_asked.is_set():
+            return "the broker stops"
+        if self._holds_lease() or any(each.leads for each in self.core.host.open_replicas()):
+            return None
+        return (
+            "the broker's lease is over, and no followers have promised not to lead: it leads"
+            " nothing until it reaches the metadata store"
+        )
 
     def _extend_token(self, token: Token) -> None:
         """Store a token whose life was extended, unless it was revoked meanwhile."""
@@ -388,6 +446,8 @@ class Broker:
         self._release_id()
         self._board.close()
         self._authorizer.audit.close()
+        if self._metrics is not None:
+            self._metrics.stop()
         for address in (self.address, self.peer_address):
             if address.startswith(UNIX):
                 Path(address.removeprefix(UNIX)).unlink(missing_ok=True)

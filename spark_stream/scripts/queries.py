@@ -93,10 +93,10 @@ def record_progress(name: str, query: Query, now_ms: int, *, claim: bool) -> Scr
             return
 
 
-def read_named() -> Script[Named]:
-    """Return what is recorded under all names."""
-    consumers = yield from ListRecords(CONSUMERS)
-    queries = yield from ListRecords(QUERIES)
+def read_named(*, fresh: bool = True) -> Script[Named]:
+    """Return what is recorded under all names; without ``fresh`` as it was a moment ago."""
+    consumers = yield from ListRecords(CONSUMERS, fresh=fresh)
+    queries = yield from ListRecords(QUERIES, fresh=fresh)
     return Named(
         {
             each.key.removeprefix(CONSUMERS): decode_positions(each.value["positions"])

@@ -159,10 +159,10 @@ def test_callers_at_the_same_time_share_a_refresh_that_begins_after_they_ask(pai
     begun, goes_on, lock = [], threading.Event(), CountedLock()
     original = host.view.refresh
 
-    def slow(*, fresh: bool):
+    def slow(*, fresh: bool, known: bool):
         begun.append(fresh)
         goes_on.wait(30)
-        return original(fresh=fresh)
+        return original(fresh=fresh, known=known)
 
     monkeypatch.setattr(host.view, "refresh", slow)
     monkeypatch.setattr(host, "_applying", lock)

@@ -9,6 +9,7 @@ import configparser
 import re
 import signal
 import subprocess
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -77,15 +78,17 @@ def test_the_brokers_use_the_members_of_etcd_that_there_are() -> None:
 def test_the_brokers_commands_run(of: str, tmp_path: Path, shell: Shell) -> None:
     (container,) = pod(of)["containers"]
     count = objects(of)["StatefulSet"]["spec"]["replicas"]
-    ports = {name: (free_port(), free_port()) for name in (f"isolog-{n}" for n in range(count))}
+    names = [f"isolog-{number}" for number in range(count)]
+    ports = {name: (free_port(), free_port(), free_port()) for name in names}
     with LocalEtcd(1) as etcd, ExitStack() as ended:
-        for name, (clients, peers) in ports.items():
+        for name, (clients, peers, metrics) in ports.items():
             words = [*container["command"], *container["args"]]
             instead = {
                 "$(POD).isolog.$(NAMESPACE)": "127.0.0.1",
                 "$(POD)": name,
                 "0.0.0.0:9092": f"127.0.0.1:{clients}",
                 "0.0.0.0:9093": f"127.0.0.1:{peers}",
+                "0.0.0.0:9464": f"127.0.0.1:{metrics}",
                 "/etc/isolog/broker.toml": str(ROOT / "conf" / "broker.toml"),
                 "/var/lib/isolog": str(tmp_path / name),
             }
@@ -99,19 +102,22 @@ def test_the_brokers_commands_run(of: str, tmp_path: Path, shell: Shell) -> None
             process = subprocess.Popen(words, cwd=tmp_path, env=shell.environment | settings)
             ended.callback(process.wait, 60)
             ended.callback(process.send_signal, signal.SIGTERM)
-        addresses = [f"127.0.0.1:{clients}" for clients, _ in ports.values()]
-        check = container["readinessProbe"]["exec"]["command"]
-        for address in addresses:
-            probe = [each.replace("127.0.0.1:9092", address) for each in check]
-            eventually(lambda probe=probe: ready(probe, shell, tmp_path))
+        addresses = [f"127.0.0.1:{clients}" for clients, _, _ in ports.values()]
+        path = container["readinessProbe"]["httpGet"]["path"]
+        for _, _, metrics in ports.values():
+            eventually(lambda url=f"http://127.0.0.1:{metrics}{path}": ready(url))
         with isolog.connect(",".join(addresses)) as log:
             log.create_topic("t", replication_factor=3)
             assert {each.id for each in log.cluster().brokers} == ports.keys()
 
 
-def ready(probe: list[str], shell: Shell, folder: Path) -> bool:
-    ran = subprocess.run(probe, cwd=folder, env=shell.environment, capture_output=True, check=False)
-    return ran.returncode == 0
+def ready(url: str) -> bool:
+    """Whether the probe succeeds."""
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 def test_the_unit_of_systemd_starts_a_broker_with_a_configuration() -> None:

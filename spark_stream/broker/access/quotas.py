@@ -153,6 +153,12 @@ class Quotas:
             if not self._held[caller.principal]:
                 del self._held[caller.principal]
 
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes wait for a quota."""
+        with self._lock:
+            return self._held.total()
+
     def use(self) -> dict[str, PrincipalUse]:
         """Return what each principal uses, if it is connected or was delayed."""
         with self._lock:

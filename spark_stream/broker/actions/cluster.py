@@ -148,6 +148,11 @@ def _of_partitions(kind: ProblemKind, those: Iterable[Watched], what: str) -> Pr
 
 def describe_cluster(context: BrokerContext, asked: Empty) -> ClusterDescription:
     context.host.try_refresh()
+    return known_cluster(context)
+
+
+def known_cluster(context: BrokerContext) -> ClusterDescription:
+    """Return how the cluster is, as far as this broker knows; without asking the store."""
     now, members = context.host.view.now, context.members
     watched = [
         Watched(

@@ -117,7 +117,7 @@ def run_action(context: BrokerContext, name: str, body: bytes) -> Message:
     if name not in ACTIONS:
         raise InvalidRequest(f"there is no action {name!r}; there are {', '.join(ACTIONS)}")
     row, asked = TABLE[name], ACTIONS[name].request.from_bytes(body)
-    with context.without_guesses():
+    with context.host.counts.actions[name].time(), context.without_guesses():
         needs = row.needs(asked)
         context.authorizer.check(context.caller, needs)
         is_noted = any(operation in ADMINISTRATIVE for operation, _ in needs) or name in CREDENTIALS

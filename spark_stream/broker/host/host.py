@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+from spark_stream.broker.counts import BrokerCounts
 from spark_stream.broker.host.folders import TopicFolders
 from spark_stream.broker.host.hosted import (
     FollowerLinks,
@@ -51,6 +52,7 @@ from spark_stream.errors import (
 )
 from spark_stream.scripts.electing import Placed
 from spark_stream.storage.disk.directory import LogDirectory
+from spark_stream.storage.disk.disk import HOST_DISK
 from spark_stream.storage.log.committed import CommittedMarks
 from spark_stream.storage.logs import FileLogs, Logs
 from spark_stream.storage.settings import LogSettings, parse_settings
@@ -79,6 +81,7 @@ class Host:
         recent_bytes: int = BROKER_BYTES,
         marks: CommittedMarks | None = None,
         promises: Callable[[], bool] = lambda: False,
+        counts: BrokerCounts | None = None,
     ) -> None:
         """``producer_age_us``: how long a producer that writes nothing is remembered.
 
@@ -87,18 +90,22 @@ class Host:
         :class:`~spark_stream.broker.partition.partition.Partition`. ``recent_bytes``: what may be
         kept in memory for followers. ``marks``: where high watermarks are remembered.
         ``promises`` returns whether this broker has promised a leader not to lead, for now.
+        ``counts``: what this broker counts.
         """
         self._directory = directory
         self.view = view
         self._defaults = defaults
         self._clock = clock
-        logs = FileLogs(losing=losing) if logs is None else logs
+        counts = counts or BrokerCounts()
+        if logs is None:
+            logs = FileLogs(HOST_DISK.counting(counts.forces), losing=losing)
         self._folders = TopicFolders(directory, logs, losing)
         self._links: FollowerLinks = NoLinks()
         self._producer_age = producer_age_us
         self._proposed = proposed
         self._generation_of = generation_of
         self._recent_room = MemoryRoom(recent_bytes)
+        self.counts = counts
         self.upkeep = Upkeep(clock, marks or CommittedMarks(directory.path))
         self._applying = threading.RLock()
         self._refreshes_begun = self._refreshed = 0
@@ -122,6 +129,11 @@ class Host:
     @property
     def broker_id(self) -> BrokerId:
         return BrokerId(self._directory.broker_id)
+
+    @property
+    def recent_bytes(self) -> int:
+        """How much memory keeps batches for followers."""
+        return self._recent_room.bytes_kept
 
     @property
     def doubts(self) -> list[str]:
@@ -497,6 +509,7 @@ class Host:
             partition.close(closing)
         except IsologError as error:
             logger.warning("%s: closing it failed: %s", partition.name, error)
+        self.counts.traffic.close(partition.topic, partition.number)
 
     def _remove_strays(self) -> None:
         """Remove the files of replicas that moved to other brokers while this one was down."""
@@ -582,6 +595,7 @@ class Host:
             generation_of=self._generation_of,
             recent_room=self._recent_room,
             on_trouble=self._some_trouble.set,
+            traffic=self.counts.traffic.open(topic.name, number),
         )
         self.upkeep.take(partition)
         return partition

@@ -56,6 +56,8 @@ class Scrub:
         self._owed_s = 0.0
         self.last: Looked | None = None
         """The last whole look, or None if there was none yet."""
+        self.read_bytes = self.damaged = 0
+        """How many bytes it has read, and how many damaged batches it has found, in all looks."""
 
     def look(self) -> float:
         """Look at everything once; return in how many seconds to look again."""
@@ -65,8 +67,10 @@ class Scrub:
         size = damaged = 0
         for partition in self._host.open_replicas():
             for piece in partition.log.check_stored():
-                size += piece.size
-                damaged += self._settle(partition, piece)
+                found = self._settle(partition, piece)
+                size, damaged = size + piece.size, damaged + found
+                self.read_bytes += piece.size
+                self.damaged += found
                 if not self._go_on(piece.size):
                     return self._period_s
         took_s = self._clock.monotonic() - began

@@ -160,6 +160,7 @@ class Appends:
         entry = prepared.entry_at(end, core.leader_epoch, now, writer)
         effects = core.apply(entry)
         state.sessions.give_batch(entry, prepared.message)
+        state.traffic.appended.add(1, records, prepared.message.size)
         return Appended(end.offset, records), effects
 
     def _acknowledgement(

@@ -163,6 +163,8 @@ class FollowerRole:
                 with state.fitness:
                     entries = log.append_entries(rows, _data_of(frame, judged.skip))
                 effects = core.append_replicated(entries, leader_hw)
+                records, nbytes = int(rows["count"].sum()), int(rows["length"].sum())
+                state.traffic.replicated.add(len(rows), records, nbytes)
             else:
                 effects = core.learn_high_watermark(leader_hw)
             woken = state.carry_out(effects)

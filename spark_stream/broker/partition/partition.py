@@ -45,7 +45,7 @@ from spark_stream.broker.partition.role import ReplicaRole
 from spark_stream.broker.partition.sessions import Sessions
 from spark_stream.broker.partition.state import PartitionState, Role
 from spark_stream.broker.partition.transactions import PartitionTransactions
-from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
+from spark_stream.consistency.ids import BrokerId, EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.partition.atomic import greatest_cut
 from spark_stream.consistency.partition.effects import BOUND_OF, Effects, ProposeIsr, ProposeRecord
@@ -54,6 +54,7 @@ from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.partition.progress import GenerationOf, IsrSettings
 from spark_stream.consistency.partition.replica import Replica, Surroundings
 from spark_stream.consistency.replication.lineage import Lineage, lineage_of, surviving
+from spark_stream.counting import Traffic
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
@@ -104,6 +105,7 @@ class Partition:
         generation_of: GenerationOf = lambda _: None,
         recent_room: MemoryRoom | None = None,
         on_trouble: Callable[[], None] = lambda: None,
+        traffic: Traffic | None = None,
     ) -> None:
         """Make a replica over an open log.
 
@@ -120,6 +122,7 @@ class Partition:
             generation_of: As ``consistency.partition.progress`` says.
             recent_room: What may be kept in memory for followers (``recent``); None for nothing.
             on_trouble: Is called when the log refuses a write.
+            traffic: Counts what goes through it.
         """
         self.topic = topic
         self.topic_id = topic_id
@@ -136,6 +139,7 @@ class Partition:
             followers=0 if alone else 1,
             surroundings=Surroundings(log.boundary_of, generation_of),
         )
+        self.traffic = traffic or Traffic.new()
         self._clock = clock
         self._cut = ((Offset(-1), -1), Offset(-1))
         self._state = state = PartitionState(
@@ -150,6 +154,7 @@ class Partition:
             moved=lambda: moved(self),
             proposed=lambda change: proposed(self, change),
             role=Role.LEADER if alone else Role.NONE,
+            traffic=self.traffic,
         )
         self._take_isr_settings(log.format.settings)
         self.role = ReplicaRole(state)
@@ -268,6 +273,30 @@ class Partition:
             partition=self.number,
             leader_epoch=present,
         )
+
+    def lags(self) -> dict[BrokerId, tuple[int, float]]:
+        """Return, of each follower, how many entries it lacks, and how old the first of them is.
+
+        In seconds, by this leader's clock. Takes no lock.
+        """
+        progress = self.core.progress
+        if progress is None:
+            return {}
+        end = self.core.bounds_state.log_end.entry
+        return {
+            broker: (max(0, end - acked), self._age_of(acked) if acked < end else 0.0)
+            for broker, acked in progress.followers().items()
+        }
+
+    def _age_of(self, entry: EntryIndex) -> float:
+        """Return how many seconds ago an entry was appended; 0 if it is gone."""
+        for table in reversed(self.log.tables()):
+            if len(table) and (row := entry - int(table["entry_index"][0])) >= 0:
+                if row >= len(table):
+                    break
+                age_us = self._clock.steady_us() - int(table["appended"][row])
+                return max(0, age_us) / 1_000_000
+        return 0.0
 
     def is_all_replicated(self) -> bool:
         """Return whether all in-sync replicas have all entries, or it leads no more."""

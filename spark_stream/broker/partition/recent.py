@@ -29,7 +29,12 @@ class MemoryRoom:
 
     def __init__(self, most_bytes: int = BROKER_BYTES) -> None:
         self._lock = threading.Lock()
-        self._left = most_bytes
+        self._most = self._left = most_bytes
+
+    @property
+    def bytes_kept(self) -> int:
+        """How many bytes are taken."""
+        return self._most - self._left
 
     @property
     def bytes_left(self) -> int:

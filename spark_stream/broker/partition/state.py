@@ -28,6 +28,7 @@ from spark_stream.consistency.partition.effects import (
 )
 from spark_stream.consistency.partition.replica import Replica
 from spark_stream.consistency.replication.follower import Refusal
+from spark_stream.counting import Traffic
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     IsologError,
@@ -64,6 +65,7 @@ class PartitionState(Struct, eq=False):
     proposed: Callable[[ProposeIsr | ProposeRecord], None]
     """Is called with changes of the record that are to be made; under the lock."""
     role: Role
+    traffic: Traffic = field(default_factory=Traffic.new)
     turn: int = 0
     """How often the role or its epoch has changed: what was begun in an earlier turn is over."""
     hand_overs: int = 0

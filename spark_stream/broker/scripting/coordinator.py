@@ -16,7 +16,7 @@ from spark_stream.broker.scripting.driver import Driver
 from spark_stream.cluster.stores.leases import Leases
 from spark_stream.cluster.transactions import By
 from spark_stream.consistency.ids import LeaderEpoch
-from spark_stream.consistency.transactions.transactions import Joined, Transaction
+from spark_stream.consistency.transactions.transactions import Joined, State, Transaction
 from spark_stream.environment import Clock
 from spark_stream.errors import IsologError
 from spark_stream.scripts.steps import FindTransactions, Script
@@ -60,6 +60,8 @@ class TransactionCoordinator:
         self._all_at = -math.inf  # when it last looked at all records
         self._found_open: list[tuple[Joined, int]] = []  # when this broker began to lead
         self._led: dict[Partition, LeaderEpoch] = {}  # when it looked last
+        self.open: tuple[Transaction, ...] = ()
+        """The open transactions that this broker looks after, as the last sweep has found them."""
         self._lost: list[LostMarker] = []  # which the next sweep tries to write again
 
     def run(self, script: Script[T]) -> T:
@@ -98,6 +100,7 @@ class TransactionCoordinator:
         if whole:
             yield from forget_stopped(self.now_ms())
         found = yield from self._mine(whole=whole)
+        self.open = tuple(each for each in found if each.state is State.OPEN)
         if whole:
             self._all_at = began
             self._watch.keep_only(found)

@@ -30,6 +30,11 @@ class Activity:
                 self._calls -= 1
                 self._last = self._clock.monotonic()
 
+    @property
+    def calls(self) -> int:
+        """How many calls are under way, open streams included."""
+        return self._calls
+
     def idle_seconds(self) -> float:
         """Return for how long nobody has called; 0 while a call is under way."""
         with self._lock:

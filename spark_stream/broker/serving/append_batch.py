@@ -14,6 +14,7 @@ from typing import Final
 import pyarrow as pa
 from msgspec import Struct, field
 
+from spark_stream.broker.counts import BrokerCounts
 from spark_stream.broker.host.hosted import HostedTopic
 from spark_stream.broker.partition.outcomes import (
     Acknowledgement,
@@ -68,6 +69,7 @@ class StreamFacts(Struct, frozen=True):
     clock: Clock
     finished: Finished
     wake: Callable[[tuple[WakeUp, ...]], None] = wake_all
+    counts: BrokerCounts = field(default_factory=BrokerCounts)
     known: set[WriterOf] = field(default_factory=set)
 
 
@@ -227,9 +229,13 @@ class Append:
         """Give the answer; keep nothing that is large, or refers to this batch."""
         answer_with, self.answer_with = self.answer_with, _ignore
         self._batch = self._candidate = None
+        request = self._stream.request
+        taken_s = request.timeout_ms / 1000 - self._seconds_left()
+        self._stream.counts.appends[request.isolation].observe(taken_s)
         answer_with(message)
 
     def _answer(self, error: IsologError) -> None:
+        self._stream.counts.refused.add(error.code)
         refused = BatchRefused(
             number=self._envelope.number, partition=self.partition, error=error, count=0
         )
@@ -248,6 +254,7 @@ class Append:
                 leader_epoch=leader_epoch,
             )
         else:
+            self._stream.counts.refused.add(done.refused.code)
             answer = BatchRefused(
                 number=self._envelope.number,
                 partition=self.partition,

@@ -245,7 +245,11 @@ class ServedAppends:
         self._hosted = streams.host.topic(request.topic, request.topic_id)
         _check_fits(streams.host, self._hosted, self._schema)
         self._facts = StreamFacts(
-            request, streams.clock, streams.transactions.finished, streams.wake
+            request,
+            streams.clock,
+            streams.transactions.finished,
+            streams.wake,
+            streams.host.counts,
         )
 
     def _begin(self, frame: AppendFrame) -> BatchPlace[Append]:

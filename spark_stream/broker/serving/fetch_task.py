@@ -31,6 +31,7 @@ from spark_stream.broker.serving.fetching import Answer, Answers, AwaitRecords
 from spark_stream.broker.serving.memory import memory_errors
 from spark_stream.broker.serving.pool import Pool
 from spark_stream.consistency.isolation import upper_bound
+from spark_stream.counting import NamedCounts
 from spark_stream.environment import Clock
 from spark_stream.errors import InternalError, IsologError
 from spark_stream.protocol import Body, Credited, Received, StreamOver, nbytes_of
@@ -104,12 +105,15 @@ class FetchTasks:
         clock: Clock,
         memory_bytes: int,
         turn_bytes: int = _TURN_BYTES,
+        refused: NamedCounts | None = None,
     ) -> None:
         """``woken``: for fetches whose wait for records is over; hundreds may be woken at once.
 
-        ``turn_bytes``: what a fetch sends before others have their turn.
+        ``turn_bytes``: what a fetch sends before others have their turn. ``refused`` counts the
+        errors that end a fetch.
         """
         self.turn_bytes = turn_bytes
+        self.refused = refused or NamedCounts()
         self.pool = pool
         self.woken = woken
         self.loop = loop
@@ -224,10 +228,12 @@ class FetchTask:
         except StreamOver:
             pass
         except IsologError as error:
+            self._tasks.refused.add(error.code)
             self._stream.fail(error_bytes(error))
         except Exception as error:
             logger.exception("a fetch failed")
             text = f"the fetch failed: {type(error).__name__}: {error}"
+            self._tasks.refused.add(InternalError.code)
             self._stream.fail(error_bytes(InternalError(text)))
         self._end()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
+from time import perf_counter
 from typing import Final
 
 import pyarrow as pa
@@ -30,6 +31,7 @@ from spark_stream.consistency.isolation import (
     visible_range,
 )
 from spark_stream.consistency.replication.lineage import Lineage, lost_above
+from spark_stream.counting import Histogram
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     DamagedSegment,
@@ -389,9 +391,12 @@ class RangeStream:
                 self._given = chunk.rows
                 facts = self._facts(chunk, lineage)
                 if chunk.messages:
+                    self._count(chunk, sum(map(len, chunk.messages)))
                     yield chunk.messages, facts.to_bytes()
                 elif chunk.batch.num_rows:
-                    yield self._projection.applied(chunk), facts.to_bytes()
+                    batch = self._projection.applied(chunk)
+                    self._count(chunk, batch.nbytes)
+                    yield batch, facts.to_bytes()
                 elif self._cancelled():  # a filter may read for long and find nothing
                     return
         except DamagedSegment as error:
@@ -422,9 +427,15 @@ class RangeStream:
         for group in in_groups(self._with_lineages(chunks)):
             last, self._lineage = group[-1]
             self._position = last.next_offset
+            for chunk, _ in group:
+                if chunk.stored is not None:
+                    self._count(chunk, int(chunk.stored.parts[:, 1].sum()))
             if any(chunk.stored is not None for chunk, _ in group):
                 facts = places(group, self._request, holder)
                 yield empty_batch(self.schema), facts.to_bytes()
+
+    def _count(self, chunk: Chunk, nbytes: int) -> None:
+        self._partition.traffic.fetched.add(len(chunk.counts), chunk.rows, nbytes)
 
     def _facts(self, chunk: Chunk, lineage: Lineage) -> ChunkFacts:
         spans = chunk.spans.tolist() if len(chunk.spans) > 1 else None
@@ -480,6 +491,7 @@ class FetchStream:
             RangeStream, host, cancelled=cancelled, clock=clock, boot_id=boot_id, encoded=encoded
         )
         self._cancelled = cancelled
+        self._counts = host.counts
         if not more:
             only = open_range(first)
             self.schema = only.schema
@@ -491,7 +503,7 @@ class FetchStream:
 
     def answers(self) -> Answers:
         """Return the answers of all ranges, in their order; call it once."""
-        return self._answers
+        return _timed(self._answers, self._counts.fetches)
 
     def _of_several(
         self, ranges: list[FetchRange], open_range: Callable[..., RangeStream]
@@ -507,5 +519,24 @@ class FetchStream:
                     )
                 yield from stream.answers()
             except IsologError as error:
+                self._counts.refused.add(error.code)
                 facts = FailureFacts(range=number, error=error)
                 yield empty_batch(self.schema), facts.to_bytes()
+
+
+def _timed(answers: Answers, histogram: Histogram) -> Answers:
+    """Yield the answers, and count how long it took to make them, without any wait."""
+    spent, reply = 0.0, None
+    try:
+        while True:
+            began = perf_counter()
+            try:
+                step = next(answers) if reply is None else answers.send(reply)
+            except StopIteration:
+                return
+            finally:
+                spent += perf_counter() - began
+            reply = yield step
+    finally:
+        answers.close()
+        histogram.observe(spent)

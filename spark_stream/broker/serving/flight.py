@@ -35,6 +35,7 @@ from spark_stream.broker.serving.memory import memory_error, memory_errors
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.transactions.transactions import Joined
+from spark_stream.counting import NamedCounts
 from spark_stream.errors import (
     BrokerBusy,
     InternalError,
@@ -62,11 +63,16 @@ _PASSWORD_S: Final = 1.0
 
 
 @contextmanager
-def translated(what: str) -> Iterator[None]:
-    """Turn every error into a typed one; log an unforeseen one with its trace."""
+def translated(what: str, refused: NamedCounts | None = None) -> Iterator[None]:
+    """Turn every error into a typed one; log an unforeseen one with its trace.
+
+    ``refused`` counts typed errors.
+    """
     try:
         yield
     except IsologError as error:
+        if refused is not None:
+            refused.add(error.code)
         raise to_flight(error) from None
     except (fl.FlightError, GeneratorExit):
         raise
@@ -95,6 +101,7 @@ class FlightFacade(fl.FlightServerBase):
             PortInUse: nothing can listen there at the moment.
         """
         self._here = here
+        self._refused = here.host.counts.refused
         self._speaks_tls = tls is not None
         self._activity = activity
         self._appends = appends
@@ -159,7 +166,7 @@ class FlightFacade(fl.FlightServerBase):
         reader: fl.MetadataRecordBatchReader,
         writer: fl.FlightMetadataWriter,
     ) -> None:
-        with self._activity.call(), translated("append"):
+        with self._activity.call(), translated("append", self._refused):
             request, partition = target_of(descriptor)
             identity = self._identity(context)
             put = _Put(writer.write, Throttle(self._here.quotas, identity.known(), Operation.WRITE))
@@ -208,7 +215,7 @@ class FlightFacade(fl.FlightServerBase):
             yield AppendFrame(header, chunk.data, chunk.data.nbytes)
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
-        with self._activity.call(), translated("fetch"):
+        with self._activity.call(), translated("fetch", self._refused):
             host, clock, cancelled = self._here.host, self._here.clock, context.is_cancelled
             request = Fetch.from_bytes(ticket.ticket)
             refusals: list[IsologError] = []
@@ -235,7 +242,7 @@ class FlightFacade(fl.FlightServerBase):
 
         with (
             self._activity.call(),
-            translated("fetch"),
+            translated("fetch", self._refused),
             memory_errors(self._memory_bytes),
         ):
             _pause(throttle, throttle.charge(0), cancelled)
@@ -255,11 +262,11 @@ class FlightFacade(fl.FlightServerBase):
         reader: fl.MetadataRecordBatchReader,
         writer: fl.MetadataRecordBatchWriter,
     ) -> None:
-        with self._activity.call(), translated("exchange"):
+        with self._activity.call(), translated("exchange", self._refused):
             raise Unsupported("there is no DoExchange: DoPut appends, DoGet reads")
 
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> Iterator[fl.Result]:
-        with self._activity.call(), translated(f"action {action.type}"):
+        with self._activity.call(), translated(f"action {action.type}", self._refused):
             answer = run_action(self._for(context), action.type, action.body.to_pybytes())
             return iter([fl.Result(answer.to_bytes())])
 
@@ -269,7 +276,7 @@ class FlightFacade(fl.FlightServerBase):
     def list_flights(
         self, context: fl.ServerCallContext, criteria: bytes
     ) -> Iterator[fl.FlightInfo]:
-        with self._activity.call(), translated("list"):
+        with self._activity.call(), translated("list", self._refused):
             here = self._for(context)
             names = [
                 each for each in here.host.names() if here.may_describe(ResourceKind.TOPIC, each)
@@ -279,7 +286,7 @@ class FlightFacade(fl.FlightServerBase):
     def get_flight_info(
         self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
     ) -> fl.FlightInfo:
-        with self._activity.call(), translated("info"):
+        with self._activity.call(), translated("info", self._refused):
             if descriptor.descriptor_type == fl.DescriptorType.CMD:
                 asked = ReadTopic.from_bytes(descriptor.command)
             else:

@@ -115,6 +115,7 @@ class Serving:
         self._clock = clock
         self._leading = leading
         self._boot_id = boot_id
+        self._refused = here.host.counts.refused
         self._pool = Pool(loop)
         self._password_pool = Pool(loop, _COMPARED_AT_ONCE, _COMPARED_AT_ONCE)
         self._keys_pool = Pool(loop, 1, 1)  # asks the issuer of JWTs, which may not answer
@@ -124,7 +125,9 @@ class Serving:
             here.host, here.transactions, self._append_pool, self._wake, loop, clock, memory_bytes
         )
         self._woken_pool = Pool(loop, _WOKEN_THREADS, prior=self._append_pool)
-        self._fetches = FetchTasks(self._pool, self._woken_pool, loop, clock, memory_bytes)
+        self._fetches = FetchTasks(
+            self._pool, self._woken_pool, loop, clock, memory_bytes, refused=self._refused
+        )
 
     def welcome_client(self, incoming: IncomingConnection) -> Serve:
         """Return what serves a connection at the clients' door, on the loop's thread."""
@@ -134,7 +137,7 @@ class Serving:
             incoming.address,
             authorizer.identify(incoming.names, incoming.address, is_local=incoming.is_local),
         )
-        place = ConnectionPlace(self._here.quotas, self._loop, identity, incoming)
+        place = ConnectionPlace(self._here.quotas, self._loop, identity, incoming, self._refuse)
         if identity.caller is None:
             self._loop.call_later(_AUTHENTICATE_S, partial(_end_if_unknown, identity, incoming))
         else:
@@ -144,14 +147,14 @@ class Serving:
         def serve(opened: StreamOpened, stream: Stream) -> None:
             place.take()
             if opened.method not in CLIENT_METHODS:
-                stream.fail(error_bytes(_not_served(opened.method)))
+                self._refuse(stream, _not_served(opened.method))
             elif opened.method == AUTHENTICATE:
                 self._authenticate(opened, stream, identity, incoming, place.take)
             elif identity.caller is None:
                 authorizer.audit.note(
                     None, identity.address, opened.method, "", Unauthenticated.code
                 )
-                stream.fail(error_bytes(who_calls()))
+                self._refuse(stream, who_calls())
             elif not place.is_taken:
                 place.hold(partial(serve, opened), stream, data_bytes(opened.header, opened.body))
             elif opened.method == APPEND:
@@ -185,7 +188,7 @@ class Serving:
         def serve(opened: StreamOpened, stream: Stream) -> None:
             is_broker()
             if opened.method not in PEER_METHODS:
-                stream.fail(error_bytes(_not_served(opened.method)))
+                self._refuse(stream, _not_served(opened.method))
             elif opened.method == REPLICATE:
                 self._replicate(opened, stream, incoming)
             else:
@@ -201,12 +204,22 @@ class Serving:
         pool: Pool | None = None,
     ) -> None:
         if not (pool or self._pool).submit(partial(self._run, act, opened, stream)):
-            stream.fail(error_bytes(BrokerStopping("the broker is about to stop")))
+            self._refuse(stream, BrokerStopping("the broker is about to stop"))
+
+    def _refuse(self, stream: Stream, error: IsologError) -> None:
+        """End a stream with an error."""
+        self._refused.add(error.code)
+        stream.fail(error_bytes(error))
 
     @property
     def appends(self) -> AppendStreams:
         """What streams of appends share."""
         return self._appends
+
+    @property
+    def fetches_waiting(self) -> int:
+        """How many fetches wait for records."""
+        return self._fetches.waiting
 
     def stop(self) -> None:
         """Serve no more short requests; streams that are under way end by themselves."""
@@ -227,13 +240,13 @@ class Serving:
         try:
             act(opened, stream)
         except IsologError as error:
-            stream.fail(error_bytes(error))
+            self._refuse(stream, error)
         except (*TRANSPORT_ERRORS, StreamOver):
             pass  # the client is gone, or gave the stream up
         except Exception as error:
             logger.exception("%s", opened.method)
             text = f"{opened.method}: {type(error).__name__}: {error}"
-            stream.fail(error_bytes(InternalError(text)))
+            self._refuse(stream, InternalError(text))
 
     def _authenticate(
         self,
@@ -247,7 +260,7 @@ class Serving:
         try:
             asked = Authenticate.from_bytes(bytes(opened.body))
         except IsologError as error:
-            stream.fail(error_bytes(error))
+            self._refuse(stream, error)
             return
 
         def act(opened: StreamOpened, stream: Stream) -> None:
@@ -268,7 +281,7 @@ class Serving:
         place, waiting = (host_of(identity.address), pool), self._waiting
         if waiting[place] >= _WAITING_MAX:
             text = f"{_WAITING_MAX} passwords or JWTs from {place[0]} wait to be checked"
-            stream.fail(error_bytes(BrokerBusy(text, hint="Try again in a moment.")))
+            self._refuse(stream, BrokerBusy(text, hint="Try again in a moment."))
             return
 
         def wait(opened: StreamOpened, stream: Stream) -> None:
@@ -329,7 +342,7 @@ class Serving:
             return request, schema
 
         throttle = Throttle(self._here.quotas, identity.known(), Operation.WRITE)
-        appender = ThrottledAppender(stream, throttle, self._loop)
+        appender = ThrottledAppender(stream, throttle, self._loop, self._refuse)
         appends = ServedAppends(self._appends, appender, asked, use.close)
 
         @cache
@@ -345,7 +358,7 @@ class Serving:
 
         def end(error: IsologError | None) -> None:
             if error is not None:
-                stream.fail(error_bytes(error))
+                self._refuse(stream, error)
             appends.refuse(error or InvalidRequest("the client is gone"))  # frees what it holds
             use.close()
 
@@ -375,7 +388,7 @@ class Serving:
         """Begin a fetch, which goes on when this returns."""
         request = Fetch.from_bytes(bytes(opened.body))
         admitted = self._here.authorizer.admit(
-            identity, needs.fetch(request), lambda error: stream.fail(error_bytes(error))
+            identity, needs.fetch(request), lambda error: self._refuse(stream, error)
         )
         use = ExitStack()
         use.callback(lambda: admitted)  # it is held until the fetch is over
@@ -405,7 +418,7 @@ class Serving:
         except IsologError as error:
             if isinstance(error, Unauthenticated):
                 self._note_refusal(incoming, opened.method)
-            stream.fail(error_bytes(error))
+            self._refuse(stream, error)
             use.close()
 
 

@@ -30,11 +30,23 @@ _STREAM_BYTES: Final = 64 << 10
 """What a stream that waits counts for at least: its timer costs something too."""
 
 
+Refuse = Callable[[Stream, IsologError], None]
+"""Ends a stream with an error."""
+
+
+def fail(stream: Stream, error: IsologError) -> None:
+    """End a stream with an error."""
+    stream.fail(error_bytes(error))
+
+
 class ThrottledAppender:
     """The client of a stream of appends. Its quota delays its credit, and nothing else."""
 
-    def __init__(self, stream: Stream, throttle: Throttle, loop: Loop) -> None:
+    def __init__(
+        self, stream: Stream, throttle: Throttle, loop: Loop, refuse: Refuse = fail
+    ) -> None:
         self._stream = stream
+        self._refuse = refuse
         self._throttle = throttle
         self._loop = loop
         self._lock = threading.Lock()
@@ -67,7 +79,7 @@ class ThrottledAppender:
             self._stream.grant_credit(size)
 
     def fail(self, error: IsologError) -> None:
-        self._stream.fail(error_bytes(error))
+        self._refuse(self._stream, error)
 
 
 class StreamCheck(Protocol):
@@ -174,12 +186,18 @@ class ConnectionPlace:
     """
 
     def __init__(
-        self, quotas: Quotas, loop: Loop, identity: ConnectionIdentity, incoming: IncomingConnection
+        self,
+        quotas: Quotas,
+        loop: Loop,
+        identity: ConnectionIdentity,
+        incoming: IncomingConnection,
+        refuse: Refuse = fail,
     ) -> None:
         self._quotas = quotas
         self._loop = loop
         self._identity = identity
         self._incoming = incoming
+        self._refuse_stream = refuse
         self._caller: Caller | None = None  # who has the place
         self._looks_left = _PLACE_LOOKS
         self._has_looked = False
@@ -251,7 +269,7 @@ class ConnectionPlace:
         )
         self._is_over = True
         for _, stream, _ in self._release(caller):
-            stream.fail(error_bytes(error))
+            self._refuse_stream(stream, error)
         self._incoming.refuse(error.code, error.message)
 
     def _release(

@@ -82,6 +82,14 @@ def start(
             show_default=False,
         ),
     ] = None,
+    metrics_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where to show metrics and health, to everybody who asks. Default: nowhere.",
+            show_default=False,
+        ),
+    ] = None,
     conf: Annotated[
         Path | None,
         typer.Option(
@@ -151,6 +159,7 @@ def start(
             listen=listen,
             peer_listen=peer_listen,
             flight_listen=flight_listen,
+            metrics_listen=metrics_listen,
             advertise=advertise,
             idle_seconds=idle_seconds,
         )
@@ -174,6 +183,7 @@ def start(
     flags += ["--advertise", config.advertise] if config.advertise else []
     flags += ["--peer-listen", config.peer_listen] if config.peer_listen else []
     flags += ["--flight-listen", config.flight_listen] if config.flight_listen else []
+    flags += ["--metrics-listen", config.metrics_listen] if config.metrics_listen else []
     flags += ["--conf", str(conf.absolute())] if conf is not None else []
     flags += ["--idle-seconds", str(config.idle_seconds)]
     place = config.place

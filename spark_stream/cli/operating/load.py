@@ -84,7 +84,7 @@ class LoadShare:
             return rows, max(0.0, due - passed)
 
 
-class Tally:
+class LoadCounts:
     """What the threads of a load have done. ``failure``: the first error, which ends the load."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class LoadRun:
 
     def __init__(self, log: Log, plan: LoadPlan, starts: Mapping[int, int]) -> None:
         self.plan = plan
-        self.tally = Tally()
+        self.tally = LoadCounts()
         self._log = log
         self._starts = dict(starts)
         self._share = LoadShare(plan)

@@ -194,10 +194,10 @@ class Progress:
         return ((number, each.member, each.acked) for number, each in self._sessions.items())
 
     def followers(self) -> dict[BrokerId, EntryIndex]:
-        """Return how far each replica is that has a session, or is waited for."""
+        """Return how far each replica is that has a session, or is waited for; for any thread."""
         return {
             each.member.broker: each.acked
-            for each in self._followers.values()
+            for each in list(self._followers.values())
             if each.session is not None or each in self._awaited
         }
 

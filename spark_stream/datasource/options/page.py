@@ -49,24 +49,24 @@ def end(name: str) -> str:
     return f"<!-- {name}: end -->"
 
 
-def with_tables(page: str) -> str:
+def with_tables(page: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
     """Return the page with its tables as they are now. ValueError if it lacks their marks."""
-    found = [name for name in TABLES if begin(name) in page or end(name) in page]
+    found = [name for name in tables if begin(name) in page or end(name) in page]
     if not found:
-        raise ValueError(f"the page lacks the marks of all tables: {', '.join(TABLES)}")
+        raise ValueError(f"the page lacks the marks of all tables: {', '.join(tables)}")
     for name in found:
         before, first, rest = page.partition(begin(name))
         _, last, after = rest.partition(end(name))
         if not (first and last):
             raise ValueError(f"the page lacks {begin(name)!r} or {end(name)!r}")
-        page = f"{before}{first}\n\n{TABLES[name]()}\n\n{last}{after}"
+        page = f"{before}{first}\n\n{tables[name]()}\n\n{last}{after}"
     return page
 
 
-def write_tables(path: Path) -> bool:
+def write_tables(path: Path, tables: Mapping[str, Callable[[], str]] = TABLES) -> bool:
     """Write the tables into the page. Return whether that changed it."""
     page = path.read_text(encoding="utf-8")
-    written = with_tables(page)
+    written = with_tables(page, tables)
     path.write_text(written, encoding="utf-8")
     return written != page
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import threading
 import time
 from collections import Counter
@@ -29,11 +30,10 @@ from pyspark.sql.streaming.listener import (
 )
 
 from spark_stream.datasource.watching.lag import PartitionLag, lags
+from spark_stream.exposition import PageServer, prometheus, series_page
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
-
-from spark_stream.errors import InvalidOption
 
 _QUERY: Final = ("query",)
 _PARTITION: Final = ("query", "topic", "partition")
@@ -47,7 +47,7 @@ class QueryMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         """``registry``: where the metrics go, by default one of their own, which is served."""
-        client = _client()
+        client = prometheus()
         where = registry if registry is not None else client.CollectorRegistry()
         self._registry = where
         self._lock = threading.Lock()
@@ -82,8 +82,8 @@ class QueryMetrics:
 
     def serve(self, port: int) -> int:
         """Answer scrapes at ``/metrics`` on this port (0: a free one); return the port."""
-        server, _ = _client().start_http_server(port, registry=self._registry)
-        return int(server.server_port)
+        bound = socket.create_server(("", port))
+        return PageServer(bound, {"/metrics": series_page(self._registry)}).port
 
     def note(self, query: str, progress: Mapping[str, Any], found: Sequence[PartitionLag]) -> None:
         """Take the numbers of a progress."""
@@ -111,17 +111,6 @@ class QueryMetrics:
         for topic, number in partitions:
             for gauge in (self._lag, self._offset, self._latest):
                 gauge.remove(query, topic, number)
-
-
-def _client() -> Any:
-    try:
-        import prometheus_client
-    except ImportError:
-        raise InvalidOption(
-            "metrics need prometheus-client, which is not installed",
-            hint="Install it where Spark's driver runs: pip install 'isolog[metrics]'.",
-        ) from None
-    return prometheus_client
 
 
 logger = logging.getLogger(__name__)

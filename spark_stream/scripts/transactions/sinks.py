@@ -202,11 +202,16 @@ def inherit_other_ids(finished: Finished, transactional_id: str, claim: Claim) -
 # -- calls of operators ---------------------------------------------------------------------------
 
 
+def read_sinks(*, fresh: bool = True) -> Script[list[Transaction]]:
+    """Return the records of sinks; without ``fresh`` as they were a moment ago."""
+    found = yield from FindTransactions(By.ANY, fresh=fresh)
+    return [each for each in found if rules.is_sink(each)]
+
+
 def list_sinks(finished: Finished) -> Script[list[tuple[Transaction, bool]]]:
     """Return the sinks by id, and whether each is expired."""
     kept = [each for _, each in (yield from records.read_expired())]
-    found = [finished.settled(each) for each in (yield from FindTransactions(By.ANY))]
-    used = [each for each in found if rules.is_sink(each)]
+    used = [finished.settled(each) for each in (yield from read_sinks())]
     known = {(each.transactional_id, each.query) for each in used}
     expired = [each for each in kept if (each.transactional_id, each.query) not in known]
     every = [(each, False) for each in used] + [(each, True) for each in expired]

@@ -16,12 +16,13 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
+from spark_stream.counting import Histogram
 from spark_stream.errors import DiskFull, IsologError, StorageFailure
 from spark_stream.storage.disk.descriptors import Descriptor, DescriptorPool, PooledFile
 from spark_stream.storage.disk.direct import stored_bytes
@@ -157,15 +158,25 @@ class OsFile:
     amounts start on their way to the disk before a force.
     """
 
-    __slots__ = ("_end", "_file", "_started")
+    __slots__ = ("_end", "_file", "_forces", "_started")
 
-    def __init__(self, path: Path, pool: DescriptorPool, number: int | None = None) -> None:
-        """Take over the file's open descriptor ``number``; None means the file is not open yet."""
+    def __init__(
+        self,
+        path: Path,
+        pool: DescriptorPool,
+        number: int | None = None,
+        forces: Histogram | None = None,
+    ) -> None:
+        """Take over the file's open descriptor ``number``; None means the file is not open yet.
+
+        ``forces`` counts how long forces take.
+        """
         self._file = PooledFile(path, pool)
         if number is not None:
             pool.adopt(self._file, Descriptor(number))
         self._started: int | None = None  # bytes before it are forced, or on their way to the disk
         self._end = 0  # the end of the last write
+        self._forces = forces
 
     def write(self, position: int, *parts: Part) -> None:
         file = self._file
@@ -204,7 +215,8 @@ class OsFile:
     def flush(self) -> None:
         with _named(self._file.path):
             held = self._file.descriptor()
-            os.fdatasync(held.number)
+            with self._forces.time() if self._forces else nullcontext():
+                os.fdatasync(held.number)
         self._started = self._end or None
 
     def identity(self) -> tuple[int, int]:
@@ -218,11 +230,17 @@ class OsFile:
 class OsDisk:
     """The operating system's file system."""
 
-    def __init__(self, pool: DescriptorPool | None = None) -> None:
+    def __init__(self, pool: DescriptorPool | None = None, forces: Histogram | None = None) -> None:
+        """``pool`` bounds how many files are open; ``forces`` counts how long forces take."""
         self._pool = DescriptorPool() if pool is None else pool
+        self._forces = forces
+
+    def counting(self, forces: Histogram) -> OsDisk:
+        """Return the same disk, which counts how long its forces take."""
+        return OsDisk(self._pool, forces)
 
     def open(self, path: Path) -> DiskFile:
-        return OsFile(path, self._pool)
+        return OsFile(path, self._pool, forces=self._forces)
 
     def create(self, path: Path) -> DiskFile:
         """Create an empty file; replace an existing file of that name instead of truncating it."""
@@ -232,7 +250,7 @@ class OsDisk:
             except FileExistsError:
                 path.unlink(missing_ok=True)
                 number = os.open(path, _NEW, 0o600)
-        return OsFile(path, self._pool, number)
+        return OsFile(path, self._pool, number, self._forces)
 
     def map(self, path: Path) -> pa.Buffer:
         """Map the whole file for reading; the mapping lives as long as the buffer does."""

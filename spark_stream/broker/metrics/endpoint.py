@@ -1,0 +1,86 @@
+"""The pages of a broker for Prometheus and for probes: series, and health.
+
+`/metrics` has few series: none has a label for topics or partitions. `/metrics/all` has all of
+them, for a closer look. Nothing asks who calls, so the address should be one of an internal
+network; no page has a secret, and names of topics, principals and transactions are at
+`/metrics/all` only.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from spark_stream.broker.metrics.changes import ChangeCounter
+from spark_stream.broker.metrics.scrape import Scrape, ScrapedBroker
+from spark_stream.broker.metrics.table import TABLE, Labels, Sample, Series, SeriesKind
+from spark_stream.counting import Distribution
+from spark_stream.exposition import PageServer, health_page, prometheus, series_page
+
+
+class SeriesCollector:
+    """Reads the series of a broker for each scrape, as prometheus-client asks."""
+
+    def __init__(self, broker: ScrapedBroker, *, detailed: bool) -> None:
+        self._broker = broker
+        self._detailed = detailed
+        self._families = prometheus().metrics_core
+
+    def describe(self) -> list[Any]:
+        """Return nothing: to be registered needs no scrape."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the families of one scrape."""
+        scrape = Scrape(self._broker)
+        for series in TABLE:
+            if self._detailed or not series.detailed:
+                yield self._family(series, scrape)
+
+    def _family(self, series: Series, scrape: Scrape) -> Any:
+        found = series.read(scrape)
+        samples: Mapping[Labels, Sample] = found if isinstance(found, Mapping) else {(): found}
+        family = {
+            SeriesKind.COUNTER: self._families.CounterMetricFamily,
+            SeriesKind.GAUGE: self._families.GaugeMetricFamily,
+            SeriesKind.HISTOGRAM: self._families.HistogramMetricFamily,
+        }[series.kind](series.name, series.meaning, labels=series.labels)
+        for labels, sample in samples.items():
+            if isinstance(sample, Distribution):
+                upto = [(str(bound), count) for bound, count in sample.upto]
+                buckets = [*upto, ("+Inf", sample.count)]
+                family.add_metric(labels, buckets, sum_value=sample.seconds)
+            else:
+                family.add_metric(labels, float(sample))
+        return family
+
+
+class MetricsEndpoint:
+    """Serves a broker's pages, from construction until :meth:`stop`."""
+
+    def __init__(self, bound: socket.socket, broker: ScrapedBroker) -> None:
+        """``bound``: a socket that is bound; it belongs to the endpoint from now on.
+
+        Raises:
+            InvalidOption: prometheus-client is not installed.
+        """
+        host = broker.here.host
+        changes = ChangeCounter(host.broker_id, host.view.now, host.counts)
+        host.view.tell(changes.take)
+        pages = {
+            "/metrics": self._page(broker, detailed=False),
+            "/metrics/all": self._page(broker, detailed=True),
+            "/health/live": health_page(lambda: None),
+            "/health/ready": health_page(broker.problem),
+        }
+        self._server = PageServer(bound, pages)
+        self.stop = self._server.stop
+
+    @staticmethod
+    def _page(broker: ScrapedBroker, *, detailed: bool) -> Any:
+        client = prometheus()
+        registry = client.CollectorRegistry(auto_describe=False)
+        registry.register(SeriesCollector(broker, detailed=detailed))
+        client.ProcessCollector(registry=registry)
+        return series_page(registry)

@@ -1,0 +1,227 @@
+"""What is read from a broker's state for one scrape, each part at most once.
+
+Everything here is for any thread: it reads what is published without a lock, and calls nothing that
+waits. So it may be a moment old, and two parts of it may be of two moments.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+
+import psutil
+from msgspec import Struct
+
+from spark_stream.broker.actions.cluster import known_cluster
+from spark_stream.broker.actions.context import BrokerContext
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.consistency.isolation import Bounds, Isolation, upper_bound
+from spark_stream.consistency.transactions.transactions import (
+    Joined,
+    PositionOf,
+    ReadPosition,
+    Transaction,
+)
+from spark_stream.counting import Place, TrafficAmounts
+from spark_stream.errors import IsologError
+from spark_stream.scripts.queries import read_named
+from spark_stream.scripts.transactions.sinks import read_sinks
+from spark_stream.wire.cluster_messages import ClusterDescription, ProblemKind
+
+
+class ScrapedBroker(Struct, frozen=True):
+    """Where a scrape finds what it reads. The functions answer at once."""
+
+    here: BrokerContext
+    rack: str
+    memory_bytes: int
+    connections: Callable[[], int]
+    calls: Callable[[], int]
+    fetches_waiting: Callable[[], int]
+    holds_lease: Callable[[], bool]
+    problem: Callable[[], str | None]
+    """Why the broker is not ready; None if it is."""
+
+
+class FollowerLag(Struct, frozen=True):
+    """How far a follower of a partition that this broker leads is behind."""
+
+    place: Place
+    follower: str
+    entries: int
+    seconds: float
+
+
+class Consumed(Struct, frozen=True):
+    """Where a named consumer is in a partition that this broker leads, and what it has not read."""
+
+    consumer: str
+    kind: str
+    isolation: Isolation
+    place: Place
+    position: int
+    lag: int
+
+
+class Scrape:
+    """One look at a broker."""
+
+    def __init__(self, broker: ScrapedBroker) -> None:
+        self.broker = broker
+        self.here = broker.here
+        self.host = broker.here.host
+        self.counts = broker.here.host.counts
+
+    # -- the cluster, as this broker sees it -------------------------------------------------------
+
+    @cached_property
+    def cluster(self) -> ClusterDescription:
+        """What `isolog cluster status` shows."""
+        return known_cluster(self.here)
+
+    def problems(self, *kinds: ProblemKind) -> int:
+        """Return how many things have one of these problems."""
+        return sum(each.count for each in self.cluster.problems if each.kind in kinds)
+
+    # -- its replicas ------------------------------------------------------------------------------
+
+    @cached_property
+    def replicas(self) -> list[Partition]:
+        return self.host.open_replicas()
+
+    @cached_property
+    def led(self) -> dict[Place, tuple[Partition, Bounds]]:
+        """The partitions that it leads, with their bounds at one moment."""
+        return {
+            (each.topic, each.number): (each, each.core.bounds_state.bounds())
+            for each in self.replicas
+            if each.leads
+        }
+
+    @cached_property
+    def topics(self) -> dict[str, tuple[int, int]]:
+        """Of each topic, the bytes on this broker's disk and the number of segments."""
+        found: dict[str, tuple[int, int]] = {}
+        for each in self.replicas:
+            size, segments = found.get(each.topic, (0, 0))
+            found[each.topic] = size + each.log.size, segments + len(each.log.tables())
+        return found
+
+    @cached_property
+    def followers(self) -> list[FollowerLag]:
+        return [
+            FollowerLag(place, str(follower), entries, seconds)
+            for place, (partition, _) in self.led.items()
+            for follower, (entries, seconds) in partition.lags().items()
+        ]
+
+    @cached_property
+    def disk(self) -> tuple[int, int]:
+        """The size of the file system of its directory, and what is free of it, in bytes."""
+        try:
+            found = psutil.disk_usage(self.here.facts.directory)
+        except OSError:  # the directory is gone
+            return 0, 0
+        return int(found.total), int(found.free)
+
+    # -- traffic and quotas ------------------------------------------------------------------------
+
+    @cached_property
+    def traffic(self) -> tuple[dict[Place, TrafficAmounts], TrafficAmounts]:
+        """The traffic of each replica, and of all that there ever were."""
+        return self.counts.traffic.read()
+
+    @cached_property
+    def throttled(self) -> dict[tuple[str, ...], float]:
+        """For how long quotas have delayed principals, by principal and operation."""
+        return {
+            (name, operation): seconds
+            for name, use in self.here.quotas.use().items()
+            for operation, seconds in (
+                ("write", use.write_delayed_s),
+                ("read", use.read_delayed_s),
+            )
+        }
+
+    def throttled_by_operation(self) -> dict[tuple[str, ...], float]:
+        found: dict[tuple[str, ...], float] = {("write",): 0.0, ("read",): 0.0}
+        for (_, operation), seconds in self.throttled.items():
+            found[operation,] += seconds
+        return found
+
+    # -- transactions ------------------------------------------------------------------------------
+
+    @cached_property
+    def open_transactions(self) -> list[tuple[Transaction, float]]:
+        """The open transactions that it looks after, and for how many seconds each is open."""
+        now = self.here.transactions.now_ms()
+        return [(each, max(0, now - each.began_ms) / 1000) for each in self.here.transactions.open]
+
+    @cached_property
+    def sinks(self) -> list[Transaction]:
+        """The sinks of the cluster; none while the metadata store is away."""
+        try:
+            return self.here.transactions.run(read_sinks(fresh=False))
+        except IsologError:
+            return []
+
+    # -- consumers and queries ---------------------------------------------------------------------
+
+    @cached_property
+    def consumed(self) -> list[Consumed]:
+        """Where named consumers and queries are; nothing while the metadata store is away.
+
+        A query's lag is counted under its isolation level, and a client's up to the log's end.
+        """
+        try:
+            named = self.here.transactions.run(read_named(fresh=False))
+        except IsologError:
+            return []
+        level = Isolation.READ_UNCOMMITTED
+        return [
+            *(
+                found
+                for name, positions in named.consumers.items()
+                for found in self._consumed(name, "client", level, positions)
+            ),
+            *(
+                found
+                for name, query in named.queries.items()
+                for found in self._consumed(name, "query", query.isolation, query.positions)
+            ),
+        ]
+
+    def _consumed(
+        self,
+        name: str,
+        kind: str,
+        isolation: Isolation,
+        positions: Iterable[PositionOf | ReadPosition],
+    ) -> Iterator[Consumed]:
+        # The cut of a partition is computed under its lock; it is at or below what is stable.
+        bound = Isolation.READ_COMMITTED if isolation is Isolation.READ_ATOMIC else isolation
+        for each in positions:
+            partition = self.host.replica(Joined(each.topic, each.topic_id, each.partition))
+            place = each.topic, each.partition
+            if partition is None or (led := self.led.get(place)) is None:
+                continue
+            end = upper_bound(led[1], bound)
+            lag = max(0, int(end) - each.offset)
+            yield Consumed(name, kind, isolation, place, each.offset, lag)
+
+    def consumers(self) -> dict[tuple[str, ...], tuple[int, int]]:
+        """Return the sums of positions and of lags by consumer, kind and isolation."""
+        found: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
+        for each in self.consumed:
+            sums = found[each.consumer, each.kind, each.isolation.value]
+            sums[0] += each.position
+            sums[1] += each.lag
+        return {key: (positions, lag) for key, (positions, lag) in found.items()}
+
+    def farthest_behind(self, what: Callable[[FollowerLag], float]) -> dict[tuple[str, ...], float]:
+        """Return the greatest lag of each follower, over the partitions that this broker leads."""
+        found: dict[tuple[str, ...], float] = {}
+        for each in self.followers:
+            found[each.follower,] = max(found.get((each.follower,), 0), what(each))
+        return found

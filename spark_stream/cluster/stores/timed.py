@@ -1,0 +1,84 @@
+"""A metadata store that counts how long its calls take, and how many fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Any, TypeVar
+
+from spark_stream.cluster.stores.store import (
+    Changes,
+    Delete,
+    DurableStore,
+    Put,
+    StoreRecord,
+)
+from spark_stream.counting import Histogram, NamedCounts
+from spark_stream.errors import IsologError, MetadataLost
+
+T = TypeVar("T")
+
+
+class TimedStore:
+    """Calls ``store``, and counts. Reads that may be a little old ask nobody, and do not count."""
+
+    def __init__(
+        self, store: DurableStore, reads: Histogram, writes: Histogram, errors: NamedCounts
+    ) -> None:
+        """``errors``: by ``read`` and ``write``."""
+        self._store = store
+        self._reads = reads
+        self._writes = writes
+        self._errors = errors
+        self.write_back = store.write_back
+        self.close = store.close
+
+    @property
+    def lost(self) -> MetadataLost | None:
+        return self._store.lost
+
+    def get(self, key: str, *, fresh: bool = True) -> StoreRecord | None:
+        return self._read(lambda: self._store.get(key, fresh=fresh), counts=fresh)
+
+    def list(self, prefix: str) -> Sequence[StoreRecord]:
+        return self._read(lambda: self._store.list(prefix))
+
+    def changes(
+        self,
+        since: int,
+        prefixes: Sequence[str] = ("",),
+        *,
+        fresh: bool = True,
+        known: bool = False,
+    ) -> Changes:
+        return self._read(
+            lambda: self._store.changes(since, prefixes, fresh=fresh, known=known), counts=fresh
+        )
+
+    def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
+        return self._write(lambda: self._store.put(key, value, expected))
+
+    def delete(self, key: str, expected: int) -> bool:
+        return self._write(lambda: self._store.delete(key, expected))
+
+    def put_many(self, puts: Sequence[Put]) -> Sequence[int | None]:
+        return self._write(lambda: self._store.put_many(puts))
+
+    def delete_many(self, deletes: Sequence[Delete]) -> Sequence[bool]:
+        return self._write(lambda: self._store.delete_many(deletes))
+
+    def _read(self, call: Callable[[], T], *, counts: bool = True) -> T:
+        return self._timed(call, "read", self._reads) if counts else call()
+
+    def _write(self, call: Callable[[], T]) -> T:
+        return self._timed(call, "write", self._writes)
+
+    def _timed(self, call: Callable[[], T], kind: str, histogram: Histogram) -> T:
+        began = perf_counter()
+        try:
+            return call()
+        except IsologError:
+            self._errors.add(kind)
+            raise
+        finally:
+            histogram.observe(perf_counter() - began)

@@ -1,0 +1,119 @@
+"""The HTTP server that Prometheus scrapes, and that a probe of health asks.
+
+It needs prometheus-client, which the extra ``isolog[metrics]`` installs. A request has a thread of
+its own, which ends with it or after a while without a byte from the client.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from socketserver import ThreadingMixIn
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from spark_stream.errors import InvalidOption
+
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+"""Answers a request, as WSGI says."""
+
+_SILENT_S: Final = 10.0
+_REQUESTS_MAX: Final = 16
+"""At the same time; each takes a thread."""
+_TEXT: Final = ("Content-Type", "text/plain; charset=utf-8")
+
+
+def prometheus() -> Any:
+    """Import prometheus-client.
+
+    Raises:
+        InvalidOption: it is not installed.
+    """
+    try:
+        import prometheus_client
+    except ImportError:
+        raise InvalidOption(
+            "metrics need prometheus-client, which is not installed",
+            hint="Install it: pip install 'isolog[metrics]'.",
+        ) from None
+    return prometheus_client
+
+
+def series_page(registry: Any) -> Application:
+    """Return what answers with the series of a registry, in the format that the client asks for."""
+    app: Application = prometheus().make_wsgi_app(registry)
+    return app
+
+
+def health_page(problem: Callable[[], str | None]) -> Application:
+    """Return what answers 200, or 503 and what is wrong if ``problem`` says so."""
+
+    def answer(request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        found = problem()
+        start("200 OK" if found is None else "503 Service Unavailable", [_TEXT])
+        return [f"{found or 'ok'}\n".encode()]
+
+    return answer
+
+
+class PageServer:
+    """Serves pages by their paths, from construction until :meth:`stop`."""
+
+    def __init__(self, bound: socket.socket, pages: Mapping[str, Application]) -> None:
+        """``bound``: a socket that is bound; it belongs to the server from now on."""
+        host, port = bound.getsockname()[:2]
+        self.port = int(port)
+        self._pages = pages
+        self._server = _Server((host, port), _Handler, bind_and_activate=False)
+        self._server.socket.close()
+        self._server.socket = bound
+        self._server.server_name, self._server.server_port = str(host), self.port
+        self._server.setup_environ()
+        self._server.set_app(self._answer)
+        self._server.server_activate()
+        threading.Thread(
+            target=self._server.serve_forever, name="isolog-metrics", daemon=True
+        ).start()
+
+    def stop(self) -> None:
+        """Answer no more."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _answer(self, request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        page = self._pages.get(request["PATH_INFO"])
+        if page is None:
+            start("404 Not Found", [_TEXT])
+            return [f"There are: {' '.join(self._pages)}\n".encode()]
+        if request["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            start("405 Method Not Allowed", [_TEXT, ("Allow", "GET, HEAD")])
+            return [b"Only GET and HEAD.\n"]
+        return page(request, start)
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """One thread for each request, up to a limit: beyond it a connection is closed at once."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._places = threading.BoundedSemaphore(_REQUESTS_MAX)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return self._places.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _SILENT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log no requests: a scrape comes every few seconds."""

@@ -1,0 +1,172 @@
+"""Series of a broker after known appends, fetches and transactions: the numbers are exact."""
+
+from __future__ import annotations
+
+import pytest
+
+import spark_stream as isolog
+from spark_stream.broker.metrics.table import TABLE, SeriesKind
+from spark_stream.broker.process import Broker
+from spark_stream.cluster.consumers import Query
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.transactions.transactions import ReadPosition
+from spark_stream.scripts.queries import record_progress
+from tests.broker.metrics.scraping import Samples, page, scraped
+from tests.support import NUMBERS, act, eventually, fetched, flight_client, numbers
+
+
+@pytest.fixture
+def ten(client: isolog.Log) -> str:
+    """Ten records in two batches of partition 0, acknowledged; partition 1 is empty."""
+    client.create_topic("t", partitions=2, schema=NUMBERS)
+    with client.producer() as producer:
+        for start in (0, 5):
+            producer.append("t", numbers(start, 5), partition=0)
+            producer.flush()
+    return "t"
+
+
+def test_what_was_appended_and_fetched_is_counted_in_total_and_by_partition(shown, client, ten):
+    assert client.read(ten).num_rows == 10
+    found = scraped(shown.metrics_address)
+    for what in ("append", "fetch"):
+        assert found(f"isolog_{what}_batches_total") == 2
+        assert found(f"isolog_{what}_records_total") == 10
+        place = {"topic": ten, "partition": "0"}
+        assert found(f"isolog_partition_{what}_records_total", **place) == 10
+        assert found(f"isolog_partition_{what}_records_total", topic=ten, partition="1") == 0
+    log = shown.core.host.topic(ten).partition(0).log
+    appended = sum(int(each["length"].sum()) for each in log.tables())
+    assert found("isolog_append_bytes_total") == appended > 80
+    assert found("isolog_fetch_bytes_total") >= 80
+    assert found("isolog_append_seconds_count", isolation="read_uncommitted") == 2
+    assert found("isolog_append_seconds_count", isolation="read_committed") == 0
+    assert found("isolog_fetch_seconds_count") >= 1
+    assert found("isolog_topic_log_bytes", topic=ten) == log.size
+    assert found("isolog_force_seconds_count") >= 2
+
+
+def test_what_clients_of_flight_do_counts_too(shown, client, ten):
+    flight = flight_client(shown.address)
+    fetched(flight, ten)
+    found = scraped(shown.metrics_address)
+    assert found("isolog_fetch_records_total") == 10
+    with pytest.raises(Exception, match="UNKNOWN_TOPIC"):
+        act(flight, "describe-topic", topic="none")
+    found = scraped(shown.metrics_address)
+    assert found("isolog_refused_total", code="UNKNOWN_TOPIC") == 1
+    assert found("isolog_action_seconds_count", action="describe-topic") >= 1
+    flight.close()
+
+
+def test_a_total_does_not_fall_when_a_topic_is_deleted(shown, client, ten):
+    client.delete_topic(ten)
+    found = eventually(lambda: without(shown, ten))
+    assert found("isolog_append_records_total") == 10
+    client.create_topic(ten, schema=NUMBERS)
+    with client.producer() as producer:
+        producer.append(ten, numbers(0, 3), partition=0)
+    assert scraped(shown.metrics_address)("isolog_append_records_total") == 13
+
+
+def without(broker: Broker, topic: str) -> Samples | None:
+    """A scrape that knows no such topic; None if it does."""
+    found = scraped(broker.metrics_address)
+    return None if any(("topic", topic) in labels for _, labels in found.found) else found
+
+
+def test_an_open_transaction_holds_the_last_stable_offset_back(shown, client, ten):
+    with client.producer(transactional_id="loader") as producer:
+        producer.begin_transaction()
+        producer.append(ten, numbers(10, 4), partition=0)
+        producer.flush()
+        with client.producer() as other:
+            other.append(ten, numbers(14, 2), partition=0)
+        found = eventually(lambda: with_open(shown))
+        assert found("isolog_transactions_open") == 1
+        assert found("isolog_transaction_oldest_seconds") > 0
+        assert found("isolog_transaction_open_seconds", transactional_id="loader") > 0
+        assert found("isolog_lso_held_back_records") == 6
+        assert found("isolog_unreplicated_records") == 0
+        place = {"topic": ten, "partition": "0"}
+        assert found("isolog_partition_last_stable_offset", **place) == 10
+        assert found("isolog_partition_high_watermark", **place) == 16
+        assert found("isolog_partition_log_end_offset", **place) == 16
+        producer.commit_transaction()
+    found = eventually(lambda: None if with_open(shown) else scraped(shown.metrics_address))
+    assert found("isolog_lso_held_back_records") == 0
+    assert found("isolog_commit_seconds_count") == 1
+    assert found("isolog_transaction_oldest_seconds") == 0
+
+
+def with_open(broker: Broker) -> Samples | None:
+    found = scraped(broker.metrics_address)
+    return found if found("isolog_transactions_open") else None
+
+
+@pytest.mark.rule("up to where lag is counted", "broker/metrics/scrape.py")
+def test_lag_is_that_of_the_isolation_level(shown, client, ten):
+    """A client's lag is counted up to the log's end, a query's under its own level."""
+    topic_id = shown.core.host.find(ten).id
+    with client.consumer(ten, name="reader", partitions=[0]) as consumer:
+        next(iter(consumer.batches()))
+        consumer.commit()
+        position = sum(consumer.position().values())
+    with client.producer(transactional_id="loader") as producer:
+        producer.begin_transaction()
+        producer.append(ten, numbers(10, 4), partition=0)
+        producer.flush()
+        query = Query(
+            "run",
+            f"subscribe {ten}",
+            Isolation.READ_COMMITTED,
+            positions=(ReadPosition(ten, topic_id, 0, 4), ReadPosition(ten, topic_id, 1, 0)),
+        )
+        shown.core.driver.run(record_progress("flights", query, 0, claim=True))
+        found = scraped(shown.metrics_address)
+        producer.abort_transaction()
+    who = {"consumer": "reader", "kind": "client"}
+    assert (
+        found("isolog_consumer_position_records", **who, isolation="read_uncommitted") == position
+    )
+    assert (
+        found("isolog_consumer_lag_records", **who, isolation="read_uncommitted") == 14 - position
+    )
+    who = {"consumer": "flights", "kind": "query"}
+    assert found("isolog_consumer_position_records", **who, isolation="read_committed") == 4
+    assert found("isolog_consumer_lag_records", **who, isolation="read_committed") == 6
+    place = {"topic": ten, "partition": "1"}
+    assert found("isolog_consumer_partition_lag_records", **who, **place) == 0
+
+
+@pytest.mark.rule("what a scrape may wait for", "broker/metrics/scrape.py")
+def test_a_scrape_waits_for_no_partition(shown, client, ten):
+    """Whoever appends holds a partition's lock, for as long as a slow disk takes."""
+    with shown.core.host.topic(ten).partition(0)._state.lock:
+        found = scraped(shown.metrics_address)
+    assert found("isolog_partition_log_end_offset", topic=ten, partition="0") == 10
+
+
+@pytest.mark.rule("which series show names of topics", "broker/metrics/endpoint.py")
+def test_the_first_page_names_no_topic_and_the_second_has_all(shown, client, ten):
+    few, every = (scraped(shown.metrics_address, f"/metrics{path}") for path in ("", "/all"))
+    process = {each for each in few.families if each.startswith("process_")}
+    named = {each.name.removesuffix("_total") for each in TABLE}
+    assert every.families == named | process
+    assert few.families == every.families - {
+        each.name.removesuffix("_total") for each in TABLE if each.detailed
+    }
+    private = {"topic", "partition", "principal", "transactional_id"}
+    assert not any(private & labels for labels in few.names.values())
+    assert page(shown.metrics_address, "/metrics")[0] == 200
+
+
+def test_the_table_is_sound():
+    """Names are unique, and end as their kind and unit say."""
+    assert len({each.name for each in TABLE}) == len(TABLE)
+    for each in TABLE:
+        assert each.name.startswith("isolog_")
+        assert each.name.endswith("_total") == (each.kind is SeriesKind.COUNTER)
+        assert each.kind is not SeriesKind.HISTOGRAM or each.name.endswith("_seconds")
+        private = {"topic", "partition", "principal", "transactional_id", "action"}
+        assert each.detailed or not private & {*each.labels}
