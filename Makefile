@@ -40,10 +40,13 @@ LARGE := sed -un 's/^ *\(Downloading .* MB)\).*/  \1/p; s/^\(Installing\) collec
 # After a crash xdist would deal out a file's tests twice and then wait for ever: the run ends instead.
 SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
+# The theme advertises its successor in every build.
+MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs
+
 FAST := not full and not spark and not chaos and not notebook and not slow and not etcd
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java demo test test-all test-fast test-etcd stress chaos filters simulate check-histories lint format docs bench bench-kafka clean
+.PHONY: help venv java demo test test-all test-fast test-etcd stress chaos filters simulate check-histories lint format docs docs-site docs-site-serve bench bench-kafka clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -106,11 +109,18 @@ format: venv  ## Bring the code into shape
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 
-docs: venv  ## Write into the docs what is made from the code: the tables of Spark's options, of brokers' metrics, of the bench, and of the rules
-	@.venv/bin/python -m spark_stream.datasource.options docs/spark.md docs/kafka.md
-	@.venv/bin/python -m tests.metrics_page
+docs: venv  ## Write into the docs what is made from the code: tables of options, settings, commands, errors …, and pictures
+	@.venv/bin/python -m docs_site.tables
+	@.venv/bin/python -m docs_site.pictures
 	@.venv/bin/python -m bench.kafka.page
 	@.venv/bin/python -m tests.rules
+
+docs-site: venv  ## Build the documentation site into build/site/; a link that leads nowhere fails
+	@$(MKDOCS) build --quiet
+	@echo "build/site/index.html"
+
+docs-site-serve: venv  ## Serve the site at http://127.0.0.1:8000, and build it again when a page changes
+	@$(MKDOCS) serve
 
 bench: venv java  ## Measure speed against the ceiling of this machine (BENCH_ARGS)
 	@PYTHONPATH="$(CURDIR)" $(WITH_SPARK) .venv/bin/python -m bench $(BENCH_ARGS)

@@ -57,103 +57,144 @@ class IsologError(Exception):
 
 
 class InvalidRequest(IsologError):
+    """A request lacks a field, or a field has a value that it does not take."""
+
     code = "INVALID_REQUEST"
     hint = "Correct the request; the message names the field."
 
 
 class InvalidAssignment(IsologError):
+    """Replicas were assigned to a broker that does not exist, or twice to one broker."""
+
     code = "INVALID_ASSIGNMENT"
     hint = "Name existing brokers, each of them once; `isolog cluster status` shows them."
 
 
 class InvalidOption(IsologError):
+    """An option, a flag or an argument is unknown, has a value that it does not take, or
+    contradicts another one."""
+
     code = "INVALID_OPTION"
     hint = "Correct what the message names."
 
 
 class InvalidFilter(IsologError):
+    """A filter is not a predicate that a leader can apply, or does not fit the topic's columns."""
+
     code = "INVALID_FILTER"
     hint = "Correct the filter; the message names the place, and what a filter takes there."
 
 
 class InvalidConfig(IsologError):
+    """A setting of a broker or of a topic is unknown, or its value is not allowed."""
+
     code = "INVALID_CONFIG"
     hint = "Correct what the message names."
 
 
 class UnknownTopic(IsologError):
+    """There is no topic of this name, or the caller may not describe it."""
+
     code = "UNKNOWN_TOPIC"
     hint = "`isolog topic list` shows those that there are, `isolog topic create` makes one."
 
 
 class UnknownBroker(IsologError):
+    """The cluster has no broker with this id."""
+
     code = "UNKNOWN_BROKER"
     hint = "`isolog cluster status` shows the brokers of the cluster."
 
 
 class UnknownPartition(IsologError):
+    """The topic has fewer partitions than the number that was asked for."""
+
     code = "UNKNOWN_PARTITION"
     hint = "Partitions are numbered from 0; `isolog topic describe` shows how many there are."
 
 
 class TopicExists(IsologError):
+    """A topic of this name exists already."""
+
     code = "TOPIC_EXISTS"
     hint = "Choose another name, or delete the topic first."
 
 
 class InvalidTopic(IsologError):
+    """The name cannot be the name of a topic."""
+
     code = "INVALID_TOPIC"
     hint = "A name has 1 to 200 of the characters a-z A-Z 0-9 . _ - and does not start with a dot."
 
 
 class SchemaMismatch(IsologError):
+    """Columns or types of what is written or read do not fit the topic."""
+
     code = "SCHEMA_MISMATCH"
     hint = "Give the columns the topic's types; `isolog topic describe` shows them."
 
 
 class UnknownSchema(IsologError):
+    """A batch has a schema that this broker does not know yet: the topic was just altered."""
+
     code = "UNKNOWN_SCHEMA"
     retriable = True
     hint = "The broker has not heard of the topic's newest schema yet: try again."
 
 
 class UnsupportedType(IsologError):
+    """A topic cannot store a column of this type."""
+
     code = "UNSUPPORTED_TYPE"
     hint = "Cast or drop the column."
 
 
 class RecordTooLarge(IsologError):
+    """One record is larger than the topic's ``max.record.bytes``."""
+
     code = "RECORD_TOO_LARGE"
     hint = "Split the value, or raise the topic's max.record.bytes."
 
 
 class BatchTooLarge(IsologError):
+    """A batch is larger than a message between client and broker may be."""
+
     code = "BATCH_TOO_LARGE"
     hint = "Append smaller batches; the message names the limit."
 
 
 class InvalidRecord(IsologError):
+    """A record has a value that the topic does not take, such as a null in a NOT NULL column."""
+
     code = "INVALID_RECORD"
     hint = "Mend or drop the record."
 
 
 class RecordNotAttempted(IsologError):
+    """An earlier record of the same message was refused, and the ones after it were not tried."""
+
     code = "RECORD_NOT_ATTEMPTED"
     retriable = True
     hint = "An earlier record of its batch was refused, so this one was not tried: send it again."
 
 
 class OffsetOutOfRange(IsologError):
+    """The offset is above the end of the log."""
+
     code = "OFFSET_OUT_OF_RANGE"
     hint = "Start at or below the log end offset; the log may have been truncated or created again."
 
 
 class OffsetEvicted(IsologError):
+    """The offset is below the start of the log: retention removed its record."""
+
     code = "OFFSET_EVICTED"
     hint = "Retention removed these records; start at the first that is left (see the message)."
 
 
 class NotVisibleYet(IsologError):
+    """A planned range ends in a transaction that did not end within ``brokerTimeout``."""
+
     code = "NOT_VISIBLE_YET"
     retriable = True
     hint = (
@@ -163,120 +204,164 @@ class NotVisibleYet(IsologError):
 
 
 class DataLoss(IsologError):
+    """Records that a query or a consumer still had to read are gone, or were replaced by others."""
+
     code = "DATA_LOSS"
     hint = "Set failOnDataLoss to false to go on with what is left, or start a new checkpoint."
 
 
 class UnknownOutcome(IsologError):
+    """Records were sent, and the producer cannot find out whether they will stay in the log."""
+
     code = "UNKNOWN_OUTCOME"
     hint = "The records may be in the log or not; look, or send again and accept duplicates."
 
 
 class BrokerUnavailable(IsologError):
+    """No broker answers at any of the addresses."""
+
     code = "BROKER_UNAVAILABLE"
     retriable = True
     hint = "Check that the broker runs and that its address is right (`isolog broker status`)."
 
 
 class NotLeader(IsologError):
+    """The broker that was asked does not lead the partition. Clients find the leader themselves."""
+
     code = "NOT_LEADER"
     retriable = True
     hint = "Ask the broker that leads it; the message has its address, if it is known."
 
 
 class LeaderEpochFenced(IsologError):
+    """The caller knows an older leader epoch than the broker: the partition has a new leader."""
+
     code = "LEADER_EPOCH_FENCED"
     retriable = True
     hint = "The partition has a newer leader than the one that was asked: ask who leads it now."
 
 
 class UnknownLeaderEpoch(IsologError):
+    """The caller knows a newer leader epoch than the broker, which has not heard of it yet."""
+
     code = "UNKNOWN_LEADER_EPOCH"
     retriable = True
     hint = "The broker has not heard of this leader epoch yet: try again, or ask for the leader."
 
 
 class NotEnoughReplicas(IsologError):
+    """An append that waits for replicas was refused: too few replicas are in sync."""
+
     code = "NOT_ENOUGH_REPLICAS"
     retriable = True
     hint = "Fewer replicas are in sync than min.insync.replicas asks for: try again once they are."
 
 
 class LeaderUnavailable(IsologError):
+    """A transaction, or a change of a partition, needs a broker that cannot be reached."""
+
     code = "LEADER_UNAVAILABLE"
     retriable = True
     hint = "The partition's leader must run; what was decided stays decided: try again."
 
 
 class BrokerStopping(IsologError):
+    """The broker was told to stop, and takes no new requests."""
+
     code = "BROKER_STOPPING"
     retriable = True
     hint = "The broker is shutting down; try again once it is back."
 
 
 class RequestTimeout(IsologError):
+    """An answer did not come within the time that the caller allowed."""
+
     code = "REQUEST_TIMEOUT"
     retriable = True
     hint = "The broker is overloaded or stopped; try again, or allow more time."
 
 
 class BufferFull(IsologError):
+    """A producer's unacknowledged records take ``buffer_bytes``, and no room came free in time."""
+
     code = "BUFFER_FULL"
     retriable = True
     hint = "The broker takes records more slowly than they come; wait, or allow more buffer_bytes."
 
 
 class ProducerFenced(IsologError):
+    """Another producer took over the transactional id, or a later run the sink of a query."""
+
     code = "PRODUCER_FENCED"
     hint = "A newer producer has taken over this identity: give every producer one of its own."
 
 
 class ConsumerFenced(IsologError):
+    """Another consumer took over the name."""
+
     code = "CONSUMER_FENCED"
     hint = "A newer consumer has taken over this name: give every consumer one of its own."
 
 
 class UnknownConsumer(IsologError):
+    """No consumer or query is remembered under this name."""
+
     code = "UNKNOWN_CONSUMER"
     hint = "`isolog consumers list` shows all consumers."
 
 
 class TransactionAborted(IsologError):
+    """The transaction was aborted: by its timeout, by an operator, or after an error."""
+
     code = "TRANSACTION_ABORTED"
     hint = "Nothing of it is visible to read_committed: begin another transaction and write again."
 
 
 class UnknownTransaction(IsologError):
+    """No transaction is remembered under this id."""
+
     code = "UNKNOWN_TRANSACTION"
     hint = "`isolog transactions list` shows all transactions."
 
 
 class InvalidTransaction(IsologError):
+    """The call does not fit the transaction's state, or the producer has no transactional id."""
+
     code = "INVALID_TRANSACTION"
     hint = "A transaction is begun, then written to, then committed or aborted, once."
 
 
 class ForeignBranch(IsologError):
+    """A commit named a producer id that is no branch of the transaction."""
+
     code = "FOREIGN_BRANCH"
     hint = "A commit names producer ids that were opened as branches of the same transaction."
 
 
 class OutOfOrderSequence(IsologError):
+    """A batch does not follow the last one of its producer in the partition."""
+
     code = "OUT_OF_ORDER_SEQUENCE"
     hint = "A batch before this one is missing, or this one is too old: make a new producer."
 
 
 class SinkInUse(IsologError):
+    """The sink id belongs to another streaming query, or to batch writes."""
+
     code = "SINK_IN_USE"
     hint = "Give every query a sinkId of its own, or leave the option out."
 
 
 class StaleBatch(IsologError):
+    """A sink was given a batch that is older than the last one that it committed."""
+
     code = "STALE_BATCH"
     hint = "The checkpoint is older than the sink: restore the newer, or start a new one."
 
 
 class DifferentReplay(IsologError):
+    """A sink was given a committed batch again, with other rows."""
+
     code = "DIFFERENT_REPLAY"
     hint = (
         "The checkpoint is older than the sink: restore the newer, or start a new one. If the"
@@ -286,32 +371,38 @@ class DifferentReplay(IsologError):
 
 
 class BrokerBusy(IsologError):
+    """The broker has no memory, or its queue no room, for the request; nothing was done."""
+
     code = "BROKER_BUSY"
     retriable = True
     hint = "Try again in a moment; smaller batches find room sooner."
 
 
 class DiskFull(IsologError):
+    """The disk of the leader is full."""
+
     code = "DISK_FULL"
     retriable = True
     hint = "Make room on the broker's disk; writes resume by themselves, reads go on meanwhile."
 
 
 class StorageFailure(IsologError):
+    """The operating system refused to read or write a file of the log."""
+
     code = "STORAGE_FAILURE"
     retriable = True
     hint = "The disk refused the operation; the broker's log file has the system's error."
 
 
 class MetadataUnavailable(StorageFailure):
-    """The metadata store does not answer; a change may be done all the same."""
+    """The metadata store does not answer. A change that was asked for may be done all the same."""
 
     code = "METADATA_UNAVAILABLE"
     hint = "Look at the store: `etcdctl endpoint status --cluster`."
 
 
 class MetadataRefused(StorageFailure):
-    """The metadata store has answered that it does not do this; nothing was done."""
+    """The metadata store answered that it does not do this. Nothing was done."""
 
     code = "METADATA_REFUSED"
     retriable = False
@@ -319,6 +410,8 @@ class MetadataRefused(StorageFailure):
 
 
 class MetadataLost(StorageFailure):
+    """The metadata store's file was deleted, replaced or overwritten while brokers had it open."""
+
     code = "METADATA_LOST"
     retriable = False
     hint = (
@@ -328,28 +421,36 @@ class MetadataLost(StorageFailure):
 
 
 class DamagedSegment(IsologError):
+    """Records fail their checksum, and this replica is the only one that could serve them."""
+
     code = "DAMAGED_SEGMENT"
     hint = "The file fails its checksum: restore it from a replica or a backup, or read past it."
 
 
 class DamagedEntries(IsologError):
+    """Entries that a follower fetched fail their checksum."""
+
     code = "DAMAGED_ENTRIES"
     retriable = True
     hint = "They were damaged on their way or at the leader; the follower fetches them again."
 
 
 class EntriesGone(IsologError):
+    """A follower asked for entries that its leader does not have."""
+
     code = "ENTRIES_GONE"
     hint = "The log starts later or ends earlier now; the follower compares its epochs anew."
 
 
 class Unauthenticated(IsologError):
+    """The broker does not know who calls: no credential came with the call, or it is not valid."""
+
     code = "UNAUTHENTICATED"
-    hint = "Only the cluster's own brokers may call this. A restarted broker is known in a moment."
+    hint = "Give a valid credential. Between brokers: a restarted one is known in a moment."
 
 
 class SessionOver(Unauthenticated):
-    """What a connection was authenticated by holds no longer; another one authenticates anew."""
+    """The credential of the connection is no longer valid, or its session has ended."""
 
     code = "SESSION_OVER"
     retriable = True
@@ -357,26 +458,36 @@ class SessionOver(Unauthenticated):
 
 
 class PermissionDenied(IsologError):
+    """No rule allows the caller this operation on this resource, or a rule denies it."""
+
     code = "PERMISSION_DENIED"
     hint = "An administrator of the cluster can allow it: isolog acl allow."
 
 
 class TlsFailed(IsologError):
+    """A connection with TLS could not be made: one side has no TLS, or a certificate is refused."""
+
     code = "TLS_FAILED"
     hint = "Check the tls options, and the broker's certificate."
 
 
 class UnknownLog(IsologError):
+    """There is no log at the path."""
+
     code = "UNKNOWN_LOG"
     hint = "Check the path; connect(path=...) without create=False makes a log there."
 
 
 class WrongCluster(IsologError):
+    """A broker, or a checkpoint, belongs to another log than the one that is in use."""
+
     code = "WRONG_CLUSTER"
     hint = "Check bootstrap or path: all brokers that they name must be of one and the same log."
 
 
 class NotALogDirectory(IsologError):
+    """The directory has files in it, and none of them says that it is a log."""
+
     code = "NOT_A_LOG_DIRECTORY"
     hint = "Give an empty or a new directory, or one that isolog made."
 
@@ -389,11 +500,15 @@ class UnsupportedFormat(IsologError):
 
 
 class DirectoryInUse(IsologError):
+    """Another broker serves the directory."""
+
     code = "DIRECTORY_IN_USE"
     hint = "One broker serves a directory: use that one, or stop it (`isolog broker stop`)."
 
 
 class PortInUse(IsologError):
+    """Another process listens at the address."""
+
     code = "PORT_IN_USE"
     hint = "Choose another port, or 0 for any free one."
 
@@ -406,11 +521,15 @@ class UnsupportedVersion(IsologError):
 
 
 class Unsupported(IsologError):
+    """The call asks for something that this release of isolog does not do."""
+
     code = "UNSUPPORTED"
     hint = "This release of isolog does not have it."
 
 
 class InternalError(IsologError):
+    """The broker met an error that it did not expect."""
+
     code = "INTERNAL"
     hint = "This is a defect of isolog: please report it with the broker's log file."
 

@@ -9,7 +9,6 @@ refused with the nearest known one: an option that is silently ignored costs its
 ``checking``  names that a query may not have, and the values of those that it has
 ``source``    what a reader is asked for; ``sink``: what a writer is
 ``shared``    one set of options for a source and a sink: those of tables and views
-``page``      the tables of ``docs/spark.md`` and ``docs/kafka.md``; ``__main__`` writes them
 """
 
 from __future__ import annotations

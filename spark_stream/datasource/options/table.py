@@ -205,21 +205,21 @@ OPTIONS: Final = (
         "filter",
         Use.SOURCE,
         "only the records for which this predicate, in Spark's SQL, is true: the leader looks at"
-        " the others, and [what it takes](spark.md#filters)",
+        " the others, and [what it takes](../spark.md#filters)",
         values.predicate,
     ),
     Option(
         "pushFilters",
         Use.BATCH_SOURCE,
         "let Spark push its filters to the leader, where its setting is on; only for a DataFrame"
-        " that [one query reads once](spark.md#filters)",
+        " that [one query reads once](../spark.md#filters)",
         values.boolean,
         "false",
     ),
     Option(
         "mappedReads",
         Use.SOURCE,
-        "read large ranges [from the log's own files](spark.md#reads-next-to-the-data), where a"
+        "read large ranges [from the log's own files](../spark.md#reads-next-to-the-data), where a"
         " task runs on the machine of a replica",
         values.boolean,
         "true",
@@ -228,7 +228,7 @@ OPTIONS: Final = (
         "rack",
         Use.SOURCE,
         "the rack that all tasks run in: under `read_replicated` and above they read from an"
-        " in-sync replica [in it](spark.md#reads-in-the-same-rack); by default what `ISOLOG_RACK`"
+        " in-sync replica [in it](../spark.md#reads-in-the-same-rack); by default what `ISOLOG_RACK`"
         " says where a task runs",
         values.rack,
         shown="`ISOLOG_RACK`",
@@ -306,7 +306,7 @@ OPTIONS: Final = (
         "partitionBy",
         Use.SINK,
         "columns of a typed topic, with commas between: rows with equal values in them go to one"
-        " partition, in order ([how rows are placed](placement.md)); with `createTopic` it becomes"
+        " partition, in order ([how rows are placed](../placement.md)); with `createTopic` it becomes"
         " the new topic's `partition.by`",
         values.column_names,
         shown="the topic's `partition.by`",
@@ -322,7 +322,7 @@ OPTIONS: Final = (
     Option(
         "topic.<setting>",
         Use.SINK,
-        "with `createTopic`: a [setting](api.md#settings-of-a-topic) of the new topic, as"
+        "with `createTopic`: a [setting](settings.md#settings-of-a-topic) of the new topic, as"
         " `topic.retention.ms`",
         shown="the broker's",
     ),

@@ -1,0 +1,149 @@
+"""What mkdocs does for this site beyond its own.
+
+* A link to a file of the repository outside ``docs/`` leads to a page ``repository/…`` that shows
+  the file: the site is complete without a network, and a link to a missing file fails the build.
+* Pictures become part of their page, so that they follow its switch of light and dark.
+* The index of decisions lists them.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from mkdocs.structure.files import File, Files
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+ABOUT: Final = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+"""Pages of the repository that are in the navigation, linked or not."""
+
+_FENCE: Final = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
+_LINK: Final = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
+_PICTURE: Final = re.compile(r'<img alt="([^"]*)" src="[^"]*?pictures/([\w-]+\.svg)" ?/?>')
+_LANGUAGES: Final = {".yml": "yaml", ".conf": "properties", ".service": "ini"}
+# A picture's colours for dark, by itself and in a page. The second is longer, and so wins.
+_COLOURS: Final = {
+    "@media (prefers-color-scheme: dark){svg{": "[data-md-color-scheme=slate] .picture svg{",
+    "}}</style>": "}</style>",
+    "<style>svg{": "<style>.picture svg{",
+}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add a page for each file or folder outside ``docs/`` that a page links to."""
+    waiting = list(ABOUT)
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        waiting += _outside(path.read_text(encoding="utf-8"), _place(path))
+    made: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        path = ROOT / name
+        if name in made or not path.exists():  # a link to nothing is reported when it is resolved
+            continue
+        made.add(name)
+        text = _shown(path)
+        if name.endswith(".md"):
+            waiting += _outside(text, name)
+        files.append(File.generated(config, _page(name), content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Point links at pages of the site, and list the decisions in their index."""
+    source = page.file.src_uri
+    if source == "decisions/README.md":
+        markdown += "\n" + "\n".join(_decisions())
+    name = source.removeprefix("repository/") if _is_of_repository(source) else f"docs/{source}"
+
+    def point(target: str) -> str:
+        return posixpath.relpath(_page(_resolve(name, target)), posixpath.dirname(source) or ".")
+
+    return _with_links(markdown, point)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Put the pictures into the page itself."""
+    return _PICTURE.sub(lambda found: _inlined(found[2], found[1]), html)
+
+
+def _is_of_repository(source: str) -> bool:
+    return source.startswith("repository/")
+
+
+def _place(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _page(name: str) -> str:
+    """Return the page of the site that shows a file of the repository."""
+    if name.startswith("docs/"):
+        page = name.removeprefix("docs/")
+        return f"{page}/README.md" if (ROOT / name).is_dir() else page
+    return f"repository/{name}" if name.endswith(".md") else f"repository/{name}.md"
+
+
+def _resolve(name: str, target: str) -> str:
+    return posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+
+
+def _targets(markdown: str) -> Iterator[str]:
+    for part in _FENCE.split(markdown)[::2]:
+        yield from (each[0] for each in _LINK.finditer(part) if "://" not in each[0])
+
+
+def _outside(markdown: str, name: str) -> list[str]:
+    """Return the files outside ``docs/`` to which a page links."""
+    found = [_resolve(name, each) for each in _targets(markdown) if not each.startswith("mailto:")]
+    return [each for each in found if not each.startswith("docs/")]
+
+
+def _with_links(markdown: str, point: Callable[[str], str]) -> str:
+    def replace(found: re.Match[str]) -> str:
+        target = found[0]
+        return target if "://" in target or target.startswith("mailto:") else point(target)
+
+    parts = _FENCE.split(markdown)
+    parts[::2] = [_LINK.sub(replace, part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _shown(path: Path) -> str:
+    """Return a file, or all files of a folder, as a page."""
+    if path.suffix == ".md":
+        return path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        return "\n\n".join(_cells(path))
+    shown = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
+    parts = [f"# {_place(path)}"]
+    for each in shown:
+        language = _LANGUAGES.get(each.suffix, each.suffix.removeprefix("."))
+        heading = f"\n## {each.name}\n" if path.is_dir() else ""
+        parts.append(f"{heading}\n````{language}\n{each.read_text(encoding='utf-8')}````")
+    return "\n".join(parts)
+
+
+def _cells(path: Path) -> Iterator[str]:
+    """Yield the texts and the code of a notebook."""
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        yield text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```"
+
+
+def _decisions() -> Iterator[str]:
+    """Yield a line for each record: its first line is its title."""
+    for path in sorted((ROOT / "docs" / "decisions").glob("0*.md")):
+        title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        number, words = re.split(r"[.:] ", title, maxsplit=1)
+        yield f"- {int(number)}: [{words}]({path.name})"
+
+
+def _inlined(name: str, alt: str) -> str:
+    drawn = (ROOT / "docs" / "concepts" / "pictures" / name).read_text(encoding="utf-8")
+    for alone, within in _COLOURS.items():
+        drawn = drawn.replace(alone, within)
+    label = f'<svg role="img" aria-label="{alt}" '
+    return f'<span class="picture">{drawn.replace("<svg ", label, 1).strip()}</span>'
