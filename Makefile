@@ -116,7 +116,7 @@ docs: venv  ## Write into the docs what is made from the code: tables of options
 	@.venv/bin/python -m tests.rules
 
 docs-site: venv  ## Build the documentation site into build/site/; a link that leads nowhere fails
-	@$(MKDOCS) build --quiet
+	@$(MKDOCS) build
 	@echo "build/site/index.html"
 
 docs-site-serve: venv  ## Serve the site at http://127.0.0.1:8000, and build it again when a page changes

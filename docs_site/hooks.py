@@ -45,10 +45,10 @@ def on_files(files: Files, config: Any) -> Files:
         if name in made or not path.exists():  # a link to nothing is reported when it is resolved
             continue
         made.add(name)
-        text = _shown(path)
+        text = shown(path)
         if name.endswith(".md"):
             waiting += _outside(text, name)
-        files.append(File.generated(config, _page(name), content=text))
+        files.append(File.generated(config, page_of(name), content=text))
     return files
 
 
@@ -60,7 +60,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     name = source.removeprefix("repository/") if _is_of_repository(source) else f"docs/{source}"
 
     def point(target: str) -> str:
-        return posixpath.relpath(_page(_resolve(name, target)), posixpath.dirname(source) or ".")
+        return posixpath.relpath(page_of(resolve(name, target)), posixpath.dirname(source) or ".")
 
     return _with_links(markdown, point)
 
@@ -78,7 +78,7 @@ def _place(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def _page(name: str) -> str:
+def page_of(name: str) -> str:
     """Return the page of the site that shows a file of the repository."""
     if name.startswith("docs/"):
         page = name.removeprefix("docs/")
@@ -86,18 +86,18 @@ def _page(name: str) -> str:
     return f"repository/{name}" if name.endswith(".md") else f"repository/{name}.md"
 
 
-def _resolve(name: str, target: str) -> str:
+def resolve(name: str, target: str) -> str:
     return posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
 
 
-def _targets(markdown: str) -> Iterator[str]:
+def targets(markdown: str) -> Iterator[str]:
     for part in _FENCE.split(markdown)[::2]:
         yield from (each[0] for each in _LINK.finditer(part) if "://" not in each[0])
 
 
 def _outside(markdown: str, name: str) -> list[str]:
     """Return the files outside ``docs/`` to which a page links."""
-    found = [_resolve(name, each) for each in _targets(markdown) if not each.startswith("mailto:")]
+    found = [resolve(name, each) for each in targets(markdown) if not each.startswith("mailto:")]
     return [each for each in found if not each.startswith("docs/")]
 
 
@@ -111,15 +111,15 @@ def _with_links(markdown: str, point: Callable[[str], str]) -> str:
     return "".join(parts)
 
 
-def _shown(path: Path) -> str:
+def shown(path: Path) -> str:
     """Return a file, or all files of a folder, as a page."""
     if path.suffix == ".md":
         return path.read_text(encoding="utf-8")
     if path.suffix == ".ipynb":
         return "\n\n".join(_cells(path))
-    shown = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
+    files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
     parts = [f"# {_place(path)}"]
-    for each in shown:
+    for each in files:
         language = _LANGUAGES.get(each.suffix, each.suffix.removeprefix("."))
         heading = f"\n## {each.name}\n" if path.is_dir() else ""
         parts.append(f"{heading}\n````{language}\n{each.read_text(encoding='utf-8')}````")

@@ -18,7 +18,7 @@ from spark_stream.datasource.options.table import OPTIONS, Use, options_for
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.values.offsets import TopicOffsets, to_json
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
-from spark_stream.storage.settings import SETTINGS
+
 from spark_stream.wire.messages import PartitionDescription, TopicDescription
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,12 +34,6 @@ def option_rows() -> list[tuple[list[str], str, str, str]]:
         names, whom, default, meaning = (cell.strip() for cell in line.strip("| ").split(" | ", 3))
         rows.append((re.findall(r"`([^`]+)`", names), whom, default, meaning))
     return rows
-
-
-def test_the_settings_of_a_topic_are_those_of_the_table() -> None:
-    table = NOTE.partition("| setting | default |")[2].partition("\n\n")[0]
-    first_cells = [line.split("|")[1] for line in table.splitlines()[2:]]
-    assert re.findall(r"`([^`]+)`", " ".join(first_cells)) == list(SETTINGS)
 
 
 @pytest.mark.rule('which options `format("isolog")` has', "datasource/options/table.py")

@@ -137,11 +137,6 @@ def test_three_brokers(tmp_path: Path, shell: Shell) -> None:
     assert "1 is away" in said
 
 
-def test_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
-
-
 def test_the_table_of_options_is_complete() -> None:
     spark = README.partition("## Spark")[2].partition("### Isolation levels")[0]
     shown = set(re.findall(r"`([\w.]+)`", spark))

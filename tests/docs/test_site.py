@@ -1,0 +1,67 @@
+"""The documentation site: its links lead somewhere, and it needs no network."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs_site import hooks
+from tests.conftest import ROOT
+
+TEXTS = [
+    path.relative_to(ROOT).as_posix()
+    for path in (*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in hooks.ABOUT))
+]
+
+
+def test_every_link_leads_to_a_file() -> None:
+    """The build finds what is missing too, and anchors; this takes no time."""
+    missing = [
+        f"{name}: {target}"
+        for name in (*TEXTS, "README.md")
+        for target in hooks.targets((ROOT / name).read_text())
+        if not (ROOT / hooks.resolve(name, target)).exists()
+    ]
+    assert missing == []
+
+
+def test_a_link_to_the_repository_leads_to_a_page_that_shows_the_file() -> None:
+    assert hooks.page_of("docs/spark.md") == "spark.md"
+    assert hooks.page_of("docs/decisions") == "decisions/README.md"
+    assert hooks.page_of("CHANGELOG.md") == "repository/CHANGELOG.md"
+    assert hooks.page_of("conf/broker.toml") == "repository/conf/broker.toml.md"
+    shown = hooks.shown(ROOT / "conf" / "broker.toml")
+    assert (ROOT / "conf" / "broker.toml").read_text() in shown
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--site-dir", tmp_path],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    pages = sorted(tmp_path.rglob("*.html"))
+    assert len(pages) > 150
+    for page in pages:
+        loaded = re.findall(r"<(?:script|link|img|iframe)\b[^>]*https?://[^>]*>", page.read_text())
+        assert [each for each in loaded if 'rel="canonical"' not in each] == [], page
+    assert "url(http" not in "".join(each.read_text() for each in tmp_path.rglob("*.css"))
+    index = json.loads((tmp_path / "search" / "search_index.json").read_text())
+    assert any("read_atomic" in each["text"] for each in index["docs"])
+    assert (tmp_path / "search" / "search_index.js").exists()  # for a site opened as files
+    picture = (tmp_path / "concepts" / "failover.html").read_text()
+    assert re.search(r'<svg role="img" aria-label="Three scenes[^"]*"', picture)

@@ -1,0 +1,37 @@
+"""The pages of the docs with Spark do what they say, in the session that all tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.demo.conftest import Shell
+from tests.docs.pages import PAGES, Reader, needs_spark
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "tutorial.md" else pytest.mark.full)
+        for name in PAGES
+        if needs_spark(name)
+    ],
+)
+def test_a_page_does_what_it_says(
+    name: str,
+    spark: SparkSession,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "page"
+    reader = Reader(folder, Shell(tmp_path_factory.mktemp("tools")), {"spark": spark})
+    monkeypatch.chdir(folder)
+    try:
+        assert reader.follow(name)
+    finally:
+        for query in spark.streams.active:
+            query.stop()
+        reader.leave()
