@@ -14,7 +14,7 @@ from tests.docs.pages import PAGES, Reader, needs_spark
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name == "tutorial.md" else pytest.mark.full)
+        pytest.param(name, marks=[] if name == "index.md" else pytest.mark.full)
         for name in PAGES
         if needs_spark(name)
     ],
