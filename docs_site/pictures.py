@@ -13,8 +13,12 @@ from typing import Final
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "docs" / "concepts" / "pictures"
 
-_LIGHT: Final = "--ink:#1d2733;--soft:#8795a3;--plain:#d7e3ea;--good:#7cc7b5;--open:#f4c95d;--bad:#e39a94"
-_DARK: Final = "--ink:#e6edf3;--soft:#8593a3;--plain:#3f5263;--good:#1f7a68;--open:#8f6a10;--bad:#8c4640"
+_LIGHT: Final = (
+    "--ink:#1d2733;--soft:#8795a3;--plain:#d7e3ea;--good:#7cc7b5;--open:#f4c95d;--bad:#e39a94"
+)
+_DARK: Final = (
+    "--ink:#e6edf3;--soft:#8593a3;--plain:#3f5263;--good:#1f7a68;--open:#8f6a10;--bad:#8c4640"
+)
 STYLE: Final = (
     f"<style>svg{{{_LIGHT}}}\n@media (prefers-color-scheme: dark){{svg{{{_DARK}}}}}</style>"
 )
@@ -32,7 +36,14 @@ class Drawing:
         self._parts: list[str] = []
 
     def text(
-        self, x: float, y: float, words: str, *, at: str = "start", size: int = 15, weight: int = 400
+        self,
+        x: float,
+        y: float,
+        words: str,
+        *,
+        at: str = "start",
+        size: int = 15,
+        weight: int = 400,
     ) -> None:
         """Write a line; ``at`` says which part of it is at x: start, middle or end."""
         self._parts.append(
@@ -154,7 +165,13 @@ def life() -> str:
         picture.text(410, y + 22, level, weight=600 if level != "nobody" else 400)
         if number:
             picture.arrow(66, y - 16, 66, y)
-    moves = {1: "LEO moves", 2: "HW moves", 3: "LSO moves", 4: "the cut moves", 5: "log start moves"}
+    moves = {
+        1: "LEO moves",
+        2: "HW moves",
+        3: "LSO moves",
+        4: "the cut moves",
+        5: "log start moves",
+    }
     for number, words in moves.items():
         picture.text(590, 34 + number * 50 + 22, words)
     for x, words in ((0, "state"), (152, "meaning"), (410, "seen from here on"), (590, "offset")):
