@@ -138,11 +138,10 @@ def levels() -> str:
             ("bad", "A: aborted"),
         )
     ):
-        x = number * 180
-        picture.box(x, 292, 22, 18, fill)
-        picture.text(x + 30, 306, words, size=14)
-    note = "B has a second part in another partition, which is not visible there yet: read_atomic waits."
-    picture.text(0, 344, note, size=14)
+        picture.box(number * 180, 292, 22, 18, fill)
+        picture.text(number * 180 + 30, 306, words, size=14)
+    note = "B has a second part in another partition, which is not visible there yet:"
+    picture.text(0, 344, f"{note} read_atomic waits.", size=14)
     return picture.rendered()
 
 

@@ -71,8 +71,7 @@ class InvalidAssignment(IsologError):
 
 
 class InvalidOption(IsologError):
-    """An option, a flag or an argument is unknown, has a value that it does not take, or
-    contradicts another one."""
+    """An option is unknown, has a value that it does not take, or contradicts another one."""
 
     code = "INVALID_OPTION"
     hint = "Correct what the message names."

@@ -228,8 +228,8 @@ OPTIONS: Final = (
         "rack",
         Use.SOURCE,
         "the rack that all tasks run in: under `read_replicated` and above they read from an"
-        " in-sync replica [in it](../spark.md#reads-in-the-same-rack); by default what `ISOLOG_RACK`"
-        " says where a task runs",
+        " in-sync replica [in it](../spark.md#reads-in-the-same-rack); by default what"
+        " `ISOLOG_RACK` says where a task runs",
         values.rack,
         shown="`ISOLOG_RACK`",
     ),
@@ -306,8 +306,8 @@ OPTIONS: Final = (
         "partitionBy",
         Use.SINK,
         "columns of a typed topic, with commas between: rows with equal values in them go to one"
-        " partition, in order ([how rows are placed](../placement.md)); with `createTopic` it becomes"
-        " the new topic's `partition.by`",
+        " partition, in order ([how rows are placed](../placement.md)); with `createTopic` it"
+        " becomes the new topic's `partition.by`",
         values.column_names,
         shown="the topic's `partition.by`",
     ),
