@@ -128,8 +128,7 @@ def levels() -> str:
         y = top + 66 + row * 30
         picture.text(0, y + 5, level, size=15)
         for number in range(len(records)):
-            x = left + number * _BOX + _BOX / 2
-            picture.dot(x, y, filled=number in visible)
+            picture.dot(left + (number + 0.5) * _BOX, y, filled=number in visible)
     for number, (fill, words) in enumerate(
         (
             ("plain", "no transaction"),

@@ -11,7 +11,7 @@ import pytest
 
 from tests.demo.conftest import Shell
 from tests.demo.test_operations import EXAMPLES as OF_OPERATIONS
-from tests.docs.pages import NOT_RUN, PAGES, Reader, blocks, needs_spark
+from tests.docs.pages import DOCS, NOT_RUN, PAGES, Reader, blocks, needs_spark
 
 QUICK = "concepts/isolation-levels.md"
 
@@ -43,7 +43,7 @@ def test_a_page_does_what_it_says(
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_block_is_run_or_says_why_it_is_not(name: str) -> None:
-    text = sum(line.startswith("```") for line in Path("docs", name).read_text().splitlines())
+    text = sum(line.startswith("```") for line in (DOCS / name).read_text().splitlines())
     found = list(blocks(name))
     assert 2 * len(found) == text, "a fence that is indented, or has other words behind ```"
     before = None

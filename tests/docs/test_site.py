@@ -9,26 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from docs_site import hooks
 from tests.conftest import ROOT
-
-TEXTS = [
-    path.relative_to(ROOT).as_posix()
-    for path in (*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in hooks.ABOUT))
-]
-
-
-def test_every_link_leads_to_a_file() -> None:
-    """The build finds what is missing too, and anchors; this takes no time."""
-    missing = [
-        f"{name}: {target}"
-        for name in (*TEXTS, "README.md")
-        for target in hooks.targets((ROOT / name).read_text())
-        if not (ROOT / hooks.resolve(name, target)).exists()
-    ]
-    assert missing == []
 
 
 def test_a_link_to_the_repository_leads_to_a_page_that_shows_the_file() -> None:
@@ -40,11 +22,10 @@ def test_a_link_to_the_repository_leads_to_a_page_that_shows_the_file() -> None:
     assert (ROOT / "conf" / "broker.toml").read_text() in shown
 
 
-@pytest.mark.full
-@pytest.mark.timeout(600)
 def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(
     tmp_path: Path,
 ) -> None:
+    """A link or an anchor that leads nowhere is a warning; so is a page that is not in a menu."""
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--site-dir", tmp_path],
         cwd=ROOT,

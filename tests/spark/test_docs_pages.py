@@ -11,14 +11,8 @@ from tests.demo.conftest import Shell
 from tests.docs.pages import PAGES, Reader, needs_spark
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name == "index.md" else pytest.mark.full)
-        for name in PAGES
-        if needs_spark(name)
-    ],
-)
+@pytest.mark.full  # in make test: the README's example, and a page without Spark
+@pytest.mark.parametrize("name", [name for name in PAGES if needs_spark(name)])
 def test_a_page_does_what_it_says(
     name: str,
     spark: SparkSession,
