@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from docs_site import commands, options, others, settings
+from docs_site import commands, options, others, series, settings
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 
@@ -20,6 +20,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "settings of brokers": settings.rendered_for_brokers,
     "commands": commands.rendered,
     "errors": others.rendered_errors,
+    "series": series.rendered,
     "metrics of queries": others.rendered_metrics,
 }
 """What renders each table, by the table's name in the marks around it."""
