@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from random import Random
+
 import pytest
 from msgspec.structs import replace
 
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.cluster.partitions import PartitionId, put_of
+from spark_stream.cluster.stores.store import MetadataStore
+from spark_stream.cluster.transactions import PREFIX, encode
 from spark_stream.consistency.control.partition_record import Member
 from spark_stream.consistency.ids import BrokerId, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
@@ -17,9 +22,10 @@ from spark_stream.scripts.cutting import CutRange, find_cut
 from spark_stream.scripts.steps import IsReplicated, Refresh, Script, Seal
 from spark_stream.scripts.transactions.deciding import force_partitions
 from spark_stream.scripts.transactions.finishing import seal_partitions, write_markers
-from spark_stream.scripts.transactions.records import note_joins
+from spark_stream.scripts.transactions.records import note_joins, read
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
+from tests.simulation.store import MortalStore, Outage
 from tests.support import numbers
 
 __all__ = ["around"]
@@ -32,14 +38,21 @@ def three(around: Surroundings) -> list[LocalBroker]:
     """Broker c leads ``t/0`` and ``t/1``; a and b believe that b leads ``t/0``, as it did."""
     a, b, c = (around.start(each) for each in "abc")
     make(a, "t", "b", "c")
-    stored = a.host.view_of(PartitionId(a.host.find("t").id, 0))
-    assert stored is not None
-    me = Member(c.id, c.generation)
-    epoch = LeaderEpoch(stored.record.leader_epoch + 1)
-    moved = replace(stored.record, replicas=(c.id,), leader=c.id, leader_epoch=epoch, isr=(me,))
-    a.store.put_many([put_of(stored.id, moved, stored.version)])
-    c.host.refresh()
+    move(a, c)
     return [a, b, c]
+
+
+def move(asked: LocalBroker, leader: LocalBroker) -> None:
+    """Put on record that ``t/0`` is on this broker alone; only this broker sees it."""
+    stored = asked.host.view_of(PartitionId(asked.host.find("t").id, 0))
+    assert stored is not None
+    me = Member(leader.id, leader.generation)
+    epoch = LeaderEpoch(stored.record.leader_epoch + 1)
+    moved = replace(
+        stored.record, replicas=(leader.id,), leader=leader.id, leader_epoch=epoch, isr=(me,)
+    )
+    asked.store.put_many([put_of(stored.id, moved, stored.version)])
+    leader.host.refresh()
 
 
 def at(broker: LocalBroker, number: int) -> Joined:
@@ -72,6 +85,33 @@ def test_a_transaction_is_sealed_and_marked_at_the_leader_that_has_it(three, ask
     assert broker.driver.run(write_markers(commit, [at(broker, 0)])) is None
     assert leader.bounds().last_stable_offset == 3
     assert leader.transactions.open() == []
+
+
+class LateWatch(Outage):
+    """The watch tells nothing by itself."""
+
+    def seen_upto(self, seen: int, last: int) -> int:
+        return seen
+
+
+class LateSurroundings(Surroundings):
+    def store(self) -> MetadataStore:
+        return MortalStore(self.records, lambda: None, LateWatch(Random()))
+
+
+def test_who_finishes_what_another_has_decided_knows_its_partitions_and_their_leaders(tmp_path):
+    """It has only read the decision: its watch has told it of nothing."""
+    with closing(LateSurroundings(tmp_path)) as around:
+        a, b, c = (around.start(each) for each in "abc")
+        make(a, "t", "b", "c")
+        move(b, c)
+        write(c.partition("t"))
+        commit = decided(c, at(c, 0))
+        c.store.put(PREFIX + "loader", encode(commit), 0)
+        known = a.driver.run(read("loader"))
+        assert known is not None
+        assert a.driver.run(seal_partitions(known)) == ([at(c, 0)], None)
+        assert not c.partition("t").transactions.has_joined(NUMBER, PRODUCER)
 
 
 @pytest.mark.parametrize("asked", [0, 1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.proposals import Proposals
 from spark_stream.broker.replication import promising
 from spark_stream.broker.replication.fetchers import Fetchers
@@ -97,12 +96,6 @@ def a_proposal_without_an_answer_is_forgotten(patch: Patch) -> None:
                 progress._find_maximal()
 
     patch.setattr(Proposals, "_put_back", put_back)
-
-
-@bug
-def who_goes_on_from_a_record_may_not_have_caught_up_with_it(patch: Patch) -> None:
-    original = Host.follow_store
-    patch.setattr(Host, "follow_store", lambda self, *, known=False: original(self))
 
 
 @bug
