@@ -288,6 +288,14 @@ def first_at_or_after(table: Table, timestamp: int) -> int | None:
     return int(late.argmax()) if late.any() else None
 
 
+def appended_at(tables: Sequence[Table], entry: int) -> int | None:
+    """Return when the entry of this index was appended, or None if no table has it."""
+    for table in tables:
+        if len(table) and 0 <= entry - int(table[0]["entry_index"]) < len(table):
+            return int(table[entry - int(table[0]["entry_index"])]["appended"])
+    return None
+
+
 def greatest_numbers(tables: Sequence[Table]) -> tuple[int, int]:
     """Return the greatest producer id and transaction number that were allocated; -1: none."""
     found = []

@@ -32,6 +32,7 @@ from msgspec import Meta, structs
 
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.consistency.record_states import RecordRun
 from spark_stream.errors import InvalidRequest, IsologError, from_wire
 from spark_stream.schema.keys import DEFAULT_KEY, PARTITION_BY, split_names
 from spark_stream.schema.schemas import is_default, schema_from_text, schema_to_text
@@ -44,6 +45,9 @@ TimeoutField = Annotated[int, Meta(ge=1, le=TRANSACTION_TIMEOUT_MS_MAX)]
 
 EARLIEST: Final = -2
 LATEST: Final = -1
+
+STATES_MAX: Final = 10_000
+OPEN_MAX: Final = 100
 
 _PLACE: Final = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$", re.DOTALL)
 _FIELD: Final = re.compile(r"Object (?:contains unknown|missing required) field `(?P<name>.*?)`")
@@ -411,6 +415,8 @@ class AskedTopic(Message):
     ``sizes``: partition → [start, end): how many stored bytes does it have?
     ``budgets``: partition → [start, end, bytes]: how far does a reader at the start come with so
     many stored bytes?
+    ``states``: partition → [start, end): what became of these records (:data:`STATES_MAX` at most)?
+    ``facts``: what the leaders know of the partitions is wanted too, as :class:`PartitionFacts`.
     """
 
     topic: Name
@@ -422,6 +428,8 @@ class AskedTopic(Message):
     ranges: dict[PartitionField, tuple[OffsetField, OffsetField]] = {}
     sizes: dict[PartitionField, tuple[OffsetField, OffsetField]] = {}
     budgets: dict[PartitionField, tuple[OffsetField, OffsetField, OffsetField]] = {}
+    states: dict[PartitionField, tuple[OffsetField, OffsetField]] = {}
+    facts: bool = False
 
 
 class ListOffsets(Message):
@@ -431,6 +439,38 @@ class ListOffsets(Message):
     names: bool = False
 
 
+class OpenExtent(Message):
+    """A transaction that is open in a partition, by its number, and its first offset there."""
+
+    transaction: int
+    first_offset: OffsetField
+
+
+class EpochStart(Message):
+    """A leader epoch of a log: its first offset, and when its first entry was appended."""
+
+    epoch: int
+    offset: OffsetField
+    began_ms: int
+
+
+class PartitionFacts(Message):
+    """What a partition's leader knows of it beside its offsets.
+
+    ``high_watermark`` and ``last_stable_offset`` are None while a new leader does not know them.
+    ``size``: its stored bytes. ``followers``: up to which offset each follower has the log.
+    ``epochs``: the last of the log's leader epochs, the oldest first. ``open``: the open
+    transactions that have records here, the earliest first, at most :data:`OPEN_MAX`.
+    """
+
+    high_watermark: int | None
+    last_stable_offset: int | None
+    size: int
+    followers: dict[str, int]
+    epochs: list[EpochStart]
+    open: list[OpenExtent]
+
+
 class PartitionOffset(Message):
     """The answer about a partition, by its leader in ``epoch``.
 
@@ -438,7 +478,7 @@ class PartitionOffset(Message):
     order, and up to which offset the log still has its records. ``uncommitted``: records of aborted
     or open transactions are in the range that was asked about. ``size``: the stored bytes of a
     range, and those of its first record. ``reached``: up to which offset whole records take no more
-    than a budget of bytes.
+    than a budget of bytes. ``states``: what became of the records of a range, as runs in order.
     """
 
     offset: int
@@ -450,6 +490,8 @@ class PartitionOffset(Message):
     uncommitted: bool = False
     size: tuple[int, int] | None = None
     reached: int | None = None
+    states: list[RecordRun] = []
+    facts: PartitionFacts | None = None
 
 
 class PartitionOffsets(Message):
@@ -511,6 +553,22 @@ class PrincipalUse(Description):
     read_delayed_s: float
 
 
+class RolledBack(Description, kw_only=False):
+    """Records that a broker's replica removed, because its new leader did not have them.
+
+    Those are the offsets ``start`` to ``end - 1``. ``leader_epoch``: that of the leader.
+    ``were_committed``: some were below the high watermark; only an unclean election loses those.
+    """
+
+    topic: str
+    partition: int
+    leader_epoch: int
+    start: int
+    end: int
+    at_ms: int
+    were_committed: bool = False
+
+
 class BrokerStatus(Description, kw_only=False):
     """The status that a broker reports; ``memory`` in bytes, without mapped files.
 
@@ -520,7 +578,9 @@ class BrokerStatus(Description, kw_only=False):
     has. ``damaged``: the first offset that is known to be damaged in each of its damaged replicas,
     by ``"topic/partition"``. ``principal``: that of the caller; what a caller may not know of the
     cluster is empty. ``principals``: those that are connected, or that a quota has delayed since
-    the broker started.
+    the broker started. ``log_bytes``: the stored bytes of its replicas; ``disk_free`` and
+    ``disk_total``: bytes of the disk with its directory. ``rolled_back``: what its replicas removed
+    after failovers since it started, the latest of each.
     """
 
     version: str
@@ -538,6 +598,10 @@ class BrokerStatus(Description, kw_only=False):
     damaged: dict[str, int] = {}
     principal: str = ""
     principals: dict[str, PrincipalUse] = {}
+    log_bytes: int = 0
+    disk_free: int = 0
+    disk_total: int = 0
+    rolled_back: tuple[RolledBack, ...] = ()
 
 
 def json_bytes(value: object) -> bytes:

@@ -213,6 +213,26 @@ def test_entries_that_are_there_already_are_passed_over(pair):
     assert replica.bounds().log_end_offset == 3
 
 
+@pytest.mark.rule("what a failover rolled back is remembered", "broker/partition/following.py")
+def test_what_a_failover_rolls_back_is_told_by_the_broker_that_had_it(pair):
+    a, b = pair
+    for first in range(3):
+        a.partition("t").append(numbers(first, 1))
+    replicate(a, b, "t")
+    a.partition("t").append(numbers(3, 4))  # never reaches b
+    let_lead(a, "b")
+    assert not a.replica("t").following.rolled_back
+    b.partition("t").append(numbers(10, 2))
+    replicate(b, a, "t")
+    [found] = a.replica("t").following.rolled_back
+    assert (found.topic, found.partition, found.start, found.end) == ("t", 0, 3, 7)
+    assert (found.leader_epoch, found.were_committed) == (b.partition("t").leader_epoch, False)
+    assert not b.replica("t").following.rolled_back
+    facts = b.partition("t").facts()
+    assert [(each.epoch, each.offset) for each in facts.epochs] == [(0, 0), (1, 3)]
+    assert facts.followers == {"a": 5}
+
+
 def test_bytes_that_were_changed_on_their_way_are_refused(pair):
     a, b = pair
     a.partition("t").append(numbers(0, 1))

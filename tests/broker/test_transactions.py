@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow.flight as fl
 import pytest
 
 from spark_stream.errors import (
@@ -45,6 +46,40 @@ def test_an_open_transaction_is_seen_by_two_levels_and_holds_the_others_back(fli
     owner.commit()
     assert table(flight, t) == {level: [1, 2, 3, 4] for level in LEVELS}
     assert bounds(flight, t) == (4, 4, 4)
+
+
+def test_a_leader_tells_what_became_of_each_record(flight, t):
+    """Committed behind an open transaction is told apart from open, and from aborted."""
+    gone = Owner(flight).begin()
+    gone.put(t, 1, 2)
+    gone.abort()
+    done = Owner(flight).begin()
+    done.put(t, 3, 1)
+    done.commit()
+    owner = Owner(flight).begin()
+    owner.put(t, 4, 2)
+    Appender(flight, t).put(6, 1, act(flight, "new-producer")["producer_id"], 0)
+    answer = listed(flight, t, states={"0": [1, 9]}, facts=True)
+    one, other = answer.partitions[0], answer.partitions[1]
+    assert [(each.first, each.end, each.state, each.transaction) for each in one.states] == [
+        (1, 2, "aborted", gone.number),
+        (2, 3, "committed", done.number),
+        (3, 5, "open", owner.number),
+        (5, 6, "committed", None),
+    ]
+    assert one.facts is not None
+    assert (one.facts.last_stable_offset, one.facts.high_watermark) == (3, 6)
+    assert [(each.transaction, each.first_offset) for each in one.facts.open] == [(owner.number, 3)]
+    assert one.facts.size > 0
+    assert (other.states, other.facts.open, other.facts.size) == ([], [], 0)
+    owner.abort()
+    assert listed(flight, t, states={"0": [3, 5]}).partitions[0].states[0].state == "aborted"
+
+
+def test_states_of_too_many_records_are_refused(flight, t):
+    with pytest.raises(fl.FlightServerError) as caught:
+        listed(flight, t, states={"0": [0, 10_001]})
+    assert "at most 10000" in str(caught.value)
 
 
 @pytest.mark.rule(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Sequence, Set
 from typing import Final
 
@@ -294,6 +295,8 @@ def restore_metadata(context: BrokerContext, asked: Empty) -> Empty:
 
 def status(context: BrokerContext, asked: Empty) -> BrokerStatus:
     hosted, checked = context.host.topics(), context.scrub.last
+    replicas = context.host.open_replicas()
+    free, total = _disk(context.facts.directory)
     found = BrokerStatus(
         version=VERSION,
         pid=os.getpid(),
@@ -309,17 +312,45 @@ def status(context: BrokerContext, asked: Empty) -> BrokerStatus:
         checked_ms=None if checked is None else checked.ended_us // 1000,
         damaged={
             each.name: int(each.log.boundary_of(hole).offset)
-            for each in context.host.open_replicas()
+            for each in replicas
             if (hole := each.log.hole) is not None
         },
         principal=context.caller.principal,
         principals=context.quotas.use(),
+        log_bytes=sum(each.log.size for each in replicas),
+        disk_free=free,
+        disk_total=total,
+        rolled_back=tuple(
+            found
+            for each in replicas
+            if context.may_describe(ResourceKind.TOPIC, each.topic)
+            for found in tuple(each.following.rolled_back)
+        ),
     )
     if context.authorizer.may(context.caller, Operation.DESCRIBE, THE_CLUSTER):
         return found
     return replace(
-        found, pid=0, directory="", topics=0, partitions=0, memory=0, damaged={}, principals={}
+        found,
+        pid=0,
+        directory="",
+        topics=0,
+        partitions=0,
+        memory=0,
+        damaged={},
+        principals={},
+        log_bytes=0,
+        disk_free=0,
+        disk_total=0,
     )
+
+
+def _disk(directory: str) -> tuple[int, int]:
+    """Return the free and all bytes of the disk with the directory; 0 if it is gone."""
+    try:
+        found = shutil.disk_usage(directory)
+    except OSError:
+        return 0, 0
+    return found.free, found.total
 
 
 def own_memory(process: psutil.Process) -> int:

@@ -17,14 +17,22 @@ from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Offset
 from spark_stream.consistency.isolation import Isolation, upper_bound
 from spark_stream.consistency.measures import reached, stored_bytes
+from spark_stream.consistency.record_states import RecordRun
 from spark_stream.consistency.replication.near import NOWHERE, Spot, nearest
 from spark_stream.consistency.transactions.transactions import Joined
-from spark_stream.errors import IsologError, LeaderEpochFenced, NotLeader, UnknownTopic
+from spark_stream.errors import (
+    InvalidRequest,
+    IsologError,
+    LeaderEpochFenced,
+    NotLeader,
+    UnknownTopic,
+)
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.scripts.steps import Describe, Described, together
 from spark_stream.storage.settings import shown_settings
 from spark_stream.wire.messages import (
     EARLIEST,
+    STATES_MAX,
     AlterTopic,
     AskedTopic,
     BrokerAddress,
@@ -205,6 +213,8 @@ def _offset(partition: Partition, asked: AskedTopic) -> PartitionOffset:
         uncommitted=reading is not None and partition.shows_uncommitted(*map(Offset, reading)),
         size=_size(partition, asked.sizes.get(number)),
         reached=_reached(partition, asked.budgets.get(number)),
+        states=_states(partition, asked.states.get(number)),
+        facts=partition.facts() if asked.facts else None,
     )
     partition.check_leads()
     partition.check_leader_epoch(epoch)
@@ -233,6 +243,15 @@ def _size(partition: Partition, asked: tuple[int, int] | None) -> tuple[int, int
 
 def _reached(partition: Partition, asked: tuple[int, int, int] | None) -> int | None:
     return None if asked is None else int(reached(partition.log.tables(), *asked))
+
+
+def _states(partition: Partition, asked: tuple[int, int] | None) -> list[RecordRun]:
+    if asked is None:
+        return []
+    start, end = asked
+    if end - start > STATES_MAX:
+        raise InvalidRequest(f"states of at most {STATES_MAX} records, not {end - start}")
+    return partition.record_states(start, end)
 
 
 def find_leaders(context: BrokerContext, asked: FindLeaders) -> Leaders:

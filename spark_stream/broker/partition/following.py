@@ -7,6 +7,8 @@ leader the epochs of its log, as far as that is sound, and cuts off what the lea
 from __future__ import annotations
 
 import logging
+from collections import deque
+from typing import Final
 
 import pyarrow as pa
 
@@ -18,6 +20,7 @@ from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.consistency.replication.follower import (
     BeginAnew,
     CutBack,
+    GoOn,
     LeaderAnswer,
     Refusal,
     estranged,
@@ -27,8 +30,11 @@ from spark_stream.consistency.replication.follower import (
 from spark_stream.errors import EntriesGone
 from spark_stream.storage.disk.aside import FOLDER
 from spark_stream.storage.format.stored import StoredEntries
+from spark_stream.wire.messages import RolledBack
 
 logger = logging.getLogger(__name__)
+
+_ROLLED_BACK_MAX: Final = 16
 
 
 class FollowerRole:
@@ -37,6 +43,8 @@ class FollowerRole:
     def __init__(self, state: PartitionState) -> None:
         self._state = state
         self._reports_forced = False
+        self.rolled_back: deque[RolledBack] = deque(maxlen=_ROLLED_BACK_MAX)
+        """What was cut off because a leader did not have it, the latest last."""
 
     def history(self) -> EpochHistory:
         """Return the epochs of the log as far as it is sound, to be compared with a leader's."""
@@ -76,6 +84,7 @@ class FollowerRole:
             if isinstance(prepared, Refusal):
                 raise state.refused(prepared, epoch)
             before, now = log.end.entry, state.clock.steady_us()
+            before_offset = log.end.offset
             effects: Effects = []
             if isinstance(prepared, CutBack | BeginAnew) and prepared.lost_from is not None:
                 logger.error(
@@ -100,6 +109,19 @@ class FollowerRole:
                 log.reset(prepared.at)
                 core.reset(prepared.at, now)
                 logger.info("%s: begins anew at entry %d", state.name, prepared.at.entry)
+            if log.end.offset < before_offset and hole is None:  # else it is fetched again
+                self.rolled_back.append(
+                    RolledBack(
+                        topic=state.topic,
+                        partition=state.number,
+                        leader_epoch=int(epoch),
+                        start=int(log.end.offset),
+                        end=int(before_offset),
+                        at_ms=state.clock.wall_us() // 1000,
+                        were_committed=not isinstance(prepared, GoOn)
+                        and prepared.lost_from is not None,
+                    )
+                )
             woken = state.carry_out(effects)
             end_entry = log.end.entry
         wake_all(woken)

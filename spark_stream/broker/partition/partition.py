@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -45,6 +46,7 @@ from spark_stream.broker.partition.role import ReplicaRole
 from spark_stream.broker.partition.sessions import Sessions
 from spark_stream.broker.partition.state import PartitionState, Role
 from spark_stream.broker.partition.transactions import PartitionTransactions
+from spark_stream.consistency.entries import appended_at
 from spark_stream.consistency.ids import BrokerId, EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.partition.atomic import greatest_cut
@@ -53,12 +55,14 @@ from spark_stream.consistency.partition.extents import SpansSnapshot
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.partition.progress import GenerationOf, IsrSettings
 from spark_stream.consistency.partition.replica import Replica, Surroundings
+from spark_stream.consistency.record_states import RecordRun, record_states
 from spark_stream.consistency.replication.lineage import Lineage, lineage_of, surviving
 from spark_stream.counting import Traffic
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
     DamagedSegment,
+    EntriesGone,
     IsologError,
     LeaderEpochFenced,
     LeaderUnavailable,
@@ -71,6 +75,9 @@ from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.log.replica_log import ReplicaLog
 from spark_stream.storage.segment.checking import Suspect
 from spark_stream.storage.settings import LogSettings
+from spark_stream.wire.messages import OPEN_MAX, EpochStart, OpenExtent, PartitionFacts
+
+_EPOCHS_MAX: Final = 16
 
 
 class CloseReason(Enum):
@@ -233,6 +240,48 @@ class Partition:
             found,
             hw_known,
         )
+
+    def facts(self) -> PartitionFacts:
+        """Return what its leader knows of it beside its offsets; raise NotLeader at a follower."""
+        with self._state.lock:
+            self._state.check_leads()
+            seen, progress = self.core.bounds_state, self.core.progress
+            acked = {} if progress is None else progress.followers()
+            epochs = self.core.epochs.latest(_EPOCHS_MAX)
+            firsts: dict[int, int] = {}
+            for (transaction, _), part in self.core.undecided.open():
+                firsts.setdefault(transaction, int(part.first_offset))
+                if len(firsts) == OPEN_MAX:
+                    break
+            hw_known = self.core.hw_known
+        bounds, tables = seen.bounds(), self.log.tables()
+        return PartitionFacts(
+            high_watermark=int(bounds.high_watermark) if hw_known else None,
+            last_stable_offset=int(bounds.last_stable_offset) if hw_known else None,
+            size=self.log.size,
+            followers={str(broker): self._offset_of(entry) for broker, entry in acked.items()},
+            epochs=[
+                EpochStart(epoch=int(epoch), offset=int(at.offset), began_ms=began_us // 1000)
+                for epoch, at in epochs
+                if (began_us := appended_at(tables, at.entry)) is not None
+            ],
+            open=[OpenExtent(transaction=number, first_offset=at) for number, at in firsts.items()],
+        )
+
+    def _offset_of(self, entry: EntryIndex) -> int:
+        try:
+            return int(self.log.boundary_of(entry).offset)
+        except EntriesGone:  # retention has removed it, or the log was cut meanwhile
+            return int(self.log.start.offset)
+
+    def record_states(self, start: int, end: int) -> list[RecordRun]:
+        """Return what became of the records ``[start, end)``; raise as :meth:`check_hw_known`."""
+        self.check_hw_known()
+        with self._state.lock:
+            open_parts = {key for key, _ in self.core.undecided.open()}
+            high = self.core.bounds_state.high_watermark.offset
+            tables = self.log.judged_tables()
+        return record_states(tables, start, end, high, open_parts)
 
     def check_alone(self, damage: DamagedSegment) -> None:
         """Check that no other replica can replace what is damaged in this leader's log.

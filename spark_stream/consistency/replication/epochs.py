@@ -79,6 +79,13 @@ class EpochStarts:
         at = bisect_left(self._places, offset, hi=known, key=lambda each: each.offset) - 1
         return None if at < 0 else (LeaderEpoch(self._epochs[at]), self._places[at])
 
+    def latest(self, count: int) -> list[tuple[LeaderEpoch, Boundary]]:
+        """Return the last ``count`` epochs, the oldest first, each with its first entry."""
+        known = len(self._epochs)
+        places = self._places[max(0, known - count) : known]
+        epochs = map(LeaderEpoch, self._epochs[max(0, known - count) : known])
+        return list(zip(epochs, places, strict=True))
+
     def history(self, start: EntryIndex, end: EntryIndex) -> EpochHistory:
         """Return the epochs of a log that holds the entries from ``start`` to before ``end``."""
         firsts = zip(self._epochs, self._places, strict=True)

@@ -15,6 +15,7 @@ import pyarrow as pa
 from spark_stream.consistency.entries import Entry, Kind, Table
 from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.partition.producers import NOBODY, Stamp
+from spark_stream.consistency.record_states import JudgedTable
 from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import IsologError, StorageFailure
 from spark_stream.storage.disk.disk import HOST_DISK, Disk
@@ -448,6 +449,14 @@ class PartitionLog:
             return False
         self._damage.note(suspect.entry)
         return True
+
+    def judged_tables(self) -> list[JudgedTable]:
+        """See :meth:`ReplicaLog.judged_tables`."""
+        found = []
+        for segment in self.segments:
+            table = segment.table  # before the mask, which may be longer
+            found.append((table, segment.aborted(table)))
+        return found
 
     def has_aborted(self, start: Offset, end: Offset) -> bool:
         """See :meth:`ReplicaLog.has_aborted`."""

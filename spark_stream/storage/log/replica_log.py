@@ -12,6 +12,7 @@ import pyarrow as pa
 from spark_stream.consistency.entries import Entry, Kind, Table
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.partition.producers import NOBODY, Stamp
+from spark_stream.consistency.record_states import JudgedTable
 from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import StorageFailure
 from spark_stream.storage.disk.aside import LostTail
@@ -231,6 +232,9 @@ class ReplicaLog(Protocol):
 
         Only the writer may call this, so that no file is replaced meanwhile.
         """
+
+    def judged_tables(self) -> list[JudgedTable]:
+        """Return the entries tables, the oldest first, each with which rows are aborted."""
 
     def has_aborted(self, start: Offset, end: Offset) -> bool:
         """Return whether a record of ``[start, end)`` is known as aborted, without reading any."""
