@@ -19,6 +19,7 @@ from spark_stream.cli.commands import (
     broker,
     certs,
     cluster,
+    console,
     consume,
     consumers,
     produce,
@@ -43,7 +44,7 @@ from spark_stream.errors import InvalidOption, IsologError, Unsupported
 from spark_stream.version import VERSION
 from spark_stream.wire.refused_values import problem_of as problem_of_value
 
-TO_COME: Final = ("console",)
+TO_COME: Final[tuple[str, ...]] = ()
 """Commands that are planned but not in this release."""
 
 
@@ -95,6 +96,7 @@ app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.command("bench")(bench.bench)
 app.command("top")(top.top)
+app.command("console")(console.console)
 
 
 def _version(asked: bool) -> None:

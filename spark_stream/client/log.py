@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Never, overload
 
 import pyarrow as pa
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from spark_stream.client.closing import Closing
 from spark_stream.client.cluster import ClusterClient
@@ -29,7 +29,7 @@ from spark_stream.client.unknown_options import known_options, refuse_unknown
 from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import InvalidOption, OffsetEvicted
+from spark_stream.errors import InvalidOption, OffsetEvicted, UnknownPartition
 from spark_stream.sql.ddl import parse_schema
 from spark_stream.wire.cluster_messages import ClusterDescription
 from spark_stream.wire.consumer_messages import ConsumerDescription
@@ -431,6 +431,7 @@ class Log(Closing):
         filter: str | None = None,
         metadata: bool = False,
         headers: bool = False,
+        partitions: Sequence[int] | None = None,
     ) -> Any:
         """Return the visible records of a range as one table; for a list of topics, a dict of them.
 
@@ -438,12 +439,15 @@ class Log(Closing):
         is exclusive; ``latest`` is the bound of the isolation level at the time of the call.
         Under ``read_atomic`` all topics are read up to one cut, at or below ``end``: no transaction
         is seen in part. ``filter``: only the records for which this predicate, in Spark's SQL, is
-        true; see ``docs/spark.md``. Records that retention removes meanwhile are missing from a
-        read that starts at ``earliest``; any other read raises OffsetEvicted.
+        true; see ``docs/spark.md``. ``partitions``: only these of each topic. Records that
+        retention removes meanwhile are missing from a read that starts at ``earliest``; any other
+        read raises OffsetEvicted.
         """
         chosen = level(isolation)
         names = [topics] if isinstance(topics, str) else list(topics)
         spans = self._spans(names, start, end, chosen)
+        if partitions is not None:
+            spans = {name: _only(span, partitions) for name, span in spans.items()}
         if chosen is Isolation.READ_ATOMIC:
             chosen = Isolation.READ_COMMITTED  # what lies below a cut is decided
         tables = {}
@@ -518,6 +522,20 @@ class _Span(Struct, frozen=True):
     starts: Mapping[int, int]
     ends: Mapping[int, int]
     from_earliest: bool
+
+
+def _only(span: _Span, partitions: Sequence[int]) -> _Span:
+    """Return the span of these partitions; raise UnknownPartition if the topic lacks one."""
+    for number in partitions:
+        if number not in span.starts:
+            raise UnknownPartition(
+                f"topic {span.topic.name!r} has partitions 0 to {len(span.starts) - 1},"
+                f" not {number!r}",
+                topic=span.topic.name,
+                partition=number,
+            )
+    starts = {number: span.starts[number] for number in partitions}
+    return structs.replace(span, starts=starts)
 
 
 def _by_key(offsets: Mapping[str, Mapping[int, int]]) -> dict[Key, int]:

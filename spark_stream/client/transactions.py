@@ -160,14 +160,17 @@ class TransactionsClient:
             raise UnknownTransaction(f"there is no transactional id {transactional_id!r}") from None
         return self._connection.act("describe-transaction", asked, TransactionDescription)
 
-    def kill(self, transactional_id: str) -> TransactionDescription:
+    def kill(self, transactional_id: str, number: int | None = None) -> TransactionDescription:
         """Abort the transaction that is open now, whoever owns it: its writes and commit fail.
+
+        ``number``: only the transaction of this number, and no later one.
 
         Raises:
             UnknownTransaction: there is no such id.
             InvalidTransaction: no transaction is open.
         """
-        number = self.describe(transactional_id).number
+        if number is None:
+            number = self.describe(transactional_id).number
         asked = KillTransaction(
             transactional_id=transactional_id, number=None if number < 0 else number
         )

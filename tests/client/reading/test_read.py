@@ -18,6 +18,7 @@ from spark_stream.errors import (
     OffsetEvicted,
     OffsetOutOfRange,
     SchemaMismatch,
+    UnknownPartition,
     UnknownTopic,
 )
 from spark_stream.schema.schemas import TIMESTAMP_TYPE
@@ -244,6 +245,14 @@ def test_several_topics_are_a_dict_of_tables(log, topic):
     assert set(log.read(names[:1])) == {names[0]}
     with pytest.raises(UnknownTopic, match="nowhere"):
         log.read([*names, "nowhere"])
+
+
+@pytest.mark.parametrize("isolation", LEVELS)
+def test_chosen_partitions_alone_are_read(log, two, isolation):
+    read = log.read(two, start={1: 1}, end={1: 3}, isolation=isolation, partitions=[1])
+    assert read["n"].to_pylist() == [101, 102]
+    with pytest.raises(UnknownPartition, match="0 to 1, not 7"):
+        log.read(two, partitions=[7])
 
 
 def test_the_end_is_that_of_the_call(log, topic):

@@ -1,0 +1,304 @@
+"""The routes of the console: its page, an API of JSON, and the stream of what changes.
+
+==========================  =====================================================================
+``GET /api/session``        who looks, and what may be done
+``POST /api/login``         ``user`` and ``password``, or ``token``
+``POST /api/logout``        end the session
+``POST /api/active``        somebody is there: the session lasts on
+``GET /api/stream``         server-sent events: the ``parts`` of the board, and a ``topic``
+``GET /api/records``        a page of records
+``POST /api/abort``         abort a transaction, if changes are allowed
+==========================  =====================================================================
+
+Every other path that is no file is a view of the page, which looks at the path itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import anyio.to_thread
+from msgspec import Struct
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from spark_stream.console.guard import Guard
+from spark_stream.console.records import AskedPage, TextsOf, page
+from spark_stream.console.sessions import Sessions, Visitor
+from spark_stream.errors import (
+    InvalidFilter,
+    InvalidOption,
+    InvalidRequest,
+    IsologError,
+    PermissionDenied,
+    SchemaMismatch,
+    Unauthenticated,
+    UnknownPartition,
+    UnknownTopic,
+    UnknownTransaction,
+)
+from spark_stream.version import VERSION
+
+STATIC: Final = Path(__file__).parent / "static"
+_STATUS: Final[tuple[tuple[type[IsologError], int], ...]] = (
+    (Unauthenticated, 401),
+    (PermissionDenied, 403),
+    (UnknownTopic, 404),
+    (UnknownPartition, 404),
+    (UnknownTransaction, 404),
+    (InvalidOption, 400),
+    (InvalidFilter, 400),
+    (InvalidRequest, 400),
+    (SchemaMismatch, 400),
+)
+
+
+class ConsoleSettings(Struct, frozen=True):
+    """How a console is run. ``bootstrap``: for snippets. ``texts_of``: as in ``records``.
+
+    ``hosts`` and ``any_address``: as in ``guard``. ``cookie``: its name. ``is_secure``: TLS.
+    """
+
+    bootstrap: str
+    texts_of: TextsOf
+    hosts: Collection[str]
+    any_address: bool = False
+    allows_changes: bool = False
+    cookie: str = "isolog_console"
+    is_secure: bool = False
+
+
+class ReadOnly(IsologError):
+    """A change was asked of a console that only shows."""
+
+    code = "READ_ONLY"
+    hint = "Start it with: isolog console --allow-changes."
+
+
+def create_app(sessions: Sessions, settings: ConsoleSettings) -> Starlette:
+    """Return the application. Its lifespan starts and ends the sessions."""
+    api = _Api(sessions, settings)
+    routes = [
+        Route("/api/session", api.session),
+        Route("/api/login", api.login, methods=["POST"]),
+        Route("/api/logout", api.logout, methods=["POST"]),
+        Route("/api/active", api.active, methods=["POST"]),
+        Route("/api/stream", api.stream),
+        Route("/api/records", api.records),
+        Route("/api/abort", api.abort, methods=["POST"]),
+        Route("/api/{rest:path}", _nothing_there),
+        Mount("/static", StaticFiles(directory=STATIC)),
+        Route("/{view:path}", _page),
+    ]
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        sessions.start()
+        sweeping = asyncio.create_task(sessions.sweep())
+        try:
+            yield
+        finally:
+            sweeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await sweeping
+            await sessions.close()
+
+    guard = Middleware(Guard, hosts=settings.hosts, any_address=settings.any_address)
+    return Starlette(
+        routes=routes,
+        middleware=[guard],
+        lifespan=lifespan,
+        exception_handlers={IsologError: _failed},
+    )
+
+
+async def _page(_: Request) -> Response:
+    return FileResponse(STATIC / "index.html")
+
+
+async def _nothing_there(request: Request) -> Response:
+    error = {"code": "NOT_FOUND", "message": f"there is no {request.url.path}", "hint": ""}
+    return JSONResponse({"error": error}, 404)
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    assert isinstance(error, IsologError)
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
+    if isinstance(error, ReadOnly):
+        status = 403
+    if status is None:
+        status = 503 if error.retriable else 500
+    return JSONResponse({"error": error.to_wire()}, status)
+
+
+class _Api:
+    def __init__(self, sessions: Sessions, settings: ConsoleSettings) -> None:
+        self._sessions = sessions
+        self._settings = settings
+
+    def _token(self, request: Request) -> str | None:
+        return request.cookies.get(self._settings.cookie)
+
+    def _visitor(self, request: Request) -> Visitor:
+        found = self._sessions.find(self._token(request))
+        if found is None:
+            raise Unauthenticated("you are not logged in", hint="Log in.")
+        return found
+
+    async def _ask(self, request: Request, ask: Callable[[Visitor], Any]) -> Any:
+        """Ask as the visitor; end the session if the cluster no longer takes its credential."""
+        visitor = self._visitor(request)
+        self._sessions.note_activity(visitor)
+        try:
+            return await anyio.to_thread.run_sync(ask, visitor)
+        except Unauthenticated:
+            await self._sessions.end(self._token(request))
+            raise
+
+    # -- who looks --------------------------------------------------------------------------------
+
+    async def session(self, request: Request) -> Response:
+        """Tell who looks, and what this console allows."""
+        found = self._sessions.find(self._token(request))
+        return JSONResponse(
+            {
+                "needs_login": self._sessions.needs_login,
+                "is_open": found is not None,
+                "principal": "" if found is None else found.principal,
+                "allows_changes": self._settings.allows_changes,
+                "release": VERSION,
+            }
+        )
+
+    async def login(self, request: Request) -> Response:
+        """Log a user in."""
+        asked = await _body(request, ("user", "password", "token"))
+        await self._sessions.end(self._token(request))
+        token, visitor = await self._sessions.open(
+            asked.get("user"), asked.get("password"), asked.get("token")
+        )
+        answer = JSONResponse({"principal": visitor.principal})
+        answer.set_cookie(
+            self._settings.cookie,
+            token,
+            httponly=True,
+            samesite="strict",
+            secure=self._settings.is_secure,
+        )
+        return answer
+
+    async def logout(self, request: Request) -> Response:
+        """End the session."""
+        await self._sessions.end(self._token(request))
+        answer = JSONResponse({})
+        answer.delete_cookie(self._settings.cookie)
+        return answer
+
+    async def active(self, request: Request) -> Response:
+        """Let the session last on."""
+        self._sessions.note_activity(self._visitor(request))
+        return JSONResponse({})
+
+    # -- what is there ----------------------------------------------------------------------------
+
+    async def stream(self, request: Request) -> Response:
+        """Send what changes, until the page is closed or the session is over."""
+        visitor = self._visitor(request)
+        parts = request.query_params.get("parts", "").split(",")
+        changes = visitor.board.changes(parts, request.query_params.get("topic"))
+
+        async def events() -> AsyncIterator[str]:
+            async with aclosing(changes) as found:  # type: ignore[type-var]
+                yield "retry: 1000\n\n"
+                async for change in found:
+                    if self._sessions.find(self._token(request)) is not visitor:
+                        break
+                    if change is None:
+                        yield ": nothing new\n\n"
+                    else:
+                        yield f"event: {change[0]}\ndata: {change[1]}\n\n"
+            yield "event: over\ndata: {}\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def records(self, request: Request) -> Response:
+        """Return a page of records."""
+        asked, settings = _asked_page(request.query_params), self._settings
+
+        def ask(visitor: Visitor) -> dict[str, Any]:
+            return page(
+                visitor.asking, asked, settings.texts_of, settings.bootstrap, visitor.connects
+            )
+
+        return JSONResponse(await self._ask(request, ask))
+
+    # -- changes ----------------------------------------------------------------------------------
+
+    async def abort(self, request: Request) -> Response:
+        """Abort the open transaction of an id and a number."""
+        self._visitor(request)
+        if not self._settings.allows_changes:
+            raise ReadOnly("this console only shows, and changes nothing")
+        asked = await _body(request, ("transactional_id", "number"))
+        name, number = asked.get("transactional_id"), asked.get("number", "")
+        if not name or not number.isdecimal():
+            raise InvalidOption("give transactional_id and number", hint="Both are needed.")
+        ended = await self._ask(request, lambda visitor: visitor.asking.abort(name, int(number)))
+        return JSONResponse(ended)
+
+
+async def _body(request: Request, names: Collection[str]) -> dict[str, str]:
+    """Return a body that is an object of texts with these names.
+
+    Raises:
+        InvalidRequest: it is not.
+    """
+    try:
+        found = json.loads(await request.body())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not set(found) <= set(names):
+        raise InvalidRequest(f"the body is an object of JSON with {', '.join(names)}")
+    if not all(isinstance(each, str) for each in found.values()):
+        raise InvalidRequest("all values of the body are texts")
+    return found
+
+
+def _asked_page(query: Mapping[str, str]) -> AskedPage:
+    try:
+        partition = query.get("partition") or None
+        return AskedPage(
+            topic=query.get("topic", ""),
+            partition=None if partition is None else int(partition),
+            isolation=query.get("isolation", "read_uncommitted"),
+            filter=query.get("filter") or None,
+            since=_moment(query.get("since")),
+            until=_moment(query.get("until")),
+            before=_offsets(query.get("before")),
+            after=_offsets(query.get("after")),
+            limit=int(query.get("limit", "50")),
+        )
+    except ValueError as error:
+        raise InvalidOption(f"the address of the page is wrong: {error}") from None
+
+
+def _moment(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
+def _offsets(text: str | None) -> dict[int, int] | None:
+    """Return the offsets of ``0:17,1:20``."""
+    if not text:
+        return None
+    pairs = (each.partition(":") for each in text.split(","))
+    return {int(number): int(offset) for number, _, offset in pairs}

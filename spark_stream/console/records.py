@@ -1,0 +1,366 @@
+"""A page of records: those that an isolation level shows next to an offset, each with its state.
+
+First only the offsets are read, window by window, until there are enough of them: with a filter, or
+where many records are aborted, nobody knows beforehand how far to read. Then the records of these
+offsets are read. So a page costs what it shows, however long the range is that it looks through.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from msgspec import Struct
+
+from spark_stream.client.moments import to_microseconds
+from spark_stream.client.reading.columns import View
+from spark_stream.client.reading.cuts import cut_of
+from spark_stream.client.reading.fetching import Source
+from spark_stream.client.reading.ranges import read_range
+from spark_stream.client.topics import level
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.record_states import RecordRun, RecordState
+from spark_stream.console.asking import Asking, columns_of
+from spark_stream.console.snippets import ShownRange, python_snippet, spark_snippet
+from spark_stream.errors import InvalidOption, LeaderUnavailable, UnknownPartition
+from spark_stream.schema.schemas import is_default
+from spark_stream.wire.messages import STATES_MAX, AskedTopic, PartitionOffset, TopicDescription
+
+TextsOf = Callable[[pa.Array, bool], pa.Array]
+"""Returns the text of each value of a column; True: bytes are text, as in a Kafka-like topic."""
+
+LIMIT_MAX: Final = 500
+_WINDOW_MAX: Final = 1 << 16
+_LOOKED_MAX: Final = 1_000_000
+_PATIENCE_S: Final = 4.0
+_TEXT_MAX: Final = 2_000
+_PARTITIONS_MAX: Final = 64
+
+
+class AskedPage(Struct, frozen=True):
+    """Which page: the records before, or from, an offset in each partition.
+
+    ``partition``: None means all. ``before`` and ``after``: None for both means the latest.
+    ``since`` and ``until``: only records from, and before, these moments. ``start`` and ``end``
+    narrow the offsets of all partitions.
+    """
+
+    topic: str
+    partition: int | None = None
+    isolation: str = str(Isolation.READ_UNCOMMITTED)
+    filter: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    before: Mapping[int, int] | None = None
+    after: Mapping[int, int] | None = None
+    limit: int = 50
+
+
+class Page(Struct, frozen=True):
+    """The rows of one partition: all that the level shows of ``[start, end)``."""
+
+    partition: int
+    start: int
+    end: int
+    least: int
+    """The first offset that any page may show."""
+    greatest: int
+    """The offset after the last that any page may show."""
+    rows: pa.Table
+    offsets: tuple[int, ...]
+    runs: Sequence[RecordRun]
+    stable: int | None
+    is_whole: bool
+    """Whether as many records as wanted were looked for up to the very end of what there is."""
+
+
+def page(
+    asking: Asking,
+    asked: AskedPage,
+    texts_of: TextsOf,
+    bootstrap: str,
+    connects: tuple[tuple[str, str], ...] = (),
+) -> dict[str, Any]:
+    """Return the page as values for JSON; ``bootstrap`` and ``connects`` are for its snippets.
+
+    Raises:
+        UnknownTopic, UnknownPartition, InvalidOption, InvalidFilter: the question is wrong.
+        LeaderUnavailable, BrokerUnavailable, …: a leader does not answer.
+    """
+    if not 1 <= asked.limit <= LIMIT_MAX:
+        raise InvalidOption(f"limit is 1 to {LIMIT_MAX}, not {asked.limit}", option="limit")
+    chosen = level(asked.isolation)
+    topic = asking.topics.describe(asked.topic)
+    View.of(topic.name, topic.schema, filter=asked.filter)  # refuses a bad filter at once
+    numbers = _numbers(topic, asked.partition)
+    reader = _PageReader(asking, topic, asked, chosen, numbers)
+    pages = reader.pages()
+    shown = {
+        each.partition: (each.start, each.end)
+        for each in pages
+        if each.start < each.end or len(pages) == 1
+    }
+    told = ShownRange(
+        bootstrap,
+        topic.name,
+        shown,
+        chosen,
+        asked.filter,
+        is_typed=not is_default(topic.schema),
+        connects=connects,
+    )
+    rows = [row for each in pages for row in _rows(each, topic, texts_of)]
+    rows.sort(key=lambda row: (row["moment"], -row["partition"], row["offset"]), reverse=True)
+    schema = View.of(topic.name, topic.schema, headers=True).schema
+    return {
+        "topic": topic.name,
+        "partitions": len(topic.partitions),
+        "columns": [
+            each for each in columns_of(schema) if each["name"] not in _own_columns(topic.schema)
+        ],
+        "rows": rows,
+        "ranges": {
+            each.partition: {
+                "start": each.start,
+                "end": each.end,
+                "least": each.least,
+                "greatest": each.greatest,
+                "is_whole": each.is_whole,
+            }
+            for each in pages
+        },
+        "spark": spark_snippet(told),
+        "python": python_snippet(told),
+    }
+
+
+def _numbers(topic: TopicDescription, partition: int | None) -> list[int]:
+    count = len(topic.partitions)
+    if partition is None:
+        if count > _PARTITIONS_MAX:
+            raise InvalidOption(
+                f"topic {topic.name!r} has {count} partitions: too many for one page",
+                hint="Choose one of them.",
+                option="partition",
+            )
+        return list(range(count))
+    if not 0 <= partition < count:
+        raise UnknownPartition(
+            f"topic {topic.name!r} has partitions 0 to {count - 1}, not {partition}",
+            topic=topic.name,
+            partition=partition,
+        )
+    return [partition]
+
+
+class _PageReader:
+    def __init__(
+        self,
+        asking: Asking,
+        topic: TopicDescription,
+        asked: AskedPage,
+        chosen: Isolation,
+        numbers: list[int],
+    ) -> None:
+        self._asking = asking
+        self._topic = topic
+        self._asked = asked
+        self._chosen = chosen
+        self._numbers = numbers
+        self._each = -(-asked.limit // len(numbers))
+        self._deadline = time.monotonic() + _PATIENCE_S
+
+    def pages(self) -> list[Page]:
+        """Return the page of each partition."""
+        now = self._offsets(facts=True)
+        least = {number: each.log_start_offset for number, each in now.items()}
+        greatest = self._bounds(now)
+        if self._asked.since is not None:
+            for number, each in self._at(self._asked.since).items():
+                least[number] = max(least[number], each.offset)
+        if self._asked.until is not None:
+            for number, each in self._at(self._asked.until).items():
+                greatest[number] = min(greatest[number], each.offset)
+        return [
+            self._page(number, min(least[number], greatest[number]), greatest[number], now[number])
+            for number in self._numbers
+        ]
+
+    def _offsets(self, **fields: Any) -> Mapping[int, PartitionOffset]:
+        asked = AskedTopic.of(topic=self._topic.name, partitions=self._numbers, **fields)
+        found = self._asking.topics.look_up([asked])
+        for error in found.unknown.values():
+            raise error
+        return found.topics[self._topic.name].partitions
+
+    def _at(self, moment: datetime) -> Mapping[int, PartitionOffset]:
+        return self._offsets(timestamp=to_microseconds(moment))
+
+    def _bounds(self, now: Mapping[int, PartitionOffset]) -> dict[int, int]:
+        """Return up to where the level reads in each partition."""
+        if self._chosen is Isolation.READ_UNCOMMITTED:
+            return {number: each.log_end_offset for number, each in now.items()}
+        if self._chosen is Isolation.READ_ATOMIC:
+            cut = cut_of(self._asking.transactions, {self._topic.name: self._topic.id})
+            return {number: cut[self._topic.name, number] for number in self._numbers}
+        bounds = {}
+        for number, each in now.items():
+            assert each.facts is not None
+            replicated = self._chosen is Isolation.READ_REPLICATED
+            bound = each.facts.high_watermark if replicated else each.facts.last_stable_offset
+            if bound is None:
+                raise LeaderUnavailable(
+                    f"{self._topic.name}/{number}: its new leader does not know yet what is"
+                    f" replicated",
+                    hint="Try again in a moment, or read with read_uncommitted.",
+                )
+            bounds[number] = bound
+        return bounds
+
+    def _page(self, number: int, least: int, greatest: int, now: PartitionOffset) -> Page:
+        asked = self._asked
+        forward = asked.after is not None
+        if asked.after is not None:
+            at = min(max(asked.after.get(number, least), least), greatest)
+        else:
+            before = greatest if asked.before is None else asked.before.get(number, greatest)
+            at = min(max(before, least), greatest)
+        start, end, found = self._search(number, at, greatest if forward else least)
+        rows = self._read(number, start, end, None)
+        stable = None if now.facts is None else now.facts.last_stable_offset
+        runs = self._states(number, found) if now.facts and stable is not None else []
+        whole = end >= greatest if forward else start <= least
+        return Page(number, start, end, least, greatest, rows, tuple(found), runs, stable, whole)
+
+    def _search(self, number: int, at: int, limit: int) -> tuple[int, int, list[int]]:
+        """Look from ``at`` towards ``limit`` for as many records as a page shows.
+
+        Return the range that was looked through, and the offsets of the records in it.
+        """
+        found: list[int] = []
+        forward, near, size = limit > at, at, self._each
+        while near != limit and abs(near - at) < _LOOKED_MAX:
+            far = min(near + size, limit) if forward else max(near - size, limit)
+            here = self._read(number, min(near, far), max(near, far), [self._offset_column])
+            offsets = here.column(0).to_pylist()
+            found = found + offsets if forward else offsets + found
+            near = far
+            if len(found) >= self._each or time.monotonic() > self._deadline:
+                break
+            size = min(2 * size, _WINDOW_MAX)
+        if len(found) > self._each:
+            found = found[: self._each] if forward else found[-self._each :]
+            near = found[-1] + 1 if forward else found[0]
+        return min(at, near), max(at, near), found
+
+    @property
+    def _offset_column(self) -> str:
+        return "offset" if is_default(self._topic.schema) else "_offset"
+
+    def _read(self, number: int, start: int, end: int, columns: list[str] | None) -> pa.Table:
+        view = View.of(
+            self._topic.name,
+            self._topic.schema,
+            columns,
+            metadata=columns is None,
+            headers=columns is None,
+            filter=self._asked.filter,
+        )
+        below_cut = self._chosen is Isolation.READ_ATOMIC
+        isolation = Isolation.READ_COMMITTED if below_cut else self._chosen
+        source = Source(self._asking.topics.router, view, self._topic.id, number, isolation)
+        batches = []
+        if start < end:
+            batches = [each.batch for each in read_range(source, start, end)]
+        return pa.Table.from_batches([each for each in batches if each.num_rows], view.schema)
+
+    def _states(self, number: int, offsets: Sequence[int]) -> list[RecordRun]:
+        """Return the states of these records, asked for in as few calls as they need."""
+        runs: list[RecordRun] = []
+        at = 0
+        while at < len(offsets):
+            start = offsets[at]
+            following = int(np.searchsorted(offsets, start + STATES_MAX))
+            asked = AskedTopic(
+                topic=self._topic.name,
+                partitions=[number],
+                states={number: (start, offsets[following - 1] + 1)},
+            )
+            found = self._asking.topics.look_up([asked]).topics[self._topic.name]
+            runs += found.partitions[number].states
+            at = following
+        return runs
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def state_at(
+    offset: int, runs: Sequence[RecordRun], stable: int | None
+) -> tuple[RecordState | None, int | None, bool]:
+    """Return the state of a record, its transaction, and whether it is held back.
+
+    It is held back if it is committed, and still hidden from read_committed by an earlier
+    transaction that is open. The state is None if it is not known: a new leader does not know it
+    for a moment.
+    """
+    for run in runs:
+        if run.first <= offset < run.end:
+            committed = run.state is RecordState.COMMITTED
+            held = committed and stable is not None and offset >= stable
+            return run.state, run.transaction, held
+    return None, None, False
+
+
+def _own_columns(schema: pa.Schema) -> tuple[str, ...]:
+    """Return the columns that a row shows beside its values."""
+    if is_default(schema):
+        return ("topic", "partition", "offset", "timestamp", "timestampType")
+    return ("_topic", "_partition", "_offset", "_timestamp")
+
+
+def _rows(found: Page, topic: TopicDescription, texts_of: TextsOf) -> list[dict[str, Any]]:
+    default = is_default(topic.schema)
+    table, own = found.rows.combine_chunks(), _own_columns(topic.schema)
+    if not table.num_rows:
+        return []
+    columns = {
+        name: texts_of(_one_chunk(table.column(name)), default).to_pylist()
+        for name in table.column_names
+    }
+    moments = table.column("timestamp" if default else "_timestamp")
+    micros = moments.cast(pa.int64()).to_pylist()
+    offsets = table.column("offset" if default else "_offset").to_pylist()
+    values = [name for name in table.column_names if name not in own]
+    stamps = columns["timestamp" if default else "_timestamp"]
+    rows = []
+    for at, offset in enumerate(offsets):
+        state, transaction, held = state_at(offset, found.runs, found.stable)
+        rows.append(
+            {
+                "partition": found.partition,
+                "offset": offset,
+                "moment": (micros[at] or 0) // 1000,
+                "timestamp": stamps[at],
+                "state": state,
+                "transaction": transaction,
+                "held_back": held,
+                "values": {name: _short(columns[name][at]) for name in values},
+            }
+        )
+    return rows
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks else pa.nulls(0, column.type)
+
+
+def _short(text: str | None) -> str | None:
+    """Return a text that a page can show; the rest is counted."""
+    if text is None or len(text) <= _TEXT_MAX:
+        return text
+    return f"{text[:_TEXT_MAX]}… ({len(text) - _TEXT_MAX:,} more characters)"

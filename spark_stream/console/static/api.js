@@ -1,0 +1,69 @@
+// Calls to the console's server, and the stream of what changes.
+
+/** An error of the server: what is wrong, and what to do. */
+export class Failure extends Error {
+  /** @param {{code: string, message: string, hint: string}} told @param {number} status */
+  constructor(told, status) {
+    super(told.message);
+    this.code = told.code;
+    this.hint = told.hint;
+    this.status = status;
+  }
+}
+
+const AWAY = {
+  code: "AWAY",
+  message: "The console's server does not answer.",
+  hint: "Check that `isolog console` still runs; this page connects again by itself.",
+};
+
+async function answer(request) {
+  let response;
+  try {
+    response = await request;
+  } catch {
+    throw new Failure(AWAY, 0);
+  }
+  let found;
+  try {
+    found = await response.json();
+  } catch {
+    throw new Failure(AWAY, response.status);
+  }
+  if (!response.ok) throw new Failure(found.error, response.status);
+  return found;
+}
+
+/** @param {string} path @param {Object<string, any>} [query] */
+export function get(path, query = {}) {
+  const kept = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return answer(fetch(`${path}?${new URLSearchParams(kept)}`));
+}
+
+/** @param {string} path @param {Object<string, string>} body */
+export function post(path, body = {}) {
+  return answer(
+    fetch(path, { method: "POST", headers: { "x-isolog-console": "1", "content-type": "application/json" }, body: JSON.stringify(body) }),
+  );
+}
+
+/**
+ * Follow parts of the board, and a topic. Return a function that ends it.
+ * @param {string[]} parts @param {string | null} topic
+ * @param {(name: string, part: any) => void} onPart @param {(state: string) => void} onState
+ */
+export function follow(parts, topic, onPart, onState) {
+  const query = new URLSearchParams({ parts: parts.join(",") });
+  if (topic !== null) query.set("topic", topic);
+  const source = new EventSource(`/api/stream?${query}`);
+  for (const name of [...parts, "topic"]) {
+    source.addEventListener(name, (event) => onPart(name, JSON.parse(event.data)));
+  }
+  source.addEventListener("over", () => {
+    source.close();
+    onState("over");
+  });
+  source.onopen = () => onState("live");
+  source.onerror = () => onState(source.readyState === EventSource.CLOSED ? "over" : "lost");
+  return () => source.close();
+}

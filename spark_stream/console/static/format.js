@@ -1,0 +1,60 @@
+// Numbers, sizes and times as people read them.
+
+import { h } from "./dom.js";
+
+const whole = new Intl.NumberFormat("en-US");
+const rough = new Intl.NumberFormat("en-US", { maximumFractionDigits: 1 });
+
+/** @param {number | null | undefined} value */
+export function count(value) {
+  return value === null || value === undefined ? "–" : whole.format(value);
+}
+
+/** @param {number} value @param {string} noun */
+export function counted(value, noun) {
+  return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+}
+
+/** @param {number | null | undefined} value bytes */
+export function bytes(value) {
+  if (value === null || value === undefined) return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let at = 0;
+  while (value >= 1024 && at < units.length - 1) [value, at] = [value / 1024, at + 1];
+  return `${at ? rough.format(value) : whole.format(value)} ${units[at]}`;
+}
+
+/** @param {number} value in a second */
+export function rate(value) {
+  return `${value < 10 ? rough.format(value) : whole.format(Math.round(value))}/s`;
+}
+
+/** @param {number} seconds */
+export function duration(seconds) {
+  const left = Math.max(0, Math.round(seconds));
+  if (left < 60) return `${left} s`;
+  if (left < 3600) return `${Math.floor(left / 60)} min ${left % 60} s`;
+  if (left < 86400) return `${Math.floor(left / 3600)} h ${Math.floor((left % 3600) / 60)} min`;
+  return `${Math.floor(left / 86400)} d ${Math.floor((left % 86400) / 3600)} h`;
+}
+
+/** @param {number} ms since the epoch */
+export function absolute(ms) {
+  const moment = new Date(ms);
+  return Number.isNaN(moment.getTime()) ? "–" : moment.toISOString().replace("T", " ").replace("Z", " UTC");
+}
+
+/**
+ * A moment as "5 s ago"; the exact time is shown on hover.
+ * @param {number | null | undefined} ms
+ */
+export function ago(ms) {
+  if (ms === null || ms === undefined || ms < 0) return "–";
+  const text = `${duration((Date.now() - ms) / 1000)} ago`;
+  return h("time", { datetime: new Date(ms).toISOString(), title: absolute(ms) }, text);
+}
+
+/** @param {number} value of 0 to 1 */
+export function percent(value) {
+  return `${Math.round(100 * value)} %`;
+}

@@ -1,0 +1,76 @@
+// Queries and consumers with their lag and its trend, and the sinks of queries.
+
+import { h } from "../dom.js";
+import { ago, count, counted } from "../format.js";
+import { badge, empty, facts, heading, link, section, shownPart, table } from "../widgets.js";
+
+export const consumers = {
+  title: () => "Consumers",
+  parts: ["cluster", "consumers"],
+  render: ({ store }) => [
+    heading("Queries and consumers"),
+    shownPart(store.parts.consumers, (value) => [
+      section("Readers", value.consumers.length ? readers(value.consumers) : empty("No reader has a name.", "Give a query the option “consumer”, or a client's consumer a name, to see it here.")),
+      section("Sinks", value.sinks.length ? sinks(value.sinks) : empty("No query has written here.", "Sinks of Spark's queries appear with their first batch.")),
+    ]),
+  ],
+};
+
+const KINDS = { query: "query", client: "client" };
+
+function trend(each) {
+  return badge(each.trend === "unknown" || !each.trend ? "too_early" : each.trend,
+    each.trend === "unknown" ? "A trend needs some samples." : undefined);
+}
+
+function readers(all) {
+  const order = ["stalled", "falling_behind", "unknown", "keeping_up", "catching_up", "caught_up"];
+  const sorted = [...all].sort((one, other) => order.indexOf(one.trend) - order.indexOf(other.trend) || one.name.localeCompare(other.name));
+  const columns = [["Name", ""], ["Kind", ""], ["Trend", ""], ["Lag", "number"], ["Counted under", ""], ["Reads", ""], ["Last report", ""], ["Owner", ""]];
+  return table("Readers with a name", columns, sorted.map((each) => h("tr", { key: `${each.kind} ${each.name}` },
+    h("th", { scope: "row" }, link(`/consumers/${encodeURIComponent(each.name)}`, each.name)),
+    h("td", {}, KINDS[each.kind]), h("td", {}, trend(each)),
+    h("td", { class: "number" }, each.lag === null ? "–" : counted(each.lag, "record")),
+    h("td", {}, each.isolation ?? "the log end"),
+    h("td", {}, [...new Set(each.partitions.map((at) => at.topic))].join(", ") || "–"),
+    h("td", {}, ago(each.recorded_ms)), h("td", {}, each.principal || "–"))));
+}
+
+function sinks(all) {
+  const columns = [["Sink", ""], ["Query", ""], ["Last transaction", ""], ["Last committed batch", "number"], ["Last used", ""]];
+  return table("Sinks", columns, all.map((each) => h("tr", { key: each.transactional_id },
+    h("th", { scope: "row" }, each.transactional_id), h("td", {}, each.query), h("td", {}, badge(each.state)),
+    h("td", { class: "number" }, each.committed_batch < 0 ? "none" : count(each.committed_batch)), h("td", {}, ago(each.last_used_ms)))));
+}
+
+export const consumer = {
+  title: (params) => params.consumer,
+  parts: ["cluster", "consumers"],
+  render: ({ store, params }) => [
+    heading(params.consumer, null, link("/consumers", "Consumers")),
+    shownPart(store.parts.consumers, (value) => {
+      const found = value.consumers.filter((each) => each.name === params.consumer);
+      return found.length ? found.map(shown) : empty(`Nothing is known of a consumer ${params.consumer}.`, "It may have been forgotten, or you may not see it.");
+    }),
+  ],
+};
+
+function shown(each) {
+  const columns = [["Topic", ""], ["Partition", "number"], ["Trend", ""], ["Position", "number"], ["End", "number"], ["Lag", "number"]];
+  return section(each.kind === "query" ? "A query of Spark" : "A consumer of a client",
+    facts([
+      ["Trend", trend(each)],
+      ["Lag", each.lag === null ? "not known" : counted(each.lag, "record")],
+      ["Counted under", each.isolation ?? "the log end: a client's level is not known"],
+      ["Reads", each.selection],
+      ["First start, pinned", each.kind === "query" ? (each.starting || "not pinned") : null],
+      ["First started", each.started_ms === null ? null : ago(each.started_ms)],
+      ["Last report", each.recorded_ms === null ? null : ago(each.recorded_ms)],
+      ["Owner", each.principal || null],
+    ]),
+    each.partitions.length
+      ? table(`Where ${each.name} is`, columns, each.partitions.map((at) => h("tr", { key: `${at.topic}/${at.partition}` },
+        h("th", { scope: "row" }, link(`/topics/${encodeURIComponent(at.topic)}/${at.partition}`, at.topic)), h("td", { class: "number" }, at.partition),
+        h("td", {}, at.trend ? trend(at) : "topic is gone"), h("td", { class: "number" }, count(at.offset)), h("td", { class: "number" }, count(at.end)), h("td", { class: "number" }, count(at.lag)))))
+      : empty("It has not reported a position yet."));
+}

@@ -1,0 +1,39 @@
+// What failovers did: who began to lead where, and which records they rolled back.
+
+import { h } from "../dom.js";
+import { ago, count, counted } from "../format.js";
+import { empty, heading, link, section, shownPart, table } from "../widgets.js";
+
+export const title = () => "Failovers";
+export const parts = ["cluster", "topics"];
+
+export function render({ store }) {
+  return [
+    heading("Failovers"),
+    h("p", { class: "lead" }, "When a leader dies, an in-sync replica leads on. Records that only the old leader had are rolled back when it returns: only read_uncommitted can have shown them."),
+    section("Rolled back", shownPart(store.parts.cluster, (cluster) => cluster.rolled_back.length
+      ? rolledBack(cluster.rolled_back)
+      : empty("No running broker has rolled anything back since it started."))),
+    section("Changes of leaders", shownPart(store.parts.topics, (value) => value.leader_changes.length
+      ? changes(value.leader_changes)
+      : empty("Every partition is still led in its first epoch."))),
+  ];
+}
+
+const where = (each) => link(`/topics/${encodeURIComponent(each.topic)}/${each.partition}`, `${each.topic}/${each.partition}`);
+
+function rolledBack(all) {
+  const columns = [["Partition", ""], ["When", ""], ["At broker", ""], ["Records", "number"], ["Offsets", "number"], ["Leader epoch", "number"], ["What they were", ""]];
+  return table("Records that were rolled back", columns, all.map((each) => h("tr", { key: `${each.broker} ${each.topic} ${each.partition} ${each.at_ms}` },
+    h("th", { scope: "row" }, where(each)), h("td", {}, ago(each.at_ms)), h("td", {}, `broker ${each.broker}`),
+    h("td", { class: "number" }, count(each.end - each.start)),
+    h("td", { class: "number" }, `${count(each.start)} to ${count(each.end - 1)}`), h("td", { class: "number" }, count(each.leader_epoch)),
+    h("td", { class: each.were_committed ? "bad-text" : "" }, each.were_committed ? "replicated: an unclean election lost them" : "not replicated"))));
+}
+
+function changes(all) {
+  const columns = [["Partition", ""], ["When", ""], ["Leader epoch", "number"], ["From offset", "number"]];
+  return [h("p", { class: "quiet" }, `The latest ${counted(all.length, "change")} of which a log still has records.`),
+    table("Changes of leaders", columns, all.map((each) => h("tr", { key: `${each.topic} ${each.partition} ${each.epoch}` },
+      h("th", { scope: "row" }, where(each)), h("td", {}, ago(each.began_ms)), h("td", { class: "number" }, count(each.epoch)), h("td", { class: "number" }, count(each.offset)))))];
+}

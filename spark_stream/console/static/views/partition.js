@@ -1,0 +1,93 @@
+// A partition as a line: its bounds, each replica, and the open transactions that hold it back.
+
+import { h } from "../dom.js";
+import { ago, bytes, count, counted, duration, rate } from "../format.js";
+import { bigLine, scaleOf, stripe } from "../line.js";
+import { empty, facts, heading, link, section, sentence, shownPart, trouble } from "../widgets.js";
+import { legend } from "./topics.js";
+import { abortButton } from "./transactions.js";
+
+export const title = (params) => `${params.topic}/${params.partition}`;
+export const parts = ["cluster", "transactions"];
+export const topic = (params) => params.topic;
+
+export function render({ store, params }) {
+  const name = encodeURIComponent(params.topic);
+  const number = Number(params.partition);
+  return [
+    heading(`Partition ${params.partition}`, link(`/topics/${name}/records?partition=${params.partition}`, "Look at records"),
+      [link("/topics", "Topics"), " / ", link(`/topics/${name}`, params.topic)]),
+    shownPart(store.parts.topic, (found) => {
+      const each = found.partitions[number];
+      return each ? shown(found, each, store) : empty(`${params.topic} has no partition ${params.partition}.`, `It has ${counted(found.partitions.length, "partition")}, numbered from 0.`);
+    }),
+  ];
+}
+
+function shown(found, each, store) {
+  const live = each.live;
+  if (!live) {
+    const why = each.error ?? { message: "its leader does not answer", hint: "If it is dead, another in-sync replica is elected within seconds." };
+    return [trouble(why), facts(roles(each))];
+  }
+  const ends = each.replicas.filter((broker) => broker in live.followers).map((broker) => live.followers[broker]);
+  const scale = scaleOf(live, ends);
+  return [
+    live.last_stable === null && h("div", { class: "notice wait" }, h("p", {}, "The leader is new, and does not know yet what all in-sync replicas have. Readers above read_uncommitted wait for a moment.")),
+    h("div", { class: "board" }, bigLine(live, scale), legend(),
+      scale.broken && h("p", { class: "quiet" }, `Everything before offset ${count(scale.from)} is drawn short.`)),
+    facts([
+      ...roles(each),
+      ["Records", count(live.log_end - live.log_start)],
+      ["Not replicated", live.high_watermark === null ? null : count(live.log_end - live.high_watermark)],
+      ["Held back", live.last_stable === null ? null : count(live.high_watermark - live.last_stable)],
+      ["Written", rate(live.records_per_s)],
+      ["Size", bytes(live.size)],
+    ]),
+    section("Replicas", h("ul", { class: "stripes" }, each.replicas.map((broker) => replica(broker, each, live, scale)))),
+    section("Open transactions", transactions(found, each, live, scale, store)),
+    section("Leaders so far", h("ul", { class: "plain" }, [...live.epochs].reverse().map((epoch) => h("li", { key: epoch.epoch },
+      `Epoch ${epoch.epoch} from offset ${count(epoch.offset)} on, `, ago(epoch.began_ms))))),
+  ];
+}
+
+function roles(each) {
+  return [
+    ["Leader", each.leader === null ? "none" : `broker ${each.leader}`],
+    ["Leader epoch", count(each.leader_epoch)],
+    ["Moves to", each.adding.length ? each.adding.join(", ") : null],
+    ["Moves from", each.removing.length ? each.removing.join(", ") : null],
+  ];
+}
+
+function replica(broker, each, live, scale) {
+  const leads = broker === each.leader;
+  const end = leads ? live.log_end : live.followers[broker];
+  const behind = end === undefined ? null : live.log_end - end;
+  const state = leads ? "leader" : each.isr.includes(broker) ? "in sync" : "not in sync";
+  const words = end === undefined ? "not connected to the leader" : behind > 0 ? `${counted(behind, "record")} behind` : leads ? "" : "has everything";
+  return h("li", { key: broker },
+    h("div", { class: "stripe-name" }, h("strong", {}, `Broker ${broker}`), h("span", { class: `quiet${state === "not in sync" ? " bad-text" : ""}` }, ` ${state}`)),
+    end === undefined
+      ? h("div", { class: "bad-text" }, sentence(words))
+      : stripe(scale, live.log_start, end, leads ? "leads" : each.isr.includes(broker) ? "follows" : "lags", `Broker ${broker} ends at ${count(end)}`),
+    h("div", { class: "stripe-value" }, end === undefined ? "" : `${count(end)} `, h("span", { class: "quiet" }, end === undefined ? "" : words)));
+}
+
+function transactions(found, each, live, scale, store) {
+  if (!live.open.length) return empty("No transaction is open here.", "read_committed sees everything that is replicated.");
+  const known = new Map((store.parts.transactions?.value ?? []).map((one) => [one.number, one]));
+  return h("ul", { class: "stripes" }, live.open.map((one) => {
+    const facts_ = known.get(one.transaction);
+    const holds = one.first_offset === live.last_stable;
+    const age = facts_ ? duration((Date.now() - facts_.began_ms) / 1000) : "";
+    return h("li", { key: one.transaction },
+      h("div", { class: "stripe-name" },
+        h("strong", {}, facts_ ? facts_.transactional_id : `transaction ${one.transaction}`),
+        h("span", { class: "quiet" }, facts_ ? ` ${facts_.principal ? `of ${facts_.principal}, ` : ""}open for ${age}` : " whose name you may not see")),
+      stripe(scale, one.first_offset, live.log_end, "open", `Open from offset ${count(one.first_offset)} on`),
+      h("div", { class: "stripe-value" }, `from ${count(one.first_offset)} `,
+        holds && h("span", { class: "bad-text" }, `holds ${counted(live.log_end - one.first_offset, "record")} back `),
+        facts_ && abortButton(facts_, store.session)));
+  }));
+}

@@ -1,0 +1,97 @@
+// All topics, and one topic with its partitions, columns and settings.
+
+import { h } from "../dom.js";
+import { bytes, count, counted, rate } from "../format.js";
+import { smallLine } from "../line.js";
+import { empty, facts, heading, link, section, sentence, shownPart, table } from "../widgets.js";
+
+export const topics = {
+  title: () => "Topics",
+  parts: ["cluster", "topics"],
+  render: ({ store, query, replace }) => [
+    heading("Topics", h("label", { class: "search" }, h("span", { class: "hidden" }, "Find a topic"),
+      h("input", { type: "search", id: "find", placeholder: "Find a topic", value: query.get("find") ?? "", oninput: (event) => replace({ find: event.target.value }) }))),
+    shownPart(store.parts.topics, (value) => listed(value.topics, (query.get("find") ?? "").toLowerCase())),
+  ],
+};
+
+function listed(all, wanted) {
+  if (!all.length) return empty("There is no topic, or none that you may see.", "Create one: isolog topic create flights --partitions 4.");
+  const found = all.filter((each) => each.name.toLowerCase().includes(wanted));
+  if (!found.length) return empty(`No topic has “${wanted}” in its name.`, "Clear the search to see all topics.");
+  const columns = [["Topic", ""], ["Partitions led", "number"], ["Records", "number"], ["Size", "number"], ["Written", "number"], ["Open transactions", "number"], ["", ""]];
+  return table("Topics", columns, found.map((each) => h("tr", { key: each.name },
+    h("th", { scope: "row" }, link(`/topics/${encodeURIComponent(each.name)}`, each.name)),
+    h("td", { class: "number" }, count(each.led_partitions)),
+    h("td", { class: "number" }, count(each.records)),
+    h("td", { class: "number" }, bytes(each.size)),
+    h("td", { class: "number" }, rate(each.records_per_s)),
+    h("td", { class: "number" }, count(each.open_transactions)),
+    h("td", {}, link(`/topics/${encodeURIComponent(each.name)}/records`, "Records", h("span", { class: "hidden" }, ` of ${each.name}`))))));
+}
+
+export const topic = {
+  title: (params) => params.topic,
+  parts: ["cluster"],
+  topic: (params) => params.topic,
+  render: ({ store, params }) => [
+    heading(params.topic, link(`/topics/${encodeURIComponent(params.topic)}/records`, "Look at records"), link("/topics", "Topics")),
+    shownPart(store.parts.topic, (found) => shown(found)),
+  ],
+};
+
+function shown(found) {
+  const live = found.partitions.map((each) => each.live).filter((each) => each !== null);
+  const sum = (name) => live.reduce((total, each) => total + each[name], 0);
+  return [
+    found.warning && h("div", { class: "notice wait" }, h("p", {}, sentence(found.warning))),
+    facts([
+      ["Partitions", count(found.partitions.length)],
+      ["Replicas of each", count(found.replication_factor)],
+      ["Records", count(sum("log_end") - sum("log_start"))],
+      ["Size at leaders", bytes(sum("size"))],
+      ["Written", rate(sum("records_per_s"))],
+      ["Placed by", found.partition_by.length ? found.partition_by.join(", ") : "turns"],
+      ["Schema altered", found.schema_version ? counted(found.schema_version, "time") : "never"],
+    ]),
+    section("Partitions", legend(), partitions(found)),
+    section("Columns", columns(found)),
+    section("Settings", settings(found.config)),
+  ];
+}
+
+/** What the colours of a line mean, in words. */
+export function legend() {
+  const keys = [["stable", "visible to read_committed"], ["held", "replicated, held back by open transactions"], ["unreplicated", "not replicated yet"]];
+  return h("ul", { class: "legend" }, keys.map(([style, words]) => h("li", {},
+    h("svg", { class: "swatch", "aria-hidden": "true" }, h("rect", { width: "100%", height: "100%", class: style })), words)));
+}
+
+function partitions(found) {
+  const name = encodeURIComponent(found.name);
+  const headings = [["Partition", ""], ["Leader", ""], ["In sync", ""], ["Log", "line-column"], ["Start", "number"], ["LSO", "number"], ["HW", "number"], ["LEO", "number"], ["Written", "number"], ["Size", "number"]];
+  return table(`Partitions of ${found.name}`, headings, found.partitions.map((each) => {
+    const live = each.live;
+    const lacking = each.replicas.filter((broker) => !each.isr.includes(broker));
+    return h("tr", { key: each.partition },
+      h("th", { scope: "row" }, link(`/topics/${name}/${each.partition}`, each.partition, h("span", { class: "hidden" }, " as a line"))),
+      h("td", {}, each.leader === null ? "none" : `broker ${each.leader}`),
+      h("td", { class: lacking.length ? "bad-text" : "" }, `${each.isr.length} of ${each.replicas.length}`, lacking.length > 0 && ` (without ${lacking.join(", ")})`),
+      live
+        ? [h("td", { class: "line-column" }, smallLine(live)),
+          ...[live.log_start, live.last_stable, live.high_watermark, live.log_end].map((offset) => h("td", { class: "number" }, count(offset))),
+          h("td", { class: "number" }, rate(live.records_per_s)), h("td", { class: "number" }, bytes(live.size))]
+        : h("td", { colspan: "7", class: "bad-text" }, each.error ? sentence(each.error.message) : "Its leader does not answer."));
+  }));
+}
+
+function columns(found) {
+  return table(`Columns of ${found.name}`, [["Column", ""], ["Type", ""], ["Null", ""], ["", ""]], found.columns.map((each) => h("tr", { key: each.name },
+    h("th", { scope: "row" }, each.name), h("td", {}, h("code", {}, each.type)), h("td", {}, each.nullable ? "allowed" : "not allowed"),
+    h("td", {}, found.partition_by.includes(each.name) && h("span", { class: "tag" }, "places records"), each.added && h("span", { class: "tag" }, "added later")))));
+}
+
+function settings(config) {
+  return table("Settings", [["Setting", ""], ["Value", ""]], Object.entries(config).sort().map(([name, value]) => h("tr", { key: name },
+    h("th", { scope: "row" }, h("code", {}, name)), h("td", {}, value === "" ? "–" : value))));
+}

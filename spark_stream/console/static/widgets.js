@@ -1,0 +1,156 @@
+// What several views share: notices, tables, states in words, copying, and questions.
+
+import { h } from "./dom.js";
+
+/** The states of records and transactions: a sign and words, so that colour is never needed. */
+const STATES = {
+  committed: ["●", "committed", "good"],
+  held_back: ["◧", "committed, held back", "wait"],
+  open: ["◐", "open", "wait"],
+  committing: ["◕", "committing", "wait"],
+  aborting: ["◔", "aborting", "bad"],
+  aborted: ["✕", "aborted", "bad"],
+  not_replicated: ["◌", "not yet replicated", "idle"],
+  empty: ["○", "nothing yet", "idle"],
+  expired: ["○", "expired", "idle"],
+  unknown: ["?", "not known", "idle"],
+  alive: ["●", "alive", "good"],
+  dead: ["✕", "dead", "bad"],
+  caught_up: ["●", "caught up", "good"],
+  catching_up: ["↗", "catching up", "good"],
+  keeping_up: ["→", "keeping up", "idle"],
+  falling_behind: ["↘", "falling behind", "bad"],
+  stalled: ["✕", "stalled", "bad"],
+  too_early: ["…", "watching", "idle"],
+};
+
+/** @param {string} state @param {string} [title] */
+export function badge(state, title) {
+  const [sign, words, tone] = STATES[state] ?? ["?", state, "idle"];
+  return h("span", { class: `badge ${tone}`, title }, h("span", { "aria-hidden": "true" }, sign), ` ${words}`);
+}
+
+/** @param {string} title @param {any} [beside] @param {any} [trail] the way here */
+export function heading(title, beside, trail) {
+  return h("div", { class: "heading" },
+    trail && h("nav", { class: "trail", "aria-label": "Where you are" }, trail),
+    h("div", { class: "row" }, h("h1", { id: "title", tabindex: "-1" }, title), beside));
+}
+
+/** A link that changes the view without loading the page. */
+export function link(href, ...children) {
+  return h("a", { href }, ...children);
+}
+
+/** @param {string} text @param {any} [more] what to do */
+export function empty(text, more) {
+  return h("div", { class: "empty" }, h("p", {}, text), more && h("p", { class: "quiet" }, more));
+}
+
+/** @param {{code?: string, message: string, hint?: string}} error @param {string} [what] still shown */
+export function trouble(error, what) {
+  return h("div", { class: "notice bad", role: "group", "aria-label": "Error" },
+    h("p", {}, h("strong", {}, sentence(error.message)), error.hint ? ` ${sentence(error.hint)}` : ""),
+    what && h("p", { class: "quiet" }, what),
+    error.code && h("p", { class: "quiet" }, h("code", {}, error.code)));
+}
+
+/** @param {string} text */
+export function sentence(text) {
+  const whole = text.charAt(0).toUpperCase() + text.slice(1);
+  return /[.!?]$/.test(whole) ? whole : `${whole}.`;
+}
+
+/**
+ * The view of a part: its value, an error beside it, or that it is awaited.
+ * @param {{value: any, error: any} | undefined} part @param {(value: any) => any} show
+ */
+export function shownPart(part, show) {
+  if (part === undefined) return h("p", { class: "quiet loading" }, "Asking the brokers…");
+  const known = part.value !== null && part.value !== undefined;
+  return [
+    part.error && trouble(part.error, known ? "What follows is as it was before." : undefined),
+    known && show(part.value),
+  ];
+}
+
+/**
+ * A table that can be scrolled sideways. Columns: [heading, "number" or ""].
+ * @param {string} caption @param {Array<[string, string]>} columns @param {any[]} rows
+ */
+export function table(caption, columns, rows) {
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    h("table", {},
+      h("caption", { class: "hidden" }, caption),
+      h("thead", {}, h("tr", {}, columns.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))),
+      h("tbody", {}, rows)));
+}
+
+/** @param {Array<[string, any]>} pairs names and values */
+export function facts(pairs) {
+  return h("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== undefined && value !== false)
+    .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+}
+
+/** @param {string} title @param {any} children */
+export function section(title, ...children) {
+  const id = `part-${title.toLowerCase().replace(/[^a-z]+/g, "-")}`;
+  return h("section", { "aria-labelledby": id, key: id }, h("h2", { id }, title), ...children);
+}
+
+/** Code with a button that copies it. @param {string} title @param {string} text */
+export function snippet(title, text) {
+  return h("figure", { class: "snippet", key: title },
+    h("figcaption", { class: "row" }, h("span", {}, title),
+      h("button", { type: "button", onclick: (event) => copy(event.currentTarget, text), "aria-label": `Copy the code for ${title}` }, "Copy")),
+    h("pre", { tabindex: "0", role: "region", "aria-label": `Code for ${title}` }, h("code", {}, text)));
+}
+
+async function copy(button, text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    announce("Copied.");
+    button.textContent = "Copied";
+  } catch {
+    announce("The browser does not allow copying; select the text instead.");
+    button.textContent = "Select it by hand";
+  }
+  setTimeout(() => (button.textContent = "Copy"), 2000);
+}
+
+/** Tell those who do not see the page. @param {string} text */
+export function announce(text) {
+  document.getElementById("announcer").textContent = text;
+}
+
+/**
+ * Ask for a confirmation; resolve to whether it was given.
+ * @param {string} question @param {string} consequence @param {string} action
+ * @returns {Promise<boolean>}
+ */
+export function confirmed(question, consequence, action) {
+  const dialog = document.createElement("dialog");
+  dialog.setAttribute("aria-labelledby", "question");
+  const title = document.createElement("h2");
+  title.id = "question";
+  title.textContent = question;
+  const text = document.createElement("p");
+  text.textContent = consequence;
+  const buttons = document.createElement("form");
+  buttons.method = "dialog";
+  buttons.className = "row end";
+  for (const [value, words, style] of [["no", "Cancel", ""], ["yes", action, "danger"]]) {
+    const button = document.createElement("button");
+    [button.value, button.textContent, button.className] = [value, words, style];
+    buttons.append(button);
+  }
+  dialog.append(title, text, buttons);
+  document.body.append(dialog);
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.onclose = () => {
+      resolve(dialog.returnValue === "yes");
+      dialog.remove();
+    };
+  });
+}
