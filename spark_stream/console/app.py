@@ -36,12 +36,11 @@ from spark_stream.console.guard import Guard
 from spark_stream.console.records import AskedPage, TextsOf, page
 from spark_stream.console.sessions import Sessions, Visitor
 from spark_stream.errors import (
-    InvalidFilter,
+    InternalError,
     InvalidOption,
     InvalidRequest,
     IsologError,
     PermissionDenied,
-    SchemaMismatch,
     Unauthenticated,
     UnknownPartition,
     UnknownTopic,
@@ -50,17 +49,13 @@ from spark_stream.errors import (
 from spark_stream.version import VERSION
 
 STATIC: Final = Path(__file__).parent / "static"
-_STATUS: Final[tuple[tuple[type[IsologError], int], ...]] = (
-    (Unauthenticated, 401),
-    (PermissionDenied, 403),
-    (UnknownTopic, 404),
-    (UnknownPartition, 404),
-    (UnknownTransaction, 404),
-    (InvalidOption, 400),
-    (InvalidFilter, 400),
-    (InvalidRequest, 400),
-    (SchemaMismatch, 400),
+_STATUS: Final[tuple[tuple[tuple[type[IsologError], ...], int], ...]] = (
+    ((Unauthenticated,), 401),
+    ((PermissionDenied,), 403),
+    ((UnknownTopic, UnknownPartition, UnknownTransaction), 404),
+    ((InternalError,), 500),
 )
+"""Of other errors: 503 if they may pass, else 400."""
 
 
 class ConsoleSettings(Struct, frozen=True):
@@ -78,7 +73,7 @@ class ConsoleSettings(Struct, frozen=True):
     is_secure: bool = False
 
 
-class ReadOnly(IsologError):
+class ReadOnly(PermissionDenied):
     """A change was asked of a console that only shows."""
 
     code = "READ_ONLY"
@@ -133,11 +128,8 @@ async def _nothing_there(request: Request) -> Response:
 
 async def _failed(_: Request, error: Exception) -> Response:
     assert isinstance(error, IsologError)
-    status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
-    if isinstance(error, ReadOnly):
-        status = 403
-    if status is None:
-        status = 503 if error.retriable else 500
+    otherwise = 503 if error.retriable else 400
+    status = next((status for kinds, status in _STATUS if isinstance(error, kinds)), otherwise)
     return JSONResponse({"error": error.to_wire()}, status)
 
 

@@ -89,7 +89,7 @@ class Asking:
         for each in shown["brokers"]:
             status = statuses.get(each["id"])
             each["status"] = None if status is None else plain(status)
-        shown["problems"] += _own_problems(found, statuses)
+        shown["problems"] = [*shown["problems"], *_own_problems(found, statuses)]
         shown["rolled_back"] = sorted(
             (
                 plain(each) | {"broker": broker}

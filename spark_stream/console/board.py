@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import suppress
@@ -26,7 +27,9 @@ from spark_stream.console.asking import (
     partition_shown,
 )
 from spark_stream.console.trends import LagSample, Window, worst
-from spark_stream.errors import IsologError
+from spark_stream.errors import InternalError, IsologError
+
+logger = logging.getLogger(__name__)
 
 PARTS: Final[Mapping[str, float]] = {
     "cluster": 2.0,
@@ -149,6 +152,9 @@ class Board:
                 self._values[name] = found
             except IsologError as failed:
                 error = failed.to_wire()
+            except Exception:
+                logger.exception("the part %s cannot be shown", name)
+                error = InternalError("the console failed; its own output says why").to_wire()
             await self._publish(name, error)
             due = asyncio.get_running_loop().time() + _ALONE_S
             await asyncio.sleep(pause_s)

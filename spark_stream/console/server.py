@@ -21,7 +21,7 @@ from spark_stream.errors import InvalidOption, PortInUse, Unauthenticated
 from spark_stream.wire.addresses import is_wildcard, joined, split_address
 
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
-_GRACE_S: Final = 1
+_GRACE_S: Final = 3
 
 
 class ServerOptions(Struct, frozen=True):
@@ -95,7 +95,20 @@ def serve(
     name = "127.0.0.1" if is_all else host
     ready(f"http{'s' if is_secure else ''}://{joined(name, port)}")
     with closing(listener):
-        uvicorn.Server(config).run(sockets=[listener])
+        _Server(config, sessions).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Ends the streams of events first: uvicorn would wait for them, and then cancel them."""
+
+    def __init__(self, config: uvicorn.Config, sessions: Sessions) -> None:
+        super().__init__(config)
+        self._sessions = sessions
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End all sessions, and then the server."""
+        await self._sessions.close()
+        await super().shutdown(sockets)
 
 
 def probe(place: Place) -> tuple[bool, str]:

@@ -85,8 +85,8 @@ export function bigLine(live, scale) {
     bar(stable, high, "held", 46, 16),
     bar(0, stable, "stable", 46, 16),
     scale.broken && breakAt(LEFT / 2, 46, 16),
-    label(0, 92, "start", live.log_start, 62, 78, "start"),
-    known && label(stable, 92, "LSO", live.last_stable, 62, 78, "lso"),
+    label(0, 100, "start", live.log_start, 62, 90, "start"),
+    known && label(stable, 80, "LSO", live.last_stable, 62, 70, "lso"),
     known && label(high, 36, "HW", live.high_watermark, 40, 46, "hw"),
     label(end, 16, "LEO", live.log_end, 20, 46, "leo"));
 }
@@ -96,7 +96,7 @@ function label(at, y, name, offset, from, to, style) {
   const anchor = at > 50 ? "end" : "start";
   return h("g", { class: `label ${style}` },
     h("line", { x1: X(at), x2: X(at), y1: from, y2: to }),
-    h("text", { x: X(at), y, "text-anchor": anchor }, `${name} ${count(offset)}`));
+    h("text", { x: X(at), y, dx: anchor === "end" ? -5 : 5, "text-anchor": anchor }, `${name} ${count(offset)}`));
 }
 
 function breakAt(at, y, height) {

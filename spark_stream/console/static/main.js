@@ -237,7 +237,7 @@ function onActivity() {
   post("/api/active").catch((error) => error.status === 401 && over());
 }
 
-async function begin() {
+async function begin({ focus = false } = {}) {
   try {
     store.session = await get("/api/session");
     store.over = false;
@@ -245,7 +245,7 @@ async function begin() {
     store.trouble = `${error.message} ${sentence(error.hint)}`;
     setTimeout(begin, 2000);
   }
-  open();
+  open({ focus });
   draw();
 }
 

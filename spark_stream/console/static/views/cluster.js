@@ -20,6 +20,7 @@ export function render({ store }) {
         ["Partitions", count(cluster.partitions)],
         ["Moving", cluster.moving ? counted(cluster.moving, "partition") : null],
         ["Written", `${count(Math.round(rate))} records/s`],
+        ["Release", [...new Set(cluster.brokers.map((each) => each.release))].sort().join(", ")],
         ["Cluster id", h("code", {}, cluster.cluster_id)],
       ]),
       section("Brokers", brokers(cluster)),
@@ -45,8 +46,8 @@ function place(name) {
 
 function brokers(cluster) {
   if (!cluster.brokers.length) return empty("No broker has registered yet.", "Start one: isolog broker start.");
-  const columns = [["Broker", ""], ["State", ""], ["Rack", ""], ["Leads", "number"], ["Replicas", "number"], ["In sync", "number"],
-    ["Disk", ""], ["Log", "number"], ["Memory", "number"], ["Up", "number"], ["Last check of files", ""], ["Release", ""]];
+  const columns = [["Broker", ""], ["State", ""], ["Rack", ""], ["Leads", "number"], ["In sync", "number"],
+    ["Disk", ""], ["Log", "number"], ["Memory", "number"], ["Up", "number"], ["Files checked", ""]];
   return table("Brokers of the cluster", columns, cluster.brokers.map((each) => {
     const status = each.status;
     return h("tr", { key: each.id },
@@ -55,14 +56,12 @@ function brokers(cluster) {
         each.id === cluster.controller && h("span", { class: "tag" }, "controller"), each.alive && !status && " does not answer"),
       h("td", {}, each.rack ?? "–"),
       h("td", { class: "number" }, count(each.leaders)),
-      h("td", { class: "number" }, count(each.replicas)),
-      h("td", { class: `number${each.in_sync < each.replicas ? " bad-text" : ""}` }, count(each.in_sync)),
+      h("td", { class: `number${each.in_sync < each.replicas ? " bad-text" : ""}` }, `${count(each.in_sync)} of ${count(each.replicas)}`),
       h("td", {}, disk(status)),
       h("td", { class: "number" }, bytes(status?.log_bytes)),
       h("td", { class: "number" }, bytes(status?.memory)),
       h("td", { class: "number" }, status ? duration(status.uptime_s) : "–"),
-      h("td", {}, ago(status?.checked_ms)),
-      h("td", {}, each.release));
+      h("td", {}, ago(status?.checked_ms)));
   }));
 }
 

@@ -55,6 +55,15 @@ export const consumer = {
   ],
 };
 
+/** What a query selects, such as "subscribe: flights". */
+function selected(text) {
+  try {
+    return Object.entries(JSON.parse(text)).map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join(", ");
+  } catch {
+    return text;
+  }
+}
+
 function shown(each) {
   const columns = [["Topic", ""], ["Partition", "number"], ["Trend", ""], ["Position", "number"], ["End", "number"], ["Lag", "number"]];
   return section(each.kind === "query" ? "A query of Spark" : "A consumer of a client",
@@ -62,7 +71,7 @@ function shown(each) {
       ["Trend", trend(each)],
       ["Lag", each.lag === null ? "not known" : counted(each.lag, "record")],
       ["Counted under", each.isolation ?? "the log end: a client's level is not known"],
-      ["Reads", each.selection],
+      ["Reads", selected(each.selection)],
       ["First start, pinned", each.kind === "query" ? (each.starting || "not pinned") : null],
       ["First started", each.started_ms === null ? null : ago(each.started_ms)],
       ["Last report", each.recorded_ms === null ? null : ago(each.recorded_ms)],

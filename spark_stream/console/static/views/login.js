@@ -13,7 +13,7 @@ export function render({ store, rerender, begin }) {
     try {
       await post("/api/login", given);
       store.login = {};
-      await begin();
+      await begin({ focus: true });
     } catch (error) {
       store.login = { error };
       rerender();

@@ -75,7 +75,7 @@ function shown(found, context, query) {
   const typed = page.columns;
   const all = (query.get("partition") ?? "") === "";
   const columns = [...(all ? [["Partition", "number"]] : []), ["Offset", "number"], ["Time", ""], ["State", ""],
-    ...typed.map((each) => [`${each.name} ${each.type}`, /int|decimal|float|double|short|byte/.test(each.type) ? "number" : ""])];
+    ...typed.map((each) => [[each.name, h("span", { class: "type" }, each.type)], /int|decimal|float|double|short|byte/.test(each.type) ? "number" : ""])];
   return [
     pager(context, page, ranges, found),
     page.rows.length ? table(`Records of ${page.topic}`, columns, page.rows.map((row) => record(row, typed, all, columns))) : nothing(ranges, query),
@@ -91,8 +91,8 @@ function record(row, typed, all, columns) {
     h("th", { scope: "row", class: "number" }, count(row.offset)),
     h("td", { class: "nowrap" }, row.timestamp === null ? "–" : h("time", { datetime: row.timestamp, title: absolute(row.moment) }, ago(row.moment))),
     h("td", { class: "nowrap" }, badge(row.held_back ? "held_back" : (row.state ?? "unknown"), row.transaction === null ? undefined : `in transaction ${row.transaction}`)),
-    typed.map((each, number) => h("td", { class: `value ${columns[first + 3 + number][1]}` },
-      row.values[each.name] === null || row.values[each.name] === undefined ? h("span", { class: "quiet" }, "null") : row.values[each.name])));
+    typed.map((each, number) => h("td", { class: columns[first + 3 + number][1] },
+      row.values[each.name] === null || row.values[each.name] === undefined ? h("span", { class: "quiet" }, "null") : h("div", { class: "value" }, row.values[each.name]))));
 }
 
 function nothing(ranges, query) {

@@ -76,7 +76,7 @@ function partitions(found) {
     return h("tr", { key: each.partition },
       h("th", { scope: "row" }, link(`/topics/${name}/${each.partition}`, each.partition, h("span", { class: "hidden" }, " as a line"))),
       h("td", {}, each.leader === null ? "none" : `broker ${each.leader}`),
-      h("td", { class: lacking.length ? "bad-text" : "" }, `${each.isr.length} of ${each.replicas.length}`, lacking.length > 0 && ` (without ${lacking.join(", ")})`),
+      h("td", { class: lacking.length ? "bad-text" : null }, `${each.isr.length} of ${each.replicas.length}`, lacking.length > 0 && ` (without ${lacking.join(", ")})`),
       live
         ? [h("td", { class: "line-column" }, smallLine(live)),
           ...[live.log_start, live.last_stable, live.high_watermark, live.log_end].map((offset) => h("td", { class: "number" }, count(offset))),

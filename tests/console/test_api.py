@@ -1,0 +1,300 @@
+"""The API of the console, asked in this process, over a real broker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import spark_stream as isolog
+from spark_stream.cli.texts import shown
+from spark_stream.client.connecting.access import OPEN
+from spark_stream.console.app import ConsoleSettings, create_app
+from spark_stream.console.sessions import Place, Sessions
+from tests.asking import PASSWORD, asking_broker, client_of
+from tests.support import NUMBERS, BrokerProcess, eventually, log, numbers, shared, topic
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+__all__ = ["log", "shared", "topic"]
+
+OWN = {"x-isolog-console": "1"}
+
+
+def console_of(broker: BrokerProcess, **options: Any) -> TestClient:
+    """A console of a broker, as a client of HTTP."""
+    needs_login = options.pop("needs_login", False)
+    idle_s = options.pop("idle_s", 3600.0)
+    sessions = Sessions(Place(broker.address, None, OPEN), needs_login=needs_login, idle_s=idle_s)
+    settings = ConsoleSettings(
+        bootstrap=broker.address,
+        texts_of=lambda array, utf8: shown(array, utf8=utf8),
+        hosts=["testserver"],
+        **options,
+    )
+    return TestClient(create_app(sessions, settings), headers=OWN)
+
+
+@pytest.fixture(scope="module")
+def console(shared: BrokerProcess) -> Iterator[TestClient]:
+    with console_of(shared) as found:
+        yield found
+
+
+@pytest.fixture
+def mixed(log, topic) -> str:
+    """Records 0-9 committed, 10-11 aborted, 12-13 open, 14 without a transaction after them."""
+    log.create_topic(topic, schema=NUMBERS)
+    with log.producer() as producer, log.producer(transactional_id=f"tx-{topic}") as owner:
+        producer.append(topic, numbers(0, 10)).result()
+        owner.begin_transaction()
+        owner.append(topic, numbers(10, 2))
+        owner.flush()
+        owner.abort_transaction()
+        owner.begin_transaction()
+        owner.append(topic, numbers(12, 2))
+        owner.flush()
+        producer.append(topic, numbers(14, 1)).result()
+        yield topic
+        owner.abort_transaction()
+
+
+def records(console: TestClient, topic: str, **query: Any) -> dict[str, Any]:
+    answer = console.get("/api/records", params={"topic": topic} | query)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def states(found: dict[str, Any]) -> dict[int, str]:
+    return {
+        row["offset"]: "held back" if row["held_back"] else row["state"] for row in found["rows"]
+    }
+
+
+def values(found: dict[str, Any]) -> list[int]:
+    return [int(row["values"]["n"]) for row in found["rows"]]
+
+
+@pytest.mark.rule("the state of a record that a page shows", "console/records.py")
+def test_each_record_says_what_became_of_it(console, mixed):
+    found = records(console, mixed)
+    assert states(found) == {
+        **dict.fromkeys(range(10), "committed"),
+        **dict.fromkeys((10, 11), "aborted"),
+        **dict.fromkeys((12, 13), "open"),
+        14: "held back",
+    }
+    assert values(found) == list(range(14, -1, -1))
+    for level in ("read_committed", "read_atomic"):
+        assert values(records(console, mixed, isolation=level)) == list(range(9, -1, -1))
+
+
+def test_the_code_that_a_page_offers_reads_the_rows_that_it_shows(console, shared, mixed):
+    for query in (
+        {"filter": "n in (0, 2, 4, 8)"},
+        {"isolation": "read_atomic", "limit": 3},
+        {"limit": 4},
+    ):
+        found = records(console, mixed, **query)
+        known: dict[str, Any] = {}
+        exec(found["python"], known)
+        rows = known["rows"]
+        assert rows["n"].to_pylist() == sorted(values(found))
+        assert set(rows["_offset"].to_pylist()) == set(states(found))
+
+
+def test_pages_lead_through_all_records_there_and_back(console, mixed):
+    seen, before = [], {}
+    while True:
+        found = records(console, mixed, limit=4, filter="n <> 5", **before)
+        seen += values(found)
+        place = found["ranges"]["0"]
+        if place["start"] == place["least"]:
+            break
+        before = {"before": f"0:{place['start']}"}
+    assert seen == [n for n in range(14, -1, -1) if n != 5]
+    back, after = [], {"after": "0:0"}
+    while True:
+        found = records(console, mixed, limit=4, filter="n <> 5", **after)
+        back = values(found) + back
+        place = found["ranges"]["0"]
+        if place["end"] == place["greatest"]:
+            break
+        after = {"after": f"0:{place['end']}"}
+    assert back == seen
+
+
+def test_a_page_of_a_time_range(console, log, topic):
+    log.create_topic(topic)
+    start = datetime(2024, 5, 1, tzinfo=UTC)
+    with log.producer() as producer:
+        for hour in range(6):
+            at = start + timedelta(hours=hour)
+            producer.send(topic, f"at {hour}", timestamp=at)
+            producer.flush()
+    found = records(console, topic, since="2024-05-01T01:00:00", until="2024-05-01T04:00:00")
+    assert [row["values"]["value"] for row in found["rows"]] == ["at 3", "at 2", "at 1"]
+    assert found["rows"][0]["timestamp"] == "2024-05-01T03:00:00Z"
+    assert [each["name"] for each in found["columns"]] == ["key", "value", "headers"]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "code"),
+    [
+        ({"topic": "nowhere"}, 404, "UNKNOWN_TOPIC"),
+        ({"topic": ""}, 400, "INVALID_TOPIC"),
+        ({"partition": "7"}, 404, "UNKNOWN_PARTITION"),
+        ({"partition": "x"}, 400, "INVALID_OPTION"),
+        ({"isolation": "serializable"}, 400, "INVALID_OPTION"),
+        ({"filter": "n >"}, 400, "INVALID_FILTER"),
+        ({"filter": "m > 1"}, 400, "INVALID_FILTER"),
+        ({"since": "yesterday"}, 400, "INVALID_OPTION"),
+        ({"before": "0-7"}, 400, "INVALID_OPTION"),
+        ({"limit": "501"}, 400, "INVALID_OPTION"),
+    ],
+)
+def test_a_wrong_question_gets_a_typed_error(console, mixed, query, status, code):
+    answer = console.get("/api/records", params={"topic": mixed} | query)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert answer.json()["error"]["hint"]
+
+
+def test_every_view_is_the_page_and_every_answer_has_the_headers(console):
+    for path in ("/", "/topics", "/topics/a/0", "/static/main.js", "/api/session", "/api/nothing"):
+        answer = console.get(path)
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    assert '<script type="module"' in console.get("/topics/a/0").text
+    assert console.get("/static/main.js").headers["content-type"].startswith("text/javascript")
+    assert console.get("/static/../app.py").status_code in (200, 404)
+    assert "create_app" not in console.get("/static/%2e%2e/app.py").text
+    assert console.get("/api/nothing").status_code == 404
+    assert console.get("/", headers={"host": "evil.example"}).status_code == 421
+
+
+def test_a_console_that_only_shows_changes_nothing(console, log, mixed):
+    asked = {"transactional_id": f"tx-{mixed}", "number": "1"}
+    answer = console.post("/api/abort", json=asked)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "READ_ONLY")
+    assert log.describe_transaction(f"tx-{mixed}").state == "open"
+
+
+@pytest.mark.rule("what a console may change", "console/app.py")
+def test_a_transaction_is_aborted_by_its_number_and_from_the_own_page_only(shared, log, topic):
+    log.create_topic(topic, schema=NUMBERS)
+    with console_of(shared, allows_changes=True) as console:
+        producer = log.producer(transactional_id=f"tx-{topic}")
+        producer.begin_transaction()
+        producer.append(topic, numbers(0, 1))
+        producer.flush()
+        number = log.describe_transaction(f"tx-{topic}").number
+        asked = {"transactional_id": f"tx-{topic}", "number": str(number)}
+        foreign = console.post("/api/abort", json=asked, headers={"origin": "http://evil.example"})
+        assert foreign.status_code == 403
+        console.headers.pop("x-isolog-console")
+        assert console.post("/api/abort", json=asked).status_code == 403
+        console.headers.update(OWN)
+        other = console.post("/api/abort", json=asked | {"number": str(number + 1)})
+        assert other.status_code != 200
+        for wrong in ([], {"x": "y"}, {"transactional_id": 5}, {"number": "1"}):
+            assert console.post("/api/abort", json=wrong).status_code == 400
+        assert log.describe_transaction(f"tx-{topic}").state == "open"
+        answer = console.post("/api/abort", json=asked)
+        assert (answer.status_code, answer.json()["state"]) == (200, "aborted")
+        with pytest.raises(isolog.errors.IsologError):
+            producer.commit_transaction()
+        producer.close()
+
+
+# -- logins ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A cluster that asks who calls: alice may read ``seen``, and nothing else."""
+    with asking_broker(tmp_path_factory.mktemp("asking")) as broker:
+        with isolog.connect(broker.address, user="root", password=PASSWORD) as root:
+            root.create_topic("seen", schema=NUMBERS)
+            root.create_topic("hidden", schema=NUMBERS)
+        with client_of(broker) as admin:
+            admin.add_user("alice", PASSWORD)
+            admin.add_rule("allow", "alice", "read", "topic:seen")
+            admin.add_rule("allow", "alice", "describe", "topic:seen")
+        yield broker
+
+
+def log_in(console: TestClient, user: str = "alice", password: str = PASSWORD) -> Any:
+    return console.post("/api/login", json={"user": user, "password": password})
+
+
+@pytest.mark.rule("that a user sees what it may see", "console/sessions.py", "console/app.py")
+def test_a_user_sees_what_it_may_see_and_nothing_before_its_login(asking):
+    with console_of(asking, needs_login=True, allows_changes=True) as console:
+        for path in ("/api/records?topic=seen", "/api/stream?parts=topics"):
+            assert console.get(path).status_code == 401
+        assert console.post("/api/abort", json={}).status_code == 401
+        assert console.get("/api/session").json()["is_open"] is False
+        assert log_in(console, password="wrong").status_code == 401
+        assert not console.cookies
+        answer = log_in(console)
+        assert answer.json() == {"principal": "alice"}
+        flags = answer.headers["set-cookie"].lower()
+        assert "httponly" in flags
+        assert "samesite=strict" in flags
+        assert PASSWORD not in answer.headers["set-cookie"]
+        assert console.get("/api/session").json()["principal"] == "alice"
+        assert console.get("/api/records?topic=seen").status_code == 200
+        assert console.get("/api/records?topic=hidden").status_code == 404
+        kill = {"transactional_id": "x", "number": "0"}
+        assert console.post("/api/abort", json=kill).status_code in (403, 404)
+        token = console.cookies["isolog_console"]
+        assert console.post("/api/logout").status_code == 200
+        console.cookies.set("isolog_console", token)  # somebody kept it
+        assert console.get("/api/records?topic=seen").status_code == 401
+
+
+def test_two_users_of_one_console_have_sessions_of_their_own(asking):
+    with console_of(asking, needs_login=True) as console:
+        assert log_in(console).status_code == 200
+        alice = console.cookies["isolog_console"]
+        console.cookies.clear()
+        assert log_in(console, "root").status_code == 200
+        assert console.get("/api/records?topic=hidden").status_code == 200
+        assert console.cookies["isolog_console"] != alice
+        console.cookies.clear()
+        console.cookies.set("isolog_console", alice)
+        assert console.get("/api/records?topic=hidden").status_code == 404
+
+
+def test_a_token_logs_in_and_a_session_that_nobody_uses_ends(asking):
+    with client_of(asking) as admin:
+        token = admin.create_token("root").token
+    with console_of(asking, needs_login=True, idle_s=1.0) as console:
+        assert console.post("/api/login", json={"token": token}).json() == {"principal": "root"}
+        deadline = time.monotonic() + 2.5
+        while time.monotonic() < deadline:  # used now and then, it lasts
+            assert console.post("/api/active").status_code == 200
+            time.sleep(0.25)
+        time.sleep(1.5)  # the idle time itself is what is tested
+        assert console.post("/api/active").status_code == 401
+
+
+def test_a_user_who_is_deleted_is_logged_out(asking):
+    with client_of(asking) as admin, console_of(asking, needs_login=True) as console:
+        admin.add_user("bob", PASSWORD)
+        admin.add_rule("allow", "bob", "all", "topic:seen")
+        assert log_in(console, "bob").status_code == 200
+        assert console.get("/api/records?topic=seen").status_code == 200
+        admin.remove_user("bob")
+
+        def is_out() -> bool:
+            return console.get("/api/records?topic=seen").status_code == 401
+
+        eventually(is_out)
+        assert console.get("/api/session").json()["is_open"] is False

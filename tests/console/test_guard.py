@@ -1,0 +1,75 @@
+"""Which requests are meant for the console: other sites and other names are refused."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.datastructures import Headers
+
+from spark_stream.console.guard import Guard
+
+
+async def nothing(*_: object) -> None:
+    raise AssertionError("it is not asked")
+
+
+def refused(method: str = "GET", *, any_address: bool = False, **headers: str) -> str | None:
+    """The code of the refusal."""
+    given = {"host": "127.0.0.1:8080"} | {
+        name.replace("_", "-"): value for name, value in headers.items()
+    }
+    guard = Guard(nothing, ["localhost", "127.0.0.1", "::1", "Console.Example"], any_address)
+    found = guard.refusal(method, Headers(given))
+    return None if found is None else found[1]
+
+
+@pytest.mark.rule("under which names the console answers", "console/guard.py")
+@pytest.mark.parametrize(
+    ("host", "code"),
+    [
+        ("localhost:8080", None),
+        ("127.0.0.1", None),
+        ("[::1]:8080", None),
+        ("console.example:443", None),
+        ("CONSOLE.EXAMPLE", None),
+        ("evil.example", "WRONG_HOST"),
+        ("localhost.evil.example", "WRONG_HOST"),
+        ("10.0.0.7:8080", "WRONG_HOST"),
+        ("", "WRONG_HOST"),
+        ("[::1", None),
+        ("localhost@evil.example", "WRONG_HOST"),
+    ],
+)
+def test_a_host_is_one_of_those_that_are_allowed(host, code):
+    assert refused(host=host) == code
+
+
+def test_on_all_addresses_any_address_is_good_and_no_other_name():
+    assert refused(host="10.0.0.7:8080", any_address=True) is None
+    assert refused(host="[fe80::1]:8080", any_address=True) is None
+    assert refused(host="evil.example:8080", any_address=True) == "WRONG_HOST"
+
+
+OWN = {"x_isolog_console": "1", "content_length": "2"}
+
+
+@pytest.mark.rule("which requests may change something", "console/guard.py")
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        (OWN, None),
+        (OWN | {"origin": "http://127.0.0.1:8080", "sec_fetch_site": "same-origin"}, None),
+        ({"content_length": "2"}, "CROSS_SITE"),
+        (OWN | {"origin": "http://evil.example"}, "CROSS_SITE"),
+        (OWN | {"origin": "http://127.0.0.1:9999"}, "CROSS_SITE"),
+        (OWN | {"origin": "null"}, "CROSS_SITE"),
+        (OWN | {"sec_fetch_site": "cross-site"}, "CROSS_SITE"),
+        (OWN | {"sec_fetch_site": "same-site"}, "CROSS_SITE"),
+        (OWN | {"sec_fetch_site": "none"}, "CROSS_SITE"),
+        (OWN | {"content_length": "70000"}, "TOO_LARGE"),
+        ({"x_isolog_console": "1"}, "TOO_LARGE"),
+        (OWN | {"content_length": "-1"}, "TOO_LARGE"),
+    ],
+)
+def test_a_change_comes_from_the_consoles_own_page(headers, code):
+    assert refused("POST", **headers) == code
+    assert refused("DELETE", **headers) == code
