@@ -120,6 +120,27 @@ def _profile(folder: Path, bootstrap: str, store: str) -> Path:
     return profile
 
 
+@contextmanager
+def open_console(place: dict[str, str]) -> Iterator[str]:
+    """The address of a console of the brokers at a place, as `isolog console` serves it."""
+    [(option, where)] = place.items()
+    before = ["--profile", where] if option == "profile" else []
+    after = [] if option == "profile" else [f"--{option}", where]
+    command = [sys.executable, "-m", "spark_stream.cli", *before, "console", *after]
+    console = subprocess.Popen(
+        [*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert console.stdout is not None
+        line = console.stdout.readline().strip()  # empty if it has ended, and said why
+        if not line:
+            raise SystemExit("the console did not start")
+        yield line.split()[-1]
+    finally:
+        console.terminate()
+        console.wait(WAIT_S)
+
+
 def stop_brokers(folder: Path) -> bool:
     """Ends the brokers of the log in the folder, which a killed run may have left; whether any ran.
 

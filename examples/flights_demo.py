@@ -25,14 +25,14 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import flights_data
 import flights_mishaps
 import flights_report
-from flights_brokers import Brokers, LostLeader, open_brokers, stop_brokers
+from flights_brokers import Brokers, LostLeader, open_brokers, open_console, stop_brokers
 from flights_jobs import (
     FILES_A_BATCH,
     TOPIC,
@@ -302,6 +302,11 @@ def arguments() -> argparse.Namespace:
         help="its own brokers keep their metadata in three members of etcd, of which the leader is"
         " killed on the way",
     )
+    parser.add_argument(
+        "--console",
+        action="store_true",
+        help="a web page shows the brokers meanwhile (isolog console); its address is printed",
+    )
     asked = parser.parse_args()
     if (asked.secure or asked.etcd) and (asked.bootstrap or asked.brokers == 1):
         parser.error("--secure and --etcd are for several brokers of the run's own")
@@ -319,9 +324,14 @@ def main() -> int:
                 output.log, asked.brokers, asked.bootstrap, secure=asked.secure, etcd=asked.etcd
             ) as brokers,
             isolog.connect(**brokers.place) as log,
+            open_console(brokers.place) if asked.console else nullcontext() as console,
             spark_session() as spark,
         ):
+            if console is not None:
+                flights_report.show_console(console, brokers.place.get("profile"))
             agree = Run(spark, log, asked, output, brokers).whole()
+            if console is not None and sys.stdin.isatty():
+                input("The console shows what is there now. Press Enter to end it. ")
     except isolog.errors.IsologError as error:
         print(error, file=sys.stderr)
         return 1

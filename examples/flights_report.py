@@ -64,6 +64,13 @@ def show_start(flights: int, files: int, log: str) -> None:
     _say("       Spark takes its time for the first micro-batch.")
 
 
+def show_console(address: str, profile: str | None) -> None:
+    """Where to look at the brokers meanwhile, and how to log in if they ask who calls."""
+    _say(f"console  {address}")
+    if profile is not None:
+        _say(f"       Log in with the user and the password in {profile}.")
+
+
 class Progress:
     """A line for every micro-batch, and on a terminal two bars below them."""
 

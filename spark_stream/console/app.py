@@ -213,6 +213,8 @@ class _Api:
             async with aclosing(changes) as found:  # type: ignore[type-var]
                 yield "retry: 1000\n\n"
                 async for change in found:
+                    if self._sessions.needs_login and visitor.board.is_refused:
+                        await self._sessions.end(self._token(request))
                     if self._sessions.find(self._token(request)) is not visitor:
                         break
                     if change is None:

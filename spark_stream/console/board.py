@@ -12,7 +12,6 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -27,7 +26,7 @@ from spark_stream.console.asking import (
     partition_shown,
 )
 from spark_stream.console.trends import LagSample, Window, worst
-from spark_stream.errors import InternalError, IsologError
+from spark_stream.errors import InternalError, IsologError, Unauthenticated
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +69,8 @@ class Board:
         self._rates = Rates()
         self._window = Window()
         self._closed = False
+        self.is_refused = False
+        """Whether the cluster no longer takes the user's credential."""
 
     def start(self) -> None:
         """Begin to ask."""
@@ -87,11 +88,10 @@ class Board:
         self._closed = True
         async with self._changed:
             self._changed.notify_all()
-        for task in self._tasks.values():
+        tasks = list(self._tasks.values())
+        for task in tasks:
             task.cancel()
-        for task in self._tasks.values():
-            with suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*tasks, return_exceptions=True)
         await anyio.to_thread.run_sync(self._asking.close)
 
     async def changes(
@@ -131,7 +131,7 @@ class Board:
     def _watch(self, topic: str) -> None:
         self._watched[topic] = self._watched.get(topic, 0) + 1
         name = _TOPIC + topic
-        if name not in self._tasks:
+        if name not in self._tasks and not self._closed:
             ask = partial(self._topic, topic)
             self._tasks[name] = asyncio.create_task(self._repeat(name, _TOPIC_S, ask))
 
@@ -140,7 +140,8 @@ class Board:
         if not self._watched[topic]:
             del self._watched[topic]
             name = _TOPIC + topic
-            self._tasks.pop(name).cancel()
+            if name in self._tasks:
+                self._tasks.pop(name).cancel()
             self._parts.pop(name, None)
             self._values.pop(name, None)
 
@@ -148,10 +149,13 @@ class Board:
         while True:
             error = None
             try:
-                found = await anyio.to_thread.run_sync(ask, limiter=self._limit)
+                found = await anyio.to_thread.run_sync(
+                    ask, limiter=self._limit, abandon_on_cancel=True
+                )
                 self._values[name] = found
             except IsologError as failed:
                 error = failed.to_wire()
+                self.is_refused = self.is_refused or isinstance(failed, Unauthenticated)
             except Exception:
                 logger.exception("the part %s cannot be shown", name)
                 error = InternalError("the console failed; its own output says why").to_wire()

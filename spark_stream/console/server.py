@@ -54,6 +54,8 @@ def serve(
     host, port = _listen_address(options.listen)
     needs_login, bootstrap = probe(place)
     is_secure, is_local, is_all = options.tls_cert is not None, host in _LOCAL, is_wildcard(host)
+    listener = _bound(host, port)
+    port = listener.getsockname()[1]
     if not is_local and not is_secure:
         note(
             f"warning: everybody who reaches {options.listen} can read what passes: give"
@@ -64,8 +66,6 @@ def serve(
             "warning: the cluster does not ask who calls, so everybody who reaches the console can"
             " read all records" + (" and abort transactions" if options.allows_changes else "")
         )
-    listener = _bound(host, port)
-    port = listener.getsockname()[1]
     settings = ConsoleSettings(
         bootstrap=bootstrap,
         texts_of=texts_of,

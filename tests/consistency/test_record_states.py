@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -95,7 +96,7 @@ def test_each_record_has_the_state_that_a_walk_over_the_log_finds(segments, high
     assert found == [
         (offset, *every[offset]) for offset in range(start, min(start + length, len(every)))
     ]
-    for one, other in zip(runs, runs[1:], strict=False):  # no two runs could be one
+    for one, other in itertools.pairwise(runs):  # no two runs could be one
         assert (one.end, one.state, one.transaction) != (
             other.first,
             other.state,

@@ -123,7 +123,9 @@ def test_two_runs_in_one_folder(tmp_path: Path, shell: Shell) -> None:
 
 @pytest.mark.full
 def test_the_demo_with_tls_users_and_rules(tmp_path: Path, shell: Shell) -> None:
-    said = shell.demo(tmp_path, "--months", "1", "--secure")
+    said = shell.demo(tmp_path, "--months", "1", "--secure", "--console")
+    assert re.search(r"^console +http://127\.0\.0\.1:\d+$", said, re.MULTILINE), said
+    assert "Log in with the user and the password in" in said
     assert "gets kill -9" in said
     assert f"Records in: {JANUARY:,}. Records out: {JANUARY:,}. They agree." in said
     log = tmp_path / "demo-output" / "log"

@@ -93,7 +93,6 @@ function open({ focus = true } = {}) {
 
 function onPart(name, part) {
   store.parts[name] = part;
-  if (part.error?.code === "UNAUTHENTICATED") return over();
   rerender();
 }
 

@@ -37,7 +37,7 @@ function problems(cluster) {
     h("h2", {}, "What is amiss"),
     h("ul", {}, cluster.problems.map((each) => h("li", {},
       h("strong", {}, sentence(each.message)),
-      each.names.length > 0 && h("span", { class: "quiet" }, ` ${each.names.map(place).join(", ")}${each.count > each.names.length ? ", …" : ""}`)))));
+      each.names.some((name) => !each.message.includes(name)) && h("span", { class: "quiet" }, ` ${each.names.map(place).join(", ")}${each.count > each.names.length ? ", …" : ""}`)))));
 }
 
 function place(name) {

@@ -1,0 +1,122 @@
+"""``isolog console`` as a process: where it listens, what it says, and its stream of events."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from tests.certificates import HERE, Files
+from tests.cli.conftest import Call, call
+from tests.console.conftest import started_console
+from tests.support import NUMBERS, BrokerProcess, log, numbers, shared, topic
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+__all__ = ["call", "log", "shared", "topic"]
+
+
+def events(address: str, query: str) -> Iterator[tuple[str, Any]]:
+    """The events of the stream, as a browser gets them."""
+    with (
+        httpx.Client(timeout=60) as client,
+        client.stream("GET", f"{address}/api/stream?{query}") as answer,
+    ):
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        name = ""
+        for line in answer.iter_lines():
+            field, _, value = line.partition(": ")
+            if field == "event":
+                name = value
+            elif field == "data":
+                yield name, json.loads(value)
+
+
+def test_the_stream_tells_what_changes_and_an_interrupt_ends_it(shared, log, topic, tmp_path):
+    log.create_topic(topic, 2, schema=NUMBERS)
+    with started_console(tmp_path, "--bootstrap", shared.address) as address:
+        stream = events(address, f"parts=cluster,topics,consumers,transactions&topic={topic}")
+        seen: dict[str, Any] = {}
+        while seen.keys() < {"cluster", "topics", "consumers", "transactions", "topic"}:
+            name, part = next(stream)
+            assert part["error"] is None
+            seen[name] = part["value"]
+        assert seen["topic"]["columns"][0] == {
+            "name": "n", "type": "bigint", "nullable": True, "added": False,
+        }  # fmt: skip
+        assert seen["cluster"]["brokers"][0]["status"]["disk_total"] > 0
+        with log.producer() as producer:
+            producer.append(topic, numbers(0, 7), partition=1).result()
+        for name, part in stream:
+            live = part["value"]["partitions"][1]["live"] if name == "topic" else None
+            if live is not None and live["log_end"] == 7:
+                break
+        assert live["high_watermark"] == live["last_stable"] == 7
+        gone = events(address, "topic=nowhere")
+        name, part = next(gone)
+        assert (name, part["value"], part["error"]["code"]) == ("topic", None, "UNKNOWN_TOPIC")
+    # The process has ended, with a stream open, and said no error: `started_console` looks.
+
+
+def test_over_tls_the_cookie_is_for_tls_only(shared, tmp_path):
+    files = Files(tmp_path)
+    pair = files.issue("console", *HERE)
+    arguments = ("--bootstrap", shared.address, "--tls-cert", pair.cert, "--tls-key", pair.key)
+    with started_console(tmp_path, *arguments) as address:
+        assert address.startswith("https://127.0.0.1:")
+        trusted = ssl.create_default_context(cafile=files.ca)
+        with httpx.Client(verify=trusted) as client:
+            assert client.get(f"{address}/api/session").json()["is_open"]
+
+
+def test_what_cannot_be_served_is_said_in_one_line(shared: BrokerProcess, call: Call, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        busy = f"127.0.0.1:{taken.getsockname()[1]}"
+        for code, listen, problem in (
+            (1, busy, f"cannot listen on {busy}"),
+            (2, "8080", "--listen takes HOST:PORT"),
+            (2, "nowhere.invalid:0", "cannot listen on nowhere.invalid:0"),
+        ):
+            found = call("console", "--bootstrap", shared.address, "--listen", listen)
+            assert (found.code, found.out) == (code, ""), found.err
+            assert problem in found.err
+            assert found.err.startswith("error: ")
+            assert found.err.count("\n") == 1
+    empty = tmp_path / "empty.pem"
+    empty.touch()
+    alone = call("console", "--bootstrap", shared.address, "--tls-cert", str(empty))
+    assert (alone.code, "go together" in alone.err) == (2, True)
+    both = ("--tls-cert", str(empty), "--tls-key", str(empty))
+    wrong = call("console", "--bootstrap", shared.address, "--listen", "127.0.0.1:0", *both)
+    assert (wrong.code, "cannot be used" in wrong.err) == (2, True)
+    away = call("console", "--bootstrap", "127.0.0.1:1", "--listen", "127.0.0.1:0")
+    assert away.code == 1
+    assert "127.0.0.1:1" in away.err
+
+
+def test_without_the_extra_the_error_says_how_to_get_it(call: Call, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("spark_stream.console")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    found = call("console", "--bootstrap", "127.0.0.1:1")
+    assert found.code == 1
+    assert found.err == (
+        "error: the console needs uvicorn, which is not installed"
+        " (Install it: pip install 'isolog[console]'.)\n"
+    )
+
+
+def test_who_listens_elsewhere_is_warned(shared: BrokerProcess, tmp_path: Path):
+    with started_console(tmp_path, "--bootstrap", shared.address, "--listen", "0.0.0.0:0"):
+        pass
+    said = (tmp_path / "console.stderr").read_text()
+    assert "give --tls-cert and --tls-key" in said
+    assert "the cluster does not ask who calls" in said
