@@ -34,7 +34,7 @@ from starlette.staticfiles import StaticFiles
 
 from spark_stream.console.guard import Guard
 from spark_stream.console.records import AskedPage, TextsOf, page
-from spark_stream.console.sessions import Sessions, Visitor
+from spark_stream.console.sessions import ConsoleSessions, Visitor
 from spark_stream.errors import (
     InternalError,
     InvalidOption,
@@ -73,14 +73,7 @@ class ConsoleSettings(Struct, frozen=True):
     is_secure: bool = False
 
 
-class ReadOnly(PermissionDenied):
-    """A change was asked of a console that only shows."""
-
-    code = "READ_ONLY"
-    hint = "Start it with: isolog console --allow-changes."
-
-
-def create_app(sessions: Sessions, settings: ConsoleSettings) -> Starlette:
+def create_app(sessions: ConsoleSessions, settings: ConsoleSettings) -> Starlette:
     """Return the application. Its lifespan starts and ends the sessions."""
     api = _Api(sessions, settings)
     routes = [
@@ -134,7 +127,7 @@ async def _failed(_: Request, error: Exception) -> Response:
 
 
 class _Api:
-    def __init__(self, sessions: Sessions, settings: ConsoleSettings) -> None:
+    def __init__(self, sessions: ConsoleSessions, settings: ConsoleSettings) -> None:
         self._sessions = sessions
         self._settings = settings
 
@@ -242,7 +235,10 @@ class _Api:
         """Abort the open transaction of an id and a number."""
         self._visitor(request)
         if not self._settings.allows_changes:
-            raise ReadOnly("this console only shows, and changes nothing")
+            raise PermissionDenied(
+                "this console only shows, and changes nothing",
+                hint="Start it with: isolog console --allow-changes.",
+            )
         asked = await _body(request, ("transactional_id", "number"))
         name, number = asked.get("transactional_id"), asked.get("number", "")
         if not name or not number.isdecimal():

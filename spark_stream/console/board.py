@@ -2,7 +2,7 @@
 
 Each *part* is asked for by a task of its own, so a slow answer delays no other part. While nobody
 looks, everything is asked for seldom, so that trends have a past. A part that fails keeps its last
-value and has an error beside it. :meth:`Board.changes` yields what has changed.
+value and has an error beside it. :meth:`LiveBoard.changes` yields what has changed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Part(Struct, frozen=True):
     number: int
 
 
-class Board:
+class LiveBoard:
     """The parts of one user. Its coroutines belong to one loop."""
 
     def __init__(self, asking: Asking) -> None:

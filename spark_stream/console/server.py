@@ -16,7 +16,7 @@ from spark_stream.client.connecting.access import Access
 from spark_stream.console.app import ConsoleSettings, create_app
 from spark_stream.console.guard import is_address
 from spark_stream.console.records import TextsOf
-from spark_stream.console.sessions import IDLE_S, Place, Sessions
+from spark_stream.console.sessions import IDLE_S, ConsoleSessions, LogPlace
 from spark_stream.errors import InvalidOption, PortInUse, Unauthenticated
 from spark_stream.wire.addresses import is_wildcard, joined, split_address
 
@@ -36,7 +36,7 @@ class ServerOptions(Struct, frozen=True):
 
 
 def serve(
-    place: Place,
+    place: LogPlace,
     options: ServerOptions,
     texts_of: TextsOf,
     note: Callable[[str], None],
@@ -75,7 +75,7 @@ def serve(
         cookie=f"isolog_console_{port}",  # cookies do not tell ports apart
         is_secure=is_secure,
     )
-    sessions = Sessions(place, needs_login=needs_login, idle_s=options.idle_s)
+    sessions = ConsoleSessions(place, needs_login=needs_login, idle_s=options.idle_s)
     config = uvicorn.Config(
         create_app(sessions, settings),
         log_level="warning",
@@ -101,7 +101,7 @@ def serve(
 class _Server(uvicorn.Server):
     """Ends the streams of events first: uvicorn would wait for them, and then cancel them."""
 
-    def __init__(self, config: uvicorn.Config, sessions: Sessions) -> None:
+    def __init__(self, config: uvicorn.Config, sessions: ConsoleSessions) -> None:
         super().__init__(config)
         self._sessions = sessions
 
@@ -111,7 +111,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def probe(place: Place) -> tuple[bool, str]:
+def probe(place: LogPlace) -> tuple[bool, str]:
     """Return whether users have to log in, and the address of the cluster for snippets.
 
     They have to if the cluster asks who calls. If the certificate of this process says who calls,

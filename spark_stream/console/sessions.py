@@ -20,7 +20,7 @@ from msgspec import Struct, structs
 from spark_stream.client.connecting.access import Access
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.console.asking import Asking
-from spark_stream.console.board import Board
+from spark_stream.console.board import LiveBoard
 from spark_stream.errors import InvalidOption, IsologError, Unauthenticated
 
 IDLE_S: Final = 3600.0
@@ -31,7 +31,7 @@ _PAUSE_AFTER_FAILURE_S: Final = 1.0
 _LOGINS_AT_ONCE: Final = 4
 
 
-class Place(Struct, frozen=True):
+class LogPlace(Struct, frozen=True):
     """Where the log is, as ``connect`` takes it, and how connections are protected.
 
     ``access`` has no credential: the console acts as its visitors only.
@@ -51,18 +51,18 @@ class Visitor(Struct, eq=False):
 
     principal: str
     asking: Asking
-    board: Board
+    board: LiveBoard
     last_active: float
     connects: tuple[tuple[str, str], ...] = ()
     """How such a user connects, as options of Spark's source, for snippets."""
 
 
-class Sessions:
+class ConsoleSessions:
     """The visitors of a console. Without ``needs_login`` there is one, who is always there."""
 
     def __init__(
         self,
-        place: Place,
+        place: LogPlace,
         *,
         needs_login: bool,
         idle_s: float = IDLE_S,
@@ -87,7 +87,7 @@ class Sessions:
         tls = self._place.access.tls
         if tls is not None:
             connects = (("tls.ca", tls.ca) if tls.ca else ("tls", "true"), *connects)
-        board = Board(asking)
+        board = LiveBoard(asking)
         board.start()
         return Visitor(principal, asking, board, self._now(), connects)
 

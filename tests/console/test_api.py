@@ -14,7 +14,7 @@ import spark_stream as isolog
 from spark_stream.cli.texts import shown
 from spark_stream.client.connecting.access import OPEN
 from spark_stream.console.app import ConsoleSettings, create_app
-from spark_stream.console.sessions import Place, Sessions
+from spark_stream.console.sessions import ConsoleSessions, LogPlace
 from tests.asking import PASSWORD, asking_broker, client_of
 from tests.support import NUMBERS, BrokerProcess, eventually, log, numbers, shared, topic
 
@@ -28,7 +28,9 @@ def console_of(broker: BrokerProcess, **options: Any) -> TestClient:
     """A console of a broker, as a client of HTTP."""
     needs_login = options.pop("needs_login", False)
     idle_s = options.pop("idle_s", 3600.0)
-    sessions = Sessions(Place(broker.address, None, OPEN), needs_login=needs_login, idle_s=idle_s)
+    sessions = ConsoleSessions(
+        LogPlace(broker.address, None, OPEN), needs_login=needs_login, idle_s=idle_s
+    )
     settings = ConsoleSettings(
         bootstrap=broker.address,
         texts_of=lambda array, utf8: shown(array, utf8=utf8),
@@ -181,7 +183,7 @@ def test_every_view_is_the_page_and_every_answer_has_the_headers(console):
 def test_a_console_that_only_shows_changes_nothing(console, log, mixed):
     asked = {"transactional_id": f"tx-{mixed}", "number": "1"}
     answer = console.post("/api/abort", json=asked)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "READ_ONLY")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "PERMISSION_DENIED")
     assert log.describe_transaction(f"tx-{mixed}").state == "open"
 
 

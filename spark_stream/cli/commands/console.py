@@ -71,7 +71,7 @@ def console(
     """
     try:
         from spark_stream.console import server  # most commands need no web server
-        from spark_stream.console.sessions import Place
+        from spark_stream.console.sessions import LogPlace
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "spark_stream":
             raise
@@ -83,7 +83,7 @@ def console(
         raise InvalidOption("--tls-cert and --tls-key go together", hint="Give both, or neither.")
     bootstrap, path = where(bootstrap, path)
     server.serve(
-        Place(
+        LogPlace(
             bootstrap,
             None if path is None else path.absolute(),
             server.without_credential(access()),
