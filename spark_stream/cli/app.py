@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -40,25 +40,13 @@ from spark_stream.cli.options import (
     set_access,
 )
 from spark_stream.cli.streams import discard_output, occupy, problem_of
-from spark_stream.errors import InvalidOption, IsologError, Unsupported
+from spark_stream.errors import InvalidOption, IsologError
 from spark_stream.version import VERSION
 from spark_stream.wire.refused_values import problem_of as problem_of_value
 
-TO_COME: Final[tuple[str, ...]] = ()
-"""Commands that are planned but not in this release."""
-
 
 class _Commands(TyperGroup):
-    """The available commands. Planned ones are refused by name, and never suggested."""
-
-    def get_command(self, context: Any, name: str) -> Any:
-        """Return the command of this name, or None."""
-        if name in TO_COME:
-            raise Unsupported(
-                f"the command {name!r} is still to come",
-                hint="`isolog --help` lists what there is.",
-            )
-        return super().get_command(context, name)
+    """The commands."""
 
     def invoke(self, context: Any) -> Any:
         """Run the command; an invalid option is reported in our words, not pydantic's."""

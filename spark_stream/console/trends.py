@@ -20,7 +20,7 @@ _LEAST_S: Final = 10.0  # of samples, before anything is said
 _STALLED_S: Final = 45.0  # a query with a trigger of half a minute is not stalled in between
 
 
-class Trend(StrEnum):
+class LagTrend(StrEnum):
     """What a consumer does. The order is by how bad it is."""
 
     CAUGHT_UP = "caught_up"
@@ -39,7 +39,7 @@ class LagSample(Struct, frozen=True):
     lag: int
 
 
-def trend_of(samples: Sequence[LagSample]) -> Trend:
+def trend_of(samples: Sequence[LagSample]) -> LagTrend:
     """Return what the samples of one partition show, the oldest first.
 
     It has *caught up* if the lag was 0 at any time in the last half of the samples. It is *stalled*
@@ -47,26 +47,26 @@ def trend_of(samples: Sequence[LagSample]) -> Trend:
     compared with the lag at the start: it *catches up*, *keeps up* or *falls behind*.
     """
     if not samples:
-        return Trend.UNKNOWN
+        return LagTrend.UNKNOWN
     first, last = samples[0], samples[-1]
     if any(each.lag == 0 for each in samples[len(samples) // 2 :]):
-        return Trend.CAUGHT_UP
+        return LagTrend.CAUGHT_UP
     moves = [
         later.at_s for one, later in itertools.pairwise(samples) if later.position != one.position
     ]
     if last.at_s - max(moves, default=first.at_s) >= _STALLED_S:
-        return Trend.STALLED
+        return LagTrend.STALLED
     if not moves or last.at_s - first.at_s < _LEAST_S:
-        return Trend.UNKNOWN
+        return LagTrend.UNKNOWN
     if last.lag > first.lag:
-        return Trend.FALLING_BEHIND
-    return Trend.CATCHING_UP if last.lag < first.lag else Trend.KEEPING_UP
+        return LagTrend.FALLING_BEHIND
+    return LagTrend.CATCHING_UP if last.lag < first.lag else LagTrend.KEEPING_UP
 
 
-def worst(trends: Iterable[Trend]) -> Trend:
+def worst(trends: Iterable[LagTrend]) -> LagTrend:
     """Return the worst of the trends of a consumer's partitions."""
-    order = list(Trend)
-    return max(trends, key=order.index, default=Trend.UNKNOWN)
+    order = list(LagTrend)
+    return max(trends, key=order.index, default=LagTrend.UNKNOWN)
 
 
 class Window:
@@ -75,7 +75,7 @@ class Window:
     def __init__(self) -> None:
         self._samples: dict[object, list[LagSample]] = {}
 
-    def add(self, key: object, sample: LagSample) -> Trend:
+    def add(self, key: object, sample: LagSample) -> LagTrend:
         """Add a sample; return the trend of its key."""
         kept = self._samples.setdefault(key, [])
         kept.append(sample)

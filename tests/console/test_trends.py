@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_stream.console.trends import WINDOW_S, LagSample, Trend, Window, trend_of, worst
+from spark_stream.console.trends import WINDOW_S, LagSample, LagTrend, Window, trend_of, worst
 
 
 def samples(*places: tuple[float, int, int]) -> list[LagSample]:
@@ -13,21 +13,24 @@ def samples(*places: tuple[float, int, int]) -> list[LagSample]:
 
 
 CASES = {
-    "nothing is known": ([], Trend.UNKNOWN),
-    "one look": ([(0, 5, 9)], Trend.UNKNOWN),
-    "one look at one who has read everything": ([(0, 9, 9)], Trend.CAUGHT_UP),
-    "no lag at the end": ([(0, 0, 9), (10, 9, 9)], Trend.CAUGHT_UP),
-    "no lag a moment ago, more has come": ([(0, 9, 9), (10, 9, 9), (12, 9, 20)], Trend.CAUGHT_UP),
-    "no lag long ago": ([(0, 9, 9), *((s, 9, 50) for s in range(2, 60, 2))], Trend.STALLED),
-    "it does not move": ([(0, 5, 9), (30, 5, 9), (60, 5, 9)], Trend.STALLED),
-    "it does not move while more comes": ([(0, 5, 9), (60, 5, 900)], Trend.STALLED),
-    "it has not moved, but not for long": ([(0, 5, 9), (30, 5, 90)], Trend.UNKNOWN),
-    "it moved, then stopped": ([(0, 5, 90), (10, 20, 90), (60, 20, 90)], Trend.STALLED),
-    "a pause within a trigger": ([(0, 5, 90), (10, 20, 90), (40, 20, 90)], Trend.CATCHING_UP),
-    "it gains": ([(0, 0, 100), (10, 50, 110), (20, 90, 120)], Trend.CATCHING_UP),
-    "it loses": ([(0, 0, 100), (10, 10, 150), (20, 20, 200)], Trend.FALLING_BEHIND),
-    "it keeps its distance": ([(0, 0, 100), (10, 50, 150), (20, 99, 199)], Trend.KEEPING_UP),
-    "too early to say": ([(0, 0, 100), (5, 10, 200)], Trend.UNKNOWN),
+    "nothing is known": ([], LagTrend.UNKNOWN),
+    "one look": ([(0, 5, 9)], LagTrend.UNKNOWN),
+    "one look at one who has read everything": ([(0, 9, 9)], LagTrend.CAUGHT_UP),
+    "no lag at the end": ([(0, 0, 9), (10, 9, 9)], LagTrend.CAUGHT_UP),
+    "no lag a moment ago, more has come": (
+        [(0, 9, 9), (10, 9, 9), (12, 9, 20)],
+        LagTrend.CAUGHT_UP,
+    ),
+    "no lag long ago": ([(0, 9, 9), *((s, 9, 50) for s in range(2, 60, 2))], LagTrend.STALLED),
+    "it does not move": ([(0, 5, 9), (30, 5, 9), (60, 5, 9)], LagTrend.STALLED),
+    "it does not move while more comes": ([(0, 5, 9), (60, 5, 900)], LagTrend.STALLED),
+    "it has not moved, but not for long": ([(0, 5, 9), (30, 5, 90)], LagTrend.UNKNOWN),
+    "it moved, then stopped": ([(0, 5, 90), (10, 20, 90), (60, 20, 90)], LagTrend.STALLED),
+    "a pause within a trigger": ([(0, 5, 90), (10, 20, 90), (40, 20, 90)], LagTrend.CATCHING_UP),
+    "it gains": ([(0, 0, 100), (10, 50, 110), (20, 90, 120)], LagTrend.CATCHING_UP),
+    "it loses": ([(0, 0, 100), (10, 10, 150), (20, 20, 200)], LagTrend.FALLING_BEHIND),
+    "it keeps its distance": ([(0, 0, 100), (10, 50, 150), (20, 99, 199)], LagTrend.KEEPING_UP),
+    "too early to say": ([(0, 0, 100), (5, 10, 200)], LagTrend.UNKNOWN),
 }
 
 
@@ -38,9 +41,11 @@ def test_a_trend_is_what_the_samples_show(places, expected):
 
 
 def test_a_consumer_is_as_bad_as_its_worst_partition():
-    assert worst([Trend.CAUGHT_UP, Trend.STALLED, Trend.FALLING_BEHIND]) is Trend.STALLED
-    assert worst([Trend.CAUGHT_UP, Trend.KEEPING_UP]) is Trend.KEEPING_UP
-    assert worst([]) is Trend.UNKNOWN
+    assert (
+        worst([LagTrend.CAUGHT_UP, LagTrend.STALLED, LagTrend.FALLING_BEHIND]) is LagTrend.STALLED
+    )
+    assert worst([LagTrend.CAUGHT_UP, LagTrend.KEEPING_UP]) is LagTrend.KEEPING_UP
+    assert worst([]) is LagTrend.UNKNOWN
 
 
 def test_a_window_forgets_what_is_old_and_who_is_gone():
@@ -48,6 +53,6 @@ def test_a_window_forgets_what_is_old_and_who_is_gone():
     window.add("a", LagSample(0.0, 0, 5))  # would be a position that has moved
     for at_s in range(1, 200, 2):
         found = window.add("a", LagSample(WINDOW_S + at_s, 3, 5))
-    assert found is Trend.STALLED
+    assert found is LagTrend.STALLED
     window.keep(["b"])
-    assert window.add("a", LagSample(400.0, 3, 5)) is Trend.UNKNOWN
+    assert window.add("a", LagSample(400.0, 3, 5)) is LagTrend.UNKNOWN
