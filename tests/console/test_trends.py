@@ -17,7 +17,7 @@ CASES = {
     "one look": ([(0, 5, 9)], LagTrend.UNKNOWN),
     "one look at one who has read everything": ([(0, 9, 9)], LagTrend.CAUGHT_UP),
     "no lag at the end": ([(0, 0, 9), (10, 9, 9)], LagTrend.CAUGHT_UP),
-    "no lag a moment ago, more has come": (
+    "no lag a moment ago, and more": (
         [(0, 9, 9), (10, 9, 9), (12, 9, 20)],
         LagTrend.CAUGHT_UP,
     ),
