@@ -23,9 +23,9 @@ _STALLED_S: Final = 45.0  # a query with a trigger of half a minute is not stall
 class LagTrend(StrEnum):
     """What a consumer does. The order is by how bad it is."""
 
-    CAUGHT_UP = "caught_up"
+    UP_TO_DATE = "up_to_date"
     CATCHING_UP = "catching_up"
-    KEEPING_UP = "keeping_up"
+    KEEPING_PACE = "keeping_pace"
     UNKNOWN = "unknown"
     FALLING_BEHIND = "falling_behind"
     STALLED = "stalled"
@@ -42,15 +42,15 @@ class LagSample(Struct, frozen=True):
 def trend_of(samples: Sequence[LagSample]) -> LagTrend:
     """Return what the samples of one partition show, the oldest first.
 
-    It has *caught up* if the lag was 0 at any time in the last half of the samples. It is *stalled*
+    It is *up to date* if the lag was 0 at any time in the last half of the samples. It is *stalled*
     if its position has not moved for 45 seconds although it lags. Otherwise the lag at the end is
-    compared with the lag at the start: it *catches up*, *keeps up* or *falls behind*.
+    compared with the lag at the start: it *catches up*, *keeps pace* or *falls behind*.
     """
     if not samples:
         return LagTrend.UNKNOWN
     first, last = samples[0], samples[-1]
     if any(each.lag == 0 for each in samples[len(samples) // 2 :]):
-        return LagTrend.CAUGHT_UP
+        return LagTrend.UP_TO_DATE
     moves = [
         later.at_s for one, later in itertools.pairwise(samples) if later.position != one.position
     ]
@@ -60,7 +60,7 @@ def trend_of(samples: Sequence[LagSample]) -> LagTrend:
         return LagTrend.UNKNOWN
     if last.lag > first.lag:
         return LagTrend.FALLING_BEHIND
-    return LagTrend.CATCHING_UP if last.lag < first.lag else LagTrend.KEEPING_UP
+    return LagTrend.CATCHING_UP if last.lag < first.lag else LagTrend.KEEPING_PACE
 
 
 def worst(trends: Iterable[LagTrend]) -> LagTrend:

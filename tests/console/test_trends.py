@@ -15,11 +15,11 @@ def samples(*places: tuple[float, int, int]) -> list[LagSample]:
 CASES = {
     "nothing is known": ([], LagTrend.UNKNOWN),
     "one look": ([(0, 5, 9)], LagTrend.UNKNOWN),
-    "one look at one who has read everything": ([(0, 9, 9)], LagTrend.CAUGHT_UP),
-    "no lag at the end": ([(0, 0, 9), (10, 9, 9)], LagTrend.CAUGHT_UP),
+    "one look at one who has read everything": ([(0, 9, 9)], LagTrend.UP_TO_DATE),
+    "no lag at the end": ([(0, 0, 9), (10, 9, 9)], LagTrend.UP_TO_DATE),
     "no lag a moment ago, and more": (
         [(0, 9, 9), (10, 9, 9), (12, 9, 20)],
-        LagTrend.CAUGHT_UP,
+        LagTrend.UP_TO_DATE,
     ),
     "no lag long ago": ([(0, 9, 9), *((s, 9, 50) for s in range(2, 60, 2))], LagTrend.STALLED),
     "it does not move": ([(0, 5, 9), (30, 5, 9), (60, 5, 9)], LagTrend.STALLED),
@@ -29,7 +29,7 @@ CASES = {
     "a pause within a trigger": ([(0, 5, 90), (10, 20, 90), (40, 20, 90)], LagTrend.CATCHING_UP),
     "it gains": ([(0, 0, 100), (10, 50, 110), (20, 90, 120)], LagTrend.CATCHING_UP),
     "it loses": ([(0, 0, 100), (10, 10, 150), (20, 20, 200)], LagTrend.FALLING_BEHIND),
-    "it keeps its distance": ([(0, 0, 100), (10, 50, 150), (20, 99, 199)], LagTrend.KEEPING_UP),
+    "it keeps its distance": ([(0, 0, 100), (10, 50, 150), (20, 99, 199)], LagTrend.KEEPING_PACE),
     "too early to say": ([(0, 0, 100), (5, 10, 200)], LagTrend.UNKNOWN),
 }
 
@@ -42,9 +42,9 @@ def test_a_trend_is_what_the_samples_show(places, expected):
 
 def test_a_consumer_is_as_bad_as_its_worst_partition():
     assert (
-        worst([LagTrend.CAUGHT_UP, LagTrend.STALLED, LagTrend.FALLING_BEHIND]) is LagTrend.STALLED
+        worst([LagTrend.UP_TO_DATE, LagTrend.STALLED, LagTrend.FALLING_BEHIND]) is LagTrend.STALLED
     )
-    assert worst([LagTrend.CAUGHT_UP, LagTrend.KEEPING_UP]) is LagTrend.KEEPING_UP
+    assert worst([LagTrend.UP_TO_DATE, LagTrend.KEEPING_PACE]) is LagTrend.KEEPING_PACE
     assert worst([]) is LagTrend.UNKNOWN
 
 

@@ -24,7 +24,7 @@ function trend(each) {
 }
 
 function readers(all) {
-  const order = ["stalled", "falling_behind", "unknown", "keeping_up", "catching_up", "caught_up"];
+  const order = ["stalled", "falling_behind", "unknown", "keeping_pace", "catching_up", "up_to_date"];
   const sorted = [...all].sort((one, other) => order.indexOf(one.trend) - order.indexOf(other.trend) || one.name.localeCompare(other.name));
   const columns = [["Name", ""], ["Kind", ""], ["Trend", ""], ["Lag", "number"], ["Counted under", ""], ["Reads", ""], ["Last report", ""], ["Owner", ""]];
   return table("Readers with a name", columns, sorted.map((each) => h("tr", { key: `${each.kind} ${each.name}` },
