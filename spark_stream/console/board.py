@@ -183,7 +183,7 @@ class LiveBoard:
             facts = [each.facts for each in seen if each.facts is not None]
             ends = sum(each.log_end_offset for each in seen)
             size = sum(each.size for each in facts)
-            rate, bytes_s = self._rates.add(name, time.monotonic(), ends, size)
+            rate, bytes_s = self._rates.add((name, None), time.monotonic(), ends, size)
             topics.append(
                 {
                     "name": name,
@@ -195,6 +195,7 @@ class LiveBoard:
                     "open_transactions": len({o.transaction for each in facts for o in each.open}),
                 }
             )
+        self._rates.keep(found)
         return {"topics": topics, "leader_changes": leader_changes(found)}
 
     def _topic(self, name: str) -> dict[str, Any]:
@@ -236,12 +237,17 @@ class LiveBoard:
 
 
 class Rates:
-    """How fast sums grow: over the last ten seconds, by any key."""
+    """How fast sums of topics and of partitions grow, over the last ten seconds.
+
+    A key is a topic and a partition's number, or None for the whole topic.
+    """
 
     def __init__(self) -> None:
-        self._samples: dict[object, list[tuple[float, int, int]]] = {}
+        self._samples: dict[tuple[str, int | None], list[tuple[float, int, int]]] = {}
 
-    def add(self, key: object, at_s: float, records: int, size: int) -> tuple[float, float]:
+    def add(
+        self, key: tuple[str, int | None], at_s: float, records: int, size: int
+    ) -> tuple[float, float]:
         """Add the sums of now; return by how much both grow in a second, at least 0."""
         kept = self._samples.setdefault(key, [])
         kept.append((at_s, records, size))
@@ -255,3 +261,9 @@ class Rates:
             round(max(0, records - first_records) / span_s, 1),
             round(max(0, size - first_size) / span_s, 1),
         )
+
+    def keep(self, topics: Collection[str]) -> None:
+        """Forget all other topics."""
+        for key in list(self._samples):
+            if key[0] not in topics:
+                self._samples.pop(key, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -26,10 +25,11 @@ OWN = {"x-isolog-console": "1"}
 
 def console_of(broker: BrokerProcess, **options: Any) -> TestClient:
     """A console of a broker, as a client of HTTP."""
-    needs_login = options.pop("needs_login", False)
-    idle_s = options.pop("idle_s", 3600.0)
+    given = {name: options.pop(name) for name in ("idle_s", "now") if name in options}
     sessions = ConsoleSessions(
-        LogPlace(broker.address, None, OPEN), needs_login=needs_login, idle_s=idle_s
+        LogPlace(broker.address, None, OPEN),
+        needs_login=options.pop("needs_login", False),
+        **given,
     )
     settings = ConsoleSettings(
         bootstrap=broker.address,
@@ -277,14 +277,15 @@ def test_two_users_of_one_console_have_sessions_of_their_own(asking):
 def test_a_token_logs_in_and_a_session_that_nobody_uses_ends(asking):
     with client_of(asking) as admin:
         token = admin.create_token("root").token
-    with console_of(asking, needs_login=True, idle_s=1.0) as console:
+    clock = [0.0]
+    with console_of(asking, needs_login=True, idle_s=60.0, now=lambda: clock[0]) as console:
         assert console.post("/api/login", json={"token": token}).json() == {"principal": "root"}
-        deadline = time.monotonic() + 2.5
-        while time.monotonic() < deadline:  # used now and then, it lasts
+        for _ in range(5):  # used now and then, it lasts
+            clock[0] += 50.0
             assert console.post("/api/active").status_code == 200
-            time.sleep(0.25)
-        time.sleep(1.5)  # the idle time itself is what is tested
+        clock[0] += 61.0
         assert console.post("/api/active").status_code == 401
+        assert console.get("/api/session").json()["is_open"] is False
 
 
 def test_a_user_who_is_deleted_is_logged_out(asking):
