@@ -95,10 +95,10 @@ def serve(
     name = "127.0.0.1" if is_all else host
     ready(f"http{'s' if is_secure else ''}://{joined(name, port)}")
     with closing(listener):
-        _Server(config, sessions).run(sockets=[listener])
+        _PageServer(config, sessions).run(sockets=[listener])
 
 
-class _Server(uvicorn.Server):
+class _PageServer(uvicorn.Server):
     """Ends the streams of events first: uvicorn would wait for them, and then cancel them."""
 
     def __init__(self, config: uvicorn.Config, sessions: ConsoleSessions) -> None:
