@@ -57,7 +57,8 @@ def console(
         ),
     ] = None,
     idle_minutes: Annotated[
-        float, typer.Option(min=0.1, help="After how long without activity a login ends.")
+        float,
+        typer.Option(metavar="N", min=0.1, help="After how long without activity a login ends."),
     ] = _ONE_HOUR_MIN,
 ) -> None:
     """Serve a web page that shows the cluster live: partitions, records, transactions, consumers.
