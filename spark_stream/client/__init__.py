@@ -7,6 +7,7 @@
 ``topics``         topics, and what the client caches of them
 ``consumers``      consumers' names, and where each reads
 ``transactions``   the broker's actions for transactions and positions
+``trends``         whether a consumer is stalled, falls behind or catches up
 ``moments``        moments as whole microseconds since 1970
 ``closing``        the base of what a ``with`` block closes
 ``values``         the values that calls return

@@ -11,6 +11,5 @@ logged in, and knows nothing that this user may not know.
 ``asking``    the questions to the brokers, and their answers as JSON values
 ``records``   a page of records with the state of each
 ``snippets``  code for Spark and Python that reads exactly what a page shows
-``trends``    whether a consumer is stalled, falls behind or catches up
 ``static/``   the page: plain modules of JavaScript and one style sheet
 """

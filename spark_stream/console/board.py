@@ -18,6 +18,7 @@ from typing import Any, Final
 import anyio.to_thread
 from msgspec import Struct
 
+from spark_stream.client.trends import LagSample, Window, worst
 from spark_stream.console.asking import (
     Asking,
     Partitions,
@@ -25,7 +26,6 @@ from spark_stream.console.asking import (
     open_places,
     partition_shown,
 )
-from spark_stream.console.trends import LagSample, Window, worst
 from spark_stream.errors import InternalError, IsologError, Unauthenticated
 
 logger = logging.getLogger(__name__)

@@ -6,19 +6,17 @@ No I/O here. A rate is counted between the last two looks, a trend over all that
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
 
+from spark_stream.client.trends import LagSample, LagTrend, trend_of, worst
 from spark_stream.wire.cluster_messages import ClusterDescription
 from spark_stream.wire.consumer_messages import ConsumerDescription
 from spark_stream.wire.messages import PartitionDescription, TopicDescription
 from spark_stream.wire.transaction_messages import TransactionDescription
 
 UNDECIDED: Final = ("open", "committing", "aborting")
-STALLED_S: Final = 10.0
-"""A reader whose position has not moved for so long is stalled."""
 
 
 class Look(Struct, frozen=True):
@@ -35,17 +33,6 @@ class Look(Struct, frozen=True):
     transactions: tuple[TransactionDescription, ...] = ()
     consumers: tuple[ConsumerDescription, ...] = ()
     denied: tuple[str, ...] = ()
-
-
-class Trend(StrEnum):
-    """How a reader's lag develops."""
-
-    UNKNOWN = "-"
-    UP_TO_DATE = "up to date"
-    STALLED = "stalled"
-    FALLING_BEHIND = "falling behind"
-    CATCHING_UP = "catching up"
-    KEEPING_PACE = "keeping pace"
 
 
 class Flow(Struct, frozen=True):
@@ -93,7 +80,7 @@ class ConsumerLine(Struct, frozen=True):
     kind: str
     isolation: str | None
     lag: int | None
-    trend: Trend
+    trend: LagTrend
 
 
 class ClusterFrame(Struct, frozen=True):
@@ -240,40 +227,22 @@ def _transaction_lines(now: Look) -> list[TransactionLine]:
 
 def _consumer_lines(looks: Sequence[Look]) -> list[ConsumerLine]:
     """Return the consumers, those with the greatest lag first."""
-    earlier: dict[tuple[str, str], tuple[float, ConsumerDescription]] = {}
-    for look in looks[:-1]:
+    samples: dict[tuple[str, str], dict[Place, list[LagSample]]] = {}
+    for look in looks:
         for each in look.consumers:
-            if each.lag is not None:
-                earlier.setdefault((each.name, each.kind), (look.at, each))
+            found = samples.setdefault((each.name, each.kind), {})
+            for at in each.partitions:
+                if at.lag is not None:
+                    sample = LagSample(look.at, at.offset, at.lag)
+                    found.setdefault((at.topic_id, at.partition), []).append(sample)
     lines = [
         ConsumerLine(
             each.name,
             each.kind,
             each.isolation,
             each.lag,
-            _trend(earlier.get((each.name, each.kind)), looks[-1].at, each),
+            worst(map(trend_of, samples[each.name, each.kind].values())),
         )
         for each in looks[-1].consumers
     ]
     return sorted(lines, key=lambda each: (-(each.lag or 0), each.name))
-
-
-def _trend(
-    earlier: tuple[float, ConsumerDescription] | None, at: float, now: ConsumerDescription
-) -> Trend:
-    if now.lag == 0:
-        return Trend.UP_TO_DATE
-    if earlier is None or now.lag is None:
-        return Trend.UNKNOWN
-    since, before = earlier
-    if _offsets(before) == _offsets(now):
-        # A client stores its position from time to time: a short while tells nothing.
-        return Trend.STALLED if at - since >= STALLED_S else Trend.UNKNOWN
-    grown = now.lag - (before.lag or 0)
-    if grown > 0:
-        return Trend.FALLING_BEHIND
-    return Trend.CATCHING_UP if grown else Trend.KEEPING_PACE
-
-
-def _offsets(consumer: ConsumerDescription) -> dict[Place, int]:
-    return {(each.topic_id, each.partition): each.offset for each in consumer.partitions}

@@ -17,18 +17,18 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from spark_stream.cli.operating.frames import ClusterFrame, Flow, Look, Trend, frame_of
+from spark_stream.cli.operating.frames import ClusterFrame, Flow, Look, frame_of
 from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, log
 from spark_stream.cli.output.show import console, size_text
 from spark_stream.cli.output.show_transactions import duration
 from spark_stream.cli.texts import as_json, visible
 from spark_stream.client.log import Log
+from spark_stream.client.trends import WINDOW_S, LagTrend
 from spark_stream.errors import IsologError, PermissionDenied, UnknownTopic
 from spark_stream.wire.messages import TopicDescription
 
 _INTERVAL_S: Final = 2.0
 _ONCE_S: Final = 1.0
-_TREND_S: Final = 30.0
 _CALLS: Final = 8  # at once
 _LINES: Final = 10
 _KIB: Final = 1024
@@ -57,13 +57,13 @@ def top(
 ) -> None:
     """Show brokers, topics by rate, what is amiss, open transactions, and readers with their lag.
 
-    Rates are of what is written. A trend is over the last half minute; a reader that has not moved
-    for ten seconds is stalled. A transaction holds readers under read_committed back if it is the
+    Rates are of what is written. A trend is over the last two minutes; a reader that has not moved
+    for 45 seconds is stalled. A transaction holds readers under read_committed back if it is the
     first that is undecided in a partition. Ctrl-C ends it.
 
     \b
     isolog top --bootstrap localhost:9092
-    isolog top --once --interval 15 --output json | jq '.consumers[] | select(.trend == "stalled")'
+    isolog top --once --interval 45 --output json | jq '.consumers[] | select(.trend == "stalled")'
     """
     pause_s = interval or (_ONCE_S if once else _INTERVAL_S)
     with log(bootstrap, path) as opened:
@@ -129,7 +129,7 @@ def _follow(
         except IsologError as error:
             show(frame_of(looks), error.message)
             continue
-        while looks[-1].at - looks[0].at > max(_TREND_S, 2 * pause_s):
+        while looks[-1].at - looks[0].at > max(WINDOW_S, 2 * pause_s):
             del looks[0]
         show(frame_of(looks), None)
 
@@ -246,7 +246,7 @@ def _transactions(frame: ClusterFrame) -> Table:
     return _more(table, len(frame.transactions))
 
 
-_STYLES: Final = {Trend.STALLED: "red", Trend.FALLING_BEHIND: "yellow"}
+_STYLES: Final = {LagTrend.STALLED: "red", LagTrend.FALLING_BEHIND: "yellow"}
 
 
 def _consumers(frame: ClusterFrame) -> Table:
@@ -256,7 +256,7 @@ def _consumers(frame: ClusterFrame) -> Table:
             Text(visible(each.name)),
             each.kind,
             each.isolation or _MISSING,
-            Text(str(each.trend), style=_STYLES.get(each.trend, "")),
+            Text(_trend_text(each.trend), style=_STYLES.get(each.trend, "")),
             _MISSING if each.lag is None else f"{each.lag:,}",
         )
     return _more(table, len(frame.consumers))
@@ -272,3 +272,7 @@ def _size(flow: Flow) -> str:
     if _KIB <= flow.bytes < _KIB * _KIB:
         return f"{flow.bytes / _KIB:.1f} KiB"
     return size_text(round(flow.bytes))
+
+
+def _trend_text(trend: LagTrend) -> str:
+    return _MISSING if trend is LagTrend.UNKNOWN else trend.value.replace("_", " ")

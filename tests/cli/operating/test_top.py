@@ -16,8 +16,9 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from spark_stream.cli.operating.frames import ClusterFrame, Look, Trend, frame_of
+from spark_stream.cli.operating.frames import ClusterFrame, Look, frame_of
 from spark_stream.cli.operating.top import drawn
+from spark_stream.client.trends import LagTrend
 from spark_stream.wire.cluster_messages import (
     BrokerDescription,
     ClusterDescription,
@@ -116,12 +117,12 @@ def test_retention_and_failovers_are_no_negative_rate():
 @pytest.mark.parametrize(
     ("before", "now", "passed", "trend"),
     [
-        ((5, 10), (10, 10), 2, Trend.UP_TO_DATE),
-        ((5, 10), (7, 10), 2, Trend.CATCHING_UP),
-        ((5, 10), (7, 20), 2, Trend.FALLING_BEHIND),
-        ((5, 10), (10, 15), 2, Trend.KEEPING_PACE),
-        ((5, 10), (5, 20), 2, Trend.UNKNOWN),
-        ((5, 10), (5, 10), 10, Trend.STALLED),
+        ((5, 10), (10, 10), 12, LagTrend.UP_TO_DATE),
+        ((5, 10), (7, 10), 12, LagTrend.CATCHING_UP),
+        ((5, 10), (7, 20), 12, LagTrend.FALLING_BEHIND),
+        ((5, 10), (10, 15), 12, LagTrend.KEEPING_PACE),
+        ((5, 10), (5, 20), 12, LagTrend.UNKNOWN),
+        ((5, 10), (5, 10), 45, LagTrend.STALLED),
     ],
 )
 def test_trends(before, now, passed, trend):
@@ -129,7 +130,7 @@ def test_trends(before, now, passed, trend):
     (line,) = frame_of(looks).consumers
     assert line.trend is trend
     (line,) = frame_of(looks[1:]).consumers
-    assert line.trend is (Trend.UP_TO_DATE if trend is Trend.UP_TO_DATE else Trend.UNKNOWN)
+    assert line.trend is (LagTrend.UP_TO_DATE if trend is LagTrend.UP_TO_DATE else LagTrend.UNKNOWN)
 
 
 def transaction(name: str, first_offset: int, state: str = "open") -> TransactionDescription:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_stream.console.trends import WINDOW_S, LagSample, LagTrend, Window, trend_of, worst
+from spark_stream.client.trends import WINDOW_S, LagSample, LagTrend, Window, trend_of, worst
 
 
 def samples(*places: tuple[float, int, int]) -> list[LagSample]:
@@ -34,7 +34,7 @@ CASES = {
 }
 
 
-@pytest.mark.rule("whether a consumer keeps up", "console/trends.py")
+@pytest.mark.rule("whether a consumer keeps up", "client/trends.py")
 @pytest.mark.parametrize(("places", "expected"), CASES.values(), ids=CASES)
 def test_a_trend_is_what_the_samples_show(places, expected):
     assert trend_of(samples(*places)) is expected
