@@ -7,5 +7,7 @@
 ``casting``       values of one type as another
 ``not_null``      nulls within values whose type takes none
 ``keys``          which columns are a topic's key
+``record_sizes``  how many bytes records have
+``texts``         values as text and as JSON; ``moments``: dates and times
 ``nearest``       the known name nearest to one that is not known
 """

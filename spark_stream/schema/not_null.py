@@ -23,12 +23,20 @@ def first_null(array: pa.Array, field: pa.Field, path: str) -> tuple[int, str] |
     ``path`` names the column. The array may lack fields at the end of structs. Values in the
     fields of a struct that is null itself do not count.
     """
-    return min(_nulls(array, field, path), default=None)
+    return min(
+        ((int(rows[0]), where) for rows, where in null_rows(array, field, path)), default=None
+    )
 
 
-def _nulls(array: pa.Array, field: pa.Field, path: str) -> Iterator[tuple[int, str]]:
+def null_rows(
+    array: pa.Array, field: pa.Field, path: str
+) -> Iterator[tuple[npt.NDArray[np.integer], str]]:
+    """Yield all rows with nulls that ``field`` does not allow, by the path to them.
+
+    Arguments are as for :func:`first_null`. Rows rise; one with several such nulls may come twice.
+    """
     if array.null_count and not field.nullable:
-        yield int(pc.index(pc.is_null(array), True).as_py()), path
+        yield np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)), path
     if not pt.is_nested(array.type) or takes_all_nulls(field.with_nullable(True)):
         return
     rows = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
@@ -37,9 +45,8 @@ def _nulls(array: pa.Array, field: pa.Field, path: str) -> Iterator[tuple[int, s
     if not pt.is_struct(array.type):
         rows = np.repeat(rows, _lengths(there))
     for values, (name, inner) in zip(_values(there), _within(field.type), strict=False):
-        found = first_null(values, inner, f"{path}.{name}")
-        if found is not None:
-            yield int(rows[found[0]]), found[1]
+        for found, where in null_rows(values, inner, f"{path}.{name}"):
+            yield rows[found], where
 
 
 def _within(kind: pa.DataType) -> list[tuple[str, Any]]:

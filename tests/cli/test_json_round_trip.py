@@ -15,10 +15,10 @@ from hypothesis import strategies as some
 
 from spark_stream.cli.input.fitting import Fitting
 from spark_stream.cli.input.json_lines import JsonBlocks
-from spark_stream.cli.texts import json_lines
 from spark_stream.client.reading.columns import HEADERS, KAFKA_COLUMNS
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.schema.stored_types import stored_type
+from spark_stream.schema.texts import json_lines
 from tests.examples import examples
 
 DAY_NS = 86_400 * 10**9
@@ -146,7 +146,7 @@ def there_and_back(batch: pa.RecordBatch, *, utf8: bool = False) -> pa.RecordBat
     return found
 
 
-@pytest.mark.rule("how `consume` writes values", "cli/output/formats.py", "cli/texts.py")
+@pytest.mark.rule("how `consume` writes values", "cli/output/formats.py", "schema/texts.py")
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(columns())
 def test_json_of_every_type_is_taken_back_to_the_same_values(column):

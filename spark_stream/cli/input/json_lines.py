@@ -19,9 +19,9 @@ import pyarrow.types as pt
 from msgspec import Struct
 
 from spark_stream.cli.input.fitting import bad_record, check_names, first_bad, misfit
-from spark_stream.cli.texts import BASE64, NOT_FINITE
 from spark_stream.errors import InvalidRecord
 from spark_stream.schema.schemas import empty_batch
+from spark_stream.schema.texts import BASE64, NOT_FINITE
 
 DEPTH_MAX: Final = 128
 """How deep values may be nested. Arrow's files allow 64; JSON readers crash at far more."""

@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.types as pt
 
-from spark_stream.cli.texts import json_lines, shown, visible
+from spark_stream.cli.texts import visible
 from spark_stream.errors import InvalidOption
+from spark_stream.schema.texts import json_lines, shown
 
 _CELL_MAX: Final = 80
 _TABLE_ROWS: Final = 1024  # column widths are computed over this many rows at a time

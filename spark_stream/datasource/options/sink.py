@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource.options.checking import TOPIC_SETTING, Given, checked, topic_settings
 from spark_stream.datasource.options.table import Use
+from spark_stream.datasource.options.values import BadRecords
 from spark_stream.datasource.spark.place import Place, place_of
 from spark_stream.datasource.values.content import Replays
 from spark_stream.errors import InvalidOption
@@ -17,7 +18,10 @@ from spark_stream.schema.keys import PARTITION_BY, split_names
 
 
 class SinkOptions(Struct, frozen=True):
-    """What a writer was asked for. ``topic`` is None where the column ``topic`` decides."""
+    """What a writer was asked for. ``topic`` is None where the column ``topic`` decides.
+
+    ``dead_letter_topic``: where rows go that do not fit, None if they fail the query.
+    """
 
     place: Place
     topic: str | None
@@ -32,6 +36,7 @@ class SinkOptions(Struct, frozen=True):
     batch_id: int | None = None
     replays: Replays = Replays.FAIL
     checkpoint: str | None = None
+    dead_letter_topic: str | None = None
 
 
 def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOptions:
@@ -54,9 +59,10 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOpt
         if option in options and not create:
             raise InvalidOption(f"{option} is for createTopic=true", option=option)
     unasked = Isolation.READ_COMMITTED if transactional else Isolation.READ_UNCOMMITTED
+    topic = options.value("topic") if "topic" in options or short is None else short.strip()
     return SinkOptions(
         place=replace(place, timeout_s=options.value("brokerTimeout")),
-        topic=options.value("topic") if "topic" in options or short is None else short.strip(),
+        topic=topic,
         transactional=transactional,
         sink_id=options.value("sinkId"),
         isolation=options.value("isolation") or unasked,
@@ -68,7 +74,31 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOpt
         batch_id=options.value("batchId"),
         replays=options.value("differentReplay"),
         checkpoint=options.value("checkpointLocation"),
+        dead_letter_topic=_dead_letter_topic(options, topic),
     )
+
+
+def _dead_letter_topic(options: Given, topic: str | None) -> str | None:
+    """Return where rows go that do not fit their topic, None if they fail the query."""
+    found: str | None = options.value("deadLetterTopic")
+    if options.value("onBadRecord") is not BadRecords.DEAD_LETTER:
+        if found is not None:
+            raise InvalidOption(
+                "deadLetterTopic is for onBadRecord=deadLetter", option="deadLetterTopic"
+            )
+        return None
+    if found is None:
+        raise InvalidOption(
+            "onBadRecord=deadLetter without deadLetterTopic: it says where bad rows go",
+            option="deadLetterTopic",
+        )
+    if found == topic:
+        raise InvalidOption(
+            f"deadLetterTopic is {found!r}, the topic that the query writes to",
+            option="deadLetterTopic",
+            hint="Give dead letters a topic of their own.",
+        )
+    return found
 
 
 def _partition_by(asked: tuple[str, ...] | None, own: str | None) -> tuple[str, ...]:

@@ -289,6 +289,21 @@ OPTIONS: Final = (
         in_table=Use.STREAM_SINK,
     ),
     Option(
+        "onBadRecord",
+        Use.SINK,
+        "what to do with rows that do not fit their topic: `fail`, or `deadLetter`: write them to"
+        " `deadLetterTopic`, with the reason, [in the same transaction](spark.md#dead-letters)",
+        values.bad_record,
+        "fail",
+    ),
+    Option(
+        "deadLetterTopic",
+        Use.SINK,
+        "with `onBadRecord` = `deadLetter`: the topic for rows that do not fit; it must exist,"
+        " unless there is `createTopic`",
+        values.topic_name,
+    ),
+    Option(
         "createTopic",
         Use.SINK,
         "make a missing topic, and a missing log, with the DataFrame's columns",

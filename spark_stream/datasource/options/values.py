@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from enum import StrEnum
 from typing import Final
 
 from spark_stream.client.connecting.connection import rack_of
-from spark_stream.client.topics import level
+from spark_stream.client.topics import level, named_topic
 from spark_stream.client.writing.producer import TIMEOUT_MS_MAX
 from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
 from spark_stream.datasource.values.content import Replays
-from spark_stream.errors import InvalidOption
+from spark_stream.errors import InvalidOption, InvalidTopic
 from spark_stream.schema.keys import split_names
 from spark_stream.sql.filters import parsed
 from spark_stream.structs import INT64_MAX
@@ -22,6 +23,13 @@ SINK_ID_LENGTH_MAX: Final = 200
 CONSUMER_LENGTH_MAX: Final = 255
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(rf"([0-9]{{1,12}}) *({'|'.join(_SECONDS)})")
+
+
+class BadRecords(StrEnum):
+    """What to do with rows that do not fit their topic."""
+
+    FAIL = "fail"
+    DEAD_LETTER = "deadLetter"
 
 
 def as_given(name: str, text: str) -> str:
@@ -117,6 +125,22 @@ def replays(name: str, text: str) -> Replays:
         if text.strip().lower() == each.lower():
             return each
     raise InvalidOption(f"{name} takes {' | '.join(Replays)}, not {text!r}", option=name)
+
+
+def bad_record(name: str, text: str) -> BadRecords:
+    """Parse what happens to rows that do not fit their topic."""
+    for each in BadRecords:
+        if text.strip().lower() == each.lower():
+            return each
+    raise InvalidOption(f"{name} takes {' | '.join(BadRecords)}, not {text!r}", option=name)
+
+
+def topic_name(name: str, text: str) -> str:
+    """Check the name of a topic."""
+    try:
+        return named_topic(text.strip()).topic
+    except InvalidTopic as error:
+        raise InvalidOption(f"{name}: {error.message}", option=name) from None
 
 
 def sink_id(name: str, text: str) -> str:

@@ -11,13 +11,14 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from msgspec import Struct
 
-from spark_stream.client.writing.batches import fitted_to
+from spark_stream.client.writing.batches import completed, fitted_to
 from spark_stream.client.writing.pending import split
-from spark_stream.errors import InvalidRecord, SchemaMismatch, UnknownPartition
+from spark_stream.errors import SchemaMismatch, UnknownPartition
 from spark_stream.schema.schemas import (
     DEFAULT_SCHEMA,
     HEADERS_TYPE,
     empty_batch,
+    fitted,
     is_default,
     of_topic,
 )
@@ -158,23 +159,21 @@ class Routed(Struct, frozen=True):
     batch: pa.RecordBatch
 
 
-def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the rows by topic: the option's, or what the column ``topic`` says.
+def by_topic(
+    batch: pa.RecordBatch, topic: str | None
+) -> Iterator[tuple[str | None, pa.RecordBatch]]:
+    """Yield the rows by topic: the option's, or what the column ``topic`` says; None if it is null.
 
-    Raises:
-        InvalidRecord: a row names no topic.
+    A name that is not UTF-8 has surrogates, so that it is refused as the name of a topic.
     """
     if topic is not None:
         yield topic, batch
         return
-    column = batch.column(TOPIC_COLUMN)
-    if column.null_count:
-        row = int(np.argmax(pc.is_null(column).to_numpy(zero_copy_only=False)))
-        raise InvalidRecord(f"row {row} of the batch has no topic: its column 'topic' is null")
-    names = column.dictionary_encode()
-    places = names.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+    names = batch.column(TOPIC_COLUMN).cast(pa.binary()).dictionary_encode()
+    places = pc.fill_null(names.indices, -1).to_numpy(zero_copy_only=False).astype(np.int32)
     for place, rows, _ in split(batch, places):
-        yield names.dictionary[place].as_py(), rows
+        name = None if place < 0 else names.dictionary[place].as_py()
+        yield (None if name is None else name.decode(errors="surrogateescape")), rows
 
 
 def routed(
@@ -204,6 +203,20 @@ def routed(
                 partition=place,
             )
         yield Routed(topic, None if place < 0 else place, rows)
+
+
+def as_stored(batch: pa.RecordBatch, known: TopicDescription, *, by_column: bool) -> pa.RecordBatch:
+    """Return one topic's rows as they are stored there.
+
+    Raises:
+        SchemaMismatch: a value, or a column, does not fit the topic.
+    """
+    fields = topic_schema_of(batch.schema, known.schema, by_column=by_column)
+    batch = batch.select(fields.names)
+    if not is_default(known.schema):
+        return fitted_to(batch, known)
+    with of_topic(known.name):
+        return fitted(completed(_stored(batch)), known.schema)
 
 
 def _stored(batch: pa.RecordBatch) -> pa.RecordBatch:

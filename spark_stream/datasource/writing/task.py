@@ -7,12 +7,11 @@ beginning with a different partition in every task and micro-batch.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
@@ -22,10 +21,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from spark_stream.client.topics import named_topic
 from spark_stream.client.writing.keys import has_keys
 from spark_stream.client.writing.producer import Producer
 from spark_stream.datasource.options import SinkOptions
-from spark_stream.datasource.options.checking import TOPIC_SETTING
 from spark_stream.datasource.spark.session import (
     Grant,
     Session,
@@ -35,29 +34,28 @@ from spark_stream.datasource.spark.session import (
 )
 from spark_stream.datasource.spark.types import check_collations, to_arrow
 from spark_stream.datasource.values.content import Measure, measured, summed
+from spark_stream.datasource.writing.bad_rows import BadRows, sort_out
 from spark_stream.datasource.writing.belonging import check_checkpoint
 from spark_stream.datasource.writing.branches import TaskBranch, WrittenRows, drop, open_branch
+from spark_stream.datasource.writing.dead_letters import (
+    DeadLetterWriter,
+    LetterOrigin,
+    check_topic,
+)
 from spark_stream.datasource.writing.driver import NO_PLAN, Plan
-from spark_stream.datasource.writing.identity import BATCH, BranchIdentity, of_task
+from spark_stream.datasource.writing.identity import BATCH, QUERY, BranchIdentity, of_task
 from spark_stream.datasource.writing.renewal import TIMEOUT_MS, KeptOpen
-from spark_stream.datasource.writing.routing import (
-    by_topic,
-    check_fits,
-    check_routing,
-    routed,
-    topic_schema,
+from spark_stream.datasource.writing.routing import by_topic, check_routing, routed
+from spark_stream.datasource.writing.targets import (
+    Seen,
+    Targets,
+    find_topic,
+    misfit_of,
+    spelled,
+    tell_what_stays,
 )
-from spark_stream.errors import (
-    InvalidAssignment,
-    InvalidConfig,
-    InvalidOption,
-    IsologError,
-    SchemaMismatch,
-    TopicExists,
-    UnknownTopic,
-    UnsupportedType,
-)
-from spark_stream.schema.keys import DEFAULT_KEY, PARTITION_BY, key_columns
+from spark_stream.errors import InvalidRecord, InvalidTopic, IsologError
+from spark_stream.schema.keys import DEFAULT_KEY
 from spark_stream.wire.allocator import keep_free_memory
 from spark_stream.wire.messages import TopicDescription
 from spark_stream.wire.transaction_messages import Branch
@@ -74,25 +72,13 @@ _KEYED_FACTOR: Final = 2
 class Wrote(WriterCommitMessage):
     """What a task wrote, and to which log.
 
-    ``written`` is None without transactions, where nothing is left to a commit.
+    ``written`` is None without transactions, where nothing is left to a commit. ``dead_letters``:
+    how many rows did not fit their topic, by reason.
     """
 
     cluster_id: str | None = None
     written: WrittenRows | None = None
-
-
-class Seen(Struct, frozen=True):
-    """What a topic was when it was planned: a process that knows the same need not ask again."""
-
-    topic_id: str
-    schema_version: int
-    partitions: int
-    partition_by: tuple[str, ...]
-
-    @classmethod
-    def of(cls, known: TopicDescription) -> Seen:
-        """Take what is needed of a description."""
-        return cls(known.id, known.schema_version, len(known.partitions), known.partition_by)
+    dead_letters: Mapping[str, int] = field(default_factory=dict)
 
 
 class TaskWriter(Struct, frozen=True):
@@ -118,6 +104,7 @@ class TaskWriter(Struct, frozen=True):
             UnknownLog: there is no log, and none is to be made.
             WrongCluster: the query's checkpoint belongs to another log.
             UnknownTopic, SchemaMismatch, UnsupportedType: naming the topic, or the column.
+            InvalidOption: the topic of dead letters does not take them.
         """
         arrow = to_arrow(self.schema)
         check_collations(self.schema)
@@ -129,10 +116,17 @@ class TaskWriter(Struct, frozen=True):
             lasting=lasting,
         )
         check_checkpoint(self.options.checkpoint, place)
+        if self.options.dead_letter_topic is not None:
+            check_topic(
+                session(place).topics,
+                self.options.dead_letter_topic,
+                create=self.options.create_topic,
+                replication_factor=self.options.replication_factor,
+            )
         ready = replace(self, options=replace(self.options, place=place))
         if ready.options.topic is None:
             return ready
-        known = ready._topic(ready.options.topic, arrow)
+        known = find_topic(ready.options, ready.options.topic, arrow)
         tell_what_stays(known, ready.options)
         return replace(ready, seen=Seen.of(known))
 
@@ -145,8 +139,9 @@ class TaskWriter(Struct, frozen=True):
         keep_free_memory()
         log_session = session(self.options.place)
         if not self.options.transactional:
-            self._append_all(log_session, None, coalesced(batches, keyed=self._keyed))
-            return Wrote(log_session.cluster_id)
+            rows = coalesced(batches, keyed=self._keyed)
+            _, dead_letters = self._append_all(log_session, None, rows, self._origin(None))
+            return Wrote(log_session.cluster_id, dead_letters=dead_letters)
         identity = self.identity or of_task(self.options.sink_id, TaskContext.get())
         with KeptOpen(
             log_session.transactions, identity, self.timeout_ms
@@ -156,27 +151,42 @@ class TaskWriter(Struct, frozen=True):
             if first is None:
                 return Wrote(log_session.cluster_id, WrittenRows(identity))
             rows = itertools.chain([first], rows)
-            return Wrote(log_session.cluster_id, self._in_branch(log_session, identity, rows))
+            return self._in_branch(log_session, identity, rows)
 
     @property
     def _keyed(self) -> bool:
         """Whether rows may have keys, as far as is known before the first row comes."""
         topics = DEFAULT_KEY if self.seen is None else self.seen.partition_by
         names = self.schema.names
-        return any(name in names for name in _spelled(self.options.partition_by, names) or topics)
+        return any(name in names for name in spelled(self.options.partition_by, names) or topics)
 
     def _in_branch(
         self, log_session: Session, identity: BranchIdentity, rows: Iterator[pa.RecordBatch]
-    ) -> WrittenRows:
+    ) -> Wrote:
         branch = open_branch(log_session.transactions, identity, self.plan, self.timeout_ms)
         if branch.committed:  # a replay: its rows are measured and not written
-            return WrittenRows(identity, self._content(rows), branch)
+            written = WrittenRows(identity, self._content(rows), branch)
+            return Wrote(log_session.cluster_id, written)
         try:
-            content = self._append_all(log_session, branch, rows, measuring=identity.remembered)
+            content, dead_letters = self._append_all(
+                log_session, branch, rows, self._origin(identity), measuring=identity.remembered
+            )
         except BaseException:  # a task that Spark kills ends in this way, too
             self._drop(branch)
             raise
-        return WrittenRows(identity, content, branch)
+        written = WrittenRows(identity, content, branch)
+        return Wrote(log_session.cluster_id, written, dead_letters)
+
+    def _origin(self, identity: BranchIdentity | None) -> LetterOrigin:
+        """Return what dead letters say of this task."""
+        context = TaskContext.get()
+        task = None if context is None else context.partitionId()
+        if identity is None and context is not None and context.getLocalProperty(QUERY):
+            identity = of_task(self.options.sink_id, context)
+        if identity is None:
+            return LetterOrigin(task=task)
+        batch = identity.batch if identity.remembered else None
+        return LetterOrigin(identity.transactional_id, batch, task)
 
     def _drop(self, branch: TaskBranch) -> None:
         try:
@@ -186,23 +196,45 @@ class TaskWriter(Struct, frozen=True):
 
     def _content(self, batches: Iterator[pa.RecordBatch]) -> dict[str, Measure]:
         return summed(
-            {topic: measured(rows)}
+            {self._counted_as(topic): measured(rows)}
             for batch in batches
             for topic, rows in by_topic(batch, self.options.topic)
         )
+
+    def _counted_as(self, topic: str | None) -> str:
+        """Return the topic that rows are measured under: that which they are for, bad rows too.
+
+        So a replay is recognised without finding bad rows again, for a topic that may have been
+        altered since. What names no topic counts as the dead letters'.
+        """
+        dead_letters = self.options.dead_letter_topic
+        if topic is None:
+            if dead_letters is None:
+                raise InvalidRecord("a row has no topic: its column 'topic' is null")
+            return dead_letters
+        try:
+            return named_topic(topic).topic
+        except InvalidTopic:
+            if dead_letters is None:
+                raise
+            return dead_letters
 
     def _append_all(
         self,
         log_session: Session,
         under: Branch | None,
         batches: Iterator[pa.RecordBatch],
+        origin: LetterOrigin,
         *,
         measuring: bool = False,
-    ) -> dict[str, Measure]:
-        """Append all batches. Return their measure by topic, if one is asked for."""
-        arrow = to_arrow(self.schema)
-        known: dict[str, TopicDescription] = {}
+    ) -> tuple[dict[str, Measure], Counter[str]]:
+        """Append all batches.
+
+        Return their measure by topic, if one is asked for, and how many dead letters there are.
+        """
+        targets = Targets(self.options, to_arrow(self.schema), self.seen)
         content: list[dict[str, Measure]] = []
+        dead_letters = self.options.dead_letter_topic
         isolation = self.options.isolation
         timeout_ms = max(1, round(log_session.connection.timeout_s * 1000))
         with Producer(
@@ -212,92 +244,52 @@ class TaskWriter(Struct, frozen=True):
             timeout_ms=timeout_ms,
             branch=under,
         ) as producer:
+            letters = (
+                None
+                if dead_letters is None
+                else DeadLetterWriter(producer, log_session.topics, dead_letters, origin)
+            )
             for turn, batch in enumerate(batches, _first_turn()):
                 for topic, rows in by_topic(batch, self.options.topic):
-                    if topic not in known:
-                        known[topic] = self._topic(topic, arrow)
-                    self._append(producer, known[topic], rows, turn)
                     if measuring:
-                        content.append({topic: measured(rows)})
-        return summed(content)
+                        content.append({self._counted_as(topic): measured(rows)})
+                    for known, good in self._sorted(targets.find(topic), topic, rows, letters):
+                        self._append(producer, known, good, turn)
+        return summed(content), Counter() if letters is None else letters.counts
+
+    def _sorted(
+        self,
+        found: TopicDescription | IsologError,
+        topic: str | None,
+        rows: pa.RecordBatch,
+        letters: DeadLetterWriter | None,
+    ) -> Iterator[tuple[TopicDescription, pa.RecordBatch]]:
+        """Yield the rows that fit their topic. Write a letter for each of the others."""
+        by_column = self.options.topic is None
+        if isinstance(found, IsologError):
+            # Rows that name their topic may name a wrong one; the option's is the whole query's.
+            if letters is None or not by_column:
+                raise found
+            letters.write(BadRows(topic, misfit_of(found), found.message, rows))
+            return
+        if letters is not None:
+            rows, bad = sort_out(rows, found, by_column=by_column)
+            for each in bad:
+                letters.write(each)
+        if rows.num_rows:
+            yield found, rows
 
     def _append(
         self, producer: Producer, known: TopicDescription, rows: pa.RecordBatch, turn: int
     ) -> None:
         count = len(known.partitions)
         by_column = self.options.topic is None
-        asked = _spelled(self.options.partition_by, known.schema.names)
+        asked = spelled(self.options.partition_by, known.schema.names)
         for part in routed(known.name, known.schema, rows, count, by_column=by_column):
             place = part.partition
             if place is None and not has_keys(part.batch, asked or known.partition_by):
                 place = turn % count
             producer.append(known.name, part.batch, partition=place, key=asked)
-
-    def _topic(self, name: str, arrow: pa.Schema) -> TopicDescription:
-        """Return a topic that the DataFrame fits; make it if it is missing and that is allowed."""
-        topics = session(self.options.place).topics
-        by_column = self.options.topic is None
-        try:
-            known = topics.describe(name) if self.seen is None else topics.known(name)
-            if self.seen not in (None, Seen.of(known)):  # it may have been made anew, or altered
-                known = topics.describe(name)
-            self._check_settings(known)
-        except UnknownTopic as error:
-            if not self.options.create_topic:
-                raise UnknownTopic(
-                    error.message,
-                    hint=f"{error.hint[:-1]}, and so does the option createTopic=true.",
-                    **error.details,
-                ) from None
-            schema = topic_schema(arrow, by_column=by_column)
-            config = dict(self.options.topic_config)
-            if self.options.partition_by:
-                config[PARTITION_BY] = ",".join(_spelled(self.options.partition_by, schema.names))
-            try:
-                known = topics.create(
-                    name,
-                    self.options.partitions or 1,
-                    self.options.replication_factor,
-                    schema,
-                    config,
-                )
-                if known.warning is not None:
-                    logger.warning("%s (option replicationFactor)", known.warning)
-            except (InvalidConfig, InvalidAssignment) as error:
-                raise _of_option(error) from None
-            except TopicExists:  # another task was faster
-                known = topics.describe(name)
-        check_fits(arrow, known, by_column=by_column)
-        try:
-            asked = _spelled(self.options.partition_by, known.schema.names)
-            key_columns(known.schema, known.partition_by, asked)
-        except (SchemaMismatch, UnsupportedType) as error:
-            raise InvalidOption(
-                f"option 'partitionBy': topic {name!r}: {error.message}",
-                hint=error.hint,
-                **error.details | {"option": "partitionBy", "topic": name},
-            ) from None
-        return known
-
-    def _check_settings(self, known: TopicDescription) -> None:
-        """Refuse unknown settings; those of a topic that exists are not changed."""
-        for name, _ in self.options.topic_config:
-            if name not in known.config:
-                near = difflib.get_close_matches(name, known.config, n=1)
-                guess = f"did you mean 'topic.{near[0]}'?" if near else "no topic has it"
-                option = f"topic.{name}"
-                raise InvalidOption(f"unknown option {option!r}; {guess}", option=option)
-
-
-def _spelled(asked: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the names as the columns have them: to Spark, names in another case are the same."""
-    found: dict[str, list[str]] = {}
-    for column in columns:
-        found.setdefault(column.lower(), []).append(column)
-    return tuple(
-        there[0] if name not in columns and len(there := found.get(name.lower(), [])) == 1 else name
-        for name in asked
-    )
 
 
 def _grants(options: SinkOptions) -> list[Grant]:
@@ -306,41 +298,11 @@ def _grants(options: SinkOptions) -> list[Grant]:
     grants = [("write", topic)]
     if options.create_topic:
         grants.append(("create", topic))
+    if options.topic is not None and options.dead_letter_topic is not None:
+        grants.append(("write", f"topic:{options.dead_letter_topic}"))
     if options.transactional:
         grants.append(("write", "transaction:*"))
     return grants
-
-
-def _of_option(error: InvalidConfig | InvalidAssignment) -> InvalidOption:
-    """Return the error about a new topic as one that names the option which asked for it."""
-    setting = error.details.get("setting")
-    option = f"{TOPIC_SETTING}{setting}"
-    if isinstance(error, InvalidAssignment):
-        option = "replicationFactor"
-    elif setting == PARTITION_BY:
-        option = "partitionBy"
-    return InvalidOption(f"option {option!r}: {error.message}", option=option, hint=error.hint)
-
-
-def tell_what_stays(known: TopicDescription, options: SinkOptions) -> None:
-    """Warn once in a process that an existing topic keeps settings that the options set."""
-    asked = {
-        f"{TOPIC_SETTING}{name}": (known.config[name], wanted)
-        for name, wanted in options.topic_config
-    }
-    if options.partitions is not None:
-        asked["partitions"] = (str(len(known.partitions)), str(options.partitions))
-    for option, (present, wanted) in asked.items():
-        if present != wanted:
-            _warn_once(
-                f"topic {known.name!r} is there already and keeps {present} for {option}={wanted};"
-                " isolog topic alter changes it"
-            )
-
-
-@lru_cache(maxsize=1024)
-def _warn_once(message: str) -> None:
-    logger.warning("%s", message)
 
 
 def coalesced(

@@ -9,6 +9,7 @@ writes it again.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -122,6 +123,26 @@ def _commit(task: TaskWriter, messages: list[WriterCommitMessage | None], batch:
     branches.commit(
         log_session.transactions, _written(messages), batch, replays=task.options.replays
     )
+    _tell_dead_letters(task.options.dead_letter_topic, messages, batch)
+
+
+def _tell_dead_letters(
+    topic: str | None, messages: list[WriterCommitMessage | None], batch: int
+) -> None:
+    """Log how many rows of the batch did not fit their topic."""
+    counts: Counter[str] = Counter()
+    for message in messages:
+        if isinstance(message, Wrote):
+            counts.update(message.dead_letters)
+    if counts:
+        reasons = ", ".join(f"{reason}: {count:,}" for reason, count in sorted(counts.items()))
+        logger.warning(
+            "batch %d: %s rows are dead letters in topic %r (%s)",
+            batch,
+            f"{counts.total():,}",
+            topic,
+            reasons,
+        )
 
 
 def _written(messages: list[WriterCommitMessage | None]) -> list[branches.WrittenRows]:

@@ -1,0 +1,292 @@
+"""Which rows do not fit their topic, without I/O: nothing is lost, and the leader would agree."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_stream.broker.partition.inspection import inspected
+from spark_stream.datasource.options import sink_options
+from spark_stream.datasource.writing.bad_rows import BadRows, Misfit, sort_out
+from spark_stream.datasource.writing.dead_letters import (
+    DEAD_LETTERS,
+    RECORD_BYTES_MIN,
+    LetterOrigin,
+    letters_of,
+    row_bytes_max,
+)
+from spark_stream.datasource.writing.routing import as_stored
+from spark_stream.errors import InvalidOption
+from spark_stream.schema.record_sizes import record_sizes
+from spark_stream.schema.schemas import DEFAULT_SCHEMA
+from spark_stream.wire.messages import TopicDescription
+from tests.examples import examples
+
+LIMIT = 64
+
+
+def topic(schema: pa.Schema, *, partitions: int = 2, limit: int = LIMIT) -> TopicDescription:
+    """Describes a topic as a broker would."""
+    described = {"schema": schema, "config": {"max.record.bytes": str(limit)}}
+    return TopicDescription("t", "id", partitions=(None,) * partitions, **described)  # type: ignore
+
+
+def text(*values: bytes | None) -> pa.Array:
+    """A column of strings as Spark may have it: not every value is UTF-8."""
+    return pa.array(values, pa.binary()).view(pa.string())
+
+
+TYPED = pa.schema(
+    [
+        pa.field("number", pa.int64(), nullable=False),
+        pa.field("text", pa.string()),
+        pa.field("moment", pa.timestamp("us")),
+        pa.field("tags", pa.list_(pa.field("element", pa.string(), nullable=False))),
+    ]
+)
+GOOD_DAY, FAR_DAY = 19_000, 200_000_000  # the year 549,551 has no place in a timestamp
+TEXTS = st.sampled_from([None, b"", b"a", "ä€".encode(), b"\xff", b"\xc3", b"x" * 80])
+ROWS = st.lists(
+    st.tuples(
+        st.integers(0, 9) | st.none(),
+        TEXTS,
+        st.sampled_from([None, GOOD_DAY, FAR_DAY]),
+        st.lists(TEXTS, max_size=3) | st.none(),
+    ),
+    max_size=30,
+)
+
+
+def typed_rows(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    """The rows as a DataFrame has them: a date, where the topic has a moment."""
+    numbers, texts, days, tags = zip(*rows, strict=True) if rows else ((), (), (), ())
+    flat = [each for tag in tags for each in tag or ()]
+    ends = [0]
+    for tag in tags:
+        ends.append(ends[-1] + len(tag or ()))
+    lists = pa.ListArray.from_arrays(
+        pa.array(ends, pa.int32()),
+        text(*flat),
+        pa.list_(pa.field("element", pa.string())),
+        mask=pa.array([tag is None for tag in tags], pa.bool_()),
+    )
+    return pa.record_batch(
+        {
+            "place": pa.array(range(len(rows)), pa.int64()),
+            "number": pa.array(numbers, pa.int64()),
+            "text": text(*texts),
+            "moment": pa.array(days, pa.int32()).cast(pa.date32()),
+            "tags": lists,
+        }
+    )
+
+
+def expected(row: tuple[Any, ...]) -> Misfit | None:
+    """What is wrong with one row, by a slower way."""
+    number, words, day, tags = row
+    if number is None or None in (tags or ()):
+        return Misfit.NULL_VALUE
+    all_words = [each for each in (words, *(tags or ())) if each is not None]
+    if day == FAR_DAY or any(each != each.decode(errors="ignore").encode() for each in all_words):
+        return Misfit.INVALID_VALUE
+    if 8 + 8 + 8 + sum(map(len, all_words)) > LIMIT:  # the row's place is a column as well
+        return Misfit.RECORD_TOO_LARGE
+    return None
+
+
+@pytest.mark.rule(
+    "which rows do not fit their topic, and that no other row is taken out",
+    "datasource/writing/bad_rows.py",
+)
+@given(ROWS)
+@settings(max_examples=examples(300), deadline=None)
+def test_good_and_bad_rows_are_all_rows_in_their_order(rows: list[tuple[Any, ...]]) -> None:
+    schema = TYPED.insert(0, pa.field("place", pa.int64()))
+    known = topic(schema)
+    good, bad = sort_out(typed_rows(rows), known, by_column=False)
+    misfits = {
+        place: each.reason for each in bad for place in each.rows.column("place").to_pylist()
+    }
+    assert sum(each.rows.num_rows for each in bad) == len(misfits)
+    assert misfits == {
+        place: found for place, row in enumerate(rows) if (found := expected(row)) is not None
+    }
+    kept = good.column("place").to_pylist()
+    assert kept == [place for place in range(len(rows)) if place not in misfits]
+    for each in bad:
+        places = each.rows.column("place").to_pylist()
+        assert places == sorted(places)
+    # The leader takes every one of them.
+    required = tuple(field for field in schema if not field.nullable or field.name == "tags")
+    if good.num_rows:
+        verdict = inspected(as_stored(good, known, by_column=False), required, LIMIT)
+        assert verdict.flaw is None
+
+
+def test_a_batch_without_bad_rows_is_the_same_batch() -> None:
+    batch = typed_rows([(1, b"a", None, None)]).drop_columns(["place"])
+    good, bad = sort_out(batch, topic(TYPED), by_column=False)
+    assert good is batch
+    assert bad == []
+
+
+def test_rows_of_a_topic_with_kafkas_columns() -> None:
+    known = topic(DEFAULT_SCHEMA)
+    rows = pa.record_batch(
+        {
+            "topic": ["t"] * 6,
+            "value": text(b"ok", b"\xff is bytes here", b"x" * 80, None, b"ok", b"ok"),
+            "partition": pa.array([0, None, 1, 1, 2, -1], pa.int32()),
+        }
+    )
+    good, bad = sort_out(rows, known, by_column=True)
+    assert good.column("partition").to_pylist() == [0, None, 1]
+    assert [(each.reason, each.rows.column("partition").to_pylist()) for each in bad] == [
+        (Misfit.UNKNOWN_PARTITION, [2, -1]),
+        (Misfit.RECORD_TOO_LARGE, [1]),
+    ]
+    assert bad[0].message == "topic 't' has partitions 0 to 1"
+
+
+def test_a_header_whose_name_is_not_text_is_an_invalid_value() -> None:
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    names = text(b"h", b"\xff", b"h")
+    headers = pa.ListArray.from_arrays(
+        pa.array([0, 1, 2, 3], pa.int32()),
+        pa.StructArray.from_arrays([names, pa.nulls(3, pa.binary())], fields=list(header)),
+    )
+    rows = pa.record_batch({"value": text(b"a", b"b", b"c"), "headers": headers})
+    good, (bad,) = sort_out(rows, topic(DEFAULT_SCHEMA), by_column=False)
+    assert good.column("value").to_pylist() == ["a", "c"]
+    assert (bad.reason, bad.message) == (
+        Misfit.INVALID_VALUE,
+        "column 'headers' has a value that its type does not allow",
+    )
+
+
+# -- letters --------------------------------------------------------------------------------------
+
+ORIGIN = LetterOrigin("query/q", 7, 3)
+
+
+def letters(rows: pa.RecordBatch, limit: int = 1 << 20, **more: Any) -> list[dict[str, Any]]:
+    given = {"topic": "t", "reason": Misfit.NULL_VALUE, "message": "m", **more}
+    found = [
+        each
+        for batch in letters_of(BadRows(rows=rows, **given), ORIGIN, limit)
+        for each in batch.to_pylist()
+    ]
+    assert len(found) == rows.num_rows
+    return found
+
+
+def test_a_letter_has_the_row_as_spark_reads_it_back() -> None:
+    far = pa.array([FAR_DAY], pa.int32()).cast(pa.date32())
+    rows = pa.record_batch(
+        {
+            "n": pa.array([1.5]),
+            "nan": pa.array([float("nan")]),
+            "bytes": pa.array([b"\x00\xff"]),
+            "text": text(b"a\xff\n"),
+            "moment": pa.array([datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)]),
+            "far": far,
+            "none": pa.nulls(1),
+            "map": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int32())),
+        }
+    )
+    (letter,) = letters(rows)
+    assert json.loads(letter.pop("row")) == {
+        "n": 1.5,
+        "nan": "NaN",
+        "bytes": "AP8=",
+        "text": "a\ufffd\n",
+        "moment": "2026-01-01T00:00:00Z",
+        "far": "+549551-05-28",
+        "none": None,
+        "map": {"k": 1},
+    }
+    assert letter == {
+        "reason": "NULL_VALUE",
+        "message": "m",
+        "topic": "t",
+        "sink": "query/q",
+        "batch": 7,
+        "task": 3,
+        "truncated": False,
+    }
+
+
+def test_what_is_too_long_is_cut_and_marked() -> None:
+    rows = pa.record_batch({"v": ["ä" * 100, "b"]})
+    long, short = letters(rows, limit=50, message="m" * 5000, topic="\udcff" * 5000)
+    assert (long["truncated"], short["truncated"]) == (True, False)
+    assert len(long["row"].encode()) <= 50
+    assert long["row"].startswith('{"v":"ää')
+    assert len(long["message"]) == 1024
+    assert len(long["topic"]) == 1024
+
+
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=20), st.integers(100, 1000))
+@settings(max_examples=examples(100), deadline=None)
+def test_a_letter_is_never_larger_than_its_topic_takes(values: list[bytes], names: int) -> None:
+    """Whatever the row: escaped, it grows to six times its size."""
+    rows = pa.record_batch({"v": text(*values), "x" * names: pa.nulls(len(values))})
+    known = topic(DEAD_LETTERS, limit=RECORD_BYTES_MIN)
+    bad = BadRows("t" * 300, Misfit.INVALID_VALUE, "\x00" * 3000, rows)
+    for batch in letters_of(bad, LetterOrigin("s" * 255, 1 << 62, 7), row_bytes_max(known)):
+        required = tuple(field for field in DEAD_LETTERS if not field.nullable)
+        assert inspected(batch, required, RECORD_BYTES_MIN).flaw is None
+
+
+def test_many_rows_and_large_ones_become_several_batches() -> None:
+    many = pa.record_batch({"n": pa.array(range(10_000))})
+    batches = list(letters_of(BadRows("t", Misfit.NULL_VALUE, "m", many), ORIGIN, 100))
+    assert [batch.num_rows for batch in batches] == [4096, 4096, 1808]
+    assert batches[1].column("row")[0].as_py() == '{"n":4096}'
+    large = pa.record_batch({"v": ["x" * (9 << 20)] * 2 + ["y" * (65 << 20), "z"]})
+    batches = list(letters_of(BadRows("t", Misfit.RECORD_TOO_LARGE, "m", large), ORIGIN, 1 << 20))
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert [(len(row["row"]), row["truncated"]) for row in rows] == [
+        (1 << 20, True),
+        (1 << 20, True),
+        (0, True),
+        (9, False),
+    ]
+    assert all(record_sizes(batch).max() < 2 << 20 for batch in batches)
+
+
+# -- options --------------------------------------------------------------------------------------
+
+PLACE = {"path": "x", "topic": "t"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"onBadRecord": "drop"}, "onBadRecord takes fail | deadLetter, not 'drop'"),
+        ({"deadLetterTopic": "d"}, "deadLetterTopic is for onBadRecord=deadLetter"),
+        (
+            {"deadLetterTopic": "d", "onBadRecord": "fail"},
+            "deadLetterTopic is for onBadRecord=deadLetter",
+        ),
+        ({"onBadRecord": "deadLetter"}, "without deadLetterTopic"),
+        ({"onBadRecord": "deadLetter", "deadLetterTopic": " t "}, "the topic that the query"),
+        ({"onBadRecord": "deadLetter", "deadLetterTopic": " "}, "is not a topic name"),
+    ],
+)
+def test_options_that_contradict_each_other(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        sink_options({**PLACE, **options})
+    assert message in caught.value.message
+
+
+def test_bad_rows_fail_unless_they_are_to_be_dead_letters() -> None:
+    assert sink_options(PLACE).dead_letter_topic is None
+    given = {"onbadrecord": "DEADLETTER", "deadlettertopic": " d "}
+    assert sink_options({**PLACE, **given}).dead_letter_topic == "d"
