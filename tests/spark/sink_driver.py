@@ -1,9 +1,10 @@
 """A Spark driver of its own, for tests that kill it: ``python -m tests.spark.sink_driver FILE``.
 
 The file is JSON: ``path`` of the log and ``source``, the directory of files that all queries read,
-and for each of ``queries`` the topic ``to``, the ``fault``, ``checkpoint`` and ``marks``. What a
-query ended with is in its ``marks`` as ``ended``: nothing, or its error. With ``foreach`` a query
-writes to two ``topics``, and waits between them. The driver goes on until it is killed.
+and for each of ``queries`` the topic ``to``, the ``fault``, ``checkpoint`` and ``marks``, and
+perhaps more ``options``. What a query ended with is in its ``marks`` as ``ended``: nothing, or its
+error. With ``foreach`` a query writes to two ``topics``, and waits between them. The driver goes on
+until it is killed.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ def main(file: Path) -> None:
             .option("fault", query["fault"])
             .option("marks", query["marks"])
             .option("checkpointLocation", query["checkpoint"])
+            .options(**query.get("options", {}))
             .trigger(availableNow=True)
             .start()
         )

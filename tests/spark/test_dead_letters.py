@@ -1,0 +1,152 @@
+"""Dead letters of a streaming query: each bad row once, though tasks and queries run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import spark_stream as isolog
+from spark_stream.datasource.writing.dead_letters import DEAD_LETTERS
+from tests.spark.conftest import Queries, ended
+from tests.spark.copies import faulty, kill_session
+from tests.spark.sink_driver import FILES, ROWS_PER_BATCH
+from tests.spark.test_stream_source import wait_until
+
+STRICT = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+ROWS = 3 * ROWS_PER_BATCH
+GOOD = [number for number in range(ROWS) if number % 5]
+BAD = ROWS - len(GOOD)
+
+
+@pytest.fixture
+def partly_bad(tmp_path: Path) -> str:
+    """Files for three micro-batches, in which each fifth row is null."""
+    directory = tmp_path / "source"
+    directory.mkdir()
+    size = ROWS // FILES
+    for number in range(FILES):
+        rows = range(number * size, (number + 1) * size)
+        column = pa.array([row if row % 5 else None for row in rows], pa.int64())
+        file = directory / f"{number}.parquet"
+        pq.write_table(pa.table({"n": column}), file)
+        os.utime(file, (number, number))  # in this order
+    return str(directory)
+
+
+@pytest.fixture
+def dead(log: isolog.Log, topic: str) -> str:
+    log.create_topic(topic, 2, schema=STRICT)
+    log.create_topic(f"{topic}-dead", 2, schema=DEAD_LETTERS)
+    return f"{topic}-dead"
+
+
+def letters(log: isolog.Log, name: str, isolation: str = "read_committed") -> list[dict[str, Any]]:
+    return log.read(name, isolation=isolation).to_pylist()
+
+
+def assert_each_row_once(log: isolog.Log, topic: str, dead: str) -> None:
+    found = log.read(topic, isolation="read_committed")["n"].to_pylist()
+    assert sorted(found) == GOOD
+    counts = Counter((each["batch"], each["reason"]) for each in letters(log, dead))
+    assert counts == {(batch, "NULL_VALUE"): BAD // 3 for batch in range(3)}
+
+
+def test_a_query_that_starts_again_writes_no_letter_twice(
+    queries: Queries, log: isolog.Log, topic: str, dead: str, partly_bad: str, tmp_path: Path
+) -> None:
+    """The second micro-batch is committed, and Spark does not know it: it comes again."""
+
+    def run(fault: str) -> str | None:
+        marks = tmp_path / "marks"
+        marks.mkdir(exist_ok=True)
+        query = faulty(queries, partly_bad, topic, marks, fault)
+        return ended(query.options(onBadRecord="deadLetter", deadLetterTopic=dead).start())
+
+    assert "the reply is lost" in str(run("commit's reply is lost"))
+    assert len(letters(log, dead)) == 2 * BAD // 3
+    assert run("commit's reply is lost") is None
+    assert_each_row_once(log, topic, dead)
+    assert {each["task"] for each in letters(log, dead)} == {0, 1}
+    # What the letters have is a DataFrame again.
+    again = queries.read(dead, isolation="read_committed").selectExpr(
+        "from_json(row, 'n bigint').n as n", "topic", "truncated"
+    )
+    assert {tuple(row) for row in again.collect()} == {(None, topic, False)}
+
+
+def test_a_batch_write_with_a_bad_row_of_each_kind(
+    queries: Queries, log: isolog.Log, topic: str
+) -> None:
+    schema = pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            ("text", pa.string()),
+            ("at", pa.timestamp("us")),
+        ]
+    )
+    log.create_topic(topic, schema=schema)
+    log.alter_topic(topic, config={"max.record.bytes": 40})
+    frame = queries.spark.sql(
+        """select * from values
+            (1L, 'fits', date'2026-01-31'),
+            (null, 'no id', date'2026-01-31'),
+            (3L, string(x'ff'), date'2026-01-31'),
+            (4L, 'this is long, more than 40 bytes', date'2026-01-31'),
+            (5L, 'far', date_add(date'2026-01-31', 200000000)) as rows(id, text, at)"""
+    )
+    options = {"onBadRecord": "deadLetter", "deadLetterTopic": f"{topic}-dead", "createTopic": True}
+    queries.write(frame, topic, **options)
+    assert log.read(topic, isolation="read_committed")["id"].to_pylist() == [1]
+    found = {json.loads(each["row"])["text"]: each for each in letters(log, f"{topic}-dead")}
+    assert {text: each["reason"] for text, each in found.items()} == {
+        "no id": "NULL_VALUE",
+        "\ufffd": "INVALID_VALUE",
+        "this is long, more than 40 bytes": "RECORD_TOO_LARGE",
+        "far": "INVALID_VALUE",
+    }
+    assert {each["batch"] for each in found.values()} == {None}
+
+
+@pytest.mark.full  # without a JVM: tests/datasource/test_dead_letters.py
+def test_a_task_that_is_tried_again_writes_no_letter_twice(
+    queries: Queries, log: isolog.Log, topic: str, dead: str, partly_bad: str, tmp_path: Path
+) -> None:
+    """A task is killed, and its second attempt fails, after both have written letters."""
+    job = tmp_path / "job.json"
+    query = {
+        "to": topic,
+        "fault": "task killed then task fails",
+        "marks": str(tmp_path),
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "options": {"onBadRecord": "deadLetter", "deadLetterTopic": dead},
+    }
+    job.write_text(json.dumps({"path": queries.path, "source": partly_bad, "queries": [query]}))
+    with (tmp_path / "driver.log").open("w") as out:
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.sink_driver", str(job)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    try:
+
+        def has_ended() -> bool:
+            assert driver.poll() is None, (tmp_path / "driver.log").read_text()
+            return (tmp_path / "ended").exists()
+
+        wait_until(has_ended, "the query has ended", 200)
+    finally:
+        kill_session(driver)
+    assert (tmp_path / "ended").read_text() == ""
+    assert_each_row_once(log, topic, dead)
+    assert len(letters(log, dead, "read_uncommitted")) > BAD  # what failed attempts wrote
