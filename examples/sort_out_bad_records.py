@@ -1,21 +1,22 @@
-"""Sorts JSON records into columns and dead letters: two topics, each exactly once.
+"""Sorts JSON records into columns and dead letters: two topics, one transaction.
 
+    isolog topic create flights --schema "carrier string NOT NULL, delay int NOT NULL,
+        corrupt string, origin string"
     spark-submit examples/sort_out_bad_records.py --bootstrap localhost:9092 raw flights rejected \\
-        --schema "carrier string, origin string, delay int, moment timestamp"
+        --schema "carrier string, delay int"
 
-A job moved over from Kafka: the topic read has Kafka's key, value and headers. What fits the schema
-goes to a typed topic; the rest keeps key, value and headers, and gets one more header that says
-where it came from. A micro-batch that is replayed is known by its sinkId and batchId, in both.
+A job moved over from Kafka: the topic read has Kafka's key and value. What fits goes to a typed
+topic that takes no nulls. What is no such JSON lacks some column, so it becomes a dead letter, with
+its text (column corrupt) and the place that it came from (origin).
 """
 
 import argparse
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-ORIGIN = """array(struct('origin' AS key,
-    CAST(concat_ws('/', topic, partition, offset) AS BINARY) AS value))"""
-BAD = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_bad"}
+ORIGIN = F.expr("concat_ws('/', topic, partition, offset) AS origin")
+PERMISSIVE = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "corrupt"}
 
 
 def main() -> None:
@@ -25,7 +26,7 @@ def main() -> None:
     place.add_argument("--path", help="or a directory of this machine")
     parser.add_argument("source", help="topic to read")
     parser.add_argument("good", help="topic of what fits")
-    parser.add_argument("bad", help="topic of the rest")
+    parser.add_argument("bad", help="topic of dead letters")
     parser.add_argument("--schema", required=True, help="columns, as Spark's SQL declares them")
     parser.add_argument("--checkpoint", default="checkpoints/sort-out-bad-records")
     parser.add_argument("--follow", action="store_true", help="go on until stopped")
@@ -33,23 +34,14 @@ def main() -> None:
     where = {"bootstrap": args.bootstrap} if args.bootstrap else {"path": args.path}
 
     spark = SparkSession.builder.appName("sort out bad records").getOrCreate()
-    source = {"subscribe": args.source, "isolation": "read_committed", "includeHeaders": True}
+    source = {"subscribe": args.source, "isolation": "read_committed"}
     raw = spark.readStream.format("isolog").options(**where, **source).load()
-    parsed = F.from_json(F.col("value").cast("string"), f"{args.schema}, _bad string", BAD)
+    text, columns = F.col("value").cast("string"), f"{args.schema}, corrupt string"
+    row = F.from_json(text, columns, PERMISSIVE).alias("row")
 
-    def write(batch: DataFrame, number: int) -> None:
-        batch.persist()
-        fits = F.expr("row IS NOT NULL AND row._bad IS NULL")
-        good = batch.where(fits).select("row.*").drop("_bad")
-        kept = f"concat(coalesce(headers, array()), {ORIGIN}) AS headers"
-        bad = batch.where(~fits).selectExpr("key", "value", kept)
-        for topic, rows in ((args.good, good), (args.bad, bad)):
-            sink = {"topic": topic, "createTopic": True, "sinkId": f"sorting to {topic}"}
-            writer = rows.write.format("isolog").mode("append").options(**where, **sink)
-            writer.option("batchId", number).save()
-        batch.unpersist()
-
-    query = raw.withColumn("row", parsed).writeStream.foreachBatch(write)
+    sink = {"topic": args.good, "onBadRecord": "deadLetter", "deadLetterTopic": args.bad}
+    query = raw.select(row, ORIGIN).select("row.*", "origin").writeStream.format("isolog")
+    query = query.options(**where, **sink, createTopic=True)
     query = query.option("checkpointLocation", args.checkpoint)
     follow = {"processingTime": "10 seconds"} if args.follow else {"availableNow": True}
     query.trigger(**follow).start().awaitTermination()
