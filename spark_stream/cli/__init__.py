@@ -7,8 +7,7 @@
 ``options``    the options that several commands share; finds the log
 ``streams``    standard streams that are closed, full or no longer read
 ``progress``   a bar on a terminal
-``texts``      columns as text, whole columns at once
-``moments``    dates, times, moments and durations as text, and back
+``texts``      names as cells of a table, values as JSON
 
 Data goes to standard output, everything else to standard error. Exit code 0, 1 (failed), 2 (bad
 usage).

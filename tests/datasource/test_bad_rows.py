@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from spark_stream.broker.partition.inspection import inspected
 from spark_stream.datasource.options import sink_options
-from spark_stream.datasource.writing.bad_rows import BadRows, Misfit, sort_out
+from spark_stream.datasource.writing.bad_rows import BadRowReason, BadRows, sort_out
 from spark_stream.datasource.writing.dead_letters import (
     DEAD_LETTERS,
     RECORD_BYTES_MIN,
@@ -87,16 +87,16 @@ def typed_rows(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
     )
 
 
-def expected(row: tuple[Any, ...]) -> Misfit | None:
+def expected(row: tuple[Any, ...]) -> BadRowReason | None:
     """What is wrong with one row, by a slower way."""
     number, words, day, tags = row
     if number is None or None in (tags or ()):
-        return Misfit.NULL_VALUE
+        return BadRowReason.NULL_VALUE
     all_words = [each for each in (words, *(tags or ())) if each is not None]
     if day == FAR_DAY or any(each != each.decode(errors="ignore").encode() for each in all_words):
-        return Misfit.INVALID_VALUE
+        return BadRowReason.INVALID_VALUE
     if 8 + 8 + 8 + sum(map(len, all_words)) > LIMIT:  # the row's place is a column as well
-        return Misfit.RECORD_TOO_LARGE
+        return BadRowReason.RECORD_TOO_LARGE
     return None
 
 
@@ -148,8 +148,8 @@ def test_rows_of_a_topic_with_kafkas_columns() -> None:
     good, bad = sort_out(rows, known, by_column=True)
     assert good.column("partition").to_pylist() == [0, None, 1]
     assert [(each.reason, each.rows.column("partition").to_pylist()) for each in bad] == [
-        (Misfit.UNKNOWN_PARTITION, [2, -1]),
-        (Misfit.RECORD_TOO_LARGE, [1]),
+        (BadRowReason.UNKNOWN_PARTITION, [2, -1]),
+        (BadRowReason.RECORD_TOO_LARGE, [1]),
     ]
     assert bad[0].message == "topic 't' has partitions 0 to 1"
 
@@ -165,7 +165,7 @@ def test_a_header_whose_name_is_not_text_is_an_invalid_value() -> None:
     good, (bad,) = sort_out(rows, topic(DEFAULT_SCHEMA), by_column=False)
     assert good.column("value").to_pylist() == ["a", "c"]
     assert (bad.reason, bad.message) == (
-        Misfit.INVALID_VALUE,
+        BadRowReason.INVALID_VALUE,
         "column 'headers' has a value that its type does not allow",
     )
 
@@ -176,7 +176,7 @@ ORIGIN = LetterOrigin("query/q", 7, 3)
 
 
 def letters(rows: pa.RecordBatch, limit: int = 1 << 20, **more: Any) -> list[dict[str, Any]]:
-    given = {"topic": "t", "reason": Misfit.NULL_VALUE, "message": "m", **more}
+    given = {"topic": "t", "reason": BadRowReason.NULL_VALUE, "message": "m", **more}
     found = [
         each
         for batch in letters_of(BadRows(rows=rows, **given), ORIGIN, limit)
@@ -238,7 +238,7 @@ def test_a_letter_is_never_larger_than_its_topic_takes(values: list[bytes], name
     """Whatever the row: escaped, it grows to six times its size."""
     rows = pa.record_batch({"v": text(*values), "x" * names: pa.nulls(len(values))})
     known = topic(DEAD_LETTERS, limit=RECORD_BYTES_MIN)
-    bad = BadRows("t" * 300, Misfit.INVALID_VALUE, "\x00" * 3000, rows)
+    bad = BadRows("t" * 300, BadRowReason.INVALID_VALUE, "\x00" * 3000, rows)
     for batch in letters_of(bad, LetterOrigin("s" * 255, 1 << 62, 7), row_bytes_max(known)):
         required = tuple(field for field in DEAD_LETTERS if not field.nullable)
         assert inspected(batch, required, RECORD_BYTES_MIN).flaw is None
@@ -246,11 +246,13 @@ def test_a_letter_is_never_larger_than_its_topic_takes(values: list[bytes], name
 
 def test_many_rows_and_large_ones_become_several_batches() -> None:
     many = pa.record_batch({"n": pa.array(range(10_000))})
-    batches = list(letters_of(BadRows("t", Misfit.NULL_VALUE, "m", many), ORIGIN, 100))
+    batches = list(letters_of(BadRows("t", BadRowReason.NULL_VALUE, "m", many), ORIGIN, 100))
     assert [batch.num_rows for batch in batches] == [4096, 4096, 1808]
     assert batches[1].column("row")[0].as_py() == '{"n":4096}'
     large = pa.record_batch({"v": ["x" * (9 << 20)] * 2 + ["y" * (65 << 20), "z"]})
-    batches = list(letters_of(BadRows("t", Misfit.RECORD_TOO_LARGE, "m", large), ORIGIN, 1 << 20))
+    batches = list(
+        letters_of(BadRows("t", BadRowReason.RECORD_TOO_LARGE, "m", large), ORIGIN, 1 << 20)
+    )
     rows = [row for batch in batches for row in batch.to_pylist()]
     assert [(len(row["row"]), row["truncated"]) for row in rows] == [
         (1 << 20, True),

@@ -28,7 +28,7 @@ from spark_stream.schema.schemas import is_default
 from spark_stream.wire.messages import TopicDescription
 
 
-class Misfit(StrEnum):
+class BadRowReason(StrEnum):
     """Why a row cannot be written."""
 
     NO_TOPIC = "NO_TOPIC"
@@ -44,12 +44,12 @@ class BadRows(Struct, frozen=True):
     """Rows of a DataFrame that do not fit the topic that they are for, for one reason."""
 
     topic: str | None
-    reason: Misfit
+    reason: BadRowReason
     message: str
     rows: pa.RecordBatch
 
 
-Found = tuple[npt.NDArray[np.integer], Misfit, str]
+Found = tuple[npt.NDArray[np.integer], BadRowReason, str]
 """Rows, by their places in a batch, and what is wrong with them."""
 
 
@@ -85,14 +85,14 @@ def _without_partition(
     wrong = pc.fill_null(pc.or_(pc.less(column, 0), pc.greater_equal(column, count)), False)
     if pc.any(wrong).as_py():
         message = f"topic {known.name!r} has partitions 0 to {count - 1}"
-        yield _places(wrong), Misfit.UNKNOWN_PARTITION, message
+        yield _places(wrong), BadRowReason.UNKNOWN_PARTITION, message
 
 
 def _with_nulls(batch: pa.RecordBatch, known: TopicDescription, by_column: bool) -> Iterator[Found]:
     for field in () if is_default(known.schema) else known.schema:
         if field.name in batch.schema.names:
             for places, path in null_rows(batch.column(field.name), field, field.name):
-                yield places, Misfit.NULL_VALUE, f"column {path!r} takes no nulls"
+                yield places, BadRowReason.NULL_VALUE, f"column {path!r} takes no nulls"
 
 
 def _with_invalid_values(
@@ -111,7 +111,7 @@ def _with_invalid_values(
     for place, message in _failing(batch, problem):
         by_problem.setdefault(message, []).append(place)
     for message, places in by_problem.items():
-        yield np.array(places), Misfit.INVALID_VALUE, message
+        yield np.array(places), BadRowReason.INVALID_VALUE, message
 
 
 def _invalid(name: str) -> str:
@@ -149,7 +149,7 @@ def _too_large(batch: pa.RecordBatch, known: TopicDescription, by_column: bool) 
     if bytes_at_most(stored) > limit:
         message = f"the record is larger than max.record.bytes of the topic, {limit}"
         places = np.flatnonzero(record_sizes(stored) > limit)
-        yield places, Misfit.RECORD_TOO_LARGE, message
+        yield places, BadRowReason.RECORD_TOO_LARGE, message
 
 
 def _places(mask: pa.BooleanArray) -> npt.NDArray[np.integer]:

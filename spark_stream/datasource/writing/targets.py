@@ -14,7 +14,7 @@ from msgspec import Struct
 from spark_stream.datasource.options import SinkOptions
 from spark_stream.datasource.options.checking import TOPIC_SETTING
 from spark_stream.datasource.spark.session import session
-from spark_stream.datasource.writing.bad_rows import Misfit
+from spark_stream.datasource.writing.bad_rows import BadRowReason
 from spark_stream.datasource.writing.routing import check_fits, topic_schema
 from spark_stream.errors import (
     InvalidAssignment,
@@ -62,7 +62,7 @@ class Targets:
         if name not in self._found:
             try:
                 self._found[name] = self._find(name)
-            except tuple(_MISFITS) as error:
+            except tuple(_REASONS) as error:
                 self._found[name] = error
         return self._found[name]
 
@@ -74,17 +74,17 @@ class Targets:
         return find_topic(self._options, name, self._arrow, self._seen)
 
 
-_MISFITS: Final[dict[type[IsologError], Misfit]] = {
-    InvalidRecord: Misfit.NO_TOPIC,
-    InvalidTopic: Misfit.UNKNOWN_TOPIC,
-    UnknownTopic: Misfit.UNKNOWN_TOPIC,
-    SchemaMismatch: Misfit.SCHEMA_MISMATCH,
+_REASONS: Final[dict[type[IsologError], BadRowReason]] = {
+    InvalidRecord: BadRowReason.NO_TOPIC,
+    InvalidTopic: BadRowReason.UNKNOWN_TOPIC,
+    UnknownTopic: BadRowReason.UNKNOWN_TOPIC,
+    SchemaMismatch: BadRowReason.SCHEMA_MISMATCH,
 }
 
 
-def misfit_of(error: IsologError) -> Misfit:
+def reason_of(error: IsologError) -> BadRowReason:
     """Return why rows for a topic that :meth:`Targets.find` refuses cannot be written."""
-    return _MISFITS[type(error)]
+    return _REASONS[type(error)]
 
 
 def find_topic(

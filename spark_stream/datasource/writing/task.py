@@ -50,7 +50,7 @@ from spark_stream.datasource.writing.targets import (
     Seen,
     Targets,
     find_topic,
-    misfit_of,
+    reason_of,
     spelled,
     tell_what_stays,
 )
@@ -270,7 +270,7 @@ class TaskWriter(Struct, frozen=True):
             # Rows that name their topic may name a wrong one; the option's is the whole query's.
             if letters is None or not by_column:
                 raise found
-            letters.write(BadRows(topic, misfit_of(found), found.message, rows))
+            letters.write(BadRows(topic, reason_of(found), found.message, rows))
             return
         if letters is not None:
             rows, bad = sort_out(rows, found, by_column=by_column)
