@@ -134,8 +134,14 @@ def test_a_full_refresh_writes_nothing_again_to_a_sink_with_an_id(pipeline: Pipe
         assert "[SINK_IN_USE] the sink 'sink/pipeline late_flights'" in failed
         assert carriers(log, "late_flights") == ["AA", "CC"]
 
-        # To write all rows again on purpose: forget the sink. The new checkpoint goes on.
-        log.delete_sink("sink/pipeline late_flights")
+        # To continue as before: remove the new checkpoint.
+        shutil.rmtree(pipeline.folder / "storage" / "_checkpoints" / "late_flights" / "late" / "1")
         pipeline.run("run")
-        assert carriers(log, "late_flights") == ["AA", "AA", "CC", "CC"]
+        assert carriers(log, "late_flights") == ["AA", "CC"]
         assert carriers(log, "copies") == sorted(2 * EVERYTHING)
+
+        # To write all rows again on purpose: forget the sink.
+        log.delete_sink("sink/pipeline late_flights")
+        pipeline.run("run", "--full-refresh-all")
+        assert carriers(log, "late_flights") == ["AA", "AA", "CC", "CC"]
+        assert carriers(log, "copies") == sorted(3 * EVERYTHING)
