@@ -33,7 +33,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from spark_stream.console.guard import Guard
-from spark_stream.console.records import AskedPage, TextsOf, page
+from spark_stream.console.records import AskedPage, page
 from spark_stream.console.sessions import ConsoleSessions, Visitor
 from spark_stream.errors import (
     InternalError,
@@ -59,13 +59,12 @@ _STATUS: Final[tuple[tuple[tuple[type[IsologError], ...], int], ...]] = (
 
 
 class ConsoleSettings(Struct, frozen=True):
-    """How a console is run. ``bootstrap``: for snippets. ``texts_of``: as in ``records``.
+    """How a console is run. ``bootstrap``: for snippets.
 
     ``hosts`` and ``any_address``: as in ``guard``. ``cookie``: its name. ``is_secure``: TLS.
     """
 
     bootstrap: str
-    texts_of: TextsOf
     hosts: Collection[str]
     any_address: bool = False
     allows_changes: bool = False
@@ -223,9 +222,7 @@ class _Api:
         asked, settings = _asked_page(request.query_params), self._settings
 
         def ask(visitor: Visitor) -> dict[str, Any]:
-            return page(
-                visitor.asking, asked, settings.texts_of, settings.bootstrap, visitor.connects
-            )
+            return page(visitor.asking, asked, settings.bootstrap, visitor.connects)
 
         return JSONResponse(await self._ask(request, ask))
 

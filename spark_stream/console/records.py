@@ -8,7 +8,7 @@ offsets are read. So a page costs what it shows, however long the range is that 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -28,10 +28,8 @@ from spark_stream.console.asking import Asking, columns_of
 from spark_stream.console.snippets import ShownRange, python_snippet, spark_snippet
 from spark_stream.errors import InvalidOption, LeaderUnavailable, UnknownPartition
 from spark_stream.schema.schemas import is_default
+from spark_stream.schema.texts import shown
 from spark_stream.wire.messages import STATES_MAX, AskedTopic, PartitionOffset, TopicDescription
-
-TextsOf = Callable[[pa.Array, bool], pa.Array]
-"""Returns the text of each value of a column; True: bytes are text, as in a Kafka-like topic."""
 
 LIMIT_MAX: Final = 500
 _WINDOW_MAX: Final = 1 << 16
@@ -81,7 +79,6 @@ class Page(Struct, frozen=True):
 def page(
     asking: Asking,
     asked: AskedPage,
-    texts_of: TextsOf,
     bootstrap: str,
     connects: tuple[tuple[str, str], ...] = (),
 ) -> dict[str, Any]:
@@ -113,7 +110,7 @@ def page(
         is_typed=not is_default(topic.schema),
         connects=connects,
     )
-    rows = [row for each in pages for row in _rows(each, topic, texts_of)]
+    rows = [row for each in pages for row in _rows(each, topic)]
     rows.sort(key=lambda row: (row["moment"], -row["partition"], row["offset"]), reverse=True)
     schema = View.of(topic.name, topic.schema, headers=True).schema
     return {
@@ -323,13 +320,13 @@ def _own_columns(schema: pa.Schema) -> tuple[str, ...]:
     return ("_topic", "_partition", "_offset", "_timestamp")
 
 
-def _rows(found: Page, topic: TopicDescription, texts_of: TextsOf) -> list[dict[str, Any]]:
+def _rows(found: Page, topic: TopicDescription) -> list[dict[str, Any]]:
     default = is_default(topic.schema)
     table, own = found.rows.combine_chunks(), _own_columns(topic.schema)
     if not table.num_rows:
         return []
     columns = {
-        name: texts_of(_one_chunk(table.column(name)), default).to_pylist()
+        name: shown(_one_chunk(table.column(name)), utf8=default).to_pylist()
         for name in table.column_names
     }
     moments = table.column("timestamp" if default else "_timestamp")

@@ -15,7 +15,6 @@ from msgspec import Struct, structs
 from spark_stream.client.connecting.access import Access
 from spark_stream.console.app import ConsoleSettings, create_app
 from spark_stream.console.guard import is_address
-from spark_stream.console.records import TextsOf
 from spark_stream.console.sessions import IDLE_S, ConsoleSessions, LogPlace
 from spark_stream.errors import InvalidOption, PortInUse, Unauthenticated
 from spark_stream.wire.addresses import is_wildcard, joined, split_address
@@ -38,7 +37,6 @@ class ServerOptions(Struct, frozen=True):
 def serve(
     place: LogPlace,
     options: ServerOptions,
-    texts_of: TextsOf,
     note: Callable[[str], None],
     ready: Callable[[str], None],
 ) -> None:
@@ -68,7 +66,6 @@ def serve(
         )
     settings = ConsoleSettings(
         bootstrap=bootstrap,
-        texts_of=texts_of,
         hosts=[*(_LOCAL if is_local or is_all else [host]), *options.allowed_hosts],
         any_address=is_all,
         allows_changes=options.allows_changes,

@@ -10,7 +10,6 @@ import pytest
 from starlette.testclient import TestClient
 
 import spark_stream as isolog
-from spark_stream.cli.texts import shown
 from spark_stream.client.connecting.access import OPEN
 from spark_stream.console.app import ConsoleSettings, create_app
 from spark_stream.console.sessions import ConsoleSessions, LogPlace
@@ -33,7 +32,6 @@ def console_of(broker: BrokerProcess, **options: Any) -> TestClient:
     )
     settings = ConsoleSettings(
         bootstrap=broker.address,
-        texts_of=lambda array, utf8: shown(array, utf8=utf8),
         hosts=["testserver"],
         **options,
     )

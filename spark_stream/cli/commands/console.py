@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from spark_stream.cli.options import Bootstrap, LogPath, access, note, where
-from spark_stream.cli.texts import shown
 from spark_stream.errors import InvalidOption, Unsupported
 
 READY = "isolog console ready "
@@ -97,7 +96,6 @@ def console(
             allow_changes,
             60 * idle_minutes,
         ),
-        lambda array, utf8: shown(array, utf8=utf8),
         note,
         lambda address: print(f"{READY}{address}", flush=True),
     )

@@ -292,7 +292,7 @@ OPTIONS: Final = (
         "onBadRecord",
         Use.SINK,
         "what to do with rows that do not fit their topic: `fail`, or `deadLetter`: write them to"
-        " `deadLetterTopic`, with the reason, [in the same transaction](spark.md#dead-letters)",
+        " `deadLetterTopic`, with the reason, [in the same transaction](../spark.md#dead-letters)",
         values.bad_record,
         "fail",
     ),
