@@ -205,9 +205,7 @@ def target(group: Group, topics: Topics) -> dict[str, set[Place]]:
         for one, other in path:
             loads.move(one, other, free)
     return {
-        member: {
-            (topics[name].id, number) for name, numbers in held.items() for number in numbers
-        }
+        member: {(topics[name].id, number) for name, numbers in held.items() for number in numbers}
         for member, held in loads.of.items()
     }
 

@@ -150,9 +150,7 @@ def test_members_that_read_the_same_move_as_few_partitions_as_can_be(
     # The fullest members may keep one more, as many of them as there are left over.
     least, over = divmod(partitions, members)
     loads = sorted(counts(group), reverse=True)
-    must = sum(
-        max(0, load - least - (number < over)) for number, load in enumerate(loads)
-    )
+    must = sum(max(0, load - least - (number < over)) for number, load in enumerate(loads))
     assert moved == must
 
 
@@ -301,9 +299,7 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 TestGroups = GroupMachine.TestCase
-TestGroups.settings = settings(
-    max_examples=examples(200), stateful_step_count=25, deadline=None
-)
+TestGroups.settings = settings(max_examples=examples(200), stateful_step_count=25, deadline=None)
 TestGroups = RULE(TestGroups)
 
 

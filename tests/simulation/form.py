@@ -47,7 +47,7 @@ NAMED_FAULTS: Final = ("changed-byte", "changed-bytes", "dead-disk")
 GROUP_FAULTS: Final = {
     "crash": 5,
     "pause": 5,
-    "bad-network": 8,
+    "bad-network": 15,
     "split": 2,
     "restart": 2,
     "lost-race": 3,

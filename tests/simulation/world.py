@@ -228,7 +228,8 @@ class World:
             self._advance_for(_REST_S)
             rests = placed == [each.record for each in self.history.there()]
             rests = rests and self._all_is_led() and self._all_is_replicated()
-        self._wait_until(lambda: all(check() for check in self.rests), "a group is not at rest")
+        if self.rests:
+            self._wait_until(self._all_rest, "a group is not at rest")
         folders = {each.broker_id: each.logs.folders() for each in self.brokers}
         self.notice("ended", folders)
 
@@ -297,6 +298,10 @@ class World:
         same = all(len(each.entries) == len(led.entries) for each in lines)
         whole = len(course.record.isr) == len(course.record.replicas)
         return same and whole and len(course.committed.entries) == len(led.entries)
+
+    def _all_rest(self) -> bool:
+        at_rest = all(check() for check in self.rests)
+        return at_rest and self._all_is_decided() and self._all_is_marked()
 
     def _all_is_decided(self) -> bool:
         over = (State.EMPTY, State.COMMITTED, State.ABORTED)

@@ -131,9 +131,7 @@ def _described(context: BrokerContext, group: Group) -> GroupDescription:
             DescribedMember(
                 id=each.id,
                 topics=tuple(
-                    name
-                    for name in each.topics
-                    if context.may_describe(ResourceKind.TOPIC, name)
+                    name for name in each.topics if context.may_describe(ResourceKind.TOPIC, name)
                 ),
                 isolation=each.isolation,
                 session_ms=each.session_ms,

@@ -48,9 +48,7 @@ def own_name(consumer: str, instance: str, principal: str = "") -> Script[None]:
     yield from _change(consumer, lambda value: _constant(take(value)))
 
 
-def check_owners(
-    owners: Mapping[str, str], positions: Sequence[PositionOf] = ()
-) -> Script[None]:
+def check_owners(owners: Mapping[str, str], positions: Sequence[PositionOf] = ()) -> Script[None]:
     """Raise ConsumerFenced if a name has another owner than ``owners`` says.
 
     A member of a group must also have been assigned the partitions of ``positions``.
@@ -144,7 +142,9 @@ def _check_owner(name: str, value: Value, owner: str, mine: Sequence[PositionOf]
     member = Owner.parse(owner)
     if member is None:
         if value.get("instance") != owner:
-            raise ConsumerFenced(f"another consumer has taken over the name {name!r}", consumer=name)
+            raise ConsumerFenced(
+                f"another consumer has taken over the name {name!r}", consumer=name
+            )
     elif not groups.may_store(group_of(value) or Group(), member, mine):
         raise ConsumerFenced(
             f"a partition is no longer assigned to this member of the group {name!r}",

@@ -6,8 +6,9 @@ come to rest: each partition is assigned to one member that lives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
 
 from spark_stream.client.groups import MembershipCore
 from spark_stream.cluster.consumers import CONSUMERS, SESSIONS, group_of, member_of
@@ -17,8 +18,10 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf, Transaction
 from spark_stream.errors import ConsumerFenced, IsologError
 from spark_stream.scripts import groups
+from spark_stream.scripts.steps import Script
 from spark_stream.scripts.transactions import deciding, positions
 from spark_stream.scripts.transactions.deciding import Commit
+from tests.simulation.broker import SimulatedBroker
 from tests.simulation.clients.asking import Session
 from tests.simulation.clients.transactions import TIMEOUT_MS, commit
 from tests.simulation.form import GROUP, SESSION_MS
@@ -113,10 +116,7 @@ class SimulatedMember:
         member = group.member(self.core.member)
         there = {each.name: KnownTopic(each.id, each.partitions) for each in world.topics()}
         topics = {
-            name: there[name]
-            for each in group.members
-            for name in each.topics
-            if name in there
+            name: there[name] for each in group.members for name in each.topics if name in there
         }
         alive = {member_of(each) for each in world.records.kept if each.startswith(SESSIONS)}
         told = rules.answer(group, topics, self.core.member)
@@ -127,6 +127,7 @@ class SimulatedMember:
             and {(GROUP, each.id) for each in group.members} == alive
             and rules.settle(group, topics) == group
             and self.core.reads.keys() == {each.place for each in member.assigned}
+            and all(self._at[each] == self._stored[each] for each in self.core.reads)
         )
 
     # -- its heartbeats ----------------------------------------------------------------------------
@@ -147,18 +148,19 @@ class SimulatedMember:
         renewed = clock.monotonic()
         while not self.is_over:
             yield _BEAT_S * (0.5 + chance.random())
+            if chance.random() < 0.05 and not self._session.world.calm:
+                yield (0.5 + chance.random()) * SESSION_MS / 500  # what works may not notice
             core, now = self.core, clock.monotonic()
             renew = now - renewed > SESSION_MS / 3_000
             released = core.released
+            self._session.world.notice("releasing", core.member, released)
             if renew:
                 renewed = now
+            beat = partial(_beat, core.member, released, renew)
+            if released:
+                self._may_come_again("beat", beat)
             try:
-                told = yield from self._session.run(
-                    "beat",
-                    lambda at, core=core, released=released, renew=renew: groups.beat(
-                        GROUP, core.member, released, renew=renew
-                    ),
-                )
+                told = yield from self._session.run("beat", beat)
             except ConsumerFenced:
                 if core is self.core:
                     self._is_fenced = True
@@ -231,9 +233,9 @@ class SimulatedMember:
                 yield from self._commit(moved, owners)
             else:
                 self._session.world.notice("stored", moved)
-                yield from self._session.run(
-                    "store positions", lambda at: positions.store_positions(moved, owners)
-                )
+                store = partial(_store, moved, owners)
+                self._may_come_again("store positions", store)
+                yield from self._session.run("store positions", store)
         except ConsumerFenced:
             for each in moved:
                 place = (each.topic_id, each.partition)
@@ -241,6 +243,19 @@ class SimulatedMember:
             return
         for each in moved:
             self._stored[each.topic_id, each.partition] = each.offset
+
+    def _may_come_again(self, what: str, script: Callable[[SimulatedBroker], Script[Any]]) -> None:
+        """The call is now and then on its way twice, and arrives late the second time."""
+        session = self._session
+        if session.chance.random() < 0.2:
+            session.world.start_client(f"{self._name} late", self._come_again(what, script))
+
+    def _come_again(self, what: str, script: Callable[[SimulatedBroker], Script[Any]]) -> Body:
+        yield self._session.chance.random() * SESSION_MS / 500
+        try:
+            yield from self._session.run(what, script)
+        except (IsologError, NoAnswer):
+            return
 
     # -- transactions ------------------------------------------------------------------------------
 
@@ -300,3 +315,15 @@ class SimulatedMember:
                 ),
             )
             raise
+
+
+def _beat(
+    member: str, released: Sequence[Assigned], renew: bool, _: SimulatedBroker
+) -> Script[rules.Answer]:
+    return groups.beat(GROUP, member, released, renew=renew)
+
+
+def _store(
+    moved: Sequence[PositionOf], owners: Mapping[str, str], _: SimulatedBroker
+) -> Script[None]:
+    return positions.store_positions(moved, owners)

@@ -189,6 +189,9 @@ class Invariant:
     def leaving(self, member: str) -> None:
         """A member asks to leave its group."""
 
+    def releasing(self, member: str, released: Sequence[Assigned]) -> None:
+        """A member asks to give these partitions up."""
+
     def taken(self, member: str, assigned: Assigned, offset: int) -> None:
         """A member begins to read a partition of its group at this offset."""
 

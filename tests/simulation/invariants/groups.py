@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spark_stream.consistency.groups import Assigned, Group, Place
@@ -41,6 +41,10 @@ class OnlyWhatIsReleasedMoves(Invariant):
         self._beaten: dict[str, float] = {}
         self._silent: set[str] = set()
         self._leaving: set[str] = set()
+        self._released: set[tuple[str, Place, int]] = set()
+
+    def releasing(self, member: str, released: Sequence[Assigned]) -> None:
+        self._released |= {(member, each.place, each.epoch) for each in released}
 
     def heard(self, member: str, beats: bool) -> None:
         now = self.view.clock.monotonic()
@@ -52,12 +56,18 @@ class OnlyWhatIsReleasedMoves(Invariant):
 
     def grouped(self, before: Group, after: Group) -> None:
         now = self.view.clock.monotonic()
-        there = {each.id for each in after.members}
         for each in before.members:
-            if each.id not in there and each.id not in self._leaving:
+            now_member = after.member(each.id)
+            if now_member is None:
                 self._look(each.id, now)
                 what = f"{each.id} is removed, though its session was never over"
-                self.require(each.id in self._silent, what)
+                self.require(each.id in self._silent | self._leaving, what)
+                continue
+            kept = {(at.place, at.epoch) for at in now_member.assigned}
+            for at in each.assigned:
+                was_released = (each.id, at.place, at.epoch) in self._released
+                what = f"{each.id} has not released {at.place} of epoch {at.epoch}"
+                self.require(was_released or (at.place, at.epoch) in kept, what)
 
     def _look(self, member: str, now: float) -> None:
         if 1_000 * (now - self._beaten.get(member, now)) > SESSION_MS:
@@ -108,7 +118,7 @@ class APositionMovesOverWhatWasProcessed(Invariant):
                 for record in self.history.records.values()
                 if record.state is State.COMMITTING and position in record.positions
             ]
-            mover, epoch = readers.get(place, ("nobody", 0))
+            mover, _ = readers.get(place, ("nobody", 0))
             if deciding:
                 mover, starts = self._asked[deciding[0]]
                 began = starts[place]
