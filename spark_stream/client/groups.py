@@ -12,10 +12,28 @@ a member that stays loses a partition only by releasing it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
+from spark_stream.client.connecting.calls import call_elsewhere
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.consistency.groups import Assigned, Owner, Place
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.errors import ConsumerFenced, IsologError
+from spark_stream.transport.client import client_loop
+from spark_stream.transport.forks import new_lock
+from spark_stream.wire.consumer_messages import (
+    GroupAnswer,
+    GroupHeartbeat,
+    JoinGroup,
+    OfMember,
+    TakenPartitions,
+    TakePartitions,
+)
+from spark_stream.wire.messages import Empty
 
 logger = logging.getLogger(__name__)
 
@@ -65,21 +83,23 @@ class MembershipCore:
         self._look_for_changes()
 
     def changes(self) -> AssignmentChange:
-        """Give up what is lost, and return what is to change."""
+        """Return what is to change. What is revoked before it was read is released at once."""
+        self.release([each for each in self._revoked if each.place not in self.reads])
         lost = [each for place, each in self.reads.items() if self._assigned.get(place) != each]
-        for each in lost:
-            del self.reads[each.place]
         wanted = self._wanted()
-        revoked = [each for place, each in self.reads.items() if place not in wanted]
-        unread = [each for each in self._revoked if each.place not in self.reads]
-        self.release(unread)
+        revoked = [each for each in self._revoked if self.reads.get(each.place) == each]
         added = [each for place, each in wanted.items() if place not in self.reads]
-        self._look_for_changes()
         return AssignmentChange(lost, revoked, added)
 
     def take(self, added: Iterable[Assigned]) -> None:
         """Read these from now on."""
         self.reads.update({each.place: each for each in added})
+        self._look_for_changes()
+
+    def give_up(self, lost: Iterable[Assigned]) -> None:
+        """Read these no longer."""
+        for each in lost:
+            self.reads.pop(each.place, None)
         self._look_for_changes()
 
     def release(self, revoked: Iterable[Assigned]) -> None:
@@ -212,6 +232,11 @@ class Membership:
         with self._lock:
             self._core.release(revoked)
         self.beat_soon()
+
+    def give_up(self, lost: list[Assigned]) -> None:
+        """As :meth:`MembershipCore.give_up`."""
+        with self._lock:
+            self._core.give_up(lost)
 
     def note_seek(self) -> None:
         """Note that positions may move back."""

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from numbers import Integral
+from types import TracebackType
 from typing import Final, NoReturn
 
 import pyarrow as pa
@@ -34,6 +35,7 @@ from spark_stream.client.reading.polling import Patience, Polling
 from spark_stream.client.reading.positions import Key, Place, resolve, resolve_with_lineages
 from spark_stream.client.reading.ranges import check_place
 from spark_stream.client.reading.records import records_of
+from spark_stream.client.reading.sharing import Share, Sharing
 from spark_stream.client.reading.subscription import Asked as Topics
 from spark_stream.client.reading.subscription import Subscription
 from spark_stream.client.topics import TopicsClient, level
@@ -68,6 +70,10 @@ class Consumer(Closing):
     one that had it can no longer store a position, and gets ConsumerFenced when it tries to, or
     within a few seconds of iterating.
 
+    With ``sharing`` it is a member of a group, and reads the partitions that are assigned to it
+    (:mod:`spark_stream.client.reading.sharing`). A record counts as processed once the next one is
+    asked for, :meth:`commit` is called, or the ``with`` block ends without an exception.
+
     Partitions that a topic gets later are read from their first record on, wherever the consumer
     started.
 
@@ -91,7 +97,10 @@ class Consumer(Closing):
         name: str | None = None,
         on_loss: str = FAIL,
         filter: str | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
+        if sharing is not None:
+            _check_sharing(name, partitions, isolation)
         if name is not None:
             try:
                 NamedConsumer.of(consumer=name)  # checked before any call
@@ -113,6 +122,8 @@ class Consumer(Closing):
         self._subscription = Subscription(topics, asked, partitions, view)
         for topic in self._subscription.ids:
             at, lineages = resolve_with_lineages(topics, topic, start, self._isolation)
+            if sharing is not None:
+                continue  # the start is one that there is; the group says where to begin
             chosen = self._subscription.chosen
             self._position.update(chosen({(topic, number): each for number, each in at.items()}))
             self._lineages.update(
@@ -125,6 +136,22 @@ class Consumer(Closing):
             stored = self._taken_over(name)
             self._position.update(stored)
             self._start_added(stored)
+        self._committed = dict(self._position)
+        self._share: Share | None = None
+        if sharing is not None:
+            self._share = Share(
+                sharing,
+                connection,
+                topics,
+                self._subscription,
+                self._isolation,
+                start,
+                self._position,
+                self._lineages,
+            )
+            self._committed = self._share.committed
+        self._handed_out: tuple[Key, int] | None = None
+        """What may not be processed yet, and where it begins."""
         self._checked = time.monotonic()
         self._feed: Feed | None = None
         in_child_while_used(self._leave_parent)
@@ -136,6 +163,11 @@ class Consumer(Closing):
     def name(self) -> str | None:
         """The name under which positions are stored; None if they are not stored."""
         return self._name
+
+    @property
+    def group(self) -> str | None:
+        """The consumer group of which this is a member; None if it is in none."""
+        return None if self._share is None else self._share.sharing.group
 
     def records(self, until: str | None = None, timeout: float | None = None) -> Iterator[Record]:
         """Yield records as they come; with ``until="latest"`` up to the isolation's present bound.
@@ -156,8 +188,10 @@ class Consumer(Closing):
             self._keep_lineage(key, fetched)
             for record in records_of(key, fetched):
                 position[key] = record[2] + 1
+                self._handed_out = key, record[2]
                 yield record
-                if self._seeks != seeks:
+                if self._seeks != seeks or self._needs_turn():
+                    self._stop_feed()  # the next one begins after this record
                     break
             else:
                 position[key] = fetched.next
@@ -169,6 +203,7 @@ class Consumer(Closing):
         self._check_open()
         for key, fetched in self._fetched(self._subscription.views.__getitem__, until, timeout):
             self._keep_lineage(key, fetched)
+            self._handed_out = key, self._position[key]
             self._position[key] = fetched.next
             if fetched.batch.num_rows:
                 yield fetched.batch
@@ -191,14 +226,17 @@ class Consumer(Closing):
                 f"max_records is at least 1, not {max_records!r}", option="max_records"
             )
         polling, self._polling = self._polling, None
-        if polling is None:
+        self._handed_out = None
+        if polling is None or self._needs_turn():
             patience = Patience(timeout)
             views = self._subscription.record_views(self._filter)
             polling = Polling(self._fetches(views, None, patience, polls=True), patience)
         polling.patience.renew(timeout)
         found: list[Record] = []
         while not found and (taken := polling.take(min(int(max_records), sys.maxsize))) is not None:
-            key, found, self._position[key], fetched = taken
+            key, found, following, fetched = taken
+            self._handed_out = key, self._position[key]
+            self._position[key] = following
             self._keep_lineage(key, fetched)
             if not polling.patience.seconds_left():
                 break  # nothing of what came matches the filter, or is visible
@@ -210,45 +248,69 @@ class Consumer(Closing):
         return dict(self._position)
 
     def commit(self) -> None:
-        """Store the position under the consumer's name: the next one of that name continues there.
+        """Store the position under the name, or the group's: the next consumer continues there.
 
         Raises:
-            InvalidOption: the consumer has no name.
-            ConsumerFenced: another consumer has taken over the name.
+            InvalidOption: the consumer has no name, and is in no group.
+            ConsumerFenced: another consumer has taken over the name, or a partition.
             InvalidRequest: the consumer is closed.
         """
         self._check_open()
+        if self._share is not None:
+            self._share.store(self._share.places())
+            return
         places = self.places(self._connection)
         self._transactions.commit_position(places, self.owner())
+        self.note_committed(places)
 
     def owner(self) -> dict[str, str]:
         """Return ``{name: instance}``: who must own the name for the position to be stored."""
+        if self._share is not None:
+            return self._share.owner
         return {} if self._name is None else {self._name: self._instance}
 
     def check_owner(self) -> None:
         """Raise ConsumerFenced if another consumer has taken over the name."""
-        if self._name is not None:
-            self._transactions.check_consumer(self._name, self._instance)
+        for name, owner in self.owner().items():
+            self._transactions.check_consumer(name, owner)
             self._checked = time.monotonic()
+
+    def note_committed(self, places: Iterable[PositionOf]) -> None:
+        """Note that these positions are stored."""
+        if self._share is not None:
+            self._share.note_stored(places)
+        else:
+            self._committed.update({(each.topic, each.partition): each.offset for each in places})
 
     def places(self, connection: ClusterConnection) -> list[PositionOf]:
         """Return the position in the form in which it is stored through this connection.
 
         Raises:
-            InvalidOption: the consumer has no name, or the connection is to another log.
+            InvalidOption: the consumer has no name, or the connection is to another log; or it
+                stores positions automatically, and not with a transaction.
+            ConsumerFenced: another member of the group reads what this one has read.
         """
-        if self._name is None:
+        if self._share is None and self._name is None:
             raise InvalidOption(
                 "the consumer has no name to store a position under",
                 option="name",
                 hint="Give it one: log.consumer(topics, name=...).",
             )
+        if self._share is not None and self._share.sharing.auto_commit:
+            raise InvalidOption(
+                "this consumer stores positions by itself, whatever becomes of the transaction",
+                option="auto_commit",
+                hint="Use log.consumer(topics, group=..., auto_commit=False).",
+            )
         if connection.cluster_id != self._connection.cluster_id:
             raise InvalidOption(
-                f"consumer {self._name!r} reads another log",
+                f"consumer {self._name or self.group!r} reads another log",
                 option="name",
                 hint="A transaction stores positions of consumers of its own log only.",
             )
+        if self._share is not None:
+            return self._share.places()
+        assert self._name is not None
         return [
             PositionOf(
                 consumer=self._name,
@@ -262,9 +324,11 @@ class Consumer(Closing):
         ]
 
     def seek(self, position: str | Mapping[Key, int]) -> None:
-        """Go on from ``"earliest"`` or ``"latest"``, or from the offset of each named partition.
+        """Go on from ``"earliest"``, ``"latest"``, or the offset of each named partition.
 
-        Partitions that are not named stay where they are.
+        ``"committed"``: from the stored position, as after a transaction that was aborted; from
+        where the consumer began, if none is stored. Partitions that are not named stay where they
+        are.
 
         Raises:
             InvalidOption: the position has a form, a partition or an offset that is not taken.
@@ -275,10 +339,12 @@ class Consumer(Closing):
             at = EARLIEST if position == "earliest" else LATEST
             found = self._cut({}) if at == LATEST and self._atomic else self._bounds(at)
             position = {key: offset for key, offset in found.items() if key in self._position}
+        elif position == "committed":
+            position = {key: self._committed.get(key, 0) for key in self._position}
         if not isinstance(position, Mapping):
             raise InvalidOption(
-                "a position is 'earliest', 'latest' or {(topic, partition): offset}, not"
-                f" {position!r}",
+                "a position is 'earliest', 'latest', 'committed' or {(topic, partition): offset},"
+                f" not {position!r}",
                 hint="`consumer.position()` shows the present one.",
             )
         for key, offset in position.items():
@@ -295,14 +361,33 @@ class Consumer(Closing):
         self._position.update({key: int(offset) for key, offset in position.items()})
         for key in position:
             self._lineages.pop(key, None)
+        if self._share is not None:
+            self._share.membership.note_seek()
+        self._handed_out = None
         self._seeks += 1
         self._polling = None
         self._stop_feed()
 
     def close(self) -> None:
-        """Stop the fetches; running iterators end."""
+        """Stop the fetches; running iterators end. A member of a group leaves it.
+
+        It stores its positions before, up to the last record after which another was asked for.
+        """
+        is_first = not self._closed.is_set()
         self._closed.set()
         self._stop_feed()
+        if self._share is not None and is_first:
+            self._share.close(self._handed_out)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self._handed_out = None  # all is processed
+        self.close()
 
     def __aenter__(self) -> NoReturn:
         self._refuse_asyncio()
@@ -351,6 +436,8 @@ class Consumer(Closing):
             return math.inf if self._atomic and not polls else patience.seconds_left()
 
         def left() -> float:
+            if self._needs_turn():
+                return 0.0
             return (
                 min(round_left(), self._subscription.look_left()) if ends is None else round_left()
             )
@@ -364,7 +451,11 @@ class Consumer(Closing):
             self._stop_feed()
             if watch is not None and time.monotonic() - self._checked > WATCH_S:
                 watch()  # under read_atomic feeds may be too short-lived to watch
-            nothing = not self._position  # no topic matches the pattern yet
+            if self._share is not None and self._needs_turn():
+                self._share.apply()
+            if ends is not None and not self._atomic and not self._position.keys() <= ends.keys():
+                ends = {**self._bounds(), **ends}  # partitions were assigned meanwhile
+            nothing = not self._position  # no topic matches the pattern yet, or none is assigned
             if self._atomic and not (until and ends):
                 ends = self._cut(self._position)
                 while self._find_topics(now=self._below(ends)):
@@ -404,13 +495,17 @@ class Consumer(Closing):
                 while feed.running:
                     for key, fetched in feed.fetched(left):
                         yield key, fetched
+                        self._handed_out = None
+                        if self._needs_turn():
+                            self._stop_feed()
+                            break
                         if fetched.batch.num_rows:
                             patience.restart()
                         if ends is None and (
                             self._grow(key[0], fetched.partitions) or self._find_topics()
                         ):
                             self._stop_feed()
-                    if ends is None and self._find_topics():
+                    if self._needs_turn() or (ends is None and self._find_topics()):
                         self._stop_feed()
                     elif feed.running and not round_left():
                         yield None
@@ -424,8 +519,16 @@ class Consumer(Closing):
     def _find_topics(self, *, now: bool = False) -> bool:
         """Begin to read new topics of the pattern; return whether there are any."""
         found = self._subscription.find(now=now)
+        if self._share is not None:
+            if found:
+                self._share.membership.read_also(self._subscription.ids)
+            return False  # the group says which of them this consumer reads
         self._take_up(found)
         return bool(found)
+
+    def _needs_turn(self) -> bool:
+        """Return whether the group has changed what this consumer reads."""
+        return self._share is not None and self._share.needs_turn()
 
     @property
     def _atomic(self) -> bool:
@@ -454,7 +557,7 @@ class Consumer(Closing):
 
     def _take_up(self, keys: Iterable[Key]) -> None:
         """Start new partitions at their first record."""
-        for key in keys:
+        for key in keys if self._share is None else ():
             self._position.setdefault(key, 0)
 
     def _grow(self, topic: str, partitions: int | None) -> bool:
@@ -514,7 +617,27 @@ class Consumer(Closing):
             feed.stop()
 
     def _leave_parent(self) -> None:
-        """Fetch anew in a forked child: the fetches under way are the parent's."""
+        """Fetch anew in a forked child: the fetches under way are the parent's, as is a group."""
+        if self._share is not None:
+            self._share.membership.end()
+            self._closed.set()
         feed, self._feed = self._feed, None
         if feed is not None:
             feed.leave_parent()
+
+
+def _check_sharing(name: str | None, partitions: Iterable[int] | None, isolation: str) -> None:
+    """Raise InvalidOption if an option contradicts that the consumer is a member of a group."""
+    for option, value, why in (
+        ("name", name, "positions are stored under the group's name"),
+        ("partitions", partitions, "the group says which partitions its members read"),
+    ):
+        if value is not None:
+            raise InvalidOption(f"{option}= does not go with group=: {why}", option=option)
+    if level(isolation) is Isolation.READ_ATOMIC:
+        raise InvalidOption(
+            "read_atomic does not go with group=: a cut is through all partitions, and each member"
+            " of a group reads some of them",
+            option="isolation",
+            hint="Use read_committed, or one consumer that reads all partitions.",
+        )

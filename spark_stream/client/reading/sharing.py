@@ -109,7 +109,7 @@ class Share:
         )
         self.membership.join(subscription.ids)
 
-    # -- between two records ------------------------------------------------------------------------
+    # -- between two records ---------------------------------------------------------------------
 
     def needs_turn(self) -> bool:
         """Return whether :meth:`apply` has something to do, after storing positions if it is time.
@@ -141,6 +141,7 @@ class Share:
             membership.join(self._subscription.ids)
         change = membership.changes()
         self._lose([_key(each) for each in change.lost])
+        membership.give_up(change.lost)
         revoked = self._releasable(change.revoked)
         if revoked:
             keys = [_key(each) for each in revoked]
@@ -186,9 +187,9 @@ class Share:
         later = {_key(each) for each in taken.added}
         keys = [_key(each) for each in added]
         self._assigned.update({_key(each): each for each in added})
-        for key, each in places.items():
-            self._position[key] = self.committed[key] = each.offset
-            self._lineages[key] = each.lineage
+        for key, place in places.items():
+            self._position[key] = self.committed[key] = place.offset
+            self._lineages[key] = place.lineage
         unknown = [key for key in keys if key not in places]
         for topic in {topic for topic, _ in unknown}:
             self._begin_at("earliest", topic, {key for key in unknown if key in later})
@@ -215,14 +216,16 @@ class Share:
 
     def _forget(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            for each in (self._position, self._lineages, self.committed, self._assigned):
-                each.pop(key, None)  # type: ignore[attr-defined]
+            self._position.pop(key, None)
+            self._lineages.pop(key, None)
+            self.committed.pop(key, None)
+            self._assigned.pop(key, None)
 
     def _call(self, function: OnChange | None, keys: list[Key]) -> None:
         if function is not None and keys:
             function(sorted(keys))
 
-    # -- positions ----------------------------------------------------------------------------------
+    # -- positions -------------------------------------------------------------------------------
 
     @property
     def _name(self) -> str:

@@ -198,6 +198,7 @@ class SimulatedMember:
     def _apply(self) -> Body:
         core = self.core
         change = core.changes()
+        core.give_up(change.lost)
         if change.revoked:
             yield from self._store({each.place: each for each in change.revoked})
             core.release(change.revoked)
