@@ -21,9 +21,9 @@ from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.consumer import Consumer
 from spark_stream.client.reading.cuts import cut_of
 from spark_stream.client.reading.fetching import Source
+from spark_stream.client.reading.group_reader import PROCESSING_S, SESSION_S, GroupOptions, OnChange
 from spark_stream.client.reading.positions import Key, Place, resolve
 from spark_stream.client.reading.ranges import check_place, read_range
-from spark_stream.client.reading.sharing import PROCESSING_S, SESSION_S, OnChange, Sharing
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.unknown_options import known_options, refuse_unknown
@@ -418,9 +418,9 @@ class Log(Closing):
             UnknownTopic, UnknownPartition, SchemaMismatch, InvalidFilter.
         """
         refuse_unknown("log.consumer", unknown, known_options(Log.consumer))
-        sharing = None
+        group_options = None
         if group is not None:
-            sharing = Sharing(
+            group_options = GroupOptions(
                 group, session_timeout, processing_timeout, auto_commit, on_assigned, on_revoked
             )
         return Consumer(
@@ -436,7 +436,7 @@ class Log(Closing):
             name=name,
             on_loss=on_loss,
             filter=filter,
-            sharing=sharing,
+            group=group_options,
         )
 
     # One topic gives a table, a list of topics a dict of tables: overloads would tell a type

@@ -46,7 +46,7 @@ def with_group(value: Mapping[str, Any], group: Group) -> dict[str, Any]:
     return {**kept, "group": msgspec.to_builtins(group)}
 
 
-class Session(Positional):
+class MemberSession(Positional):
     """A member's session: it lasts for this long after each change of the record."""
 
     session_ms: int
@@ -64,15 +64,15 @@ def member_of(key: str) -> tuple[str, str]:
     return group, member
 
 
-def encode_session(session: Session) -> dict[str, Any]:
+def encode_session(session: MemberSession) -> dict[str, Any]:
     """Encode the record's value."""
     value: dict[str, Any] = msgspec.to_builtins(session)
     return value
 
 
-def decode_session(value: Mapping[str, Any]) -> Session:
+def decode_session(value: Mapping[str, Any]) -> MemberSession:
     """Decode the session in a record's value."""
-    return msgspec.convert(value, Session)
+    return msgspec.convert(value, MemberSession)
 
 
 class Query(Positional):
@@ -107,4 +107,4 @@ def decode_query(value: Mapping[str, Any]) -> Query:
 
 learn_types(list[PositionOf])
 learn_types(Query)
-learn_types(Session)
+learn_types(MemberSession)

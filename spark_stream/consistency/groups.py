@@ -171,7 +171,7 @@ def settle(group: Group, topics: Topics) -> Group:
     return replace(group, epoch=epoch, members=tuple(members))
 
 
-class Answer(NamedTuple):
+class MemberAnswer(NamedTuple):
     """What a member is told: all that is assigned to it, and which of that it is to release."""
 
     epoch: int
@@ -179,14 +179,14 @@ class Answer(NamedTuple):
     revoked: tuple[Assigned, ...]
 
 
-def answer(group: Group, topics: Topics, member_id: str) -> Answer | None:
+def answer(group: Group, topics: Topics, member_id: str) -> MemberAnswer | None:
     """Return what to tell a member; None if it is none."""
     member = group.member(member_id)
     if member is None:
         return None
     wanted = target(group, topics)[member_id]
     revoked = tuple(each for each in member.assigned if each.place not in wanted)
-    return Answer(group.epoch, member.assigned, revoked)
+    return MemberAnswer(group.epoch, member.assigned, revoked)
 
 
 def target(group: Group, topics: Topics) -> dict[str, set[Place]]:

@@ -17,7 +17,7 @@ from typing import Final
 from spark_stream.cluster.consumers import (
     CONSUMERS,
     SESSIONS,
-    Session,
+    MemberSession,
     decode_session,
     encode_session,
     group_of,
@@ -27,7 +27,14 @@ from spark_stream.cluster.consumers import (
 )
 from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.consistency import groups
-from spark_stream.consistency.groups import Answer, Assigned, Group, GroupMember, KnownTopic, Topics
+from spark_stream.consistency.groups import (
+    Assigned,
+    Group,
+    GroupMember,
+    KnownTopic,
+    MemberAnswer,
+    Topics,
+)
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import ConsumerFenced, UnknownTopic
 from spark_stream.scripts.steps import (
@@ -47,7 +54,7 @@ SESSIONS_S: Final = 1.0
 _GAP_S: Final = 3 * SESSIONS_S
 
 
-def join(name: str, member: GroupMember) -> Script[Answer]:
+def join(name: str, member: GroupMember) -> Script[MemberAnswer]:
     """Add a member to a group, or change which topics it reads."""
     yield from _renew(name, member.id, member.session_ms)
     record = yield from Get(CONSUMERS + name)
@@ -59,7 +66,7 @@ def join(name: str, member: GroupMember) -> Script[Answer]:
 
 def beat(
     name: str, member_id: str, released: Sequence[Assigned] = (), *, renew: bool = False
-) -> Script[Answer]:
+) -> Script[MemberAnswer]:
     """Return what a member reads, after taking from it what it releases.
 
     ``renew``: it also renews its session. Mostly there is nothing to do, and no request is needed.
@@ -128,7 +135,8 @@ class SessionWatch:
 
     def find_over(self, sessions: Sequence[StoreRecord], now_s: float) -> list[StoreRecord]:
         """Return the sessions that are over. ``now_s``: when the records were read, or earlier."""
-        passed = 0.0 if self._looked_at is None else min(now_s - self._looked_at, _GAP_S)
+        passed = 0.0 if self._looked_at is None else now_s - self._looked_at
+        passed = passed if passed <= _GAP_S else 0.0
         self._looked_at = now_s
         ages = {}
         for each in sessions:
@@ -196,7 +204,7 @@ def _without_session(name: str, group: Group | None) -> Script[list[str]]:
     return [each.id for each in members if session_of(name, each.id) not in present]
 
 
-def _answer_if_settled(name: str, member_id: str) -> Script[Answer | None]:
+def _answer_if_settled(name: str, member_id: str) -> Script[MemberAnswer | None]:
     """Return the answer for a member; None if this broker is behind, or something is to be done."""
     record = yield from Get(CONSUMERS + name, fresh=False)
     group = None if record is None else group_of(record.value)
@@ -223,12 +231,12 @@ def _renew(name: str, member_id: str, session_ms: int) -> Script[None]:
     while True:
         record = yield from Get(key)
         beats = 0 if record is None else decode_session(record.value).heartbeats + 1
-        value = encode_session(Session(session_ms, beats))
+        value = encode_session(MemberSession(session_ms, beats))
         if (yield from PutRecord(key, value, 0 if record is None else record.version)):
             return
 
 
-def _answer(name: str, group: Group, topics: Topics, member_id: str) -> Answer:
+def _answer(name: str, group: Group, topics: Topics, member_id: str) -> MemberAnswer:
     told = groups.answer(group, topics, member_id)
     if told is None:
         raise _fenced(name)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from spark_stream.access.rules import ResourceKind
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.cluster.consumers import Query
-from spark_stream.consistency.groups import Answer, Group, GroupMember, Place
+from spark_stream.consistency.groups import Group, GroupMember, MemberAnswer, Place
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf, ReadPosition
 from spark_stream.scripts import groups, queries
@@ -272,7 +272,7 @@ def take_partitions(context: BrokerContext, asked: TakePartitions) -> TakenParti
     return TakenPartitions(positions=_shown(context, found).positions, added=added)
 
 
-def _told(answer: Answer) -> GroupAnswer:
+def _told(answer: MemberAnswer) -> GroupAnswer:
     return GroupAnswer(
         epoch=answer.epoch, assigned=list(answer.assigned), revoked=list(answer.revoked)
     )

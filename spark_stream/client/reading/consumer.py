@@ -30,12 +30,12 @@ from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.cuts import cut_of
 from spark_stream.client.reading.feed import WATCH_S, Asked, Feed
 from spark_stream.client.reading.fetching import Fetched, Source
+from spark_stream.client.reading.group_reader import GroupOptions, GroupReader, check_options
 from spark_stream.client.reading.losses import FAIL, GONE, fails_on, where_to_go_on
 from spark_stream.client.reading.polling import Patience, Polling
 from spark_stream.client.reading.positions import Key, Place, resolve, resolve_with_lineages
 from spark_stream.client.reading.ranges import check_place
 from spark_stream.client.reading.records import records_of
-from spark_stream.client.reading.sharing import Share, Sharing
 from spark_stream.client.reading.subscription import Asked as Topics
 from spark_stream.client.reading.subscription import Subscription
 from spark_stream.client.topics import TopicsClient, level
@@ -70,9 +70,9 @@ class Consumer(Closing):
     one that had it can no longer store a position, and gets ConsumerFenced when it tries to, or
     within a few seconds of iterating.
 
-    With ``sharing`` it is a member of a group, and reads the partitions that are assigned to it
-    (:mod:`spark_stream.client.reading.sharing`). A record counts as processed once the next one is
-    asked for, :meth:`commit` is called, or the ``with`` block ends without an exception.
+    With ``group`` it is a member of a group, and reads the partitions that are assigned to it
+    (:mod:`spark_stream.client.reading.group_reader`). A record counts as processed once the next
+    one is asked for, :meth:`commit` is called, or the ``with`` block ends without an exception.
 
     Partitions that a topic gets later are read from their first record on, wherever the consumer
     started.
@@ -97,10 +97,8 @@ class Consumer(Closing):
         name: str | None = None,
         on_loss: str = FAIL,
         filter: str | None = None,
-        sharing: Sharing | None = None,
+        group: GroupOptions | None = None,
     ) -> None:
-        if sharing is not None:
-            _check_sharing(name, partitions, isolation)
         if name is not None:
             try:
                 NamedConsumer.of(consumer=name)  # checked before any call
@@ -115,6 +113,8 @@ class Consumer(Closing):
         self._name = name
         self._instance = uuid.uuid4().hex
         self._isolation = level(isolation)
+        if group is not None:
+            check_options(name, partitions, self._isolation)
         self._fail_on_loss = fails_on(on_loss)
         self._position: dict[Key, int] = {}
         self._lineages: dict[Key, Lineage] = {}  # of the positions, if known
@@ -122,7 +122,7 @@ class Consumer(Closing):
         self._subscription = Subscription(topics, asked, partitions, view)
         for topic in self._subscription.ids:
             at, lineages = resolve_with_lineages(topics, topic, start, self._isolation)
-            if sharing is not None:
+            if group is not None:
                 continue  # the start is one that there is; the group says where to begin
             chosen = self._subscription.chosen
             self._position.update(chosen({(topic, number): each for number, each in at.items()}))
@@ -137,10 +137,10 @@ class Consumer(Closing):
             self._position.update(stored)
             self._start_added(stored)
         self._committed = dict(self._position)
-        self._share: Share | None = None
-        if sharing is not None:
-            self._share = Share(
-                sharing,
+        self._member: GroupReader | None = None
+        if group is not None:
+            self._member = GroupReader(
+                group,
                 connection,
                 topics,
                 self._subscription,
@@ -149,7 +149,7 @@ class Consumer(Closing):
                 self._position,
                 self._lineages,
             )
-            self._committed = self._share.committed
+            self._committed = self._member.committed
         self._handed_out: tuple[Key, int] | None = None
         """What may not be processed yet, and where it begins."""
         self._checked = time.monotonic()
@@ -167,7 +167,7 @@ class Consumer(Closing):
     @property
     def group(self) -> str | None:
         """The consumer group of which this is a member; None if it is in none."""
-        return None if self._share is None else self._share.sharing.group
+        return None if self._member is None else self._member.options.group
 
     def records(self, until: str | None = None, timeout: float | None = None) -> Iterator[Record]:
         """Yield records as they come; with ``until="latest"`` up to the isolation's present bound.
@@ -256,8 +256,8 @@ class Consumer(Closing):
             InvalidRequest: the consumer is closed.
         """
         self._check_open()
-        if self._share is not None:
-            self._share.store(self._share.places())
+        if self._member is not None:
+            self._member.store(self._member.places())
             return
         places = self.places(self._connection)
         self._transactions.commit_position(places, self.owner())
@@ -265,8 +265,8 @@ class Consumer(Closing):
 
     def owner(self) -> dict[str, str]:
         """Return ``{name: instance}``: who must own the name for the position to be stored."""
-        if self._share is not None:
-            return self._share.owner
+        if self._member is not None:
+            return self._member.owner
         return {} if self._name is None else {self._name: self._instance}
 
     def check_owner(self) -> None:
@@ -277,8 +277,8 @@ class Consumer(Closing):
 
     def note_committed(self, places: Iterable[PositionOf]) -> None:
         """Note that these positions are stored."""
-        if self._share is not None:
-            self._share.note_stored(places)
+        if self._member is not None:
+            self._member.note_stored(places)
         else:
             self._committed.update({(each.topic, each.partition): each.offset for each in places})
 
@@ -290,13 +290,13 @@ class Consumer(Closing):
                 stores positions automatically, and not with a transaction.
             ConsumerFenced: another member of the group reads what this one has read.
         """
-        if self._share is None and self._name is None:
+        if self._member is None and self._name is None:
             raise InvalidOption(
                 "the consumer has no name to store a position under",
                 option="name",
                 hint="Give it one: log.consumer(topics, name=...).",
             )
-        if self._share is not None and self._share.sharing.auto_commit:
+        if self._member is not None and self._member.options.auto_commit:
             raise InvalidOption(
                 "this consumer stores positions by itself, whatever becomes of the transaction",
                 option="auto_commit",
@@ -308,8 +308,8 @@ class Consumer(Closing):
                 option="name",
                 hint="A transaction stores positions of consumers of its own log only.",
             )
-        if self._share is not None:
-            return self._share.places()
+        if self._member is not None:
+            return self._member.places()
         assert self._name is not None
         return [
             PositionOf(
@@ -361,8 +361,8 @@ class Consumer(Closing):
         self._position.update({key: int(offset) for key, offset in position.items()})
         for key in position:
             self._lineages.pop(key, None)
-        if self._share is not None:
-            self._share.membership.note_seek()
+        if self._member is not None:
+            self._member.membership.note_seek()
         self._handed_out = None
         self._seeks += 1
         self._polling = None
@@ -376,8 +376,8 @@ class Consumer(Closing):
         is_first = not self._closed.is_set()
         self._closed.set()
         self._stop_feed()
-        if self._share is not None and is_first:
-            self._share.close(self._handed_out)
+        if self._member is not None and is_first:
+            self._member.close(self._handed_out)
 
     def __exit__(
         self,
@@ -451,8 +451,8 @@ class Consumer(Closing):
             self._stop_feed()
             if watch is not None and time.monotonic() - self._checked > WATCH_S:
                 watch()  # under read_atomic feeds may be too short-lived to watch
-            if self._share is not None and self._needs_turn():
-                self._share.apply()
+            if self._member is not None and self._needs_turn():
+                self._member.apply()
             if ends is not None and not self._atomic and not self._position.keys() <= ends.keys():
                 ends = {**self._bounds(), **ends}  # partitions were assigned meanwhile
             nothing = not self._position  # no topic matches the pattern yet, or none is assigned
@@ -519,16 +519,16 @@ class Consumer(Closing):
     def _find_topics(self, *, now: bool = False) -> bool:
         """Begin to read new topics of the pattern; return whether there are any."""
         found = self._subscription.find(now=now)
-        if self._share is not None:
+        if self._member is not None:
             if found:
-                self._share.membership.read_also(self._subscription.ids)
+                self._member.membership.read_also(self._subscription.ids)
             return False  # the group says which of them this consumer reads
         self._take_up(found)
         return bool(found)
 
     def _needs_turn(self) -> bool:
         """Return whether the group has changed what this consumer reads."""
-        return self._share is not None and self._share.needs_turn()
+        return self._member is not None and self._member.needs_turn()
 
     @property
     def _atomic(self) -> bool:
@@ -557,7 +557,7 @@ class Consumer(Closing):
 
     def _take_up(self, keys: Iterable[Key]) -> None:
         """Start new partitions at their first record."""
-        for key in keys if self._share is None else ():
+        for key in keys if self._member is None else ():
             self._position.setdefault(key, 0)
 
     def _grow(self, topic: str, partitions: int | None) -> bool:
@@ -618,26 +618,9 @@ class Consumer(Closing):
 
     def _leave_parent(self) -> None:
         """Fetch anew in a forked child: the fetches under way are the parent's, as is a group."""
-        if self._share is not None:
-            self._share.membership.end()
+        if self._member is not None:
+            self._member.membership.end()
             self._closed.set()
         feed, self._feed = self._feed, None
         if feed is not None:
             feed.leave_parent()
-
-
-def _check_sharing(name: str | None, partitions: Iterable[int] | None, isolation: str) -> None:
-    """Raise InvalidOption if an option contradicts that the consumer is a member of a group."""
-    for option, value, why in (
-        ("name", name, "positions are stored under the group's name"),
-        ("partitions", partitions, "the group says which partitions its members read"),
-    ):
-        if value is not None:
-            raise InvalidOption(f"{option}= does not go with group=: {why}", option=option)
-    if level(isolation) is Isolation.READ_ATOMIC:
-        raise InvalidOption(
-            "read_atomic does not go with group=: a cut is through all partitions, and each member"
-            " of a group reads some of them",
-            option="isolation",
-            hint="Use read_committed, or one consumer that reads all partitions.",
-        )

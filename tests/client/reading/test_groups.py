@@ -1,4 +1,4 @@
-"""Members of a group share topics: each record is read by one of them, and by the next if it dies."""
+"""Members of a group share topics: one of them reads each record, or the next if that one dies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from spark_stream.client.groups import MembershipCore
-from spark_stream.client.reading import sharing
+from spark_stream.client.reading import group_reader
 from spark_stream.client.reading.consumer import Consumer
 from spark_stream.consistency.groups import Assigned
 from spark_stream.errors import ConsumerFenced, InvalidOption, InvalidRequest
@@ -217,7 +217,7 @@ def test_what_was_handed_out_last_is_read_again_after_an_error(log, topic, group
 
 @SLOW
 def test_positions_are_stored_every_few_seconds(log, topic, group, monkeypatch):
-    monkeypatch.setattr(sharing, "COMMIT_S", 0.05)
+    monkeypatch.setattr(group_reader, "COMMIT_S", 0.05)
     fill(log, topic, 3, partitions=1)
     with log.consumer(topic, group=group) as consumer:
         eventually(lambda: consumer.poll(0.1) or stored(log, group) == {(topic, 0): 3})
@@ -288,14 +288,14 @@ def test_a_seek_moves_the_position_back_for_good(log, topic, group):
     "who is a member of a group, and for how long", "scripts/groups.py", "client/groups.py"
 )
 def test_a_member_that_is_silent_is_removed_and_may_store_nothing(log, topic, group):
-    """Its heartbeats stop, as those of a process that stands still; then it is fenced, and joins."""
+    """Its heartbeats stop, as those of a process that stands still; then it is fenced."""
     fill(log, topic, 3)
     with (
         log.consumer(topic, group=group, session_timeout=1.0, auto_commit=False) as silent,
         log.consumer(topic, group=group, session_timeout=5.0, auto_commit=False) as other,
     ):
         assert len(rest(silent)) == 12
-        silent._share.membership._is_over = True
+        silent._member.membership._is_over = True
         found: list[str] = []
         eventually(lambda: len(found.extend(rest(other, 0.1)) or found) == 12)
         with pytest.raises(ConsumerFenced, match="no longer assigned"):
@@ -310,7 +310,7 @@ def test_a_member_that_asks_for_no_record_leaves_and_joins_again(log, topic, gro
     with log.consumer(topic, group=group, processing_timeout=1.0) as slow:
         records = slow.records(timeout=0.5)
         seen = [next(records)]
-        eventually(lambda: slow._share.membership.is_fenced)
+        eventually(lambda: slow._member.membership.is_fenced)
         with log.consumer(topic, group=group) as other:
             assert len(rest(other)) == 12  # what the slow one had is processed again
         seen += list(records)

@@ -320,7 +320,7 @@ class SimulatedMember:
 
 def _beat(
     member: str, released: Sequence[Assigned], renew: bool, _: SimulatedBroker
-) -> Script[rules.Answer]:
+) -> Script[rules.MemberAnswer]:
     return groups.beat(GROUP, member, released, renew=renew)
 
 

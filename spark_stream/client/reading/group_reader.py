@@ -37,12 +37,14 @@ SESSION_S: Final = 45.0
 PROCESSING_S: Final = 300.0
 COMMIT_S: Final = 5.0
 """How often positions are stored automatically."""
+_STORE_S: Final = 3.0
+"""How long that may take: if the metadata store is away, records are read all the same."""
 
 OnChange = Callable[[list[Key]], object]
 """A user's function that is called with partitions that were assigned, or that are revoked."""
 
 
-class Sharing(Struct, frozen=True):
+class GroupOptions(Struct, frozen=True):
     """How a consumer takes part in a group: the options of ``log.consumer`` for it."""
 
     group: str
@@ -69,7 +71,24 @@ class Sharing(Struct, frozen=True):
                 )
 
 
-class Share:
+def check_options(name: str | None, partitions: Iterable[int] | None, isolation: Isolation) -> None:
+    """Raise InvalidOption if an option contradicts that the consumer is a member of a group."""
+    for option, value, why in (
+        ("name", name, "positions are stored under the group's name"),
+        ("partitions", partitions, "the group says which partitions its members read"),
+    ):
+        if value is not None:
+            raise InvalidOption(f"{option}= does not go with group=: {why}", option=option)
+    if isolation is Isolation.READ_ATOMIC:
+        raise InvalidOption(
+            "read_atomic does not go with group=: a cut is through all partitions, and each member"
+            " of a group reads some of them",
+            option="isolation",
+            hint="Use read_committed, or one consumer that reads all partitions.",
+        )
+
+
+class GroupReader:
     """The partitions of a group that are this consumer's now.
 
     ``position`` and ``lineages`` are the consumer's own; this class adds and removes their keys.
@@ -77,7 +96,7 @@ class Share:
 
     def __init__(
         self,
-        sharing: Sharing,
+        options: GroupOptions,
         connection: ClusterConnection,
         topics: TopicsClient,
         subscription: Subscription,
@@ -86,7 +105,7 @@ class Share:
         position: dict[Key, int],
         lineages: dict[Key, Lineage],
     ) -> None:
-        self.sharing = sharing
+        self.options = options
         self.committed: dict[Key, int] = {}
         """Where each partition's position is stored."""
         self._topics = topics
@@ -102,10 +121,10 @@ class Share:
         self._has_lost_work = False
         self.membership = Membership(
             connection,
-            sharing.group,
+            options.group,
             isolation,
-            sharing.session_timeout,
-            sharing.processing_timeout,
+            options.session_timeout,
+            options.processing_timeout,
         )
         self.membership.join(subscription.ids)
 
@@ -117,7 +136,7 @@ class Share:
         Everything that the consumer was asked for before is processed.
         """
         self.membership.note_active()
-        if self.sharing.auto_commit and time.monotonic() - self._stored_at > COMMIT_S:
+        if self.options.auto_commit and time.monotonic() - self._stored_at > COMMIT_S:
             self._store_quietly(self._position)
         if not self.membership.has_news:
             return False
@@ -145,8 +164,8 @@ class Share:
         revoked = self._releasable(change.revoked)
         if revoked:
             keys = [_key(each) for each in revoked]
-            self._call(self.sharing.on_revoked, keys)
-            if self.sharing.auto_commit:
+            self._call(self.options.on_revoked, keys)
+            if self.options.auto_commit:
                 self._store_quietly(keys)
             self._forget(keys)
             membership.release(revoked)
@@ -161,18 +180,18 @@ class Share:
             return clean
         now = time.monotonic()
         self._unclean_since = now if self._unclean_since is None else self._unclean_since
-        if now - self._unclean_since > self.sharing.processing_timeout:
+        if now - self._unclean_since > self.options.processing_timeout:
             logger.warning(
                 "a position of the group %r was not stored for %g s: its consumer leaves",
                 self._name,
-                self.sharing.processing_timeout,
+                self.options.processing_timeout,
             )
             self._unclean_since = None
             self.membership.leave()
         return clean
 
     def _is_clean(self, key: Key) -> bool:
-        return self.sharing.auto_commit or self._position.get(key) == self.committed.get(key)
+        return self.options.auto_commit or self._position.get(key) == self.committed.get(key)
 
     def _begin(self, added: list[Assigned]) -> None:
         for each in added:
@@ -196,7 +215,7 @@ class Share:
             self._begin_at(self._start, topic, {key for key in unknown if key not in later})
         if unknown:
             self._store_quietly(unknown)  # so that the next member begins there as well
-        self._call(self.sharing.on_assigned, keys)
+        self._call(self.options.on_assigned, keys)
 
     def _begin_at(self, start: Place, topic: str, keys: set[Key]) -> None:
         mine = [number for name, number in keys if name == topic]
@@ -211,7 +230,7 @@ class Share:
         """Give up partitions that may be another's already."""
         self._has_lost_work |= not all(map(self._is_clean, keys))
         if keys:
-            self._call(self.sharing.on_revoked, keys)
+            self._call(self.options.on_revoked, keys)
             self._forget(keys)
 
     def _forget(self, keys: Iterable[Key]) -> None:
@@ -229,7 +248,7 @@ class Share:
 
     @property
     def _name(self) -> str:
-        return self.sharing.group
+        return self.options.group
 
     @property
     def owner(self) -> dict[str, str]:
@@ -265,10 +284,10 @@ class Share:
             for key in keys
         ]
 
-    def store(self, places: list[PositionOf]) -> None:
+    def store(self, places: list[PositionOf], timeout_s: float | None = None) -> None:
         """Store positions, outside any transaction; raise ConsumerFenced if it may not."""
         if places:
-            self._transactions.commit_position(places, self.owner)
+            self._transactions.commit_position(places, self.owner, timeout_s)
         self.note_stored(places)
 
     def note_stored(self, places: Iterable[PositionOf]) -> None:
@@ -283,7 +302,7 @@ class Share:
         self._stored_at = time.monotonic()
         moved = [key for key in keys if self._position[key] != self.committed.get(key)]
         try:
-            self.store(self._places(moved))
+            self.store(self._places(moved), _STORE_S)
         except ConsumerFenced:
             self.membership.beat_soon()
         except IsologError as error:
@@ -298,7 +317,7 @@ class Share:
             self._position[handed_out[0]] = handed_out[1]
             self._lineages.pop(handed_out[0], None)
         self.membership.end()
-        if self.sharing.auto_commit and not self.membership.is_fenced:
+        if self.options.auto_commit and not self.membership.is_fenced:
             self._store_quietly(list(self._assigned))
         if not self.membership.is_fenced:
             self.membership.leave()
