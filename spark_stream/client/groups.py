@@ -218,14 +218,15 @@ class Membership:
         with self._lock:
             return self._core.changes()
 
-    def take(self, added: list[Assigned]) -> TakenPartitions:
-        """Begin to read partitions; return where. Raise ConsumerFenced if it may not."""
-        core = self._core
-        asked = TakePartitions(consumer=self.group, member=core.member, assigned=added)
-        found = self._connection.act("take-partitions", asked, TakenPartitions)
+    def ask_where_to_begin(self, added: list[Assigned], timeout_s: float) -> TakenPartitions:
+        """Return where to begin in partitions; raise ConsumerFenced if they are another's."""
+        asked = TakePartitions(consumer=self.group, member=self._core.member, assigned=added)
+        return self._connection.act("take-partitions", asked, TakenPartitions, timeout_s)
+
+    def take(self, added: list[Assigned]) -> None:
+        """As :meth:`MembershipCore.take`."""
         with self._lock:
-            core.take(added)
-        return found
+            self._core.take(added)
 
     def release(self, revoked: list[Assigned]) -> None:
         """Give partitions up, whose positions are stored."""

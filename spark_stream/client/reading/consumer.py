@@ -181,16 +181,17 @@ class Consumer(Closing):
             SchemaMismatch: a topic is typed (use :meth:`batches`).
         """
         self._check_open()
-        position = self._position
+        position, member = self._position, self._member
         views = self._subscription.record_views(self._filter)
         for key, fetched in self._fetched(views, until, timeout):
             seeks = self._seeks
             self._keep_lineage(key, fetched)
             for record in records_of(key, fetched):
                 position[key] = record[2] + 1
-                self._handed_out = key, record[2]
+                if member is not None:
+                    self._handed_out = key, record[2]
                 yield record
-                if self._seeks != seeks or self._needs_turn():
+                if self._seeks != seeks or (member is not None and member.needs_turn()):
                     self._stop_feed()  # the next one begins after this record
                     break
             else:

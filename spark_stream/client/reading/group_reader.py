@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -26,7 +26,7 @@ from spark_stream.client.topics import TopicsClient
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.consistency.groups import Assigned
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.replication.lineage import Lineage
+from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import ConsumerFenced, InvalidOption, IsologError, UnknownTopic
 from spark_stream.wire.limits import SESSION_MS_MAX, SESSION_MS_MIN
@@ -37,6 +37,8 @@ SESSION_S: Final = 45.0
 PROCESSING_S: Final = 300.0
 COMMIT_S: Final = 5.0
 """How often positions are stored automatically."""
+_PAUSE_S: Final = 1.0
+_TAKE_S: Final = 10.0
 _STORE_S: Final = 3.0
 """How long that may take: if the metadata store is away, records are read all the same."""
 
@@ -118,6 +120,8 @@ class GroupReader:
         self._assigned: dict[Key, Assigned] = {}
         self._stored_at = time.monotonic()
         self._unclean_since: float | None = None
+        self._wait_until = 0.0
+        """Until then nothing is asked for again that has just failed; records are read on."""
         self._has_lost_work = False
         self.membership = Membership(
             connection,
@@ -140,7 +144,11 @@ class GroupReader:
             self._store_quietly(self._position)
         if not self.membership.has_news:
             return False
-        if self.membership.is_fenced or self.membership.error is not None:
+        if self.membership.error is not None:
+            return True
+        if time.monotonic() < self._wait_until:
+            return False
+        if self.membership.is_fenced:
             return True
         change = self.membership.changes()
         return bool(change.lost or change.added or self._releasable(change.revoked))
@@ -157,7 +165,11 @@ class GroupReader:
         if membership.is_fenced:
             logger.warning("the group %r has removed this consumer: it joins again", self._name)
             self._lose(list(self._assigned))
-            membership.join(self._subscription.ids)
+            try:
+                membership.join(self._subscription.ids)
+            except IsologError as error:
+                self._wait_after(error)
+                return
         change = membership.changes()
         self._lose([_key(each) for each in change.lost])
         membership.give_up(change.lost)
@@ -170,7 +182,22 @@ class GroupReader:
             self._forget(keys)
             membership.release(revoked)
         if change.added:
-            self._begin(change.added)
+            try:
+                places = self._find_begin(change.added)
+            except IsologError as error:
+                self._wait_after(error)
+                return
+            self._begin(change.added, places)
+
+    def _wait_after(self, error: IsologError) -> None:
+        """Try again in a moment; raise an error that is final."""
+        if isinstance(error, ConsumerFenced):
+            self.membership.beat_soon()  # its answer says what is assigned now
+        elif error.retriable:
+            logger.warning("the group %r: %s", self._name, error)
+        else:
+            raise error
+        self._wait_until = time.monotonic() + _PAUSE_S
 
     def _releasable(self, revoked: Iterable[Assigned]) -> list[Assigned]:
         """Return what may be released now."""
@@ -193,38 +220,38 @@ class GroupReader:
     def _is_clean(self, key: Key) -> bool:
         return self.options.auto_commit or self._position.get(key) == self.committed.get(key)
 
-    def _begin(self, added: list[Assigned]) -> None:
+    def _find_begin(self, added: list[Assigned]) -> dict[Key, tuple[int, Lineage, bool]]:
+        """Return where to begin, with the offset's lineage, and whether that is stored."""
         for each in added:
             if self._subscription.ids.get(each.topic) != each.topic_id:
                 raise UnknownTopic(f"topic {each.topic!r} was deleted, and made anew")
-        try:
-            taken = self.membership.take(added)
-        except ConsumerFenced:
-            self.membership.beat_soon()  # its answer says what is assigned now
-            return
-        places = {(each.topic, each.partition): each for each in taken.positions}
+        taken = self.membership.ask_where_to_begin(added, _TAKE_S)
+        places = {
+            (each.topic, each.partition): (each.offset, each.lineage, True)
+            for each in taken.positions
+        }
         later = {_key(each) for each in taken.added}
-        keys = [_key(each) for each in added]
-        self._assigned.update({_key(each): each for each in added})
-        for key, place in places.items():
-            self._position[key] = self.committed[key] = place.offset
-            self._lineages[key] = place.lineage
-        unknown = [key for key in keys if key not in places]
-        for topic in {topic for topic, _ in unknown}:
-            self._begin_at("earliest", topic, {key for key in unknown if key in later})
-            self._begin_at(self._start, topic, {key for key in unknown if key not in later})
-        if unknown:
-            self._store_quietly(unknown)  # so that the next member begins there as well
-        self._call(self.options.on_assigned, keys)
+        unknown = {_key(each) for each in added} - places.keys()
+        for start, keys in (("earliest", unknown & later), (self._start, unknown - later)):
+            for topic in {topic for topic, _ in keys}:
+                offsets, known = resolve_with_lineages(self._topics, topic, start, self._isolation)
+                for key in keys:
+                    if key[0] == topic:
+                        lineage = known.get(key[1], NOTHING_KNOWN)
+                        places[key] = offsets[key[1]], lineage, False
+        return places
 
-    def _begin_at(self, start: Place, topic: str, keys: set[Key]) -> None:
-        mine = [number for name, number in keys if name == topic]
-        if mine:
-            offsets, lineages = resolve_with_lineages(self._topics, topic, start, self._isolation)
-            for number in mine:
-                self._position[topic, number] = offsets[number]
-                if number in lineages:
-                    self._lineages[topic, number] = lineages[number]
+    def _begin(
+        self, added: list[Assigned], places: Mapping[Key, tuple[int, Lineage, bool]]
+    ) -> None:
+        self.membership.take(added)
+        self._assigned.update({_key(each): each for each in added})
+        for key, (offset, lineage, is_stored) in places.items():
+            self._position[key], self._lineages[key] = offset, lineage
+            if is_stored:
+                self.committed[key] = offset
+        self._store_quietly(list(places))  # new ones too, so that the next member begins there
+        self._call(self.options.on_assigned, list(places))
 
     def _lose(self, keys: list[Key]) -> None:
         """Give up partitions that may be another's already."""
