@@ -80,6 +80,12 @@ class Group(Positional):
         """Return the member of this id, or None."""
         return next((each for each in self.members if each.id == member_id), None)
 
+    @property
+    def isolation(self) -> Isolation | None:
+        """The level that all members read under; None if they differ, or there is none."""
+        levels = {each.isolation for each in self.members}
+        return levels.pop() if len(levels) == 1 else None
+
     def is_later(self, partition: Assigned) -> bool:
         """Return whether the partition was added after the group first read its topic."""
         return partition.partition >= self.first_counts.get(partition.topic_id, 0)

@@ -113,11 +113,10 @@ def _client(
 ) -> ConsumerDescription:
     members = () if group is None else group.members
     readers = {at.place: each.id for each in members for at in each.assigned}
-    levels = {each.isolation for each in members}
     return ConsumerDescription(
         name=name,
         kind="client",
-        isolation=levels.pop() if len(levels) == 1 else None,
+        isolation=None if group is None else group.isolation,
         principal=principal,
         partitions=_partitions(context, positions, readers),
         group=None if group is None else _described(context, group),
