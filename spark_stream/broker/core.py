@@ -20,6 +20,7 @@ the broker vouches for them if all of that went well (``registration.end``), and
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -48,12 +49,15 @@ from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.partition.effects import ProposeIsr, ProposeRecord
 from spark_stream.environment import Clock, Ids, Machine
 from spark_stream.scripts.electing import Changed
+from spark_stream.scripts.groups import SessionWatch, end_sessions
 from spark_stream.scripts.steps import Script
 from spark_stream.scripts.transactions.sweeping import SINK_EXPIRY_S
 from spark_stream.storage.disk.directory import LogDirectory, PromiseFile
 from spark_stream.storage.log.committed import CommittedMarks
 from spark_stream.storage.logs import Logs
 from spark_stream.storage.settings import LogSettings
+
+logger = logging.getLogger(__name__)
 
 
 class CoreSettings(Struct, frozen=True):
@@ -161,6 +165,8 @@ class BrokerCore:
         )
         self.withdrawals = Withdrawals(host, members, clock)
         self.balance = Balance(host, members, clock, settings.leader_balance_s)
+        self._sessions = SessionWatch()
+        self._clock = clock
         self.lease_keeper: LeaseKeeper
         self.controlling: Controlling
 
@@ -192,6 +198,11 @@ class BrokerCore:
         self.promising.forget_ended()
         self.host.upkeep.tick_due()
         yield from self.controlling.rounds()
+
+    def ending_sessions(self) -> Script[None]:
+        """Remove members of consumer groups whose heartbeats have stopped."""
+        for each in (yield from end_sessions(self._sessions, self._clock.monotonic)):
+            logger.warning("%s is removed: no heartbeat came while its session lasted", each)
 
     def leaving(self) -> Script[int]:
         """Let other brokers lead; return how many partitions they lead now."""

@@ -59,6 +59,7 @@ from spark_stream.cluster.view import PAUSE_S
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemMachine
 from spark_stream.errors import DirectoryInUse, IsologError
+from spark_stream.scripts.groups import SESSIONS_S
 from spark_stream.storage.disk.directory import (
     LogDirectory,
     RunFile,
@@ -384,6 +385,7 @@ class Broker:
         self._tasks.start("housekeeper", housekeeping_s, core.host.upkeep.housekeep)
         self._tasks.start("flusher", _FLUSH_SECONDS, core.host.upkeep.flush_due)
         self._tasks.start("transactions", _SWEEP_SECONDS, core.transactions.sweeping)
+        self._tasks.start("sessions", SESSIONS_S, core.ending_sessions)
         self._tasks.start("certificates", _CERTIFICATES_S, self._look_at_certificates)
         self._tasks.start("access", _ACCESS_S, self._authorizer.recheck)
         self._tasks.start("memory", LOOK_S, SpareMemory().give_back)

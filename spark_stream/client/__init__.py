@@ -6,6 +6,7 @@
 ``log``            ``connect()`` and the handle it returns
 ``topics``         topics, and what the client caches of them
 ``consumers``      consumers' names, and where each reads
+``groups``         a member of a consumer group, and its heartbeats
 ``transactions``   the broker's actions for transactions and positions
 ``trends``         whether a consumer is stalled, falls behind or catches up
 ``moments``        moments as whole microseconds since 1970

@@ -21,6 +21,7 @@ from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.consumer import Consumer
 from spark_stream.client.reading.cuts import cut_of
 from spark_stream.client.reading.fetching import Source
+from spark_stream.client.reading.group_reader import PROCESSING_S, SESSION_S, GroupOptions, OnChange
 from spark_stream.client.reading.positions import Key, Place, resolve
 from spark_stream.client.reading.ranges import check_place, read_range
 from spark_stream.client.topics import TopicsClient, level
@@ -379,6 +380,12 @@ class Log(Closing):
         headers: bool = False,
         on_loss: str = "fail",
         filter: str | None = None,
+        group: str | None = None,
+        session_timeout: float = SESSION_S,
+        processing_timeout: float = PROCESSING_S,
+        auto_commit: bool = True,
+        on_assigned: OnChange | None = None,
+        on_revoked: OnChange | None = None,
         **unknown: Never,
     ) -> Consumer:
         """Return a consumer; ``columns``, ``metadata`` and ``headers`` are for its ``batches()``.
@@ -397,12 +404,25 @@ class Log(Closing):
         With a ``name`` it continues at the last position stored under that name. ``on_loss``
         (``fail`` or ``continue``): what to do when records are gone.
 
+        With a ``group`` it shares the topics with the other members of the group: each partition is
+        read by one of them, and continues where the group's last reader of it stored its position.
+        A member is removed when its process was silent for ``session_timeout`` seconds, or asked
+        for no record for ``processing_timeout``. ``auto_commit``: positions are stored every five
+        seconds and before a partition is released; without it only by ``commit()`` and by
+        transactions. ``on_assigned`` and ``on_revoked`` are called with ``[(topic, partition), …]``
+        while the consumer is asked for records. ``start`` is where the group begins in partitions
+        without a position. See ``docs/groups.md``.
+
         Raises:
             InvalidOption: an option has a value that it does not take, or is unknown.
-            Unsupported: a consumer group is asked for.
             UnknownTopic, UnknownPartition, SchemaMismatch, InvalidFilter.
         """
         refuse_unknown("log.consumer", unknown, known_options(Log.consumer))
+        group_options = None
+        if group is not None:
+            group_options = GroupOptions(
+                group, session_timeout, processing_timeout, auto_commit, on_assigned, on_revoked
+            )
         return Consumer(
             self._connection,
             self._topics,
@@ -416,6 +436,7 @@ class Log(Closing):
             name=name,
             on_loss=on_loss,
             filter=filter,
+            group=group_options,
         )
 
     # One topic gives a table, a list of topics a dict of tables: overloads would tell a type

@@ -191,10 +191,15 @@ class TransactionsClient:
         asked = OwnedConsumer(consumer=consumer, instance=instance)
         self._connection.act("check-consumer", asked, Empty)
 
-    def commit_position(self, positions: Iterable[PositionOf], owners: Mapping[str, str]) -> None:
+    def commit_position(
+        self,
+        positions: Iterable[PositionOf],
+        owners: Mapping[str, str],
+        timeout_s: float | None = None,
+    ) -> None:
         """Store positions outside any transaction; raise ConsumerFenced if others own the names."""
         asked = Positions(positions=list(positions), owners=dict(owners))
-        self._connection.act("commit-position", asked, Empty)
+        self._connection.act("commit-position", asked, Empty, timeout_s)
 
     def cut(self, topics: Iterable[CutTopic]) -> Mapping[str, Mapping[int, int]]:
         """Return a cut, by topic and partition: offsets that split no transaction."""

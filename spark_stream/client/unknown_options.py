@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from inspect import signature
 from typing import Any, Final
 
-from spark_stream.errors import InvalidOption, Unsupported
+from spark_stream.errors import InvalidOption
 from spark_stream.schema.nearest import meant
 
 _CONNECT: Final = 'Give the address once: isolog.connect("host:9092").'
@@ -39,10 +39,13 @@ _KAFKAS: Final[Mapping[str, Mapping[str, str]]] = {
     | {
         "auto_offset_reset": 'Use start=: "earliest" or "latest".',
         "consumer_timeout_ms": "Use records(timeout=), in seconds.",
-        "enable_auto_commit": "Leave it out: with name= a position is stored by commit().",
+        "enable_auto_commit": "Use auto_commit= with group=; with name= call commit().",
+        "group_id": "Use group=.",
         "isolation_level": "Use isolation=.",
         "key_deserializer": _BYTES,
+        "max_poll_interval_ms": "Use processing_timeout=, in seconds.",
         "max_poll_records": "Use poll(max_records=).",
+        "session_timeout_ms": "Use session_timeout=, in seconds.",
         "value_deserializer": _BYTES,
     },
 }
@@ -63,19 +66,12 @@ def refuse_unknown(call: str, options: Iterable[str], known: Iterable[str]) -> N
     """Raise the error for the first of these options, which ``call`` does not have.
 
     Raises:
-        Unsupported: the option is about consumer groups.
-        InvalidOption: it is any other option; the hint says what to use instead.
+        InvalidOption: the hint says what to use instead.
     """
     option = next(iter(options), None)
     if option is None:
         return
     name = option.lower().replace(".", "_").replace("-", "_")
-    if call == "log.consumer" and name in ("group", "group_id"):
-        raise Unsupported(
-            f"{option}: consumer groups come later",
-            hint="Share a topic by hand, with partitions=[...]; name= stores the position.",
-            option=option,
-        )
     names, hint = sorted(known), _KAFKAS[call].get(name)
     guess = "" if hint else meant(option, names)
     raise InvalidOption(

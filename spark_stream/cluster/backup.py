@@ -26,7 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from spark_stream.cluster import brokers, generations, partitions, transactions
+from spark_stream.cluster.consumers import CONSUMERS, group_of, with_group
 from spark_stream.cluster.identity import CLUSTER
 from spark_stream.cluster.migration import copy_records, replacing
 from spark_stream.cluster.numbers import NUMBERS
@@ -183,7 +186,10 @@ def _copy_records_of(source: Backend, fresh: Path) -> None:
 
 
 def distrust_logs(store: SqliteStore) -> None:
-    """Let no broker lead by what the store says: each has to show its log first."""
+    """Let no broker lead by what the store says: each has to show its log first.
+
+    Members of groups have to join again: they may know of later epochs than the store does.
+    """
     nobody = f"restored-{secrets.token_hex(8)}"
     store.delete_many(
         [Delete(each.key, each.version) for each in store.list(generations.GENERATIONS)]
@@ -193,6 +199,10 @@ def distrust_logs(store: SqliteStore) -> None:
         isr = [[broker, nobody] for broker in each.value["replicas"]]
         puts.append(_changed(each, leader=None, isr=isr))
     puts += [_changed(each, is_restored=True) for each in store.list(transactions.PREFIX)]
+    for each in store.list(CONSUMERS):
+        if (group := group_of(each.value)) is not None:
+            left = with_group(each.value, replace(group, members=()))
+            puts.append(Put(each.key, left, each.version))
     numbers = store.list(NUMBERS)
     puts += [_changed(each, next=int(each.value["next"]) + _PASSED_OVER) for each in numbers]
     store.put_many(puts)

@@ -1,9 +1,11 @@
-"""Named consumers, and the queries that have a name, as records of the metadata store.
+"""Named consumers, groups, and the queries that have a name, as records of the metadata store.
 
-A consumer's record has the positions where it reads on, and the instance that owns its name;
-``scripts.transactions.positions`` changes them. A query's record has where the query first started,
-and how far its present run has come; ``scripts.queries`` changes them. Only the query's source can
-interpret the start.
+A consumer's record has the positions where it reads on, and who owns its name: an instance, or a
+group with its members. ``scripts.transactions.positions`` and ``scripts.groups`` change them. Each
+member of a group has a session record as well, which changes with its heartbeats.
+
+A query's record has where the query first started, and how far its present run has come;
+``scripts.queries`` changes them. Only the query's source can interpret the start.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ from typing import Any, Final
 
 import msgspec
 
+from spark_stream.consistency.groups import Group
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf, ReadPosition
 from spark_stream.structs import Positional, learn_types
 
 CONSUMERS: Final = "consumers/"
 QUERIES: Final = "queries/"
+SESSIONS: Final = "sessions/"
 
 
 def encode_positions(positions: Iterable[PositionOf]) -> list[dict[str, Any]]:
@@ -29,6 +33,46 @@ def encode_positions(positions: Iterable[PositionOf]) -> list[dict[str, Any]]:
 def decode_positions(values: Iterable[Mapping[str, Any]]) -> list[PositionOf]:
     """Decode the positions in a record's value."""
     return msgspec.convert(list(values), list[PositionOf])
+
+
+def group_of(value: Mapping[str, Any]) -> Group | None:
+    """Return the group in the value of a consumer's record; None if it has no group."""
+    return msgspec.convert(value["group"], Group) if "group" in value else None
+
+
+def with_group(value: Mapping[str, Any], group: Group) -> dict[str, Any]:
+    """Return the value with this group, which owns the name from then on."""
+    kept = {key: each for key, each in value.items() if key not in ("instance", "principal")}
+    return {**kept, "group": msgspec.to_builtins(group)}
+
+
+class MemberSession(Positional):
+    """A member's session: it lasts for this long after each change of the record."""
+
+    session_ms: int
+    heartbeats: int = 0
+
+
+def session_of(group: str, member: str) -> str:
+    """Return the key of a member's session."""
+    return f"{SESSIONS}{group}/{member}"
+
+
+def member_of(key: str) -> tuple[str, str]:
+    """Return the group and the member of a session's key."""
+    group, _, member = key.removeprefix(SESSIONS).rpartition("/")
+    return group, member
+
+
+def encode_session(session: MemberSession) -> dict[str, Any]:
+    """Encode the record's value."""
+    value: dict[str, Any] = msgspec.to_builtins(session)
+    return value
+
+
+def decode_session(value: Mapping[str, Any]) -> MemberSession:
+    """Decode the session in a record's value."""
+    return msgspec.convert(value, MemberSession)
 
 
 class Query(Positional):
@@ -63,3 +107,4 @@ def decode_query(value: Mapping[str, Any]) -> Query:
 
 learn_types(list[PositionOf])
 learn_types(Query)
+learn_types(MemberSession)

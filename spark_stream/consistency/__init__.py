@@ -12,4 +12,6 @@ Folders, each of which imports only those above it:
 ``replication``   what leader and follower do to their logs; epochs and lineages
 ``partition``     the core of a replica, with its high watermark, producers and transactions
 ``transactions``  a transaction's life, beyond one partition
+
+``groups``        which member of a consumer group reads which partition, and stores its position
 """

@@ -10,6 +10,7 @@ script for good between any two steps, as a crash does.
 ``electing``      changes of a partition's record: leader, in-sync replicas
 ``moving``        replicas on their way to other brokers
 ``topics``        a topic's files and its record; ``left_overs``: what a removed topic left
+``groups``        consumer groups: members join and leave, partitions move
 ``queries``       queries under a consumer's name: where one first started, and is now
 ``cutting``       a cut through partitions that no transaction straddles
 ``transactions``  a folder: transactions, named consumers, and sinks

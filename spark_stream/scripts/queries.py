@@ -18,8 +18,10 @@ from spark_stream.cluster.consumers import (
     decode_positions,
     decode_query,
     encode_query,
+    group_of,
 )
 from spark_stream.cluster.stores.store import StoreRecord
+from spark_stream.consistency.groups import Group
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import ConsumerFenced, UnknownConsumer
 from spark_stream.scripts.steps import DeleteRecord, Get, ListRecords, PutRecord, Script
@@ -28,12 +30,14 @@ from spark_stream.scripts.steps import DeleteRecord, Get, ListRecords, PutRecord
 class Named(Struct, frozen=True):
     """All that the store knows under consumers' names: by name, the positions or the query.
 
-    ``owners``: the principals of the clients that have the names, where they are known.
+    ``owners``: the principals of the clients that have the names, where they are known. ``groups``:
+    of those names that groups have.
     """
 
     consumers: dict[str, list[PositionOf]]
     queries: dict[str, Query]
     owners: dict[str, str]
+    groups: dict[str, Group]
 
 
 def pin_start(name: str, query: Query, now_ms: int) -> Script[Query | None]:
@@ -104,6 +108,11 @@ def read_named(*, fresh: bool = True) -> Script[Named]:
         },
         {each.key.removeprefix(QUERIES): decode_query(each.value) for each in queries},
         {each.key.removeprefix(CONSUMERS): each.value.get("principal", "") for each in consumers},
+        {
+            each.key.removeprefix(CONSUMERS): group
+            for each in consumers
+            if (group := group_of(each.value)) is not None
+        },
     )
 
 

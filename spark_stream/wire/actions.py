@@ -37,9 +37,15 @@ from spark_stream.wire.cluster_messages import (
 )
 from spark_stream.wire.consumer_messages import (
     ConsumerDescriptions,
+    GroupAnswer,
+    GroupHeartbeat,
+    JoinGroup,
+    OfMember,
     PinnedStart,
     PinStart,
     RecordProgress,
+    TakenPartitions,
+    TakePartitions,
 )
 from spark_stream.wire.fetch_messages import LocatedEntries, LocateEntries
 from spark_stream.wire.messages import (
@@ -133,6 +139,10 @@ ACTIONS: Final[dict[str, Action]] = {
     "check-consumer": Action(OwnedConsumer, Empty),
     "consumer-position": Action(NamedConsumer, Positions),
     "commit-position": Action(Positions, Empty),
+    "join-group": Action(JoinGroup, GroupAnswer),
+    "group-heartbeat": Action(GroupHeartbeat, GroupAnswer),
+    "leave-group": Action(OfMember, Empty),
+    "take-partitions": Action(TakePartitions, TakenPartitions),
     "pin-start": Action(PinStart, PinnedStart),
     "record-progress": Action(RecordProgress, Empty),
     "list-consumers": Action(Empty, ConsumerDescriptions),

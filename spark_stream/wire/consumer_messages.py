@@ -1,4 +1,4 @@
-"""The control messages about consumers' names: those of queries and those of clients.
+"""The control messages about consumers' names: those of queries, of clients and of groups.
 
 They are bodies and results of DoAction, by the action's name (``wire.actions``).
 """
@@ -9,14 +9,18 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from spark_stream.consistency.groups import Assigned
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.transactions.transactions import ReadPosition
-from spark_stream.structs import Name
+from spark_stream.consistency.transactions.transactions import PositionOf, ReadPosition
+from spark_stream.structs import Name, OffsetField
+from spark_stream.wire.limits import SESSION_MS_MAX, SESSION_MS_MIN
 from spark_stream.wire.messages import Description, Message
 
 TextField = Annotated[str, Meta(max_length=1 << 20)]
 StartField = Annotated[str, Meta(max_length=1 << 24)]
 """A start has some 50 characters a partition, and a name for each topic."""
+MemberId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
+"""Made by the client: no two members that ever were have the same."""
 
 
 class PinStart(Message):
@@ -59,11 +63,70 @@ class RecordProgress(Message):
     claim: bool = False
 
 
+class JoinGroup(Message):
+    """A member joins a group, or changes which topics it reads.
+
+    Without a heartbeat that renews its session it is removed after ``session_ms``.
+    """
+
+    consumer: Name
+    member: MemberId
+    topics: list[Name]
+    session_ms: Annotated[int, Meta(ge=SESSION_MS_MIN, le=SESSION_MS_MAX)]
+    isolation: Isolation
+
+
+class GroupHeartbeat(Message):
+    """A member asks what it reads now. ``renew``: it also renews its session.
+
+    ``released``: what it reads no longer, since it was told to release it.
+    """
+
+    consumer: Name
+    member: MemberId
+    released: list[Assigned] = []
+    renew: bool = False
+
+
+class OfMember(Message):
+    """A member of a group."""
+
+    consumer: Name
+    member: MemberId
+
+
+class GroupAnswer(Message):
+    """All that is assigned to a member since the ``epoch``, and which of that it is to release."""
+
+    epoch: OffsetField
+    assigned: list[Assigned]
+    revoked: list[Assigned]
+
+
+class TakePartitions(Message):
+    """A member begins to read partitions that were assigned to it."""
+
+    consumer: Name
+    member: MemberId
+    assigned: list[Assigned]
+
+
+class TakenPartitions(Message):
+    """Where a member begins. ``added``: partitions to read from their first record on.
+
+    For a partition that is in neither it is as the member was started.
+    """
+
+    positions: list[PositionOf]
+    added: list[Assigned]
+
+
 class ConsumedPartition(Description):
-    """Where a named consumer, or a query, reads on in a partition.
+    """Where a named consumer, a group or a query reads on in a partition.
 
     ``end``: the bound of its isolation level now; None if the topic was deleted or made anew.
-    The broker leaves it out: only the leaders know it.
+    The broker leaves it out: only the leaders know it. ``member``: to whom of the group it is
+    assigned; None if to nobody, or if there is no group.
     """
 
     topic: str
@@ -71,6 +134,7 @@ class ConsumedPartition(Description):
     partition: int
     offset: int
     end: int | None = None
+    member: str | None = None
 
     @property
     def lag(self) -> int | None:
@@ -78,8 +142,29 @@ class ConsumedPartition(Description):
         return None if self.end is None else max(0, self.end - self.offset)
 
 
+class DescribedMember(Description):
+    """A member of a group. ``topics``: those that the caller may describe."""
+
+    id: str
+    topics: tuple[str, ...]
+    isolation: Isolation
+    session_ms: int
+    principal: str
+    partitions: int
+    """How many are assigned to it."""
+
+
+class GroupDescription(Description):
+    """A consumer group. ``epoch``: rises with each change of its members and what they read."""
+
+    epoch: int
+    members: tuple[DescribedMember, ...]
+
+
 class ConsumerDescription(Description):
     """What is known under a consumer's name; ``kind``: ``query`` (Spark's) or ``client``.
+
+    ``group``: its members, if it is the name of a consumer group.
 
     Of a query: the ``isolation`` that it reads under, the topics of its ``selection``, how its
     first start was asked for (``starting``) and when it was (``started_ms``), and when it last
@@ -97,6 +182,7 @@ class ConsumerDescription(Description):
     recorded_ms: int | None = None
     principal: str = ""
     partitions: tuple[ConsumedPartition, ...] = ()
+    group: GroupDescription | None = None
 
     @property
     def lag(self) -> int | None:

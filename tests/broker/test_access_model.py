@@ -36,6 +36,7 @@ from spark_stream.cluster.access import TOKENS, Token, encode, rule_key
 from spark_stream.cluster.view import ClusterView
 from spark_stream.errors import IsologError, PermissionDenied, Unauthenticated, UnknownTopic
 from spark_stream.wire.actions import ACTIONS
+from spark_stream.wire.consumer_messages import JoinGroup
 from spark_stream.wire.fetch_messages import Fetch, FetchRange
 from spark_stream.wire.messages import AppendTo, Message
 from tests.clocks import FakeClock
@@ -67,7 +68,8 @@ class _About:
         for each in ("topic", "transactional_id", "consumer"):
             if each in fields:
                 setattr(self, each, name)
-        self.topics = [_Named(name)] if "topics" in fields else []
+        topic = name if kind is JoinGroup else _Named(name)
+        self.topics = [topic] if "topics" in fields else []
         self.positions = [_Named(name)] if "positions" in fields else []
         self.owners = {name: "instance"} if "owners" in fields else {}
 
@@ -116,6 +118,10 @@ PERMISSIONS = {
     "check-consumer": "read consumer",
     "consumer-position": "describe consumer",
     "commit-position": "read consumer, read topic",
+    "join-group": "read consumer, read topic",
+    "group-heartbeat": "read consumer",
+    "leave-group": "read consumer",
+    "take-partitions": "read consumer",
     "pin-start": "read consumer",
     "record-progress": "read consumer",
     "list-consumers": "",

@@ -8,7 +8,7 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.errors import InvalidOption, InvalidTransaction, Unsupported
+from spark_stream.errors import InvalidOption, InvalidTransaction
 
 
 @pytest.fixture
@@ -49,18 +49,14 @@ def test_a_near_name_is_guessed(unconnected):
         ({"auto_offset_reset": "earliest"}, "Use start="),
         ({"auto.offset.reset": "earliest"}, "Use start="),
         ({"bootstrap_servers": "h:1"}, "isolog.connect("),
-        ({"nonsense": 1}, "It takes columns, filter,"),
+        ({"group_id": "g"}, "Use group=."),
+        ({"nonsense": 1}, "It takes auto_commit, columns, filter,"),
     ],
 )
 def test_a_consumer_names_what_takes_the_place_of_an_unknown_option(unconnected, settings, hint):
     with pytest.raises(InvalidOption, match=next(iter(settings))) as refused:
         unconnected.consumer("t", **settings)
     assert hint in refused.value.hint
-
-
-def test_a_consumer_group_comes_later(unconnected):
-    with pytest.raises(Unsupported, match="group_id: consumer groups come later"):
-        unconnected.consumer("t", group_id="g")
 
 
 def test_connect_knows_the_name_of_kafkas_clients():

@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.cluster.backup import back_up, put_back
+from spark_stream.cluster.backup import back_up, distrust_logs, put_back
+from spark_stream.cluster.consumers import CONSUMERS, group_of, with_group
 from spark_stream.cluster.identity import CLUSTER
 from spark_stream.cluster.stores import sqlite, store_files
 from spark_stream.cluster.stores.sqlite import SqliteStore
+from spark_stream.consistency import groups
+from spark_stream.consistency.groups import Group, GroupMember
+from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import InvalidRequest, MetadataLost, StorageFailure, WrongCluster
 
 
@@ -337,6 +341,22 @@ def test_a_backup_is_put_in_the_place_of_what_a_link_names(path, tmp_path):
     store = SqliteStore(real)
     assert store.get("later") is None
     store.close()
+
+
+def test_members_of_a_group_have_to_join_again_after_a_backup_was_put_back(path):
+    with closing(SqliteStore(path)) as store:
+        member = GroupMember("m", ("t",), 45_000, Isolation.READ_COMMITTED)
+        value = {"positions": []}
+        group = groups.join(Group(first_counts={"id": 2}), member)
+        store.put(f"{CONSUMERS}g", with_group(value, group), 0)
+        store.put(f"{CONSUMERS}named", {"positions": [], "instance": "i"}, 0)
+        distrust_logs(store)
+        found = store.get(f"{CONSUMERS}g")
+        assert found is not None
+        assert group_of(found.value) == Group(1, (), {"id": 2})
+        named = store.get(f"{CONSUMERS}named")
+        assert named is not None
+        assert named.value == {"positions": [], "instance": "i"}
 
 
 def test_a_backup_of_another_cluster_and_what_is_none_are_refused(path, tmp_path):

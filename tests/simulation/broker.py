@@ -54,6 +54,7 @@ from spark_stream.errors import (
 from spark_stream.protocol import StreamOpened
 from spark_stream.scripts import moving
 from spark_stream.scripts import topics as topic_scripts
+from spark_stream.scripts.groups import SESSIONS_S
 from spark_stream.scripts.steps import RemoteStep, Script
 from spark_stream.storage.disk.directory import LogDirectory
 from spark_stream.transport.failures import error_bytes
@@ -119,7 +120,8 @@ class Surroundings(Struct):
     """What all brokers of a run share.
 
     ``look_at`` is called when a broker has done something in the middle of an event, and goes on.
-    ``sees_ends``: whether the lease of a process that has ended is over at once.
+    ``sees_ends``: whether the lease of a process that has ended is over at once. ``has_group``:
+    whether the run has members of a consumer group.
     """
 
     clock: VirtualClock
@@ -137,6 +139,7 @@ class Surroundings(Struct):
     look_at: Callable[[SimulatedBroker], None]
     news: News
     sees_ends: bool
+    has_group: bool
     brokers: dict[str, SimulatedBroker] = field(default_factory=dict)
 
 
@@ -299,6 +302,8 @@ class SimulatedBroker:
         yield from self.run(core.recovering())
         self._keep("left-overs", LEFT_OVERS_S, lambda: self.run(core.topics.removing_left_overs()))
         self._keep("sweep", SWEEP_S, lambda: self.run(core.transactions.sweeping()))
+        if self._around.has_group:
+            self._keep("sessions", SESSIONS_S, lambda: self.run(core.ending_sessions()))
         self._keep("flush", FLUSH_S, core.host.upkeep.flush_due)
         self._keep("housekeeping", HOUSEKEEPING_S, core.host.upkeep.housekeep)
 

@@ -21,6 +21,8 @@ CLIENTS: Final = {
     "mover": 2,
 }
 """Kinds of clients, and how likely each is next to the others."""
+GROUP_CLIENTS: Final = {"transactions": 3, "plain": 1, "operator": 3, "topics": 2, "mover": 1}
+"""Kinds of clients beside the members of a group."""
 FAULTS: Final = {
     "crash": 5,
     "power-cut": 3,
@@ -42,6 +44,23 @@ FAULTS: Final = {
 """Kinds of faults, and how likely each is next to the others."""
 NAMED_FAULTS: Final = ("changed-byte", "changed-bytes", "dead-disk")
 """Kinds of faults that no seed draws: a form has to name them."""
+GROUP_FAULTS: Final = {
+    "crash": 5,
+    "pause": 5,
+    "bad-network": 15,
+    "split": 2,
+    "restart": 2,
+    "lost-race": 3,
+    "clock-step": 1,
+    "store-outage": 6,
+}
+"""Kinds of faults in runs with a group: those that members notice."""
+GROUPS_FROM: Final = 1_000_000_000
+"""Seeds from here on stand for runs with a consumer group."""
+GROUP: Final = "shared"
+"""The group's name."""
+SESSION_MS: Final = 4_000
+"""Of its members."""
 DISK_FAULTS: Final = ("power-cut", "power-cut", "sudden-end", "failed-force", "full-disk")
 
 
@@ -59,7 +78,7 @@ class Form(Struct, frozen=True):
     order: int = 0
 
     def has_fault(self, kinds: Collection[str]) -> bool:
-        """Whether one of these kinds of faults happens."""
+        """Whether one of these kinds of faults happens, or of clients takes part."""
         return any(each.rpartition("-")[0] in kinds for each in self.actors)
 
     def chance(self, purpose: str) -> Random:
@@ -85,6 +104,15 @@ def draw(seed: int) -> Form:
     """The form that a seed stands for."""
     chance = Random(f"{seed} form")
     brokers = chance.choices((1, 2, 3), (2, 3, 5))[0]
+    if seed >= GROUPS_FROM:
+        others = chance.choices(
+            list(GROUP_CLIENTS), list(GROUP_CLIENTS.values()), k=chance.randint(0, 2)
+        )
+        members = ["member"] * chance.randint(2, 4)
+        faults = chance.choices(
+            list(GROUP_FAULTS), list(GROUP_FAULTS.values()), k=chance.randint(0, 3)
+        )
+        return Form(seed, brokers, chance.choice((1, 2)), _named([*members, *others, *faults]))
     hurts_disk = chance.random() < 1 / 8
     topics = chance.choice((1, 1, 2))
     clients = chance.choices(list(CLIENTS), list(CLIENTS.values()), k=chance.randint(2, 4))
@@ -93,5 +121,8 @@ def draw(seed: int) -> Form:
     faults = chance.choices(list(FAULTS), list(FAULTS.values()), k=chance.randint(0, 3))
     if hurts_disk:
         faults.append(chance.choice(DISK_FAULTS))
-    actors = tuple(f"{kind}-{number}" for number, kind in enumerate([*clients, *faults]))
-    return Form(seed, brokers, topics, actors)
+    return Form(seed, brokers, topics, _named([*clients, *faults]))
+
+
+def _named(kinds: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{kind}-{number}" for number, kind in enumerate(kinds))

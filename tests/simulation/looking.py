@@ -12,7 +12,7 @@ from typing import Any
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.scripting.step_table import Answer
 from spark_stream.cluster.brokers import BROKERS
-from spark_stream.cluster.consumers import CONSUMERS
+from spark_stream.cluster.consumers import CONSUMERS, SESSIONS, group_of, member_of
 from spark_stream.cluster.partitions import PARTITIONS, decode_value, id_of
 from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.cluster.topics import TOPICS, Topic
@@ -20,6 +20,7 @@ from spark_stream.cluster.topics import decode as decode_topic
 from spark_stream.cluster.transactions import JOINS, PREFIX, decode, decode_join
 from spark_stream.cluster.view import PREFIXES
 from spark_stream.consistency.control.partition_record import PartitionRecord
+from spark_stream.consistency.groups import Group
 from spark_stream.consistency.ids import Offset
 from spark_stream.errors import IsologError
 from spark_stream.scripts.steps import PartitionStep, ReadBounds, RemoteStep, Seal, WriteMarkers
@@ -206,7 +207,13 @@ class Onlooker:
         elif key.startswith(CONSUMERS):
             self._tell(f"{by}: {key} is {after}")
             then = json.loads(before) if before else {"positions": []}
-            self._notice("moved", key.removeprefix(CONSUMERS), then, json.loads(after or "{}"))
+            now = json.loads(after or "{}")
+            self._notice("moved", key.removeprefix(CONSUMERS), then, now)
+            group = group_of(now)
+            if group is not None:
+                self._notice("grouped", group_of(then) or Group(), group)
+        elif key.startswith(SESSIONS):
+            self._notice("heard", member_of(key)[1], after is not None)
         elif key.startswith(PARTITIONS):
             self._note_partition(key, after, by)
         elif key.startswith(BROKERS):

@@ -66,6 +66,8 @@ class World:
         self.clock = VirtualClock()
         self.schedule = Schedule(form.chance(f"order {form.order}"), self.clock)
         self.calm = False
+        self.rests: list[Callable[[], bool]] = []
+        """Whether what clients keep up for ever has come to rest; asked at the end of the run."""
         self.favourite: Place | None = None
         """The partition that clients choose most of the time."""
         self.history = History()
@@ -91,6 +93,7 @@ class World:
             self.look_at,
             news,
             sees_ends=form.chance("ends").random() < 0.5,
+            has_group=form.has_fault(("member",)),
         )
         self.clients = ClientProcess(self)
         self.asks: dict[bytes, tuple[int, ...]] = {}
@@ -225,6 +228,8 @@ class World:
             self._advance_for(_REST_S)
             rests = placed == [each.record for each in self.history.there()]
             rests = rests and self._all_is_led() and self._all_is_replicated()
+        if self.rests:
+            self._wait_until(self._all_rest, "a group is not at rest")
         folders = {each.broker_id: each.logs.folders() for each in self.brokers}
         self.notice("ended", folders)
 
@@ -293,6 +298,10 @@ class World:
         same = all(len(each.entries) == len(led.entries) for each in lines)
         whole = len(course.record.isr) == len(course.record.replicas)
         return same and whole and len(course.committed.entries) == len(led.entries)
+
+    def _all_rest(self) -> bool:
+        at_rest = all(check() for check in self.rests)
+        return at_rest and self._all_is_decided() and self._all_is_marked()
 
     def _all_is_decided(self) -> bool:
         over = (State.EMPTY, State.COMMITTED, State.ABORTED)

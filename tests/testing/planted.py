@@ -7,6 +7,7 @@ from tests.testing.planted_bugs import (
     epochs,
     fetches,
     files,
+    groups,
     near,
     outages,
     partitions,
@@ -14,7 +15,7 @@ from tests.testing.planted_bugs import (
     replicas,
     streams,
 )
-from tests.testing.planted_bugs.planting import BUGS, FAULTS_OF
+from tests.testing.planted_bugs.planting import BUGS, FAULTS_OF, seeds_for
 
 __all__ = [
     "BUGS",
@@ -23,10 +24,12 @@ __all__ = [
     "epochs",
     "fetches",
     "files",
+    "groups",
     "near",
     "outages",
     "partitions",
     "producers",
     "replicas",
+    "seeds_for",
     "streams",
 ]

@@ -19,7 +19,7 @@ import pytest
 
 from tests.simulation.form import draw
 from tests.simulation.runs import Finding, find, run
-from tests.testing.planted import BUGS, FAULTS_OF
+from tests.testing.planted import BUGS, FAULTS_OF, seeds_for
 
 FILE: Final = Path(__file__).with_name("seeds.json")
 _RUNS: Final = 30_000
@@ -38,7 +38,7 @@ def find_bug(name: str, seeds: Iterable[int]) -> Finding | None:
 
 def seed_of(name: str, before: int | None) -> int | None:
     """The seed that finds this bug, and nothing without it."""
-    seeds = chain([] if before is None else [before], range(_RUNS))
+    seeds = chain([] if before is None else [before], seeds_for(name, _RUNS))
     finding = find_bug(name, seeds)
     if finding is None:
         return None

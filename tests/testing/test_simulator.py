@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -12,8 +13,19 @@ from multiprocessing import get_context
 import pytest
 from msgspec.structs import replace
 
+from spark_stream.cluster.consumers import CONSUMERS, group_of
 from tests.simulation.__main__ import main
-from tests.simulation.form import CLIENTS, DISK_FAULTS, FAULTS, NAMED_FAULTS, draw
+from tests.simulation.form import (
+    CLIENTS,
+    DISK_FAULTS,
+    FAULTS,
+    GROUP,
+    GROUP_CLIENTS,
+    GROUP_FAULTS,
+    GROUPS_FROM,
+    NAMED_FAULTS,
+    draw,
+)
 from tests.simulation.invariants import INVARIANTS
 from tests.simulation.invariants.base import Invariant
 from tests.simulation.runs import ACTORS, find, run, search, shrink
@@ -70,6 +82,18 @@ def test_two_thousand_runs_find_nothing():
     assert not failed, "\n".join(failed)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("runs", [FEW // 4, pytest.param(RUNS // 4, marks=pytest.mark.full)])
+@pytest.mark.timeout(1200)
+def test_runs_with_a_consumer_group_find_nothing_and_partitions_move(runs: int):
+    moved = 0
+    for world in map(world_of, range(GROUPS_FROM, GROUPS_FROM + runs)):
+        group = group_of(json.loads(world.records.kept[CONSUMERS + GROUP][0]))
+        assert group is not None
+        moved += any(at.epoch > 3 for each in group.members for at in each.assigned)
+    assert moved > 0.5 * runs
+
+
 @pytest.mark.rule(
     "which run a number stands for", "tests/simulation/form.py", "tests/simulation/schedule.py"
 )
@@ -98,7 +122,10 @@ def test_seeds_draw_every_kind_of_run():
     assert {form.brokers for form in forms} == {1, 2, 3}
     assert {form.has_fault(DISK_FAULTS) for form in forms} == {True, False}
     kinds = {name.rpartition("-")[0] for form in forms for name in form.actors}
-    assert kinds == {*CLIENTS, *FAULTS} == set(ACTORS) - set(NAMED_FAULTS)
+    assert kinds == {*CLIENTS, *FAULTS} == set(ACTORS) - {*NAMED_FAULTS, "member"}
+    for form in map(draw, range(GROUPS_FROM, GROUPS_FROM + 100)):
+        kinds = {name.rpartition("-")[0] for name in form.actors}
+        assert "member" in kinds <= {"member", *GROUP_CLIENTS, *GROUP_FAULTS}
 
 
 def test_each_invariant_says_in_one_sentence_what_holds():

@@ -50,6 +50,15 @@ def positions(asked: Any) -> Sequence[Need]:
     ]
 
 
+def join(asked: Any) -> Sequence[Need]:
+    """Need to read as the group, and to read the topics."""
+    names = sorted(set(asked.topics))
+    return [
+        *on_consumer(Operation.READ)(asked),
+        *((Operation.READ, Resource(ResourceKind.TOPIC, name)) for name in names),
+    ]
+
+
 def commit(asked: Any) -> Sequence[Need]:
     """Need to write in the transaction, and to read as its consumers."""
     return [*on_transaction(Operation.WRITE)(asked), *positions(asked)]

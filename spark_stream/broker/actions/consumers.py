@@ -1,26 +1,36 @@
-"""Actions on named consumers: their positions and owners, and the queries that have a name."""
+"""Actions on named consumers and groups: positions and owners; and queries that have a name."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from spark_stream.access.rules import ResourceKind
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.cluster.consumers import Query
+from spark_stream.consistency.groups import Group, GroupMember, MemberAnswer, Place
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf, ReadPosition
-from spark_stream.scripts import queries
+from spark_stream.scripts import groups, queries
 from spark_stream.scripts.transactions import consumers, positions
 from spark_stream.wire.consumer_messages import (
     ConsumedPartition,
     ConsumerDescription,
     ConsumerDescriptions,
+    DescribedMember,
+    GroupAnswer,
+    GroupDescription,
+    GroupHeartbeat,
+    JoinGroup,
+    OfMember,
     PinnedStart,
     PinStart,
     RecordProgress,
+    TakenPartitions,
+    TakePartitions,
 )
 from spark_stream.wire.messages import Empty
 from spark_stream.wire.transaction_messages import NamedConsumer, OwnedConsumer, Positions
@@ -71,12 +81,7 @@ def record_progress(context: BrokerContext, asked: RecordProgress) -> Empty:
 def list_consumers(context: BrokerContext, asked: Empty) -> ConsumerDescriptions:
     found = context.transactions.run(queries.read_named())
     clients = [
-        ConsumerDescription(
-            name=name,
-            kind="client",
-            partitions=_partitions(context, positions),
-            principal=found.owners[name],
-        )
+        _client(context, name, positions, found.owners[name], found.groups.get(name))
         for name, positions in found.consumers.items()
     ]
     of_queries = [
@@ -96,6 +101,44 @@ def list_consumers(context: BrokerContext, asked: Empty) -> ConsumerDescriptions
     both = sorted([*clients, *of_queries], key=lambda each: (each.name, each.kind))
     return ConsumerDescriptions(
         consumers=[each for each in both if context.may_describe(ResourceKind.CONSUMER, each.name)]
+    )
+
+
+def _client(
+    context: BrokerContext,
+    name: str,
+    positions: Iterable[PositionOf],
+    principal: str,
+    group: Group | None,
+) -> ConsumerDescription:
+    members = () if group is None else group.members
+    readers = {at.place: each.id for each in members for at in each.assigned}
+    return ConsumerDescription(
+        name=name,
+        kind="client",
+        isolation=None if group is None else group.isolation,
+        principal=principal,
+        partitions=_partitions(context, positions, readers),
+        group=None if group is None else _described(context, group),
+    )
+
+
+def _described(context: BrokerContext, group: Group) -> GroupDescription:
+    return GroupDescription(
+        epoch=group.epoch,
+        members=tuple(
+            DescribedMember(
+                id=each.id,
+                topics=tuple(
+                    name for name in each.topics if context.may_describe(ResourceKind.TOPIC, name)
+                ),
+                isolation=each.isolation,
+                session_ms=each.session_ms,
+                principal=each.principal,
+                partitions=len(each.assigned),
+            )
+            for each in group.members
+        ),
     )
 
 
@@ -146,6 +189,7 @@ def _json_object(text: str) -> dict[str, Any] | None:
 def _partitions(
     context: BrokerContext,
     positions: Iterable[ReadPosition | PositionOf],
+    readers: Mapping[Place, str] = MappingProxyType({}),
 ) -> tuple[ConsumedPartition, ...]:
     return tuple(
         ConsumedPartition(
@@ -153,6 +197,7 @@ def _partitions(
             topic_id=each.topic_id,
             partition=each.partition,
             offset=each.offset,
+            member=readers.get((each.topic_id, each.partition)),
         )
         for each in positions
         if context.may_describe(ResourceKind.TOPIC, each.topic)
@@ -191,3 +236,42 @@ def _shown(context: BrokerContext, found: Iterable[PositionOf]) -> Positions:
 def commit_position(context: BrokerContext, asked: Positions) -> Empty:
     context.transactions.run(positions.store_positions(asked.positions, asked.owners))
     return Empty()
+
+
+# -- groups ---------------------------------------------------------------------------------------
+
+
+def join_group(context: BrokerContext, asked: JoinGroup) -> GroupAnswer:
+    member = GroupMember(
+        asked.member,
+        tuple(sorted(set(asked.topics))),
+        asked.session_ms,
+        asked.isolation,
+        context.known_principal,
+    )
+    return _told(context.transactions.run(groups.join(asked.consumer, member)))
+
+
+def group_heartbeat(context: BrokerContext, asked: GroupHeartbeat) -> GroupAnswer:
+    script = groups.beat(asked.consumer, asked.member, asked.released, renew=asked.renew)
+    return _told(context.transactions.run(script))
+
+
+def leave_group(context: BrokerContext, asked: OfMember) -> Empty:
+    context.transactions.run(groups.leave(asked.consumer, asked.member))
+    return Empty()
+
+
+def take_partitions(context: BrokerContext, asked: TakePartitions) -> TakenPartitions:
+    script = groups.take_partitions(
+        context.transactions.finished, asked.consumer, asked.member, asked.assigned
+    )
+    found, group = context.transactions.run(script)
+    added = [each for each in asked.assigned if group.is_later(each)]
+    return TakenPartitions(positions=_shown(context, found).positions, added=added)
+
+
+def _told(answer: MemberAnswer) -> GroupAnswer:
+    return GroupAnswer(
+        epoch=answer.epoch, assigned=list(answer.assigned), revoked=list(answer.revoked)
+    )

@@ -16,6 +16,7 @@ from msgspec import Struct
 from spark_stream.broker.actions.cluster import known_cluster
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.partition.partition import Partition
+from spark_stream.consistency.groups import Group
 from spark_stream.consistency.isolation import Bounds, Isolation, upper_bound
 from spark_stream.consistency.transactions.transactions import (
     Joined,
@@ -172,18 +173,18 @@ class Scrape:
     def consumed(self) -> list[Consumed]:
         """Where named consumers and queries are; nothing while the metadata store is away.
 
-        A query's lag is counted under its isolation level, and a client's up to the log's end.
+        A query's and a group's lag is counted under its isolation level, a client's up to the
+        log's end.
         """
         try:
             named = self.here.transactions.run(read_named(fresh=False))
         except IsologError:
             return []
-        level = Isolation.READ_UNCOMMITTED
         return [
             *(
                 found
                 for name, positions in named.consumers.items()
-                for found in self._consumed(name, "client", level, positions)
+                for found in self._consumed(name, *_kind_of(named.groups.get(name)), positions)
             ),
             *(
                 found
@@ -225,3 +226,10 @@ class Scrape:
         for each in self.followers:
             found[each.follower,] = max(found.get((each.follower,), 0), what(each))
         return found
+
+
+def _kind_of(group: Group | None) -> tuple[str, Isolation]:
+    """Return the kind of a client's name, and the level under which its lag is counted."""
+    if group is None:
+        return "client", Isolation.READ_UNCOMMITTED
+    return "group", group.isolation or Isolation.READ_UNCOMMITTED

@@ -1,7 +1,8 @@
 """``isolog consumers``: list, describe, delete.
 
-For a consumer's name the store keeps the position of a client's named consumer, and where a Spark
-query with the option ``consumer`` first started and how far it has come.
+For a consumer's name the store keeps the position of a client's named consumer or of a consumer
+group with its members, and where a Spark query with the option ``consumer`` first started and how
+far it has come.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from spark_stream.cli.options import (
 from spark_stream.cli.output.show import console
 from spark_stream.cli.output.show_transactions import duration
 from spark_stream.cli.texts import as_json, cell
-from spark_stream.wire.consumer_messages import ConsumerDescription
+from spark_stream.wire.consumer_messages import ConsumerDescription, GroupDescription
 
 
 def show_consumers(found: Sequence[ConsumerDescription], now_ms: int, shape: Listing) -> None:
@@ -50,7 +51,7 @@ def show_consumers(found: Sequence[ConsumerDescription], now_ms: int, shape: Lis
         topics = dict.fromkeys(at.topic for at in each.partitions)
         table.add_row(
             cell(each.name),
-            each.kind,
+            _kind(each),
             each.isolation or "-",
             cell(", ".join(topics) or each.selection or "-"),
             _number(each.lag),
@@ -61,13 +62,13 @@ def show_consumers(found: Sequence[ConsumerDescription], now_ms: int, shape: Lis
 
 
 def show_consumer(found: Sequence[ConsumerDescription], now_ms: int, shape: Listing) -> None:
-    """Print what is stored under one name: of a query, of a client, or of both."""
+    """Print what is stored under one name: of a query, of a client or a group, or of both."""
     if shape is Listing.JSON:
         print(json.dumps([_as_json(each) for each in found], indent=2))
         return
     for each in found:
         facts = Table(show_header=False)
-        rows: list[tuple[str, str]] = [("name", each.name), ("kind", each.kind)]
+        rows: list[tuple[str, str]] = [("name", each.name), ("kind", _kind(each))]
         if each.kind == "query":
             rows += [
                 ("isolation", each.isolation or "-"),
@@ -81,18 +82,47 @@ def show_consumer(found: Sequence[ConsumerDescription], now_ms: int, shape: List
         for name, value in rows:
             facts.add_row(name, cell(value))
         console().print(facts)
+        if each.group is not None:
+            console().print(_members(each.group))
         if each.partitions:
             console().print(_partitions(each))
+
+
+def _kind(consumer: ConsumerDescription) -> str:
+    return consumer.kind if consumer.group is None else "group"
+
+
+def _members(group: GroupDescription) -> Table:
+    table = Table("member", "topics", "isolation", "principal")
+    for name in ("session", "partitions"):
+        table.add_column(name, justify="right")
+    for each in group.members:
+        table.add_row(
+            each.id,
+            cell(", ".join(each.topics)),
+            each.isolation,
+            cell(each.principal) or "-",
+            duration(each.session_ms / 1000),
+            str(each.partitions),
+        )
+    return table
 
 
 def _partitions(consumer: ConsumerDescription) -> Table:
     table = Table("topic")
     for name in ("partition", "offset", "end", "lag"):
         table.add_column(name, justify="right")
+    if consumer.group is not None:
+        table.add_column("member")
     for each in consumer.partitions:
         end = "topic is gone" if each.end is None else str(each.end)
         table.add_row(
-            cell(each.topic), str(each.partition), str(each.offset), end, _number(each.lag)
+            cell(each.topic),
+            str(each.partition),
+            str(each.offset),
+            end,
+            _number(each.lag),
+            *([] if consumer.group is None else [each.member or "-"]),
         )
     return table
 
@@ -131,7 +161,7 @@ ConsumerName = Annotated[
 def list_consumers(
     bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
 ) -> None:
-    """List consumers by name: clients', and Spark queries with the option "consumer".
+    """List consumers by name: clients', groups, and Spark queries with the option "consumer".
 
     \b
     isolog consumers list --path data/
@@ -151,7 +181,8 @@ def describe(
 ) -> None:
     """Show the position of a consumer in each partition, and how much is left to read.
 
-    A query's lag is counted under its isolation level, a client's up to the ends of the logs.
+    Of a group, also its members. The lag of a query or a group is counted under its isolation
+    level, a client's up to the ends of the logs.
 
     \b
     isolog consumers describe departures --path data/
@@ -168,11 +199,11 @@ def delete(
     path: LogPath = None,
     yes: Yes = False,
 ) -> None:
-    """Forget a name: a query's pinned start, or the positions of a client's consumer.
+    """Forget a name: a query's pinned start, or the positions of a client's consumer or a group.
 
     A query that later starts under the name with a new checkpoint starts where its options say. A
     running query continues, and is listed again with its next records. A client's running consumer
-    loses its name, and gets an error.
+    loses its name, and gets an error. The running members of a group join it anew.
 
     \b
     isolog consumers delete departures --path data/ --yes
@@ -187,6 +218,8 @@ def delete(
 def _known(consumer: ConsumerDescription) -> str:
     if consumer.kind == "query":
         return "where a query first started and how far it has come"
+    if consumer.group is not None:
+        return f"where a group goes on, with {len(consumer.group.members)} members"
     return "where a client goes on"
 
 

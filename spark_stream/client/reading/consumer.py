@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from numbers import Integral
+from types import TracebackType
 from typing import Final, NoReturn
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.cuts import cut_of
 from spark_stream.client.reading.feed import WATCH_S, Asked, Feed
 from spark_stream.client.reading.fetching import Fetched, Source
+from spark_stream.client.reading.group_reader import GroupOptions, GroupReader, check_options
 from spark_stream.client.reading.losses import FAIL, GONE, fails_on, where_to_go_on
 from spark_stream.client.reading.polling import Patience, Polling
 from spark_stream.client.reading.positions import Key, Place, resolve, resolve_with_lineages
@@ -68,6 +70,10 @@ class Consumer(Closing):
     one that had it can no longer store a position, and gets ConsumerFenced when it tries to, or
     within a few seconds of iterating.
 
+    With ``group`` it is a member of a group, and reads the partitions that are assigned to it
+    (:mod:`spark_stream.client.reading.group_reader`). A record counts as processed once the next
+    one is asked for, :meth:`commit` is called, or the ``with`` block ends without an exception.
+
     Partitions that a topic gets later are read from their first record on, wherever the consumer
     started.
 
@@ -91,6 +97,7 @@ class Consumer(Closing):
         name: str | None = None,
         on_loss: str = FAIL,
         filter: str | None = None,
+        group: GroupOptions | None = None,
     ) -> None:
         if name is not None:
             try:
@@ -106,6 +113,8 @@ class Consumer(Closing):
         self._name = name
         self._instance = uuid.uuid4().hex
         self._isolation = level(isolation)
+        if group is not None:
+            check_options(name, partitions, self._isolation)
         self._fail_on_loss = fails_on(on_loss)
         self._position: dict[Key, int] = {}
         self._lineages: dict[Key, Lineage] = {}  # of the positions, if known
@@ -113,6 +122,8 @@ class Consumer(Closing):
         self._subscription = Subscription(topics, asked, partitions, view)
         for topic in self._subscription.ids:
             at, lineages = resolve_with_lineages(topics, topic, start, self._isolation)
+            if group is not None:
+                continue  # the start is one that there is; the group says where to begin
             chosen = self._subscription.chosen
             self._position.update(chosen({(topic, number): each for number, each in at.items()}))
             self._lineages.update(
@@ -125,6 +136,22 @@ class Consumer(Closing):
             stored = self._taken_over(name)
             self._position.update(stored)
             self._start_added(stored)
+        self._committed = dict(self._position)
+        self._member: GroupReader | None = None
+        if group is not None:
+            self._member = GroupReader(
+                group,
+                connection,
+                topics,
+                self._subscription,
+                self._isolation,
+                start,
+                self._position,
+                self._lineages,
+            )
+            self._committed = self._member.committed
+        self._handed_out: tuple[Key, int] | None = None
+        """What may not be processed yet, and where it begins."""
         self._checked = time.monotonic()
         self._feed: Feed | None = None
         in_child_while_used(self._leave_parent)
@@ -136,6 +163,11 @@ class Consumer(Closing):
     def name(self) -> str | None:
         """The name under which positions are stored; None if they are not stored."""
         return self._name
+
+    @property
+    def group(self) -> str | None:
+        """The consumer group of which this is a member; None if it is in none."""
+        return None if self._member is None else self._member.options.group
 
     def records(self, until: str | None = None, timeout: float | None = None) -> Iterator[Record]:
         """Yield records as they come; with ``until="latest"`` up to the isolation's present bound.
@@ -149,15 +181,18 @@ class Consumer(Closing):
             SchemaMismatch: a topic is typed (use :meth:`batches`).
         """
         self._check_open()
-        position = self._position
+        position, member = self._position, self._member
         views = self._subscription.record_views(self._filter)
         for key, fetched in self._fetched(views, until, timeout):
             seeks = self._seeks
             self._keep_lineage(key, fetched)
             for record in records_of(key, fetched):
                 position[key] = record[2] + 1
+                if member is not None:
+                    self._handed_out = key, record[2]
                 yield record
-                if self._seeks != seeks:
+                if self._seeks != seeks or (member is not None and member.needs_turn()):
+                    self._stop_feed()  # the next one begins after this record
                     break
             else:
                 position[key] = fetched.next
@@ -169,6 +204,7 @@ class Consumer(Closing):
         self._check_open()
         for key, fetched in self._fetched(self._subscription.views.__getitem__, until, timeout):
             self._keep_lineage(key, fetched)
+            self._handed_out = key, self._position[key]
             self._position[key] = fetched.next
             if fetched.batch.num_rows:
                 yield fetched.batch
@@ -191,14 +227,17 @@ class Consumer(Closing):
                 f"max_records is at least 1, not {max_records!r}", option="max_records"
             )
         polling, self._polling = self._polling, None
-        if polling is None:
+        self._handed_out = None
+        if polling is None or self._needs_turn():
             patience = Patience(timeout)
             views = self._subscription.record_views(self._filter)
             polling = Polling(self._fetches(views, None, patience, polls=True), patience)
         polling.patience.renew(timeout)
         found: list[Record] = []
         while not found and (taken := polling.take(min(int(max_records), sys.maxsize))) is not None:
-            key, found, self._position[key], fetched = taken
+            key, found, following, fetched = taken
+            self._handed_out = key, self._position[key]
+            self._position[key] = following
             self._keep_lineage(key, fetched)
             if not polling.patience.seconds_left():
                 break  # nothing of what came matches the filter, or is visible
@@ -210,45 +249,69 @@ class Consumer(Closing):
         return dict(self._position)
 
     def commit(self) -> None:
-        """Store the position under the consumer's name: the next one of that name continues there.
+        """Store the position under the name, or the group's: the next consumer continues there.
 
         Raises:
-            InvalidOption: the consumer has no name.
-            ConsumerFenced: another consumer has taken over the name.
+            InvalidOption: the consumer has no name, and is in no group.
+            ConsumerFenced: another consumer has taken over the name, or a partition.
             InvalidRequest: the consumer is closed.
         """
         self._check_open()
+        if self._member is not None:
+            self._member.store(self._member.places())
+            return
         places = self.places(self._connection)
         self._transactions.commit_position(places, self.owner())
+        self.note_committed(places)
 
     def owner(self) -> dict[str, str]:
         """Return ``{name: instance}``: who must own the name for the position to be stored."""
+        if self._member is not None:
+            return self._member.owner
         return {} if self._name is None else {self._name: self._instance}
 
     def check_owner(self) -> None:
         """Raise ConsumerFenced if another consumer has taken over the name."""
-        if self._name is not None:
-            self._transactions.check_consumer(self._name, self._instance)
+        for name, owner in self.owner().items():
+            self._transactions.check_consumer(name, owner)
             self._checked = time.monotonic()
+
+    def note_committed(self, places: Iterable[PositionOf]) -> None:
+        """Note that these positions are stored."""
+        if self._member is not None:
+            self._member.note_stored(places)
+        else:
+            self._committed.update({(each.topic, each.partition): each.offset for each in places})
 
     def places(self, connection: ClusterConnection) -> list[PositionOf]:
         """Return the position in the form in which it is stored through this connection.
 
         Raises:
-            InvalidOption: the consumer has no name, or the connection is to another log.
+            InvalidOption: the consumer has no name, or the connection is to another log; or it
+                stores positions automatically, and not with a transaction.
+            ConsumerFenced: another member of the group reads what this one has read.
         """
-        if self._name is None:
+        if self._member is None and self._name is None:
             raise InvalidOption(
                 "the consumer has no name to store a position under",
                 option="name",
                 hint="Give it one: log.consumer(topics, name=...).",
             )
+        if self._member is not None and self._member.options.auto_commit:
+            raise InvalidOption(
+                "this consumer stores positions by itself, whatever becomes of the transaction",
+                option="auto_commit",
+                hint="Use log.consumer(topics, group=..., auto_commit=False).",
+            )
         if connection.cluster_id != self._connection.cluster_id:
             raise InvalidOption(
-                f"consumer {self._name!r} reads another log",
+                f"consumer {self._name or self.group!r} reads another log",
                 option="name",
                 hint="A transaction stores positions of consumers of its own log only.",
             )
+        if self._member is not None:
+            return self._member.places()
+        assert self._name is not None
         return [
             PositionOf(
                 consumer=self._name,
@@ -262,9 +325,11 @@ class Consumer(Closing):
         ]
 
     def seek(self, position: str | Mapping[Key, int]) -> None:
-        """Go on from ``"earliest"`` or ``"latest"``, or from the offset of each named partition.
+        """Go on from ``"earliest"``, ``"latest"``, or the offset of each named partition.
 
-        Partitions that are not named stay where they are.
+        ``"committed"``: from the stored position, as after a transaction that was aborted; from
+        where the consumer began, if none is stored. Partitions that are not named stay where they
+        are.
 
         Raises:
             InvalidOption: the position has a form, a partition or an offset that is not taken.
@@ -275,10 +340,12 @@ class Consumer(Closing):
             at = EARLIEST if position == "earliest" else LATEST
             found = self._cut({}) if at == LATEST and self._atomic else self._bounds(at)
             position = {key: offset for key, offset in found.items() if key in self._position}
+        elif position == "committed":
+            position = {key: self._committed.get(key, 0) for key in self._position}
         if not isinstance(position, Mapping):
             raise InvalidOption(
-                "a position is 'earliest', 'latest' or {(topic, partition): offset}, not"
-                f" {position!r}",
+                "a position is 'earliest', 'latest', 'committed' or {(topic, partition): offset},"
+                f" not {position!r}",
                 hint="`consumer.position()` shows the present one.",
             )
         for key, offset in position.items():
@@ -295,14 +362,33 @@ class Consumer(Closing):
         self._position.update({key: int(offset) for key, offset in position.items()})
         for key in position:
             self._lineages.pop(key, None)
+        if self._member is not None:
+            self._member.membership.note_seek()
+        self._handed_out = None
         self._seeks += 1
         self._polling = None
         self._stop_feed()
 
     def close(self) -> None:
-        """Stop the fetches; running iterators end."""
+        """Stop the fetches; running iterators end. A member of a group leaves it.
+
+        It stores its positions before, up to the last record after which another was asked for.
+        """
+        is_first = not self._closed.is_set()
         self._closed.set()
         self._stop_feed()
+        if self._member is not None and is_first:
+            self._member.close(self._handed_out)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self._handed_out = None  # all is processed
+        self.close()
 
     def __aenter__(self) -> NoReturn:
         self._refuse_asyncio()
@@ -351,6 +437,8 @@ class Consumer(Closing):
             return math.inf if self._atomic and not polls else patience.seconds_left()
 
         def left() -> float:
+            if self._needs_turn():
+                return 0.0
             return (
                 min(round_left(), self._subscription.look_left()) if ends is None else round_left()
             )
@@ -364,7 +452,11 @@ class Consumer(Closing):
             self._stop_feed()
             if watch is not None and time.monotonic() - self._checked > WATCH_S:
                 watch()  # under read_atomic feeds may be too short-lived to watch
-            nothing = not self._position  # no topic matches the pattern yet
+            if self._member is not None and self._needs_turn():
+                self._member.apply()
+            if ends is not None and not self._atomic and not self._position.keys() <= ends.keys():
+                ends = {**self._bounds(), **ends}  # partitions were assigned meanwhile
+            nothing = not self._position  # no topic matches the pattern yet, or none is assigned
             if self._atomic and not (until and ends):
                 ends = self._cut(self._position)
                 while self._find_topics(now=self._below(ends)):
@@ -404,13 +496,17 @@ class Consumer(Closing):
                 while feed.running:
                     for key, fetched in feed.fetched(left):
                         yield key, fetched
+                        self._handed_out = None
+                        if self._needs_turn():
+                            self._stop_feed()
+                            break
                         if fetched.batch.num_rows:
                             patience.restart()
                         if ends is None and (
                             self._grow(key[0], fetched.partitions) or self._find_topics()
                         ):
                             self._stop_feed()
-                    if ends is None and self._find_topics():
+                    if self._needs_turn() or (ends is None and self._find_topics()):
                         self._stop_feed()
                     elif feed.running and not round_left():
                         yield None
@@ -424,8 +520,16 @@ class Consumer(Closing):
     def _find_topics(self, *, now: bool = False) -> bool:
         """Begin to read new topics of the pattern; return whether there are any."""
         found = self._subscription.find(now=now)
+        if self._member is not None:
+            if found:
+                self._member.membership.read_also(self._subscription.ids)
+            return False  # the group says which of them this consumer reads
         self._take_up(found)
         return bool(found)
+
+    def _needs_turn(self) -> bool:
+        """Return whether the group has changed what this consumer reads."""
+        return self._member is not None and self._member.needs_turn()
 
     @property
     def _atomic(self) -> bool:
@@ -454,7 +558,7 @@ class Consumer(Closing):
 
     def _take_up(self, keys: Iterable[Key]) -> None:
         """Start new partitions at their first record."""
-        for key in keys:
+        for key in keys if self._member is None else ():
             self._position.setdefault(key, 0)
 
     def _grow(self, topic: str, partitions: int | None) -> bool:
@@ -514,7 +618,10 @@ class Consumer(Closing):
             feed.stop()
 
     def _leave_parent(self) -> None:
-        """Fetch anew in a forked child: the fetches under way are the parent's."""
+        """Fetch anew in a forked child: the fetches under way are the parent's, as is a group."""
+        if self._member is not None:
+            self._member.membership.end()
+            self._closed.set()
         feed, self._feed = self._feed, None
         if feed is not None:
             feed.leave_parent()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import datetime
@@ -49,7 +49,7 @@ _DECIDED: Final = (TransactionAborted, InvalidTransaction, UnknownTransaction)
 
 
 class Positioned(Protocol):
-    """A named consumer, as far as a transaction needs it to store its position."""
+    """A consumer with a name or in a group, as far as a transaction needs it for its position."""
 
     def places(self, connection: ClusterConnection) -> list[PositionOf]:
         """Return its position by partition, or raise InvalidOption: no name, or another log."""
@@ -59,6 +59,9 @@ class Positioned(Protocol):
 
     def owner(self) -> dict[str, str]:
         """Return ``{name: instance}``: who must own the name for the position to be stored."""
+
+    def note_committed(self, places: Iterable[PositionOf]) -> None:
+        """Note that these positions are stored."""
 
 
 class TransactionalProducer(Producer):
@@ -101,6 +104,8 @@ class TransactionalProducer(Producer):
         self._fenced: IsologError | None = None
         self._owners: dict[str, str] = {}
         self._positions: dict[tuple[str, str, int], PositionOf] = {}
+        self._positioned: dict[str, Positioned] = {}
+        """The consumers of these positions, by name."""
         self._timeout_ms = transaction_timeout_ms
         try:
             self._take_over()
@@ -175,8 +180,7 @@ class TransactionalProducer(Producer):
                 raise InvalidTransaction(f"{self._named()} is open already")
             begun = self._call(self._begin)
             self._sender.failures.forget()
-            self._positions.clear()
-            self._owners.clear()
+            self._forget_positions()
             self._aborting = False
             self._branch = begun
             self._sender.write_as(*author_of(self._branch))
@@ -209,6 +213,9 @@ class TransactionalProducer(Producer):
             except ConsumerFenced:
                 self._give_up(branch)
                 raise
+            for name, consumer in self._positioned.items():
+                mine = [each for each in self._positions.values() if each.consumer == name]
+                consumer.note_committed(mine)
             self._over(branch)
 
     def abort_transaction(self) -> None:
@@ -223,10 +230,13 @@ class TransactionalProducer(Producer):
             self._abort(self._opened("an abort"))
 
     def commit_position(self, consumer: Positioned) -> None:
-        """Store the named consumer's present position if, and when, the transaction commits.
+        """Store the consumer's present position if, and when, the transaction commits.
+
+        After a transaction that was aborted, ``consumer.seek("committed")`` goes back to it.
 
         Raises:
-            InvalidOption: the consumer has no name, or is of another log.
+            InvalidOption: the consumer has no name and no group, or is of another log, or stores
+                its positions by itself.
             InvalidTransaction: none is open.
             ProducerFenced, ConsumerFenced: the id, or the consumer's name, was taken over.
         """
@@ -237,6 +247,7 @@ class TransactionalProducer(Producer):
             self._owners.update(consumer.owner())
             for place in places:
                 self._positions[place.consumer, place.topic, place.partition] = place
+                self._positioned[place.consumer] = consumer
 
     def close(self) -> None:
         """Abort an open transaction, then close as :meth:`Producer.close` does."""
@@ -325,7 +336,11 @@ class TransactionalProducer(Producer):
         self._branch = None
         self._committing = self._aborting = False
         self._sender.failures.forget()
+        self._forget_positions()
+
+    def _forget_positions(self) -> None:
         self._positions.clear()
+        self._positioned.clear()
         self._owners.clear()
 
     def _abort(self, branch: Branch) -> None:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 _NOTHING: Final = "leave it out: nothing is needed instead"
 _NO_GROUPS: Final = (
-    "leave it out: there are no consumer groups, a query's offsets are in its checkpoint"
+    "leave it out: a query is in no consumer group, its offsets are in its checkpoint"
 )
 _BATCHES: Final = "in batch queries only, as with Kafka"
 _SECURITY: Final = "use tls.ca, tls.cert, tls.key"

@@ -21,6 +21,8 @@ nobody else afterwards.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from spark_stream.cluster.transactions import By
 from spark_stream.consistency.transactions.events import withdraw
 from spark_stream.consistency.transactions.transactions import PositionOf, State
@@ -35,8 +37,19 @@ def take_consumer(
 ) -> Script[list[PositionOf]]:
     """Give the principal's instance the consumer's name, and return where it continues."""
     yield from own_name(consumer, instance, principal)
+    return (yield from take_over(finished, consumer, lambda position: True))
+
+
+def take_over(
+    finished: Finished, consumer: str, concerns: Callable[[PositionOf], bool]
+) -> Script[list[PositionOf]]:
+    """Return where a new owner continues.
+
+    ``concerns``: whether a position is the new owner's from now on. Transactions that are about to
+    move one must check again who owns it.
+    """
     for record in (yield from FindTransactions(By.CONSUMER, consumer)):
-        if record.state is State.OPEN:
+        if record.state is State.OPEN and any(map(concerns, record.positions)):
             yield from withdraw_announcement(record.transactional_id, record.number, consumer)
     return (yield from go_on(finished, consumer))
 

@@ -319,7 +319,7 @@ def commit(finished: Finished, asked: Commit) -> Script[Transaction]:
             return outcome
         if asked.owners and found.positions != asked.positions:
             return rules.announce(found, asked.instance, asked.number, asked.positions)
-        yield from check_owners(asked.owners)
+        yield from check_owners(asked.owners, asked.positions)
         yield from force_partitions((yield from records.read_places(found.number)))
         return outcome
 

@@ -1,13 +1,24 @@
-"""The records of named consumers: where each goes on, and which instance owns its name."""
+"""The records of consumers' names: where each goes on, and who owns it, an instance or a group.
+
+An owner is a text: a named consumer's instance, or a member of a group (``groups.Owner``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from spark_stream.cluster.consumers import CONSUMERS, decode_positions, encode_positions
+from spark_stream.cluster.consumers import (
+    CONSUMERS,
+    decode_positions,
+    encode_positions,
+    group_of,
+    with_group,
+)
+from spark_stream.consistency import groups
+from spark_stream.consistency.groups import Group, Owner
 from spark_stream.consistency.transactions.transactions import PositionOf, State, Transaction
-from spark_stream.errors import ConsumerFenced
+from spark_stream.errors import ConsumerFenced, InvalidRequest
 from spark_stream.scripts.steps import Get, PutRecord, Script
 from spark_stream.scripts.transactions import records
 
@@ -21,23 +32,41 @@ def read_positions(consumer: str) -> Script[list[PositionOf]]:
 
 
 def own_name(consumer: str, instance: str, principal: str = "") -> Script[None]:
-    """Give the principal's instance the name, and fence its earlier owner."""
+    """Give the principal's instance the name, and fence its earlier owner.
+
+    Raises:
+        InvalidRequest: the name is that of a group, which has members.
+    """
     owner = {"instance": instance, "principal": principal}
-    yield from _change(consumer, lambda value: _constant({**value, **owner}))
+
+    def take(value: Value) -> Value:
+        group = group_of(value)
+        if group is not None and group.members:
+            raise _group_in_use(consumer)
+        return {key: each for key, each in value.items() if key != "group"} | owner
+
+    yield from _change(consumer, lambda value: _constant(take(value)))
 
 
-def check_owners(owners: Mapping[str, str]) -> Script[None]:
-    """Raise ConsumerFenced if a name has another owner than ``owners`` says."""
-    for name, instance in owners.items():
+def check_owners(owners: Mapping[str, str], positions: Sequence[PositionOf] = ()) -> Script[None]:
+    """Raise ConsumerFenced if a name has another owner than ``owners`` says.
+
+    A member of a group must also have been assigned the partitions of ``positions``.
+    """
+    mine = _by_consumer(positions)
+    for name, owner in owners.items():
         record = yield from Get(CONSUMERS + name)
-        _check_owner(name, {} if record is None else record.value, instance)
+        _check_owner(name, {} if record is None else record.value, owner, mine.get(name, ()))
 
 
 def store_positions(positions: Sequence[PositionOf], owners: Mapping[str, str]) -> Script[None]:
     """Replace the stored positions, outside of any transaction.
 
+    Late positions of a member of a group are left out: those that it has replaced by later ones.
+
     Raises:
         ConsumerFenced: a name has another owner than ``owners`` says.
+        InvalidRequest: ``owners`` does not say who owns a name, and it is a group's.
     """
     for name, mine in _by_consumer(positions).items():
         yield from _store_for(name, mine, owners)
@@ -46,8 +75,14 @@ def store_positions(positions: Sequence[PositionOf], owners: Mapping[str, str]) 
 def _store_for(name: str, mine: list[PositionOf], owners: Mapping[str, str]) -> Script[None]:
     def merge(value: Value) -> Value:
         if name in owners:
-            _check_owner(name, value, owners[name])
-        return _merged(value, mine)
+            _check_owner(name, value, owners[name], mine)
+        group, owner = group_of(value), Owner.parse(owners.get(name, ""))
+        if group is None or not group.members:
+            return _merged(value, mine)
+        if owner is None:
+            raise _group_in_use(name)
+        after, new = groups.store(group, owner, mine, decode_positions(value["positions"]))
+        return _merged(with_group(value, after), new)
 
     yield from _change(name, lambda value: _constant(merge(value)))
 
@@ -103,6 +138,24 @@ def _merged(value: Value, mine: Sequence[PositionOf]) -> Value:
     return {**value, "positions": encode_positions(merged[place] for place in sorted(merged))}
 
 
-def _check_owner(name: str, value: Value, instance: str) -> None:
-    if value.get("instance") != instance:
-        raise ConsumerFenced(f"another consumer has taken over the name {name!r}", consumer=name)
+def _check_owner(name: str, value: Value, owner: str, mine: Sequence[PositionOf]) -> None:
+    member = Owner.parse(owner)
+    if member is None:
+        if value.get("instance") != owner:
+            raise ConsumerFenced(
+                f"another consumer has taken over the name {name!r}", consumer=name
+            )
+    elif not groups.may_store(group_of(value) or Group(), member, mine):
+        raise ConsumerFenced(
+            f"a partition is no longer assigned to this member of the group {name!r}",
+            hint="Its session was over, or it released the partition. Another member reads it now.",
+            consumer=name,
+        )
+
+
+def _group_in_use(name: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{name!r} is a consumer group with members",
+        hint="Join it with group=, or wait until its members have left.",
+        consumer=name,
+    )

@@ -51,7 +51,7 @@ def test_list(here, served, readers):
     assert (shown.code, shown.err) == (0, "")
     found = {each["name"]: each for each in json.loads(shown.out)}
     topic_id = served.log.describe(readers).id
-    place = {"topic": readers, "topic_id": topic_id, "partition": 0, "end": 5}
+    place = {"topic": readers, "topic_id": topic_id, "partition": 0, "end": 5, "member": None}
     assert found["the client"]["partitions"] == [{**place, "offset": 5, "lag": 0}]
     query = found["the query"]
     assert query["partitions"] == [{**place, "offset": 2, "lag": 3}]
@@ -78,6 +78,24 @@ def test_a_topic_that_is_gone(here, served, readers):
     assert "topic is gone" in here("consumers", "describe", "the query").out
     [found] = json.loads(here("consumers", "describe", "the query", "-o", "json").out)
     assert found["lag"] is None
+
+
+def test_a_group_is_shown_with_its_members(here, served, readers):
+    with served.log.consumer(readers, group="the group", isolation="read_committed") as member:
+        list(member.records(until="latest"))
+        member.commit()
+        shown = here("consumers", "list").out
+        assert "group" in shown
+        [found] = json.loads(here("consumers", "describe", "the group", "-o", "json").out)
+        [one] = found["group"]["members"]
+        assert (one["topics"], one["partitions"]) == ([readers], 1)
+        assert found["partitions"][0]["member"] == one["id"]
+        described = here("consumers", "describe", "the group").out
+        for word in ("the group", one["id"], "45 s", "read_committed"):
+            assert word in described
+        refused = here("consumers", "delete", "the group")
+        assert "where a group goes on, with 1 members" in refused.err
+    assert here("consumers", "delete", "the group", "--yes").code == 0
 
 
 def test_delete_asks_first(here, readers):

@@ -148,7 +148,7 @@ def test_a_seek_by_name_goes_to_the_first_records_or_to_the_end(log, topic, isol
         consumer.seek("earliest")
         assert consumer.position() == {(topic, 0): 0}
         assert len(list(consumer.records(until="latest"))) == 3
-        with pytest.raises(InvalidOption, match="a position is 'earliest', 'latest' or"):
+        with pytest.raises(InvalidOption, match="a position is 'earliest', 'latest', 'committed'"):
             consumer.seek("first")
 
 

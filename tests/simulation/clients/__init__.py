@@ -7,6 +7,7 @@ from typing import Final
 
 from tests.simulation.clients import (
     consumers,
+    members,
     operators,
     producers,
     readers,
@@ -23,8 +24,9 @@ CLIENTS: Final[Mapping[str, Callable[[World, str], Body]]] = {
     "reader": readers.read_partitions,
     "cutter": readers.read_cuts,
     "consumer": consumers.move_on,
+    "member": members.read_in_group,
     "operator": operators.meddle,
     "topics": operators.make_and_delete_topics,
     "mover": operators.move_replicas,
 }
-"""By the kinds of ``form.CLIENTS``."""
+"""By the kinds of ``form.CLIENTS`` and ``form.GROUP_CLIENTS``, and the members of a group."""

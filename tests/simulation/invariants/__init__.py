@@ -4,6 +4,7 @@ from tests.simulation.invariants import (
     answers,
     deciding,
     ends,
+    groups,
     logs,
     marking,
     positions,
@@ -13,7 +14,7 @@ from tests.simulation.invariants import (
 )
 from tests.simulation.invariants.base import Invariant
 
-MODULES = (logs, replicas, deciding, marking, answers, reading, positions, retention, ends)
+MODULES = (logs, replicas, deciding, marking, answers, reading, positions, groups, retention, ends)
 
 INVARIANTS: tuple[type[Invariant], ...] = tuple(
     each

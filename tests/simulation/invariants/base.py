@@ -17,6 +17,7 @@ from spark_stream.client.writing.lanes import Settlement
 from spark_stream.cluster.transactions import Join
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.entries import Entry
+from spark_stream.consistency.groups import Assigned, Group
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf, Transaction
 from spark_stream.scripts.steps import Marked, WriteMarkers
@@ -178,6 +179,27 @@ class Invariant:
 
     def owned(self, consumer: str, instance: str, found: Sequence[PositionOf]) -> None:
         """A client owns a consumer's name, and goes on from here."""
+
+    def grouped(self, before: Group, after: Group) -> None:
+        """The record of a group has changed."""
+
+    def heard(self, member: str, beats: bool) -> None:
+        """The session record of a member was written, or removed."""
+
+    def leaving(self, member: str) -> None:
+        """A member asks to leave its group."""
+
+    def releasing(self, member: str, released: Sequence[Assigned]) -> None:
+        """A member asks to give these partitions up."""
+
+    def taken(self, member: str, assigned: Assigned, offset: int) -> None:
+        """A member begins to read a partition of its group at this offset."""
+
+    def processed(self, member: str, assigned: Assigned, start: int, end: int) -> None:
+        """A member has processed the records at these offsets; end is exclusive."""
+
+    def group_asked(self, member: str, transaction: int, starts: Mapping[Place, int]) -> None:
+        """A member asks for a commit of the transaction that moves it on from these offsets."""
 
     def looked(self, read: Looked) -> None:
         """A reader got records."""

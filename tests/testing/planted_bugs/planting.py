@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.form import DISK_FAULTS
+from tests.simulation.form import DISK_FAULTS, GROUPS_FROM
 
 Patch = pytest.MonkeyPatch
 BUGS: dict[str, Callable[[Patch], None]] = {}
 FAULTS_OF: dict[str, Collection[str]] = {}
 """The kinds of faults one of which shows the bug; any run may show a bug that is not here."""
+
+IN_GROUPS: set[str] = set()
+"""The bugs that only runs with a consumer group show."""
 
 
 def bug(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
@@ -28,6 +31,17 @@ def bug_in_files(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
 def bug_in_outages(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
     FAULTS_OF[plant.__name__] = ("store-outage",)
     return bug(plant)
+
+
+def bug_in_groups(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    IN_GROUPS.add(plant.__name__)
+    return bug(plant)
+
+
+def seeds_for(name: str, count: int) -> range:
+    """The first seeds that may show the bug."""
+    first = GROUPS_FROM if name in IN_GROUPS else 0
+    return range(first, first + count)
 
 
 def no_steps(*_: Any, **__: Any) -> Any:

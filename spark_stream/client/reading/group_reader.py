@@ -1,0 +1,354 @@
+"""The part of a topic that a member of a consumer group reads, and the positions that it stores.
+
+All of it runs in the consumer's thread, between two records: so whatever the consumer was asked
+for before is processed by then, and may be stored. That is why a record is delivered again if its
+member dies, and not lost.
+
+Without automatic commits a partition is released only where its position is stored: otherwise a
+transaction that has processed records of it, and is not committed yet, would be overtaken by the
+next member.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.groups import Membership
+from spark_stream.client.reading.positions import Key, Place, resolve_with_lineages
+from spark_stream.client.reading.subscription import Subscription
+from spark_stream.client.topics import TopicsClient
+from spark_stream.client.transactions import TransactionsClient
+from spark_stream.consistency.groups import Assigned
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.transactions.transactions import PositionOf
+from spark_stream.errors import ConsumerFenced, InvalidOption, IsologError, UnknownTopic
+from spark_stream.wire.limits import SESSION_MS_MAX, SESSION_MS_MIN
+
+logger = logging.getLogger(__name__)
+
+SESSION_S: Final = 45.0
+PROCESSING_S: Final = 300.0
+COMMIT_S: Final = 5.0
+"""How often positions are stored automatically."""
+_PAUSE_S: Final = 1.0
+_TAKE_S: Final = 10.0
+_STORE_S: Final = 3.0
+"""How long that may take: if the metadata store is away, records are read all the same."""
+
+OnChange = Callable[[list[Key]], object]
+"""A user's function that is called with partitions that were assigned, or that are revoked."""
+
+
+class GroupOptions(Struct, frozen=True):
+    """How a consumer takes part in a group: the options of ``log.consumer`` for it."""
+
+    group: str
+    session_timeout: float = SESSION_S
+    processing_timeout: float = PROCESSING_S
+    auto_commit: bool = True
+    on_assigned: OnChange | None = None
+    on_revoked: OnChange | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        if not (isinstance(self.group, str) and 0 < len(self.group) <= 255):
+            raise InvalidOption(
+                f"a group's name is a text of 1 to 255 characters, not {self.group!r}",
+                option="group",
+            )
+        least, most = SESSION_MS_MIN / 1_000, SESSION_MS_MAX / 1_000
+        for option in ("session_timeout", "processing_timeout"):
+            value = getattr(self, option)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not least <= value <= most:
+                raise InvalidOption(
+                    f"{option} takes {least:g} to {most:g} seconds, not {value!r}", option=option
+                )
+
+
+def check_options(name: str | None, partitions: Iterable[int] | None, isolation: Isolation) -> None:
+    """Raise InvalidOption if an option contradicts that the consumer is a member of a group."""
+    for option, value, why in (
+        ("name", name, "positions are stored under the group's name"),
+        ("partitions", partitions, "the group says which partitions its members read"),
+    ):
+        if value is not None:
+            raise InvalidOption(f"{option}= does not go with group=: {why}", option=option)
+    if isolation is Isolation.READ_ATOMIC:
+        raise InvalidOption(
+            "read_atomic does not go with group=: a cut is through all partitions, and each member"
+            " of a group reads some of them",
+            option="isolation",
+            hint="Use read_committed, or one consumer that reads all partitions.",
+        )
+
+
+class GroupReader:
+    """The partitions of a group that are this consumer's now.
+
+    ``position`` and ``lineages`` are the consumer's own; this class adds and removes their keys.
+    """
+
+    def __init__(
+        self,
+        options: GroupOptions,
+        connection: ClusterConnection,
+        topics: TopicsClient,
+        subscription: Subscription,
+        isolation: Isolation,
+        start: Place,
+        position: dict[Key, int],
+        lineages: dict[Key, Lineage],
+    ) -> None:
+        self.options = options
+        self.committed: dict[Key, int] = {}
+        """Where each partition's position is stored."""
+        self._topics = topics
+        self._transactions = TransactionsClient(connection)
+        self._subscription = subscription
+        self._isolation = isolation
+        self._start = start
+        self._position = position
+        self._lineages = lineages
+        self._assigned: dict[Key, Assigned] = {}
+        self._stored_at = time.monotonic()
+        self._unclean_since: float | None = None
+        self._wait_until = 0.0
+        """Until then nothing is asked for again that has just failed; records are read on."""
+        self._has_lost_work = False
+        self.membership = Membership(
+            connection,
+            options.group,
+            isolation,
+            options.session_timeout,
+            options.processing_timeout,
+        )
+        self.membership.join(subscription.ids)
+
+    # -- between two records ---------------------------------------------------------------------
+
+    def needs_turn(self) -> bool:
+        """Return whether :meth:`apply` has something to do, after storing positions if it is time.
+
+        Everything that the consumer was asked for before is processed.
+        """
+        self.membership.note_active()
+        if self.options.auto_commit and time.monotonic() - self._stored_at > COMMIT_S:
+            self._store_quietly(self._position)
+        if not self.membership.has_news:
+            return False
+        if self.membership.error is not None:
+            return True
+        if time.monotonic() < self._wait_until:
+            return False
+        if self.membership.is_fenced:
+            return True
+        change = self.membership.changes()
+        return bool(change.lost or change.added or self._releasable(change.revoked))
+
+    def apply(self) -> None:
+        """Give up what is lost or revoked, and begin to read what is assigned.
+
+        Raises:
+            IsologError: the broker refuses that.
+        """
+        membership = self.membership
+        if membership.error is not None:
+            raise membership.error.again()
+        if membership.is_fenced:
+            logger.warning("the group %r has removed this consumer: it joins again", self._name)
+            self._lose(list(self._assigned))
+            try:
+                membership.join(self._subscription.ids)
+            except IsologError as error:
+                self._wait_after(error)
+                return
+        change = membership.changes()
+        self._lose([_key(each) for each in change.lost])
+        membership.give_up(change.lost)
+        revoked = self._releasable(change.revoked)
+        if revoked:
+            keys = [_key(each) for each in revoked]
+            self._call(self.options.on_revoked, keys)
+            if self.options.auto_commit:
+                self._store_quietly(keys)
+            self._forget(keys)
+            membership.release(revoked)
+        if change.added:
+            try:
+                places = self._find_begin(change.added)
+            except IsologError as error:
+                self._wait_after(error)
+                return
+            self._begin(change.added, places)
+
+    def _wait_after(self, error: IsologError) -> None:
+        """Try again in a moment; raise an error that is final."""
+        if isinstance(error, ConsumerFenced):
+            self.membership.beat_soon()  # its answer says what is assigned now
+        elif error.retriable:
+            logger.warning("the group %r: %s", self._name, error)
+        else:
+            raise error
+        self._wait_until = time.monotonic() + _PAUSE_S
+
+    def _releasable(self, revoked: Iterable[Assigned]) -> list[Assigned]:
+        """Return what may be released now."""
+        clean = [each for each in revoked if self._is_clean(_key(each))]
+        if len(clean) == len(list(revoked)):
+            self._unclean_since = None
+            return clean
+        now = time.monotonic()
+        self._unclean_since = now if self._unclean_since is None else self._unclean_since
+        if now - self._unclean_since > self.options.processing_timeout:
+            logger.warning(
+                "a position of the group %r was not stored for %g s: its consumer leaves",
+                self._name,
+                self.options.processing_timeout,
+            )
+            self._unclean_since = None
+            self.membership.leave()
+        return clean
+
+    def _is_clean(self, key: Key) -> bool:
+        return self.options.auto_commit or self._position.get(key) == self.committed.get(key)
+
+    def _find_begin(self, added: list[Assigned]) -> dict[Key, tuple[int, Lineage, bool]]:
+        """Return where to begin, with the offset's lineage, and whether that is stored."""
+        for each in added:
+            if self._subscription.ids.get(each.topic) != each.topic_id:
+                raise UnknownTopic(f"topic {each.topic!r} was deleted, and made anew")
+        taken = self.membership.ask_where_to_begin(added, _TAKE_S)
+        places = {
+            (each.topic, each.partition): (each.offset, each.lineage, True)
+            for each in taken.positions
+        }
+        later = {_key(each) for each in taken.added}
+        unknown = {_key(each) for each in added} - places.keys()
+        for start, keys in (("earliest", unknown & later), (self._start, unknown - later)):
+            for topic in {topic for topic, _ in keys}:
+                offsets, known = resolve_with_lineages(self._topics, topic, start, self._isolation)
+                for key in keys:
+                    if key[0] == topic:
+                        lineage = known.get(key[1], NOTHING_KNOWN)
+                        places[key] = offsets[key[1]], lineage, False
+        return places
+
+    def _begin(
+        self, added: list[Assigned], places: Mapping[Key, tuple[int, Lineage, bool]]
+    ) -> None:
+        self.membership.take(added)
+        self._assigned.update({_key(each): each for each in added})
+        for key, (offset, lineage, is_stored) in places.items():
+            self._position[key], self._lineages[key] = offset, lineage
+            if is_stored:
+                self.committed[key] = offset
+        self._store_quietly(list(places))  # new ones too, so that the next member begins there
+        self._call(self.options.on_assigned, list(places))
+
+    def _lose(self, keys: list[Key]) -> None:
+        """Give up partitions that may be another's already."""
+        self._has_lost_work |= not all(map(self._is_clean, keys))
+        if keys:
+            self._call(self.options.on_revoked, keys)
+            self._forget(keys)
+
+    def _forget(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._position.pop(key, None)
+            self._lineages.pop(key, None)
+            self.committed.pop(key, None)
+            self._assigned.pop(key, None)
+
+    def _call(self, function: OnChange | None, keys: list[Key]) -> None:
+        if function is not None and keys:
+            function(sorted(keys))
+
+    # -- positions -------------------------------------------------------------------------------
+
+    @property
+    def _name(self) -> str:
+        return self.options.group
+
+    @property
+    def owner(self) -> dict[str, str]:
+        """Who must own the group's name for positions to be stored."""
+        return {self._name: self.membership.owner}
+
+    def places(self) -> list[PositionOf]:
+        """Return where this consumer is, in the form in which that is stored.
+
+        Raises:
+            ConsumerFenced: a partition is another's whose records were processed and not stored.
+        """
+        if self._has_lost_work:
+            self._has_lost_work = False
+            raise ConsumerFenced(
+                f"partitions of the group {self._name!r} were assigned to another member before"
+                " their positions were stored",
+                hint="Abort the transaction: another member processes their records.",
+                consumer=self._name,
+            )
+        return self._places(self._position)
+
+    def _places(self, keys: Iterable[Key]) -> list[PositionOf]:
+        return [
+            PositionOf(
+                self._name,
+                key[0],
+                self._assigned[key].topic_id,
+                key[1],
+                self._position[key],
+                self._lineages.get(key, ()),
+            )
+            for key in keys
+        ]
+
+    def store(self, places: list[PositionOf], timeout_s: float | None = None) -> None:
+        """Store positions, outside any transaction; raise ConsumerFenced if it may not."""
+        if places:
+            self._transactions.commit_position(places, self.owner, timeout_s)
+        self.note_stored(places)
+
+    def note_stored(self, places: Iterable[PositionOf]) -> None:
+        """Note that these positions are stored."""
+        self._stored_at = time.monotonic()
+        for each in places:
+            if (each.topic, each.partition) in self._assigned:
+                self.committed[each.topic, each.partition] = each.offset
+
+    def _store_quietly(self, keys: Iterable[Key]) -> None:
+        """Store positions that have moved; if that fails, their records are delivered again."""
+        self._stored_at = time.monotonic()
+        moved = [key for key in keys if self._position[key] != self.committed.get(key)]
+        try:
+            self.store(self._places(moved), _STORE_S)
+        except ConsumerFenced:
+            self.membership.beat_soon()
+        except IsologError as error:
+            logger.warning("positions of the group %r are not stored: %s", self._name, error)
+
+    def close(self, handed_out: tuple[Key, int] | None) -> None:
+        """Store positions, and leave. ``handed_out``: what may not have been processed, and where.
+
+        It is delivered again.
+        """
+        if handed_out is not None and handed_out[0] in self._position:
+            self._position[handed_out[0]] = handed_out[1]
+            self._lineages.pop(handed_out[0], None)
+        self.membership.end()
+        if self.options.auto_commit and not self.membership.is_fenced:
+            self._store_quietly(list(self._assigned))
+        if not self.membership.is_fenced:
+            self.membership.leave()
+
+
+def _key(assigned: Assigned) -> Key:
+    return assigned.topic, assigned.partition

@@ -1,0 +1,251 @@
+"""Consumer groups: members join, leave and are removed; what they read follows from that.
+
+No broker coordinates a group: any broker carries out any of these scripts, and each change of a
+group is one compare-and-set of its record (``consistency.groups`` has the rules). A change is
+judged by topics that are at least as new as the record, so brokers do not undo each other's.
+
+Order of writes: a member's session is on record before the member, and is removed after it. So a
+member without a session is one that a broker was about to remove, or was too late to add: the next
+change removes it. A session without a member is removed by its age.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final
+
+from spark_stream.cluster.consumers import (
+    CONSUMERS,
+    SESSIONS,
+    MemberSession,
+    decode_session,
+    encode_session,
+    group_of,
+    member_of,
+    session_of,
+    with_group,
+)
+from spark_stream.cluster.stores.store import StoreRecord
+from spark_stream.consistency import groups
+from spark_stream.consistency.groups import (
+    Assigned,
+    Group,
+    GroupMember,
+    KnownTopic,
+    MemberAnswer,
+    Topics,
+)
+from spark_stream.consistency.transactions.transactions import PositionOf
+from spark_stream.errors import ConsumerFenced, UnknownTopic
+from spark_stream.scripts.steps import (
+    DeleteRecord,
+    FindTopic,
+    Get,
+    ListRecords,
+    PutRecord,
+    Refresh,
+    Script,
+)
+from spark_stream.scripts.transactions.consumers import take_over
+from spark_stream.scripts.transactions.finishing import Finished
+
+SESSIONS_S: Final = 1.0
+"""How long a broker pauses between two looks at all sessions."""
+_GAP_S: Final = 3 * SESSIONS_S
+
+
+def join(name: str, member: GroupMember) -> Script[MemberAnswer]:
+    """Add a member to a group, or change which topics it reads."""
+    yield from _renew(name, member.id, member.session_ms)
+    record = yield from Get(CONSUMERS + name)
+    before = None if record is None else (group_of(record.value) or Group()).member(member.id)
+    found_later = () if before is None else set(member.topics) - set(before.topics)
+    group, topics = yield from _change(name, lambda group: groups.join(group, member), found_later)
+    return _answer(name, group, topics, member.id)
+
+
+def beat(
+    name: str, member_id: str, released: Sequence[Assigned] = (), *, renew: bool = False
+) -> Script[MemberAnswer]:
+    """Return what a member reads, after taking from it what it releases.
+
+    ``renew``: it also renews its session. Mostly there is nothing to do, and no request is needed.
+
+    Raises:
+        ConsumerFenced: it is no member, or no longer.
+    """
+    if not (released or renew):
+        told = yield from _answer_if_settled(name, member_id)
+        if told is not None:
+            return told
+    group, topics = yield from _change(
+        name, lambda group: groups.release(group, member_id, released)
+    )
+    told = _answer(name, group, topics, member_id)
+    if renew:
+        member = group.member(member_id)
+        assert member is not None
+        yield from _renew(name, member_id, member.session_ms)
+    return told
+
+
+def leave(name: str, member_id: str) -> Script[None]:
+    """Remove a member; others read on at once."""
+    yield from _remove(name, member_id)
+    session = yield from Get(session_of(name, member_id))
+    if session is not None:
+        yield from DeleteRecord(session.key, session.version)
+
+
+def take_partitions(
+    finished: Finished, name: str, member_id: str, assigned: Iterable[Assigned]
+) -> Script[tuple[list[PositionOf], Group]]:
+    """Return where a member begins in partitions that were assigned to it, and the group.
+
+    A partition without a position is missing. See ``transactions.consumers`` for the order.
+
+    Raises:
+        ConsumerFenced: one of them is no longer assigned to it.
+    """
+    wanted = {each.place: each.epoch for each in assigned}
+    found = yield from take_over(
+        finished, name, lambda each: (each.topic_id, each.partition) in wanted
+    )
+    record = yield from Get(CONSUMERS + name)
+    group = Group() if record is None else group_of(record.value) or Group()
+    member = group.member(member_id)
+    mine = {} if member is None else {each.place: each.epoch for each in member.assigned}
+    if not wanted.items() <= mine.items():
+        raise _fenced(name)
+    return [each for each in found if (each.topic_id, each.partition) in wanted], group
+
+
+# -- by itself ------------------------------------------------------------------------------------
+
+
+class SessionWatch:
+    """For how long this broker has seen each session unchanged, by its own monotonic clock.
+
+    Time in which it could not look does not count: neither could heartbeats be recorded then.
+    """
+
+    def __init__(self) -> None:
+        self._ages: dict[str, tuple[int, float]] = {}
+        self._looked_at: float | None = None
+
+    def find_over(self, sessions: Sequence[StoreRecord], now_s: float) -> list[StoreRecord]:
+        """Return the sessions that are over. ``now_s``: when the records were read, or earlier."""
+        passed = 0.0 if self._looked_at is None else now_s - self._looked_at
+        passed = passed if passed <= _GAP_S else 0.0
+        self._looked_at = now_s
+        ages = {}
+        for each in sessions:
+            version, age = self._ages.get(each.key, (0, 0.0))
+            ages[each.key] = each.version, age + passed if version == each.version else 0.0
+        self._ages = ages
+        return [
+            each
+            for each in sessions
+            if 1_000 * ages[each.key][1] > decode_session(each.value).session_ms
+        ]
+
+
+def end_sessions(watch: SessionWatch, now: Callable[[], float]) -> Script[list[str]]:
+    """Remove the members whose sessions are over; return what to log of them."""
+    now_s = now()
+    sessions = yield from ListRecords(SESSIONS, fresh=False)
+    ended = []
+    for each in watch.find_over(sessions, now_s):
+        found = yield from Get(each.key)
+        if found is None or found.version != each.version:
+            continue
+        group, member_id = member_of(each.key)
+        yield from _remove(group, member_id)
+        if (yield from DeleteRecord(found.key, found.version)):
+            ended.append(f"member {member_id} of group {group!r}")
+    return ended
+
+
+# -- records --------------------------------------------------------------------------------------
+
+
+def _remove(name: str, member_id: str) -> Script[None]:
+    yield from _change(name, lambda group: groups.remove(group, member_id))
+
+
+def _change(
+    name: str, change: Callable[[Group], Group], found_later: Collection[str] = ()
+) -> Script[tuple[Group, Topics]]:
+    """Change a group, and assign all partitions that are free then."""
+    while True:
+        record = yield from Get(CONSUMERS + name)
+        value = {"positions": []} if record is None else record.value
+        before = group_of(value)
+        after = change(before or Group())
+        if before is None and not after.members:
+            return after, {}  # there is no such group
+        for each in (yield from _without_session(name, before)):
+            after = groups.remove(after, each)
+        yield Refresh()  # after the record was read: see the module
+        topics = yield from _read_topics(after)
+        after = groups.settle(groups.note_topics(after, topics, found_later), topics)
+        if after == before:
+            return after, topics
+        version = 0 if record is None else record.version
+        if (yield from PutRecord(CONSUMERS + name, with_group(value, after), version)):
+            return after, topics
+
+
+def _without_session(name: str, group: Group | None) -> Script[list[str]]:
+    """Return the members of a group, which was read before, that have no session now."""
+    sessions = yield from ListRecords(session_of(name, ""))
+    present = {each.key for each in sessions}
+    members = () if group is None else group.members
+    return [each.id for each in members if session_of(name, each.id) not in present]
+
+
+def _answer_if_settled(name: str, member_id: str) -> Script[MemberAnswer | None]:
+    """Return the answer for a member; None if this broker is behind, or something is to be done."""
+    record = yield from Get(CONSUMERS + name, fresh=False)
+    group = None if record is None else group_of(record.value)
+    if group is None:
+        return None
+    topics = yield from _read_topics(group)
+    is_settled = groups.settle(groups.note_topics(group, topics), topics) == group
+    return groups.answer(group, topics, member_id) if is_settled else None
+
+
+def _read_topics(group: Group) -> Script[Topics]:
+    topics = {}
+    for name in sorted({name for member in group.members for name in member.topics}):
+        try:
+            found = yield from FindTopic(name)
+        except UnknownTopic:
+            continue  # it was deleted, or is not there yet
+        topics[name] = KnownTopic(found.id, found.partitions)
+    return topics
+
+
+def _renew(name: str, member_id: str, session_ms: int) -> Script[None]:
+    key = session_of(name, member_id)
+    while True:
+        record = yield from Get(key)
+        beats = 0 if record is None else decode_session(record.value).heartbeats + 1
+        value = encode_session(MemberSession(session_ms, beats))
+        if (yield from PutRecord(key, value, 0 if record is None else record.version)):
+            return
+
+
+def _answer(name: str, group: Group, topics: Topics, member_id: str) -> MemberAnswer:
+    told = groups.answer(group, topics, member_id)
+    if told is None:
+        raise _fenced(name)
+    return told
+
+
+def _fenced(name: str) -> ConsumerFenced:
+    return ConsumerFenced(
+        f"this is no member of the group {name!r}, or its partition is another's",
+        hint="No heartbeat came for as long as its session lasts, or the group was deleted.",
+        consumer=name,
+    )

@@ -1,0 +1,442 @@
+"""Members of a group share topics: one of them reads each record, or the next if that one dies."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from spark_stream.client.groups import MembershipCore
+from spark_stream.client.reading import group_reader
+from spark_stream.client.reading.consumer import Consumer
+from spark_stream.consistency.groups import Assigned
+from spark_stream.errors import ConsumerFenced, InvalidOption, InvalidRequest
+from tests.support import eventually, values
+
+SLOW = pytest.mark.slow  # uses a broker
+PARTITIONS = 4
+
+
+@pytest.fixture
+def group() -> str:
+    return f"group-{uuid.uuid4()}"
+
+
+def fill(log, topic: str, count: int = 10, partitions: int = PARTITIONS) -> None:
+    if topic not in log.topics():
+        log.create_topic(topic, partitions=partitions)
+    with log.producer() as producer:
+        for number in range(partitions):
+            producer.append(topic, values(*[f"{number}-{n}" for n in range(count)]), number)
+
+
+def stored(log, group: str) -> dict[tuple[str, int], int]:
+    return {(each.topic, each.partition): each.offset for each in log._transactions.position(group)}
+
+
+def rest(consumer: Consumer, wait: float = 0.3) -> list[str]:
+    """The values that come until none has come for so many seconds."""
+    return [each.value.decode() for each in consumer.records(timeout=wait)]
+
+
+def numbers(consumer: Consumer) -> set[int]:
+    return {number for _, number in consumer.position()}
+
+
+def rebalanced(*consumers: Consumer) -> list[str]:
+    """What the members read until each has as many partitions as it is to have."""
+    found: list[str] = []
+
+    def is_even() -> bool:
+        for each in consumers:
+            found.extend(rest(each, 0.0))
+        counts = [len(numbers(each)) for each in consumers]
+        return sum(counts) == PARTITIONS and max(counts) - min(counts) <= 1
+
+    eventually(is_even)
+    return found
+
+
+# -- the core --------------------------------------------------------------------------------------
+
+
+def partition(number: int, epoch: int = 1) -> Assigned:
+    return Assigned("t", "id", number, epoch)
+
+
+def test_a_member_reads_what_is_assigned_and_gives_up_what_is_revoked():
+    core = MembershipCore("m")
+    core.on_answer(1, [partition(0), partition(1)], [])
+    assert core.changes().added == [partition(0), partition(1)]
+    core.take(core.changes().added)
+    assert not core.has_changes
+    core.on_answer(2, [partition(0), partition(1)], [partition(1)])
+    assert core.changes().revoked == [partition(1)]
+    core.release([partition(1)])
+    assert core.released == [partition(1)]
+    assert not core.has_changes
+    core.on_answer(3, [partition(0)], [])
+    assert core.released == []
+    assert set(core.reads) == {("id", 0)}
+
+
+def test_an_answer_that_is_older_than_what_is_known_changes_nothing():
+    core = MembershipCore("m")
+    core.on_answer(3, [partition(0)], [])
+    core.on_answer(2, [], [])
+    assert core.changes().added == [partition(0)]
+
+
+def test_what_is_revoked_before_it_was_read_is_released_at_once():
+    core = MembershipCore("m")
+    core.on_answer(1, [partition(0)], [partition(0)])
+    assert core.has_changes
+    assert core.changes() == ([], [], [])
+    assert core.released == [partition(0)]
+    assert not core.has_changes
+
+
+def test_a_partition_that_is_assigned_anew_is_lost_first():
+    core = MembershipCore("m")
+    core.on_answer(1, [partition(0)], [])
+    core.take([partition(0)])
+    core.on_answer(4, [partition(0, 4)], [])
+    assert core.changes().lost == [partition(0)]
+    core.give_up([partition(0)])
+    assert core.changes().added == [partition(0, 4)]
+
+
+def test_a_late_heartbeat_does_not_release_what_is_assigned_again():
+    core = MembershipCore("m")
+    core.on_answer(1, [partition(0)], [partition(0)])
+    core.changes()
+    core.on_answer(3, [partition(0, 3)], [])
+    assert core.released == []
+    assert core.changes().added == [partition(0, 3)]
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        ({"group": ""}, "group"),
+        ({"group": 7}, "group"),
+        ({"session_timeout": 0.5}, "session_timeout"),
+        ({"processing_timeout": "5m"}, "processing_timeout"),
+        ({"name": "n"}, "name"),
+        ({"partitions": [0]}, "partitions"),
+        ({"isolation": "read_atomic"}, "isolation"),
+        ({"start": "somewhere"}, None),
+    ],
+)
+def test_an_option_that_does_not_go_with_a_group_is_refused(log, topic, group, options, option):
+    fill(log, topic, 1)
+    with pytest.raises(InvalidOption) as refused:
+        log.consumer(topic, **{"group": group, **options})
+    assert option in (None, refused.value.details.get("option"))
+    assert stored(log, group) == {}
+
+
+# -- members ---------------------------------------------------------------------------------------
+
+
+@SLOW
+def test_the_only_member_reads_all_and_the_next_goes_on(log, topic, group):
+    fill(log, topic)
+    with log.consumer(topic, group=group) as consumer:
+        assert consumer.group == group
+        found = rest(consumer)
+        assert len(set(found)) == len(found) == 40
+    assert stored(log, group) == {(topic, number): 10 for number in range(PARTITIONS)}
+    fill(log, topic, 1)
+    with log.consumer(topic, group=group) as consumer:
+        assert sorted(rest(consumer)) == [f"{number}-0" for number in range(PARTITIONS)]
+
+
+@SLOW
+def test_partitions_are_spread_over_members_and_each_record_is_read_once(log, topic, group):
+    told: list[tuple[str, list[tuple[str, int]]]] = []
+    fill(log, topic)
+    with (
+        log.consumer(
+            topic,
+            group=group,
+            on_assigned=lambda keys: told.append(("assigned", keys)),
+            on_revoked=lambda keys: told.append(("revoked", keys)),
+        ) as first,
+    ):
+        found = [next(first.records()).value.decode()]
+        assert numbers(first) == {0, 1, 2, 3}
+        with log.consumer(topic, group=group) as second:
+            found += rebalanced(first, second)
+            assert numbers(first).isdisjoint(numbers(second))
+            assert told[0] == ("assigned", [(topic, number) for number in range(4)])
+            assert told[1][0] == "revoked"
+            assert len(told[1][1]) == 2
+            fill(log, topic, 5)
+            found += rest(first) + rest(second)
+        found += rebalanced(first)
+        fill(log, topic, 1)
+        found += rest(first)
+    assert Counter(found) == Counter(
+        f"{number}-{n}" for number in range(4) for count in (10, 5, 1) for n in range(count)
+    )
+
+
+@SLOW
+def test_what_was_handed_out_last_is_read_again_after_an_error(log, topic, group):
+    fill(log, topic, 3, partitions=1)
+
+    def fails() -> None:
+        with log.consumer(topic, group=group) as consumer:
+            for record in consumer.records():
+                if record.offset == 1:
+                    raise ValueError(record)
+
+    with pytest.raises(ValueError, match="0-1"):
+        fails()
+    assert stored(log, group) == {(topic, 0): 1}
+    with log.consumer(topic, group=group) as consumer:
+        assert [each.offset for each in consumer.poll(5.0, max_records=2)] == [1, 2]
+        consumer.close()  # who closes by hand has not said that these are processed
+    assert stored(log, group) == {(topic, 0): 1}
+    with log.consumer(topic, group=group) as consumer:
+        batches = consumer.batches()
+        assert next(batches).num_rows == 2
+        consumer.commit()
+    assert stored(log, group) == {(topic, 0): 3}
+
+
+@SLOW
+def test_positions_are_stored_every_few_seconds(log, topic, group, monkeypatch):
+    monkeypatch.setattr(group_reader, "COMMIT_S", 0.05)
+    fill(log, topic, 3, partitions=1)
+    with log.consumer(topic, group=group) as consumer:
+        eventually(lambda: consumer.poll(0.1) or stored(log, group) == {(topic, 0): 3})
+        eventually(lambda: not consumer.poll(0.1) and stored(log, group) == {(topic, 0): 3})
+
+
+@SLOW
+def test_without_automatic_commits_a_partition_waits_until_its_position_is_stored(
+    log, topic, group
+):
+    fill(log, topic)
+    with log.consumer(topic, group=group, auto_commit=False) as first:
+        rest(first)
+        assert set(stored(log, group).values()) == {0}
+        with log.consumer(topic, group=group) as second:
+            for _ in range(8):
+                assert rest(first, 0.1) + rest(second, 0.1) == []
+            assert numbers(first) == {0, 1, 2, 3}
+            first.commit()
+            assert rebalanced(first, second) == []
+        rest(first)
+    assert stored(log, group) == {(topic, number): 10 for number in range(4)}
+
+
+@SLOW
+def test_a_new_group_begins_at_start_and_later_partitions_at_their_first_record(log, topic, group):
+    fill(log, topic, 3, partitions=2)
+    with log.consumer(topic, group=group, start="latest") as consumer:
+        assert rest(consumer) == []
+        assert stored(log, group) == {(topic, 0): 3, (topic, 1): 3}
+    fill(log, topic, 1, partitions=2)
+    log.alter_topic(topic, partitions=3)
+    fill(log, topic, 1, partitions=3)
+    with log.consumer(topic, group=group, start="latest") as consumer:
+        assert Counter(rest(consumer)) == {"0-0": 2, "1-0": 2, "2-0": 1}
+
+
+@SLOW
+def test_partitions_and_topics_that_are_added_are_shared_too(log, topic, group):
+    fill(log, topic, 1, partitions=1)
+    pattern = re.compile(re.escape(topic) + ".*")
+    with log.consumer(pattern, group=group, start="latest") as consumer:
+        assert rest(consumer) == []
+        log.alter_topic(topic, partitions=2)
+        fill(log, f"{topic}-more", 2, partitions=1)
+        fill(log, topic, 1, partitions=2)
+        found: list[str] = []
+        eventually(lambda: len(found.extend(rest(consumer, 0.5)) or found) == 4)
+    assert sorted(found) == ["0-0", "0-0", "0-1", "1-0"]
+
+
+@SLOW
+def test_a_seek_moves_the_position_back_for_good(log, topic, group):
+    fill(log, topic, 5, partitions=1)
+    with log.consumer(topic, group=group) as consumer:
+        rest(consumer)
+        consumer.commit()
+        consumer.seek({(topic, 0): 2})
+        consumer.commit()
+        assert stored(log, group) == {(topic, 0): 2}
+        next(consumer.records())
+        consumer.seek("committed")
+        assert consumer.position() == {(topic, 0): 2}
+
+
+@SLOW
+@pytest.mark.rule(
+    "who is a member of a group, and for how long", "scripts/groups.py", "client/groups.py"
+)
+def test_a_member_that_is_silent_is_removed_and_may_store_nothing(log, topic, group):
+    """Its heartbeats stop, as those of a process that stands still; then it is fenced."""
+    fill(log, topic, 3)
+    with (
+        log.consumer(topic, group=group, session_timeout=1.0, auto_commit=False) as silent,
+        log.consumer(topic, group=group, session_timeout=5.0, auto_commit=False) as other,
+    ):
+        assert len(rest(silent)) == 12
+        silent._member.membership._is_over = True
+        found: list[str] = []
+        eventually(lambda: len(found.extend(rest(other, 0.1)) or found) == 12)
+        with pytest.raises(ConsumerFenced, match="no longer assigned"):
+            silent.commit()
+        other.commit()
+        assert stored(log, group) == {(topic, number): 3 for number in range(4)}
+
+
+@SLOW
+def test_a_member_that_asks_for_no_record_leaves_and_joins_again(log, topic, group):
+    fill(log, topic, 3)
+    with log.consumer(topic, group=group, processing_timeout=1.0) as slow:
+        records = slow.records(timeout=0.5)
+        seen = [next(records)]
+        eventually(lambda: slow._member.membership.is_fenced)
+        with log.consumer(topic, group=group) as other:
+            assert len(rest(other)) == 12  # what the slow one had is processed again
+        seen += list(records)
+    assert len(seen) == 1
+
+
+@SLOW
+def test_a_closed_member_is_closed(log, topic, group):
+    fill(log, topic, 1)
+    consumer = log.consumer(topic, group=group)
+    rest(consumer)
+    consumer.close()
+    consumer.close()
+    with pytest.raises(InvalidRequest, match="closed"):
+        consumer.commit()
+    [found] = log.describe_consumer(group)
+    assert found.group is not None
+    assert found.group.members == ()
+
+
+# -- names and groups ------------------------------------------------------------------------------
+
+
+@SLOW
+def test_a_group_goes_on_where_a_named_consumer_was(log, topic, group):
+    fill(log, topic, 5, partitions=1)
+    with log.consumer(topic, name=group, start=2) as named:
+        named.commit()
+        with log.consumer(topic, group=group) as member:
+            assert rest(member) == ["0-2", "0-3", "0-4"]
+            with pytest.raises(ConsumerFenced):
+                named.commit()
+            with pytest.raises(InvalidRequest, match="is a consumer group with members"):
+                log.consumer(topic, name=group)
+    with log.consumer(topic, name=group) as named:
+        assert named.position() == {(topic, 0): 5}
+
+
+@SLOW
+def test_a_group_is_listed_with_its_members_and_lag(log, topic, group):
+    fill(log, topic, 5)
+    with (
+        log.consumer(topic, group=group, isolation="read_committed") as first,
+        log.consumer(topic, group=group, isolation="read_committed") as second,
+    ):
+        rebalanced(first, second)
+        for each in (first, second):
+            rest(each)
+            each.commit()
+        fill(log, topic, 2)
+        [found] = [each for each in log.consumers() if each.name == group]
+    assert (found.kind, found.isolation, found.lag) == ("client", "read_committed", 8)
+    assert found.group is not None
+    assert [each.partitions for each in found.group.members] == [2, 2]
+    members = {each.id for each in found.group.members}
+    assert {each.member for each in found.partitions} == members
+    log.delete_consumer(group)
+    assert group not in [each.name for each in log.consumers()]
+
+
+# -- transactions ----------------------------------------------------------------------------------
+
+
+def copy(log, group: str, topic: str, stop: threading.Event, life: int) -> None:
+    """Copies in transactions until it is told to stop."""
+    with (
+        log.producer(transactional_id=f"{group}-{life}") as producer,
+        log.consumer(topic, group=group, auto_commit=False, isolation="read_committed") as consumer,
+    ):
+        while not stop.is_set():
+            records = consumer.poll(0.1, max_records=3)
+            if not records:
+                continue
+            try:
+                with producer.transaction():
+                    for each in records:
+                        producer.send(f"{topic}-copy", each.value)
+                    producer.commit_position(consumer)
+            except ConsumerFenced:
+                consumer.seek("committed")
+
+
+@SLOW
+def test_members_that_come_and_go_copy_every_record_once(log, topic, group):
+    fill(log, topic, 40)
+    log.create_topic(f"{topic}-copy")
+    stops: list[threading.Event] = []
+    threads: list[threading.Thread] = []
+
+    def begin() -> None:
+        stops.append(threading.Event())
+        threads.append(
+            threading.Thread(target=copy, args=(log, group, topic, stops[-1], len(stops)))
+        )
+        threads[-1].start()
+
+    def copied() -> Iterator[str]:
+        table = log.read(f"{topic}-copy", isolation="read_committed", columns=["value"])
+        return iter(each.decode() for each in table.column(0).to_pylist())
+
+    try:
+        begin()
+        begin()
+        eventually(lambda: len(list(copied())) >= 30)
+        begin()
+        stops[0].set()
+        eventually(lambda: len(list(copied())) >= 60)
+        begin()
+        stops[1].set()
+        eventually(lambda: len(list(copied())) >= 160, timeout_s=60)
+    finally:
+        for each in stops:
+            each.set()
+        for thread in threads:
+            thread.join()
+    wanted = (f"{number}-{n}" for number, n in itertools.product(range(PARTITIONS), range(40)))
+    assert Counter(copied()) == Counter(wanted)
+
+
+@SLOW
+def test_a_transaction_takes_no_position_of_a_member_that_stores_by_itself(log, topic, group):
+    fill(log, topic, 1)
+    with (
+        log.producer(transactional_id=group) as producer,
+        log.consumer(topic, group=group) as consumer,
+        producer.transaction(),
+        pytest.raises(InvalidOption, match="stores positions by itself"),
+    ):
+        producer.commit_position(consumer)

@@ -1,0 +1,183 @@
+"""Scripts of consumer groups on a store: what brokers leave half done, and who is removed when."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_stream.cluster.consumers import CONSUMERS, SESSIONS, session_of
+from spark_stream.cluster.stores.store import StoreRecord
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency.groups import Group, GroupMember, Owner
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.transactions.transactions import PositionOf
+from spark_stream.errors import ConsumerFenced, InvalidRequest, UnknownTopic
+from spark_stream.scripts import groups
+from spark_stream.scripts.groups import SessionWatch
+from spark_stream.scripts.queries import read_named
+from spark_stream.scripts.steps import FindTopic, ListRecords
+from spark_stream.scripts.transactions.finishing import Finished
+from spark_stream.scripts.transactions.positions import own_name, store_positions
+from tests.scripts.on_store import OnStore
+from tests.simulation.broker import SCHEMA
+from tests.simulation.store import MemoryRecords, MemoryStore
+
+
+class WithTopics(OnStore):
+    """A broker that knows the topic ``t``, with two partitions."""
+
+    def carry_out(self, step):
+        if isinstance(step, FindTopic):
+            if step.name != "t":
+                raise UnknownTopic(step.name)
+            return Topic("t", "id", SCHEMA, 2, {}, replication_factor=1)
+        return super().carry_out(step)
+
+
+@pytest.fixture
+def on() -> WithTopics:
+    return WithTopics(MemoryStore(MemoryRecords()))
+
+
+def member(name: str, *topics: str) -> GroupMember:
+    return GroupMember(name, topics or ("t",), 4_000, Isolation.READ_UNCOMMITTED)
+
+
+def group(on: OnStore) -> Group:
+    found: Group = on.run(read_named()).groups["g"]
+    return found
+
+
+def position(offset: int, number: int = 0) -> PositionOf:
+    return PositionOf("g", "t", "id", number, offset)
+
+
+def test_a_partition_moves_once_its_member_has_released_it(on):
+    first = on.run(groups.join("g", member("1")))
+    assert [each.partition for each in first.assigned] == [0, 1]
+    on.run(groups.join("g", member("2")))
+    told = on.run(groups.beat("g", "1"))
+    assert [each.partition for each in told.revoked] == [1]
+    assert on.run(groups.beat("g", "2")).assigned == ()
+    on.run(groups.beat("g", "1", told.revoked))
+    assert [each.partition for each in on.run(groups.beat("g", "2")).assigned] == [1]
+
+
+def test_a_heartbeat_of_a_settled_group_asks_for_nothing_that_is_fresh(on):
+    on.run(groups.join("g", member("1")))
+    on.steps.clear()
+    on.run(groups.beat("g", "1"))
+    assert [step for step in on.steps if getattr(step, "fresh", False)] == []
+
+
+def test_a_topic_that_does_not_exist_is_no_obstacle(on):
+    told = on.run(groups.join("g", member("1", "gone", "t")))
+    assert len(told.assigned) == 2
+
+
+def test_a_member_that_left_is_none(on):
+    on.run(groups.join("g", member("1")))
+    on.run(groups.leave("g", "1"))
+    assert on.store.list(SESSIONS) == []
+    assert group(on).members == ()
+    with pytest.raises(ConsumerFenced):
+        on.run(groups.beat("g", "1"))
+    with pytest.raises(ConsumerFenced):
+        on.run(groups.beat("none", "1", renew=True))
+    assert on.store.get(CONSUMERS + "none") is None
+
+
+def test_two_that_join_at_once_are_both_members(on):
+    late = on.start(groups.join("g", member("1")))
+    for _ in range(4):
+        late.advance()
+    on.other("b2").run(groups.join("g", member("2")))
+    late.end()
+    assert [each.id for each in group(on).members] == ["1", "2"]
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_what_is_left_of_a_join_or_an_end_is_removed(on, steps):
+    """By the age of its session, or with the next change: then another member reads all."""
+    on.stops_after(groups.join("g", member("1")), steps)
+    watch, now = SessionWatch(), 0.0
+    on.run(groups.end_sessions(watch, lambda: 0.0))
+    for _ in range(6):
+        now += 1.0
+        on.stops_after(groups.end_sessions(watch, lambda now=now: now), steps)
+    told = on.run(groups.join("g", member("2")))
+    if len(told.assigned) < 2:  # its session is on record: it ends in time
+        for _ in range(6):
+            now += 1.0
+            on.run(groups.beat("g", "2", renew=True))
+            on.run(groups.end_sessions(watch, lambda now=now: now))
+    assert [each.id for each in group(on).members] == ["2"]
+    assert len(on.run(groups.beat("g", "2")).assigned) == 2
+
+
+def test_a_session_that_is_renewed_meanwhile_goes_on(on):
+    on.run(groups.join("g", member("1")))
+    watch = SessionWatch()
+    for now in (0.0, 2.0):
+        assert on.run(groups.end_sessions(watch, lambda now=now: now)) == []
+    late = on.start(groups.end_sessions(watch, lambda: 4.5))
+    late.advance()  # it has read all sessions
+    on.run(groups.beat("g", "1", renew=True))
+    assert late.end() == []
+    assert [each.id for each in group(on).members] == ["1"]
+
+
+def seen(watch: SessionWatch, version: int, now_s: float) -> bool:
+    record = StoreRecord(session_of("g", "1"), {"session_ms": 4_000}, version)
+    return watch.find_over([record], now_s) != []
+
+
+@pytest.mark.rule("when the session of a member is over", "scripts/groups.py")
+def test_a_session_is_over_by_the_time_in_which_a_broker_looked():
+    watch = SessionWatch()
+    assert not seen(watch, 1, 100.0)  # an earlier change may be a moment ago
+    assert not seen(watch, 1, 102.0)
+    assert not seen(watch, 2, 104.0)
+    assert not seen(watch, 2, 106.0)
+    assert not seen(watch, 2, 166.0)  # it could not look, so others could not beat
+    assert not seen(watch, 2, 167.5)
+    assert seen(watch, 2, 169.0)
+    assert not seen(watch, 3, 171.0)
+
+
+def test_positions_are_those_of_the_member_that_reads(on):
+    first = on.run(groups.join("g", member("1")))
+    one = str(Owner("1", first.epoch, 0))
+    on.run(store_positions([position(5)], {"g": one}))
+    second = on.run(groups.join("g", member("2")))
+    told = on.run(groups.beat("g", "1"))
+    told = on.run(groups.beat("g", "1", told.revoked))
+    other = str(Owner("2", on.run(groups.beat("g", "2")).epoch, 0))
+    with pytest.raises(ConsumerFenced):
+        on.run(store_positions([position(1, 1)], {"g": one}))
+    on.run(store_positions([position(2, 1)], {"g": other}))
+    with pytest.raises(ConsumerFenced):
+        on.run(store_positions([position(6), position(3, 1)], {"g": other}))
+    with pytest.raises(InvalidRequest, match="members"):
+        on.run(store_positions([position(9)], {}))
+    with pytest.raises(InvalidRequest, match="members"):
+        on.run(own_name("g", "named"))
+    assert on.run(read_named()).consumers["g"] == [position(5), position(2, 1)]
+    assert second.epoch < told.epoch
+
+
+def test_a_member_begins_where_a_partition_is_stored_if_it_is_its_own(on):
+    told = on.run(groups.join("g", member("1")))
+    owner = str(Owner("1", told.epoch, 0))
+    on.run(store_positions([position(5)], {"g": owner}))
+    found, now = on.run(groups.take_partitions(Finished(), "g", "1", told.assigned))
+    assert found == [position(5)]
+    assert not any(map(now.is_later, told.assigned))
+    with pytest.raises(ConsumerFenced):
+        on.run(groups.take_partitions(Finished(), "g", "2", told.assigned))
+
+
+def test_looking_at_sessions_is_one_list(on):
+    on.run(groups.join("g", member("1")))
+    on.steps.clear()
+    on.run(groups.end_sessions(SessionWatch(), lambda: 0.0))
+    assert [type(step) for step in on.steps] == [ListRecords]
