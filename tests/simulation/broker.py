@@ -436,11 +436,7 @@ class SimulatedBroker:
         """
         chance, records = self._around.chance, self._around.records
         while True:
-            try:
-                self.host.refresh()
-            except MetadataUnavailable:
-                yield _RETRY_S
-                continue
+            self.host.follow_store()
             yield self._around.news.next
             if chance.random() < _LATE:
                 read = records.last_version if chance.random() < 0.5 else None
