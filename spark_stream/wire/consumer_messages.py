@@ -185,6 +185,11 @@ class ConsumerDescription(Description):
     group: GroupDescription | None = None
 
     @property
+    def owned_by(self) -> Literal["query", "client", "group"]:
+        """The kind, for people: a group is told from a single client."""
+        return self.kind if self.group is None else "group"
+
+    @property
     def lag(self) -> int | None:
         """How many offsets are left to read, as far as that is known."""
         known = [each.lag for each in self.partitions if each.lag is not None]

@@ -45,6 +45,7 @@ __all__ = ["files"]
 
 SAMPLES: dict[str, Any] = {
     "after": -1,
+    "assigned": [],
     "batch": 0,
     "broker": "9",
     "branches": [],
@@ -58,6 +59,7 @@ SAMPLES: dict[str, Any] = {
     "instance": "instance",
     "isolation": "read_committed",
     "lifetime_ms": 60_000,
+    "member": "member",
     "moves": [],
     "name": "somebody",
     "number": 0,
@@ -77,6 +79,7 @@ SAMPLES: dict[str, Any] = {
     "run": "run",
     "runs": [{"indexes": [0, 1], "epoch": 0}],
     "selection": "topics",
+    "session_ms": 1_000,
     "start": None,
     "starting": "",
     "timeout_ms": 1_000,
@@ -119,6 +122,8 @@ def requests() -> Iterator[Request]:
             }
             if name == "atomic-cut" or name == "list-offsets":
                 given["topics"] = [{"topic": on}]
+            elif name == "join-group":
+                given["topics"] = [on]
             elif name == "commit-position":
                 given["owners"] = {on: "instance"}
             body = json.dumps(given).encode()

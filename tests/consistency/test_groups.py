@@ -299,7 +299,7 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 TestGroups = GroupMachine.TestCase
-TestGroups.settings = settings(max_examples=examples(200), stateful_step_count=25, deadline=None)
+TestGroups.settings = settings(max_examples=examples(150), stateful_step_count=20, deadline=None)
 TestGroups = RULE(TestGroups)
 
 

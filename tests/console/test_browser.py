@@ -53,6 +53,7 @@ VIEWS = {
     "records-wrong": ("/topics/flights/records?filter=delay+%3E", ["INVALID_FILTER"]),
     "consumers": ("/consumers", ["nightly", "stalled", "departures", "sink/departures"]),
     "consumer": ("/consumers/nightly", ["stalled", "read_committed", "earliest", "subscribe"]),
+    "group": ("/consumers/mailing", ["A consumer group", "Members", "greetings", "45 s"]),
     "transactions": ("/transactions", ["loader-1", "aborted", "records", "flights/2"]),
     "failovers": ("/failovers", ["fares/0", "40 to 56", "not replicated"]),
     "nowhere": ("/nowhere", ["There is no such page"]),

@@ -51,7 +51,7 @@ def show_consumers(found: Sequence[ConsumerDescription], now_ms: int, shape: Lis
         topics = dict.fromkeys(at.topic for at in each.partitions)
         table.add_row(
             cell(each.name),
-            _kind(each),
+            each.owned_by,
             each.isolation or "-",
             cell(", ".join(topics) or each.selection or "-"),
             _number(each.lag),
@@ -68,7 +68,7 @@ def show_consumer(found: Sequence[ConsumerDescription], now_ms: int, shape: List
         return
     for each in found:
         facts = Table(show_header=False)
-        rows: list[tuple[str, str]] = [("name", each.name), ("kind", _kind(each))]
+        rows: list[tuple[str, str]] = [("name", each.name), ("kind", each.owned_by)]
         if each.kind == "query":
             rows += [
                 ("isolation", each.isolation or "-"),
@@ -86,10 +86,6 @@ def show_consumer(found: Sequence[ConsumerDescription], now_ms: int, shape: List
             console().print(_members(each.group))
         if each.partitions:
             console().print(_partitions(each))
-
-
-def _kind(consumer: ConsumerDescription) -> str:
-    return consumer.kind if consumer.group is None else "group"
 
 
 def _members(group: GroupDescription) -> Table:

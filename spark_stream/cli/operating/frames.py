@@ -238,7 +238,7 @@ def _consumer_lines(looks: Sequence[Look]) -> list[ConsumerLine]:
     lines = [
         ConsumerLine(
             each.name,
-            each.kind,
+            each.owned_by,
             each.isolation,
             each.lag,
             worst(map(trend_of, samples[each.name, each.kind].values())),

@@ -225,6 +225,7 @@ def test_positions_are_stored_every_few_seconds(log, topic, group, monkeypatch):
 
 
 @SLOW
+@pytest.mark.full
 def test_without_automatic_commits_a_partition_waits_until_its_position_is_stored(
     log, topic, group
 ):
@@ -305,6 +306,7 @@ def test_a_member_that_is_silent_is_removed_and_may_store_nothing(log, topic, gr
 
 
 @SLOW
+@pytest.mark.full
 def test_a_member_that_asks_for_no_record_leaves_and_joins_again(log, topic, group):
     fill(log, topic, 3)
     with log.consumer(topic, group=group, processing_timeout=1.0) as slow:
@@ -335,6 +337,7 @@ def test_a_closed_member_is_closed(log, topic, group):
 
 
 @SLOW
+@pytest.mark.full
 def test_a_group_goes_on_where_a_named_consumer_was(log, topic, group):
     fill(log, topic, 5, partitions=1)
     with log.consumer(topic, name=group, start=2) as named:
@@ -350,6 +353,7 @@ def test_a_group_goes_on_where_a_named_consumer_was(log, topic, group):
 
 
 @SLOW
+@pytest.mark.full
 def test_a_group_is_listed_with_its_members_and_lag(log, topic, group):
     fill(log, topic, 5)
     with (

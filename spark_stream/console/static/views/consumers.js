@@ -16,7 +16,8 @@ export const consumers = {
   ],
 };
 
-const KINDS = { query: "query", client: "client" };
+/** "query", "client" or "group". */
+const kind = (each) => (each.group ? "group" : each.kind);
 
 function trend(each) {
   return badge(each.trend === "unknown" || !each.trend ? "too_early" : each.trend,
@@ -29,7 +30,7 @@ function readers(all) {
   const columns = [["Name", ""], ["Kind", ""], ["Trend", ""], ["Lag", "number"], ["Counted under", ""], ["Reads", ""], ["Last report", ""], ["Owner", ""]];
   return table("Readers with a name", columns, sorted.map((each) => h("tr", { key: `${each.kind} ${each.name}` },
     h("th", { scope: "row" }, link(`/consumers/${encodeURIComponent(each.name)}`, each.name)),
-    h("td", {}, KINDS[each.kind]), h("td", {}, trend(each)),
+    h("td", {}, kind(each)), h("td", {}, trend(each)),
     h("td", { class: "number" }, each.lag === null ? "–" : counted(each.lag, "record")),
     h("td", {}, each.isolation ?? "the log end"),
     h("td", {}, [...new Set(each.partitions.map((at) => at.topic))].join(", ") || "–"),
@@ -64,9 +65,19 @@ function selected(text) {
   }
 }
 
+const TITLES = { query: "A query of Spark", client: "A consumer of a client", group: "A consumer group" };
+
+function members(group) {
+  const columns = [["Member", ""], ["Reads", ""], ["Counted under", ""], ["Session", "number"], ["Partitions", "number"], ["Owner", ""]];
+  return table("Members", columns, group.members.map((each) => h("tr", { key: each.id },
+    h("th", { scope: "row" }, each.id), h("td", {}, each.topics.join(", ")), h("td", {}, each.isolation),
+    h("td", { class: "number" }, `${each.session_ms / 1000} s`), h("td", { class: "number" }, count(each.partitions)), h("td", {}, each.principal || "–"))));
+}
+
 function shown(each) {
-  const columns = [["Topic", ""], ["Partition", "number"], ["Trend", ""], ["Position", "number"], ["End", "number"], ["Lag", "number"]];
-  return section(each.kind === "query" ? "A query of Spark" : "A consumer of a client",
+  const columns = [["Topic", ""], ["Partition", "number"], ["Trend", ""], ["Position", "number"], ["End", "number"], ["Lag", "number"],
+    ...(each.group ? [["Member", ""]] : [])];
+  return section(TITLES[kind(each)],
     facts([
       ["Trend", trend(each)],
       ["Lag", each.lag === null ? "not known" : counted(each.lag, "record")],
@@ -76,10 +87,13 @@ function shown(each) {
       ["First started", each.started_ms === null ? null : ago(each.started_ms)],
       ["Last report", each.recorded_ms === null ? null : ago(each.recorded_ms)],
       ["Owner", each.principal || null],
+      ["Members", each.group ? (each.group.members.length || "none") : null],
     ]),
+    each.group && each.group.members.length ? members(each.group) : null,
     each.partitions.length
       ? table(`Where ${each.name} is`, columns, each.partitions.map((at) => h("tr", { key: `${at.topic}/${at.partition}` },
         h("th", { scope: "row" }, link(`/topics/${encodeURIComponent(at.topic)}/${at.partition}`, at.topic)), h("td", { class: "number" }, at.partition),
-        h("td", {}, at.trend ? trend(at) : "topic is gone"), h("td", { class: "number" }, count(at.offset)), h("td", { class: "number" }, count(at.end)), h("td", { class: "number" }, count(at.lag)))))
+        h("td", {}, at.trend ? trend(at) : "topic is gone"), h("td", { class: "number" }, count(at.offset)), h("td", { class: "number" }, count(at.end)), h("td", { class: "number" }, count(at.lag)),
+        each.group ? h("td", {}, at.member ?? "nobody") : null)))
       : empty("It has not reported a position yet."));
 }
