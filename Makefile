@@ -147,7 +147,7 @@ $(INSTALLED): setup.cfg pyproject.toml
 	    $(PYTHON) -m venv --clear .venv; }
 	@echo "installing into .venv (PySpark alone is 400 MB: some minutes the first time)"
 	@bash -o pipefail -c "$(PIP_INSTALL) -e '.[dev,demo,bench,notebook]' | $(LARGE)"
-	@.venv/bin/python scripts/compile_pyspark.py
+	@.venv/bin/isolog prepare-spark
 	@touch $@
 
 # Spark's Kafka connector goes with another PySpark than the rest runs on.
@@ -155,5 +155,5 @@ $(KAFKA_INSTALLED): setup.cfg pyproject.toml | $(INSTALLED)
 	@.venv/bin/python -m venv $(KAFKA_VENV)
 	@echo "installing into .cache/kafka/venv"
 	@$(KAFKA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[bench-kafka]'
-	@$(KAFKA_VENV)/bin/python scripts/compile_pyspark.py
+	@$(KAFKA_VENV)/bin/isolog prepare-spark
 	@touch $@

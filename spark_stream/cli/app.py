@@ -27,7 +27,7 @@ from spark_stream.cli.commands import (
     topic,
     transactions,
 )
-from spark_stream.cli.operating import bench, examples, stored_logs, top
+from spark_stream.cli.operating import bench, examples, spark_workers, stored_logs, top
 from spark_stream.cli.options import (
     ACCESS_OPTIONS,
     Profile,
@@ -85,6 +85,7 @@ app.command("consume")(consume.consume)
 app.command("bench")(bench.bench)
 app.command("top")(top.top)
 app.command("console")(console.console)
+app.command("prepare-spark")(spark_workers.prepare_spark)
 
 
 def _version(asked: bool) -> None:

@@ -18,11 +18,11 @@ sys.path.append(str(ROOT / "examples"))  # as spark-submit does for the script t
 class Shell:
     """Runs commands as a user would, and shows what they said when they fail."""
 
-    def __init__(self, tools: Path) -> None:
+    def __init__(self, tools: Path, python: Path = Path(sys.executable)) -> None:
         isolog = tools / "isolog"  # the checkout need not be installed
-        isolog.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m spark_stream.cli "$@"\n')
+        isolog.write_text(f'#!/bin/sh\nexec "{python}" -m spark_stream.cli "$@"\n')
         isolog.chmod(0o755)
-        places = (str(tools), str(Path(sys.executable).parent), os.environ["PATH"])
+        places = (str(tools), str(python.parent), os.environ["PATH"])
         self.environment = os.environ | {
             "PATH": os.pathsep.join(places),
             "ISOLOG_IDLE_SECONDS": "120",

@@ -1,10 +1,11 @@
 """The commands for those who run a cluster and look into it.
 
-``stored_logs``  log dump, verify: the files of logs, without a broker
-``bench``        a load for a cluster, and its throughput and latencies
-``load``         the producers and consumers of that load
-``latencies``    many durations in little memory, and their percentiles
-``top``          the cluster live in a terminal
-``frames``       what two looks at a cluster tell: rates and trends
-``examples``     config example: the files of ``conf/``
+``stored_logs``    log dump, verify: the files of logs, without a broker
+``bench``          a load for a cluster, and its throughput and latencies
+``load``           the producers and consumers of that load
+``latencies``      many durations in little memory, and their percentiles
+``top``            the cluster live in a terminal
+``frames``         what some looks at a cluster tell: rates and trends
+``examples``       config example: the files of ``conf/``
+``spark_workers``  prepare-spark: bytecode for Spark's Python workers
 """

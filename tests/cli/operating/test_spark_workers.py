@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
-from tests.conftest import ROOT
-
-SPEC = importlib.util.spec_from_file_location("compiling", ROOT / "scripts/compile_pyspark.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-compiling = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(compiling)
+from spark_stream.cli.operating.spark_workers import compile_into
 
 
 def test_a_module_of_the_archive_comes_from_its_bytecode_and_says_the_same(tmp_path: Path):
@@ -24,8 +17,8 @@ def test_a_module_of_the_archive_comes_from_its_bytecode_and_says_the_same(tmp_p
         made.writestr("house/room.py", "def place():\n    return __file__, 'is' is 'is'\n")
         made.writestr("house/tests/test_room.py", "")
         made.writestr("house/names.txt", "a\n")
-    assert compiling.compile_into(archive) == 2
-    assert compiling.compile_into(archive) == 0
+    assert compile_into(archive) == 2
+    assert compile_into(archive) == 0
     with zipfile.ZipFile(archive) as found:
         assert found.read("house/names.txt") == b"a\n"
         assert "house/tests/test_room.pyc" not in found.namelist()

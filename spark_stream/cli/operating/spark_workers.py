@@ -1,28 +1,52 @@
-"""Puts bytecode into the zip file from which Spark's Python workers import pyspark.
+"""``isolog prepare-spark``: put bytecode where Spark's Python workers import pyspark from.
 
-Spark starts a worker for every plan of a query, and the zip file that comes with the package has
+Spark starts a worker for every plan of a query, and the zip files that come with the package have
 sources only: each worker compiles them again, which takes more than a second of processor time and,
 on a busy machine, more than the ten seconds that Spark waits for a worker. A Python of another
 version finds bytecode that is not its own there, and takes the sources as before.
-
-``python scripts/compile_pyspark.py``: for the environment whose Python runs it. Run again, it does
-nothing.
 """
 
 from __future__ import annotations
 
 import os
 import py_compile
-import sys
 import tempfile
 import warnings
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from spark_stream.cli.options import counted, note
+from spark_stream.errors import InvalidOption, StorageFailure
+
+
+def prepare_spark() -> None:
+    """Make Spark's Python workers start sooner; once for each installation of PySpark.
+
+    It compiles the modules that workers import, in the environment of this command. Run again, it
+    does nothing.
+
+    \b
+    isolog prepare-spark
+    """
+    found = find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise InvalidOption(
+            "PySpark is not installed in this environment",
+            hint="Install it: pip install 'pyspark>=4.2'.",
+        )
+    folder = Path(found.origin).parent
+    try:
+        count = sum(compile_into(each) for each in sorted(folder.glob("python/lib/*.zip")))
+    except OSError as error:
+        raise StorageFailure(
+            f"{folder}: {error}", hint="Run the command as the owner of the environment."
+        ) from None
+    note(f"{counted(count, 'module')} compiled" if count else "all modules are compiled already")
+
 
 def compile_into(archive: Path) -> int:
-    """Add the bytecode of the archive's modules, and return their number."""
+    """Add the bytecode of the archive's modules, and return their number; 0 if it has bytecode."""
     with zipfile.ZipFile(archive) as source:
         contents = {name: source.read(name) for name in source.namelist()}
     if any(name.endswith(".pyc") for name in contents):
@@ -48,17 +72,3 @@ def bytecode(source: bytes, shown: str) -> bytes:
             str(file), str(compiled), shown, doraise=True, invalidation_mode=unchecked
         )
         return compiled.read_bytes()
-
-
-def main() -> int:
-    found = find_spec("pyspark")
-    if found is None or found.origin is None:
-        print("pyspark is not installed", file=sys.stderr)
-        return 1
-    for archive in sorted(Path(found.origin).parent.glob("python/lib/*.zip")):
-        compile_into(archive)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
