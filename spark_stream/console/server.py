@@ -90,17 +90,29 @@ def serve(
         listener.close()
         raise InvalidOption(f"--tls-cert or --tls-key cannot be used: {error}") from None
     name = "127.0.0.1" if is_all else host
-    ready(f"http{'s' if is_secure else ''}://{joined(name, port)}")
+    address = f"http{'s' if is_secure else ''}://{joined(name, port)}"
     with closing(listener):
-        _PageServer(config, sessions).run(sockets=[listener])
+        _PageServer(config, sessions, lambda: ready(address)).run(sockets=[listener])
 
 
 class _PageServer(uvicorn.Server):
-    """Ends the streams of events first: uvicorn would wait for them, and then cancel them."""
+    """Ends the streams of events first: uvicorn would wait for them, and then cancel them.
 
-    def __init__(self, config: uvicorn.Config, sessions: ConsoleSessions) -> None:
+    ``ready`` is called when a signal would end it in order: not before.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, sessions: ConsoleSessions, ready: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._sessions = sessions
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to serve."""
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End all sessions, and then the server."""

@@ -158,7 +158,12 @@ def test_the_directory_tells_what_it_is_and_where_its_broker_listens(directory):
     with directory.connect() as log:
         status = log.status()
         facts = json.loads((directory.path / "broker.json").read_text())
-        assert facts == {"address": status.address, "peer_address": "", "pid": status.pid}
+        assert facts == {
+            "address": status.address,
+            "peer_address": "",
+            "metrics_address": "",
+            "pid": status.pid,
+        }
         assert status.address.startswith("unix:")
         described = json.loads((directory.path / "isolog.json").read_text())
         assert described["format"] == "isolog"
