@@ -296,7 +296,7 @@ def restore_metadata(context: BrokerContext, asked: Empty) -> Empty:
 def status(context: BrokerContext, asked: Empty) -> BrokerStatus:
     hosted, checked = context.host.topics(), context.scrub.last
     replicas = context.host.open_replicas()
-    free, total = _disk(context.facts.directory)
+    free, total = disk_room(context.facts.directory)
     found = BrokerStatus(
         version=VERSION,
         pid=os.getpid(),
@@ -344,7 +344,7 @@ def status(context: BrokerContext, asked: Empty) -> BrokerStatus:
     )
 
 
-def _disk(directory: str) -> tuple[int, int]:
+def disk_room(directory: str) -> tuple[int, int]:
     """Return the free and all bytes of the disk with the directory; 0 if it is gone."""
     try:
         found = shutil.disk_usage(directory)

@@ -10,10 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
-import psutil
 from msgspec import Struct
 
-from spark_stream.broker.actions.cluster import known_cluster
+from spark_stream.broker.actions.cluster import disk_room, known_cluster
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.consistency.groups import Group
@@ -119,12 +118,8 @@ class Scrape:
 
     @cached_property
     def disk(self) -> tuple[int, int]:
-        """The size of the file system of its directory, and what is free of it, in bytes."""
-        try:
-            found = psutil.disk_usage(self.here.facts.directory)
-        except OSError:  # the directory is gone
-            return 0, 0
-        return int(found.total), int(found.free)
+        """The free and all bytes of the file system of its directory."""
+        return disk_room(self.here.facts.directory)
 
     # -- traffic and quotas ------------------------------------------------------------------------
 
