@@ -124,7 +124,7 @@ class EtcdStore:
         end = end_of(self._records)
         assert end is not None
         self._feed = EtcdFeed(client, self._head, end.encode())
-        self._known = _LastChanges(self._records)
+        self._recent = _LastChanges(self._records)
         self._told = 0  # the greatest version that this store has returned or written
         self._fence = _Fence(client, name)
         self._listed_at = self._compared_at = time.monotonic()
@@ -137,7 +137,7 @@ class EtcdStore:
         """
         if not fresh and self._feed.is_started:
             with self._feed.changed:
-                known = self._known.latest.get(key)
+                known = self._recent.latest.get(key)
             if known is not None:
                 return known.record
         answer = self._client.read(RANGE, {"key": self._encoded(key)})
@@ -147,8 +147,8 @@ class EtcdStore:
         with self._feed.changed:
             self._told = max(self._told, _version(answer))
             # The feed updates only what is cached: of any other record it may have passed a change.
-            if key in self._known.latest or self._feed.seen <= revision:
-                self._known.note(key, record, revision)
+            if key in self._recent.latest or self._feed.seen <= revision:
+                self._recent.note(key, record, revision)
         return record
 
     def list(self, prefix: str) -> Sequence[StoreRecord]:
@@ -202,11 +202,11 @@ class EtcdStore:
             return Changes(revision, kept, complete=False)
         is_due = now - self._listed_at > _LIST_S
         revision, records = self._range("")
-        self._feed.start(revision, self._known)
+        self._feed.start(revision, self._recent)
         if is_due:  # other callers compare all records as well
             self._listed_at = now
             with self._feed.changed:
-                self._known.forget(max(revision, self._feed.seen))
+                self._recent.forget(max(revision, self._feed.seen))
         every = {each.key: each for each in records if each.key.startswith(meant)}
         return Changes(revision, every, complete=True)
 
@@ -227,7 +227,7 @@ class EtcdStore:
             return (since, {}) if (fresh or known) and head <= since else None
         with self._feed.changed:
             self._feed.wait_for(head)
-            found = self._known.after(since)
+            found = self._recent.after(since)
             return None if found is None else (max(since, self._feed.seen), found)
 
     @property
@@ -302,8 +302,8 @@ class EtcdStore:
                 if revision is None:
                     continue
                 self._told = max(self._told, revision)
-                if each.key in self._known.latest:
-                    self._known.note(each.key, each.record(revision), revision)
+                if each.key in self._recent.latest:
+                    self._recent.note(each.key, each.record(revision), revision)
 
     def _transaction(self, changes: Sequence[_Change], mark: str, fence: int) -> Json:
         head = {"request_put": {"key": encoded(self._head), "value": encoded(mark.encode())}}
