@@ -133,11 +133,13 @@ class SessionWatch:
         self._ages: dict[str, tuple[int, float]] = {}
         self._looked_at: float | None = None
 
-    def find_over(self, sessions: Sequence[StoreRecord], now_s: float) -> list[StoreRecord]:
-        """Return the sessions that are over. ``now_s``: when the records were read, or earlier."""
-        passed = 0.0 if self._looked_at is None else now_s - self._looked_at
+    def find_over(
+        self, sessions: Sequence[StoreRecord], asked_s: float, answered_s: float
+    ) -> list[StoreRecord]:
+        """Return the sessions that are over. The times: before and after the records were read."""
+        passed = 0.0 if self._looked_at is None else asked_s - self._looked_at
         passed = passed if passed <= _GAP_S else 0.0
-        self._looked_at = now_s
+        self._looked_at = answered_s
         ages = {}
         for each in sessions:
             version, age = self._ages.get(each.key, (0, 0.0))
@@ -152,10 +154,10 @@ class SessionWatch:
 
 def end_sessions(watch: SessionWatch, now: Callable[[], float]) -> Script[list[str]]:
     """Remove the members whose sessions are over; return what to log of them."""
-    now_s = now()
+    asked_s = now()
     sessions = yield from ListRecords(SESSIONS, fresh=False)
     ended = []
-    for each in watch.find_over(sessions, now_s):
+    for each in watch.find_over(sessions, asked_s, now()):
         found = yield from Get(each.key)
         if found is None or found.version != each.version:
             continue

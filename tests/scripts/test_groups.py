@@ -128,7 +128,7 @@ def test_a_session_that_is_renewed_meanwhile_goes_on(on):
 
 def seen(watch: SessionWatch, version: int, now_s: float) -> bool:
     record = StoreRecord(session_of("g", "1"), {"session_ms": 4_000}, version)
-    return watch.find_over([record], now_s) != []
+    return watch.find_over([record], now_s, now_s) != []
 
 
 @pytest.mark.rule("when the session of a member is over", "scripts/groups.py")
@@ -142,6 +142,15 @@ def test_a_session_is_over_by_the_time_in_which_a_broker_looked():
     assert not seen(watch, 2, 167.5)
     assert seen(watch, 2, 169.0)
     assert not seen(watch, 3, 171.0)
+
+
+def test_a_session_is_not_older_than_the_read_that_found_it():
+    watch = SessionWatch()
+    record = StoreRecord(session_of("g", "1"), {"session_ms": 4_000}, 1)
+    assert watch.find_over([record], 100.0, 101.0) == []
+    assert watch.find_over([record], 103.0, 103.0) == []
+    assert watch.find_over([record], 104.5, 104.5) == []
+    assert watch.find_over([record], 105.5, 105.5) == [record]
 
 
 def test_positions_are_those_of_the_member_that_reads(on):
