@@ -42,11 +42,12 @@ __all__ = [
 
 
 if TYPE_CHECKING:
+    from spark_stream import aio as aio
     from spark_stream import testing as testing
 else:
 
     def __getattr__(name: str) -> Any:
-        """Import ``isolog.testing`` on first use: ``import isolog`` does not wait for it."""
-        if name == "testing":
-            return import_module("spark_stream.testing")
+        """Import ``isolog.aio`` and ``isolog.testing`` on first use: no other import waits."""
+        if name in ("aio", "testing"):
+            return import_module(f"spark_stream.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -94,6 +94,10 @@ class TopicsClient:
         found = self._known.get(topic)
         return found if found is not None else self.describe(topic)
 
+    def is_known(self, topic: str) -> bool:
+        """Return whether :meth:`known` answers without a request."""
+        return topic in self._known
+
     def forget(self, topic: str) -> None:
         """Drop the topic from the cache, after an answer which shows that it is out of date."""
         with self._lock:

@@ -12,11 +12,10 @@ two of these rounds a reader has seen all of a transaction, or nothing of it.
 from __future__ import annotations
 
 import math
-import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from numbers import Integral
 from types import TracebackType
@@ -32,7 +31,7 @@ from spark_stream.client.reading.feed import WATCH_S, Asked, Feed
 from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.group_reader import GroupOptions, GroupReader, check_options
 from spark_stream.client.reading.losses import FAIL, GONE, fails_on, where_to_go_on
-from spark_stream.client.reading.polling import Patience, Polling
+from spark_stream.client.reading.polling import RECORDS_MAX, Patience, Polling, checked_records_max
 from spark_stream.client.reading.positions import Key, Place, resolve, resolve_with_lineages
 from spark_stream.client.reading.ranges import check_place
 from spark_stream.client.reading.records import records_of
@@ -52,7 +51,6 @@ from spark_stream.wire.transaction_messages import NamedConsumer
 
 _CUT_PAUSE_FIRST_S: Final = 0.05
 _CUT_PAUSE_MAX_S: Final = 0.5
-_POLL_RECORDS: Final = 500  # Kafka's max.poll.records
 
 
 class Consumer(Closing):
@@ -180,36 +178,19 @@ class Consumer(Closing):
             InvalidRequest: the consumer is closed.
             SchemaMismatch: a topic is typed (use :meth:`batches`).
         """
-        self._check_open()
-        position, member = self._position, self._member
-        views = self._subscription.record_views(self._filter)
-        for key, fetched in self._fetched(views, until, timeout):
-            seeks = self._seeks
-            self._keep_lineage(key, fetched)
-            for record in records_of(key, fetched):
-                position[key] = record[2] + 1
-                if member is not None:
-                    self._handed_out = key, record[2]
-                yield record
-                if self._seeks != seeks or (member is not None and member.needs_turn()):
-                    self._stop_feed()  # the next one begins after this record
-                    break
-            else:
-                position[key] = fetched.next
+        for key, fetched in self._fetched(self.record_views(), until, timeout):
+            yield from self.records_of(key, fetched)
 
     def batches(
         self, until: str | None = None, timeout: float | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Yield Arrow batches of one partition each, as they come; otherwise as :meth:`records`."""
-        self._check_open()
-        for key, fetched in self._fetched(self._subscription.views.__getitem__, until, timeout):
-            self._keep_lineage(key, fetched)
-            self._handed_out = key, self._position[key]
-            self._position[key] = fetched.next
-            if fetched.batch.num_rows:
-                yield fetched.batch
+        for key, fetched in self._fetched(self.batch_views(), until, timeout):
+            batch = self.batch_of(key, fetched)
+            if batch.num_rows:
+                yield batch
 
-    def poll(self, timeout: float | None = 0.0, max_records: int = _POLL_RECORDS) -> list[Record]:
+    def poll(self, timeout: float | None = 0.0, max_records: int = RECORDS_MAX) -> list[Record]:
         """Return the next records, or an empty list if none came within ``timeout`` seconds.
 
         They are of one partition, and ``max_records`` at most: a poll waits for the first of them,
@@ -221,28 +202,72 @@ class Consumer(Closing):
             InvalidRequest: the consumer is closed.
             SchemaMismatch: a topic is typed (use :meth:`batches`).
         """
+        patience, records_max = Patience(timeout), checked_records_max(max_records)
+        found: list[Record] = []
+        while not found and self.wait_for_records(patience.seconds_left()):
+            found = self.take_records(records_max)
+            if not patience.seconds_left():
+                break  # nothing of what came matches the filter, or is visible
+        return found
+
+    # -- the two halves of each: only the first waits, only the second moves the position ----------
+
+    def wait_for_records(self, timeout: float) -> bool:
+        """Wait for what :meth:`take_records` takes; return whether something came in time."""
         self._check_open()
-        if not isinstance(max_records, Integral) or max_records < 1:
-            raise InvalidOption(
-                f"max_records is at least 1, not {max_records!r}", option="max_records"
-            )
         polling, self._polling = self._polling, None
         self._handed_out = None
         if polling is None or self._needs_turn():
             patience = Patience(timeout)
-            views = self._subscription.record_views(self._filter)
-            polling = Polling(self._fetches(views, None, patience, polls=True), patience)
+            fetches = self.fetches(self.record_views(), None, patience, polls=True)
+            polling = Polling(fetches, patience)
         polling.patience.renew(timeout)
-        found: list[Record] = []
-        while not found and (taken := polling.take(min(int(max_records), sys.maxsize))) is not None:
-            key, found, following, fetched = taken
-            self._handed_out = key, self._position[key]
-            self._position[key] = following
-            self._keep_lineage(key, fetched)
-            if not polling.patience.seconds_left():
-                break  # nothing of what came matches the filter, or is visible
+        is_there = polling.wait()
         self._polling = polling  # after an error the next poll starts again
+        return is_there
+
+    def take_records(self, records_max: int) -> list[Record]:
+        """Return records that :meth:`wait_for_records` has waited for; perhaps none."""
+        if self._polling is None:
+            return []  # a seek meanwhile
+        key, found, following, fetched = self._polling.take(records_max)
+        self._handed_out = key, self._position[key]
+        self._position[key] = following
+        self._keep_lineage(key, fetched)
         return found
+
+    def record_views(self) -> Callable[[str], View]:
+        """Return the columns that records need, by topic; raise SchemaMismatch for a typed one."""
+        self._check_open()
+        return self._subscription.record_views(self._filter)
+
+    def batch_views(self) -> Callable[[str], View]:
+        """Return the columns of :meth:`batches`, by topic."""
+        self._check_open()
+        return self._subscription.views.__getitem__
+
+    def records_of(self, key: Key, fetched: Fetched) -> Iterator[Record]:
+        """Yield the records of what was fetched; the position moves past each."""
+        position, member, seeks = self._position, self._member, self._seeks
+        self._keep_lineage(key, fetched)
+        for record in records_of(key, fetched):
+            position[key] = record[2] + 1
+            if member is not None:
+                self._handed_out = key, record[2]
+            yield record
+            if self._seeks != seeks or (member is not None and member.needs_turn()):
+                self._stop_feed()  # the next one begins after this record
+                return
+        position[key] = fetched.next
+
+    def batch_of(self, key: Key, fetched: Fetched) -> pa.RecordBatch:
+        """Return what was fetched, perhaps without rows; the position moves past it."""
+        self._keep_lineage(key, fetched)
+        self._handed_out = key, self._position[key]
+        self._position[key] = fetched.next
+        return fetched.batch
+
+    # -- where it is ------------------------------------------------------------------------------
 
     def position(self) -> dict[Key, int]:
         """Return ``{(topic, partition): offset}`` of the next record of each partition."""
@@ -401,8 +426,8 @@ class Consumer(Closing):
 
     def _refuse_asyncio(self) -> NoReturn:
         raise Unsupported(
-            "asyncio comes later: a consumer is used with `with` and `for`",
-            hint="Poll in a thread: `await asyncio.to_thread(consumer.poll, 1.0)`.",
+            "this consumer is used with `with` and `for`",
+            hint="For asyncio connect with `spark_stream.aio.connect(...)`.",
         )
 
     def _check_open(self) -> None:
@@ -413,23 +438,24 @@ class Consumer(Closing):
         self, view_of: Callable[[str], View], until: str | None, timeout: float | None
     ) -> Iterator[tuple[Key, Fetched]]:
         """Yield what is fetched, until no record came for ``timeout`` seconds."""
-        if until not in (None, "latest"):
-            raise InvalidOption(f"until takes 'latest', not {until!r}")
-        self._polling = None
-        for found in self._fetches(view_of, until, Patience(timeout)):
+        for found in self.fetches(view_of, until, Patience(timeout)):
             if found is None:
                 return
             yield found
 
-    def _fetches(
+    def fetches(
         self,
         view_of: Callable[[str], View],
         until: str | None,
         patience: Patience,
         *,
         polls: bool = False,
-    ) -> Iterator[tuple[Key, Fetched] | None]:
+    ) -> Generator[tuple[Key, Fetched] | None]:
         """Yield what is fetched, and None whenever the patience has run out."""
+        if until not in (None, "latest"):
+            raise InvalidOption(f"until takes 'latest', not {until!r}")
+        if not polls:
+            self._polling = None
 
         def round_left() -> float:
             # A started round is read up to its cut, or a transaction would be seen in part. The

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterator
 from itertools import islice
-from numbers import Real
+from numbers import Integral, Real
+from typing import Final
 
 from spark_stream.client.reading.fetching import Fetched
 from spark_stream.client.reading.positions import Key
 from spark_stream.client.reading.records import records_of
 from spark_stream.client.values import Record
 from spark_stream.errors import InvalidOption
+
+RECORDS_MAX: Final = 500  # Kafka's max.poll.records
 
 
 class Patience:
@@ -42,6 +46,13 @@ class Patience:
         return max(0.0, self._until - time.monotonic())
 
 
+def checked_records_max(asked: int) -> int:
+    """Return how many records a poll takes at most, or raise InvalidOption."""
+    if not isinstance(asked, Integral) or asked < 1:
+        raise InvalidOption(f"max_records is at least 1, not {asked!r}", option="max_records")
+    return min(int(asked), sys.maxsize)
+
+
 class Polling:
     """Fetches that continue between polls, and the rest of the last batch."""
 
@@ -50,16 +61,20 @@ class Polling:
         self._fetches = fetches
         self._batch: tuple[Key, Fetched, Iterator[Record]] | None = None
 
-    def take(self, records_max: int) -> tuple[Key, list[Record], int, Fetched] | None:
-        """Return the next records of one batch, where to read on after them, and the batch.
-
-        Return None once the wait is over. A batch may have no records (left).
-        """
+    def wait(self) -> bool:
+        """Wait for a batch to take records from; return whether there is one."""
         if self._batch is None:
             found = next(self._fetches, None)
-            if found is None:
-                return None
-            self._batch = (*found, records_of(*found))
+            if found is not None:
+                self._batch = (*found, records_of(*found))
+        return self._batch is not None
+
+    def take(self, records_max: int) -> tuple[Key, list[Record], int, Fetched]:
+        """Return the next records of a batch, where to read on after them, and the batch.
+
+        Call :meth:`wait` before. A batch may have no records (left).
+        """
+        assert self._batch is not None
         key, fetched, rest = self._batch
         records = list(islice(rest, records_max))
         if len(records) == records_max:

@@ -55,6 +55,10 @@ class Buffer:
         """Whether a caller waits, so that records must not linger."""
         return bool(self._flushing or self._crowded or self.closed)
 
+    def has_room(self, size: int) -> bool:
+        """Return whether :meth:`reserve` would not wait; the caller holds the lock, or guesses."""
+        return not self._bytes or self._bytes + size <= self._limit
+
     def reserve(self, size: int, records: int = 1) -> None:
         """Reserve room, or wait for it; the caller holds the lock, which a wait releases.
 
@@ -62,7 +66,7 @@ class Buffer:
             BufferFull: there was no room in time.
             InvalidRequest: the producer is closed.
         """
-        if self._bytes and self._bytes + size > self._limit:
+        if not self.has_room(size):
             self._crowded += 1
             try:
                 self._wait_for_room(size)
@@ -87,10 +91,7 @@ class Buffer:
             self._hurry()
         finally:
             self.lock.acquire()
-        if not self._changed.wait_for(
-            lambda: self.closed or not self._bytes or self._bytes + size <= self._limit,
-            self._timeout_s,
-        ):
+        if not self._changed.wait_for(lambda: self.closed or self.has_room(size), self._timeout_s):
             raise BufferFull(
                 f"{self._bytes} bytes wait to be acknowledged; buffer_bytes is {self._limit}"
             )

@@ -7,14 +7,14 @@ when an answer is lost, and is still in the log only once.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import partial
 from numbers import Real
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 import pyarrow as pa
 
@@ -42,6 +42,7 @@ from spark_stream.client.writing.pending import split
 from spark_stream.client.writing.sender import Sender
 from spark_stream.client.writing.shell import Settings
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
+from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import (
     InvalidOption,
     InvalidTransaction,
@@ -74,6 +75,22 @@ def check_setting(name: str, value: float, low: int, high: int) -> None:
         raise InvalidOption(
             f"{name} takes a number from {low} to {high}, not {value!r}", option=name
         )
+
+
+class Positioned(Protocol):
+    """A consumer with a name or in a group, as far as a transaction needs it for its position."""
+
+    def places(self, connection: ClusterConnection) -> list[PositionOf]:
+        """Return its position by partition, or raise InvalidOption: no name, or another log."""
+
+    def check_owner(self) -> None:
+        """Raise ConsumerFenced if another consumer has taken over the name."""
+
+    def owner(self) -> dict[str, str]:
+        """Return ``{name: instance}``: who must own the name for the position to be stored."""
+
+    def note_committed(self, places: Iterable[PositionOf]) -> None:
+        """Note that these positions are stored."""
 
 
 class Producer:
@@ -171,6 +188,16 @@ class Producer:
         except IsologError as error:
             return self._sender.settled(error)
         return self._sender.send(known, key, value, listed, moment, partition, size)
+
+    def takes_at_once(self, topic: str, size: int) -> bool:
+        """Return whether :meth:`send` would not wait with ``size`` bytes and without a partition.
+
+        So it is if the topic is known, the record is not too large, and there is room for it.
+        """
+        if not (self._topics.is_known(topic) and self._sender.buffer.has_room(size)):
+            return False
+        limit = int(self._topics.known(topic).config["max.record.bytes"])
+        return size + _RECORD_FIXED_BYTES <= limit
 
     def append(
         self,
@@ -284,6 +311,10 @@ class Producer:
     def abort_transaction(self) -> None:
         """Raise InvalidTransaction: this producer was made without a ``transactional_id``."""
         raise _not_transactional("abort_transaction")
+
+    def commit_position(self, consumer: Positioned) -> None:
+        """Raise InvalidTransaction: this producer was made without a ``transactional_id``."""
+        raise _not_transactional("commit_position")
 
     # -- ending ---------------------------------------------------------------------------------
 

@@ -13,18 +13,18 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import Written
 from spark_stream.client.writing.batches import AnyHeaders
 from spark_stream.client.writing.frames import ArrowData
-from spark_stream.client.writing.producer import Producer, author_of, check_setting
+from spark_stream.client.writing.producer import Positioned, Producer, author_of, check_setting
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import (
     ConsumerFenced,
@@ -46,22 +46,6 @@ TRANSACTION_TIMEOUT_MS: Final = 60_000
 _ID_LENGTH_MAX: Final = 255
 # Errors after which a transaction is over; any other leaves it as it is.
 _DECIDED: Final = (TransactionAborted, InvalidTransaction, UnknownTransaction)
-
-
-class Positioned(Protocol):
-    """A consumer with a name or in a group, as far as a transaction needs it for its position."""
-
-    def places(self, connection: ClusterConnection) -> list[PositionOf]:
-        """Return its position by partition, or raise InvalidOption: no name, or another log."""
-
-    def check_owner(self) -> None:
-        """Raise ConsumerFenced if another consumer has taken over the name."""
-
-    def owner(self) -> dict[str, str]:
-        """Return ``{name: instance}``: who must own the name for the position to be stored."""
-
-    def note_committed(self, places: Iterable[PositionOf]) -> None:
-        """Note that these positions are stored."""
 
 
 class TransactionalProducer(Producer):

@@ -1,0 +1,98 @@
+"""Calls that wait, made on threads; the base of what stands for an object of the client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S", bound=AbstractContextManager[Any])
+
+
+class Asynchronous(Generic[S]):
+    """Stands for an object of the client, ``sync``. Close it, or use it with ``async with``."""
+
+    def __init__(self, sync: S) -> None:
+        self.sync = sync
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.sync.__exit__, kind, error, trace)
+
+
+def on_a_thread(
+    method: Callable[Concatenate[S, P], T],
+) -> Callable[Concatenate[Asynchronous[S], P], Coroutine[Any, Any, T]]:
+    """Return the coroutine method that calls this method on a thread."""
+
+    @wraps(method)
+    async def call(of: Asynchronous[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.to_thread(method, of.sync, *args, **kwargs)
+
+    return call
+
+
+A = TypeVar("A", bound=Asynchronous[Any])
+
+
+class Opener(Generic[A]):
+    """What opens an object: ``await`` it, or use it with ``async with``, which closes it too."""
+
+    def __init__(self, opened: Callable[[], Coroutine[Any, Any, A]]) -> None:
+        self._opened = opened
+
+    def __await__(self) -> Generator[Any, None, A]:
+        return self._opened().__await__()
+
+    async def __aenter__(self) -> A:
+        self._object = await self
+        return self._object
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._object.__aexit__(kind, error, trace)
+
+
+class Worker:
+    """A thread for the calls of one object, one after another; it starts with the first.
+
+    A call whose caller is cancelled is not made, unless it has begun: then it goes on, and later
+    calls wait for it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, name)
+        self._calls = set[Future[Any]]()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call waits or is under way."""
+        return not self._calls
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what a function returns, or raise what it raises."""
+        return await asyncio.wrap_future(self.start(function, *args, **kwargs))
+
+    def start(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Have a function called, behind the calls before."""
+        call = self._executor.submit(function, *args, **kwargs)
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return call

@@ -1,0 +1,148 @@
+"""Writes records, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime
+from typing import Any
+
+from spark_stream.aio.calls import Asynchronous, Worker
+from spark_stream.aio.consumer import AsyncConsumer
+from spark_stream.client.values import Written
+from spark_stream.client.writing import producer as sync
+from spark_stream.client.writing.batches import AnyHeaders, as_bytes
+from spark_stream.client.writing.frames import ArrowData
+
+
+class SentWrite(Awaitable[Written]):
+    """What a write becomes: ``await`` it, any number of times, or leave that to ``flush``.
+
+    An error that was raised here is not raised again by ``flush``.
+    """
+
+    def __init__(self, promise: Future[Written]) -> None:
+        self._promise = promise
+
+    def done(self) -> bool:
+        """Return whether the write is acknowledged, or has failed."""
+        return self._promise.done()
+
+    def __await__(self) -> Generator[Any, None, Written]:
+        if not self._promise.done():
+            loop = asyncio.get_running_loop()
+            settled = loop.create_future()
+
+            def wake(_: Future[Written]) -> None:
+                with suppress(RuntimeError):  # the loop is closed: nobody waits
+                    loop.call_soon_threadsafe(_settle, settled)
+
+            self._promise.add_done_callback(wake)
+            yield from settled
+        return self._promise.result()
+
+
+def _settle(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+class AsyncProducer(Asynchronous[sync.Producer]):
+    """A producer, for the tasks of one event loop. Close it, or use it with ``async with``.
+
+    Records of a partition are in the order in which :meth:`send` and :meth:`append` were called.
+    """
+
+    def __init__(self, sync_producer: sync.Producer) -> None:
+        super().__init__(sync_producer)
+        self._worker = Worker("isolog-aio-producer")
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: AnyHeaders | None = None,
+        partition: int | None = None,
+        timestamp: int | datetime | None = None,
+    ) -> SentWrite:
+        """Take a record, as soon as there is room for it; ``await`` the answer for its offset.
+
+        The arguments and errors are those of the client's ``producer.send``.
+        """
+        key, value = as_bytes("key", key), as_bytes("value", value)
+        size = len(key or b"") + len(value or b"")
+        plain = partition is None and headers is None
+        if plain and self._worker.is_idle and self.sync.takes_at_once(topic, size):
+            return SentWrite(self.sync.send(topic, value, key=key, timestamp=timestamp))
+        return SentWrite(
+            await self._worker.call(
+                self.sync.send,
+                topic,
+                value,
+                key=key,
+                headers=headers,
+                partition=partition,
+                timestamp=timestamp,
+            )
+        )
+
+    async def append(
+        self,
+        topic: str,
+        batch: ArrowData,
+        partition: int | None = None,
+        key: str | Sequence[str] | None = None,
+    ) -> SentWrite:
+        """Take an Arrow batch, as soon as there is room for it, as :meth:`send` does a record."""
+        return SentWrite(await self._worker.call(self.sync.append, topic, batch, partition, key))
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything that was taken before is settled; raise the first error among it.
+
+        Raises:
+            TimeoutError: not all was settled within ``timeout`` seconds.
+        """
+        await asyncio.to_thread(self.sync.flush, timeout)
+
+    async def close(self) -> None:
+        """Abort an open transaction, flush, and release what the producer holds."""
+        await asyncio.to_thread(self.sync.close)
+
+    # -- transactions: of a producer with a ``transactional_id`` ----------------------------------
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """Run an ``async with`` block in a transaction: commit it, or abort on an exception.
+
+        A task that is cancelled meanwhile aborts it, unless the commit has begun.
+        """
+        transaction = self.sync.transaction()
+        try:
+            await self._worker.call(transaction.__enter__)
+            yield
+            await self._worker.call(transaction.__exit__, None, None, None)
+        except BaseException as error:
+            # Does nothing if the transaction has not begun, or is over.
+            end = self._worker.start(transaction.__exit__, type(error), error, error.__traceback__)
+            await asyncio.shield(asyncio.wrap_future(end))
+            raise
+
+    async def begin_transaction(self) -> None:
+        """Begin a transaction; what is written from now on belongs to it."""
+        await self._worker.call(self.sync.begin_transaction)
+
+    async def commit_transaction(self) -> None:
+        """Commit; the errors are those of the client's ``producer.commit_transaction``."""
+        await self._worker.call(self.sync.commit_transaction)
+
+    async def abort_transaction(self) -> None:
+        """Abort the transaction; its unacknowledged writes fail with TransactionAborted."""
+        await self._worker.call(self.sync.abort_transaction)
+
+    async def commit_position(self, consumer: AsyncConsumer) -> None:
+        """Store the consumer's present position if, and when, the transaction commits."""
+        await self._worker.call(self.sync.commit_position, consumer.sync)

@@ -1,0 +1,313 @@
+"""The client for asyncio: a wait does not hold up the loop, and a cancelled task loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from spark_stream import aio
+from spark_stream.errors import (
+    BrokerUnavailable,
+    ConsumerFenced,
+    InvalidOption,
+    InvalidTransaction,
+    SchemaMismatch,
+    UnknownTopic,
+)
+from tests.support import NUMBERS, numbers, values
+
+SOON_S = 30
+
+
+@asynccontextmanager
+async def connected(shared, topic, partitions=1, **settings):
+    async with aio.connect(shared.address) as log:
+        await log.create_topic(topic, partitions=partitions, **settings)
+        yield log
+
+
+def run(body):
+    async def bounded():
+        async with asyncio.timeout(4 * SOON_S):
+            return await body()
+
+    return asyncio.run(bounded())
+
+
+def test_records_are_written_and_read(shared, topic):
+    async def body():
+        async with connected(shared, topic) as log:
+            async with log.producer() as producer:
+                sent = [await producer.send(topic, f"v{n}", key="k") for n in range(1_000)]
+                written = await asyncio.gather(*sent)
+                assert [each.offset for each in written] == list(range(1_000))
+                assert (await sent[0]).offset == 0
+            async with log.consumer(topic) as consumer:
+                found = [each async for each in consumer.records(until="latest")]
+                assert [each.value for each in found] == [f"v{n}".encode() for n in range(1_000)]
+                assert consumer.position() == {(topic, 0): 1_000}
+                assert await consumer.poll(0.0) == []
+            assert (await log.read(topic)).num_rows == 1_000
+            assert topic in await log.topics()
+            await log.delete_topic(topic)
+            with pytest.raises(UnknownTopic):
+                await log.describe(topic)
+
+    run(body)
+
+
+def test_batches_of_a_typed_topic(shared, topic):
+    async def body():
+        async with connected(shared, topic, partitions=2, schema=NUMBERS) as log:
+            async with log.producer() as producer:
+                await producer.append(topic, numbers(0, 50), 0)
+                await producer.append(topic, numbers(50, 50), 1)
+                await producer.flush()
+                with pytest.raises(SchemaMismatch):
+                    await (await producer.append(topic, values("x")))
+            async with log.consumer(topic) as consumer:
+                rows = [each async for each in consumer.batches(until="latest")]
+                assert sorted(n for each in rows for n in each["n"].to_pylist()) == list(range(100))
+                with pytest.raises(SchemaMismatch):
+                    await consumer.poll(0.0)
+
+    run(body)
+
+
+def test_what_is_opened_by_hand_is_closed_by_hand(shared, topic):
+    async def body():
+        log = await aio.connect(shared.address)
+        await log.create_topic(topic)
+        producer = await log.producer(isolation="read_committed")
+        assert (await (await producer.send(topic, b"v", partition=0))).partition == 0
+        await producer.close()
+        consumer = await log.consumer(topic)
+        assert [each.value for each in await consumer.poll(SOON_S)] == [b"v"]
+        await consumer.close()
+        await log.close()
+
+    run(body)
+
+
+def test_bad_input_is_refused_as_by_the_client(shared, topic):
+    async def body():
+        async with connected(shared, topic) as log:
+            with pytest.raises(InvalidOption, match="colour"):
+                await log.producer(colour="red")
+            with pytest.raises(InvalidOption, match="acks"):
+                await log.consumer(topic, acks=1)
+            async with log.consumer(topic) as consumer:
+                with pytest.raises(InvalidOption, match="at least 1"):
+                    await consumer.poll(max_records=0)
+                with pytest.raises(InvalidOption, match="no name"):
+                    await consumer.commit()
+                with pytest.raises(InvalidOption, match="until"):
+                    await anext(consumer.records(until="noon"))
+            async with log.producer() as producer:
+                with pytest.raises(TypeError):
+                    await producer.send(topic, 7)
+                with pytest.raises(InvalidTransaction, match="transactional_id"):
+                    await producer.begin_transaction()
+        with pytest.raises(BrokerUnavailable):
+            await aio.connect("127.0.0.1:1", timeout=0.2)
+
+    run(body)
+
+
+def test_a_failed_write_is_told_once(shared, topic):
+    async def body():
+        async with connected(shared, topic) as log:
+            producer = await log.producer()
+            sent = await producer.send(topic, b"x", partition=9)
+            with pytest.raises(Exception, match="partition"):
+                await producer.flush()
+            with pytest.raises(Exception, match="partition"):
+                await sent
+            await producer.close()
+
+    run(body)
+
+
+def test_the_loop_runs_on_while_a_producer_waits_for_room(broker, topic):
+    async def body():
+        async with connected(broker, topic) as log:
+            settings = {"buffer_bytes": 10_000, "timeout_ms": 1_000 * SOON_S}
+            async with log.producer(**settings) as producer:
+                await (await producer.send(topic, b"first"))
+                os.kill(broker.pid, signal.SIGSTOP)
+                try:
+                    writing = asyncio.create_task(write(producer, topic, 40))
+                    ticks = 0
+                    while ticks < 50:
+                        await asyncio.sleep(0.01)
+                        ticks += 1
+                    assert not writing.done()
+                finally:
+                    os.kill(broker.pid, signal.SIGCONT)
+                await writing
+            found = (await log.read(topic))["value"].to_pylist()
+            assert found == [b"first", *(b"%d" % n * 500 for n in range(40))]
+
+    run(body)
+
+
+async def write(producer, topic, count):
+    """Send more than there is room for, in one order."""
+    for n in range(count):
+        await producer.send(topic, b"%d" % n * 500)
+
+
+def test_a_cancelled_poll_loses_nothing(shared, topic):
+    async def body():
+        async with connected(shared, topic) as log, log.consumer(topic, name=topic) as consumer:
+            found, producer = [], await log.producer(isolation="read_committed")
+            for n in range(60):
+                poll = asyncio.create_task(consumer.poll(SOON_S, 1))
+                if n % 3:
+                    await asyncio.sleep(0.002 * (n % 5))
+                await producer.send(topic, b"%d" % n)
+                await asyncio.sleep(0.002 * (n % 4))
+                if not poll.done():
+                    poll.cancel()
+                try:
+                    found += await poll
+                except asyncio.CancelledError:
+                    assert consumer.position() == {(topic, 0): len(found)}
+                if not n % 10:
+                    await consumer.commit()
+                    stored = (await log.describe_consumer(topic))[0].partitions[0].offset
+                    assert stored == len(found)
+            await producer.close()
+            while len(found) < 60:
+                found += await consumer.poll(SOON_S)
+            assert [each.value for each in found] == [b"%d" % n for n in range(60)]
+
+    run(body)
+
+
+def test_an_iteration_that_ends_early_goes_on_where_it_was(shared, topic):
+    async def body():
+        async with connected(shared, topic) as log:
+            async with log.producer() as producer:
+                for n in range(20):
+                    await producer.send(topic, b"%d" % n)
+            async with log.consumer(topic) as consumer:
+                found = []
+                for _ in range(4):
+                    async for each in consumer.records():
+                        found.append(each)
+                        if len(found) % 3 == 0:
+                            break
+                    assert consumer.position() == {(topic, 0): len(found)}
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.3):
+                        async for each in consumer.records():
+                            found.append(each)  # noqa: PERF401 (it is cancelled)
+                assert [each.offset for each in found] == list(range(20))
+                await consumer.seek("earliest")
+                assert [each.offset async for each in consumer.records(until="latest")] == list(
+                    range(20)
+                )
+
+    run(body)
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_atomic"])
+def test_a_transaction_is_seen_when_it_is_committed(shared, topic, isolation):
+    async def body():
+        async with (
+            connected(shared, topic, partitions=2) as log,
+            log.producer(transactional_id=topic) as producer,
+            log.consumer(topic, isolation=isolation, name=topic) as consumer,
+        ):
+            async with producer.transaction():
+                await producer.append(topic, values("a"), 0)
+                await producer.append(topic, values("b"), 1)
+                await producer.flush()
+                assert await consumer.poll(0.2) == []
+            found = {each.value async for each in consumer.records(timeout=1.0)}
+            assert found == {b"a", b"b"}
+            with suppress(ZeroDivisionError):
+                async with producer.transaction():
+                    await producer.send(topic, b"c", partition=0)
+                    await producer.commit_position(consumer)
+                    raise ZeroDivisionError
+            await producer.begin_transaction()
+            await producer.send(topic, b"d", partition=0)
+            await producer.commit_position(consumer)
+            await producer.commit_transaction()
+            found = [each.value async for each in consumer.records(timeout=1.0)]
+            assert found == [b"d"]
+
+    run(body)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.001, 0.005, 0.02, 0.1])
+def test_a_cancelled_transaction_leaves_the_producer_usable(shared, topic, pause):
+    async def body():
+        async with (
+            connected(shared, topic) as log,
+            log.producer(transactional_id=topic) as producer,
+        ):
+
+            async def write_all():
+                async with producer.transaction():
+                    for n in range(5):
+                        await producer.append(topic, values(f"{n}"))
+
+            for _ in range(5):
+                task = asyncio.create_task(write_all())
+                await asyncio.sleep(pause)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            await write_all()
+            found = (await log.read(topic, isolation="read_committed"))["value"].to_pylist()
+            assert found[-5:] == [b"0", b"1", b"2", b"3", b"4"]
+            assert len(found) % 5 == 0
+
+    run(body)
+
+
+def test_consumers_of_a_group_share_a_topic(shared, topic):
+    async def body():
+        async with connected(shared, topic, partitions=4) as log:
+            found: list[bytes] = []
+
+            async def read(consumer):
+                async for each in consumer.records(timeout=SOON_S):
+                    found.append(each.value)
+                    if len(found) == 400:
+                        return
+
+            async with log.producer() as producer:
+                for n in range(400):
+                    await producer.send(topic, b"%d" % n)
+            async with (
+                log.consumer(topic, group=topic) as one,
+                log.consumer(topic, group=topic) as two,
+            ):
+                tasks = [asyncio.create_task(read(each)) for each in (one, two)]
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for each in tasks:
+                    each.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            assert set(found) == {b"%d" % n for n in range(400)}
+
+    run(body)
+
+
+def test_a_name_that_was_taken_over_is_told(shared, topic):
+    async def body():
+        async with (
+            connected(shared, topic) as log,
+            log.consumer(topic, name=topic) as first,
+            log.consumer(topic, name=topic),
+        ):
+            with pytest.raises(ConsumerFenced):
+                await first.commit()
+
+    run(body)
