@@ -135,13 +135,15 @@ class Onlooker:
         """Where the log starts: what was before is gone, by retention or as its leader's is.
 
         A line keeps it all the same. A follower that began anew may never have had it, or something
-        else in its place; one that gave up its own may be at another offset.
+        else in its place; one that gave up its own may be at another offset. Only what it had in
+        common with what is committed counts as given up.
         """
         before, start = line.start, int(partition.log.start.entry)
         if start == before:
             return
         committed = line.course.committed
         shared = line.shared(committed)
+        gone = line.entries[before : min(shared, start)]
         known = shared < start <= len(committed.entries)
         if known and committed.entries[start - 1].end == partition.log.start.offset:
             line.cut(shared)
@@ -149,7 +151,7 @@ class Onlooker:
                 line.add(seen)
         line.begin_at(start)
         self._tell(f"{line.name} starts at entry {start}")
-        self._notice("evicted", line, line.entries[before:start])
+        self._notice("evicted", line, gone)
 
     def _take_committed(self, line: Line, partition: Partition) -> None:
         """What the leader's high watermark has passed is committed.
