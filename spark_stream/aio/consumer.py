@@ -74,7 +74,7 @@ class AsyncConsumer(Asynchronous[sync.Consumer]):
                 found = self.sync.take_records(records_max)
                 if found:
                     return found
-            if not patience.seconds_left():
+            if self.sync.closed or not patience.seconds_left():
                 return []
 
     async def _fetched(

@@ -189,6 +189,27 @@ def test_a_cancelled_poll_loses_nothing(shared, topic):
     run(body)
 
 
+def test_a_consumer_that_is_closed_ends_what_waits_for_it(shared, topic):
+    async def body():
+        async with connected(shared, topic) as log:
+            consumer = await log.consumer(topic)
+            waiting = asyncio.create_task(consumer.poll(None))
+            await asyncio.sleep(0.05)
+            await consumer.close()
+            assert await waiting == []
+            other = await log.consumer(topic)
+
+            async def read():
+                return [each async for each in other.records()]
+
+            waiting = asyncio.create_task(read())
+            await asyncio.sleep(0.05)
+            await other.close()
+            assert await waiting == []
+
+    run(body)
+
+
 def test_an_iteration_that_ends_early_goes_on_where_it_was(shared, topic):
     async def body():
         async with connected(shared, topic) as log:

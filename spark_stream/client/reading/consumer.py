@@ -167,6 +167,11 @@ class Consumer(Closing):
         """The consumer group of which this is a member; None if it is in none."""
         return None if self._member is None else self._member.options.group
 
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        return self._closed.is_set()
+
     def records(self, until: str | None = None, timeout: float | None = None) -> Iterator[Record]:
         """Yield records as they come; with ``until="latest"`` up to the isolation's present bound.
 
