@@ -50,7 +50,7 @@ class AsyncConsumer(Asynchronous[sync.Consumer]):
         """Yield records as they come; arguments and errors are the client's."""
         views = self.sync.record_views()
         async for key, fetched in self._fetched(views, until, timeout):
-            for record in self.sync.records_of(key, fetched):
+            for record in self.sync.records_of(key, fetched, waits=False):
                 yield record
 
     async def batches(

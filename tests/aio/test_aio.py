@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 
 from spark_stream import aio
+from spark_stream.client.reading.group_reader import GroupReader
 from spark_stream.errors import (
     BrokerUnavailable,
     ConsumerFenced,
@@ -319,6 +321,32 @@ def test_consumers_of_a_group_share_a_topic(shared, topic):
             assert set(found) == {b"%d" % n for n in range(400)}
 
     run(body)
+
+
+def test_no_position_of_a_group_is_stored_in_the_loop(shared, topic, monkeypatch):
+    monkeypatch.setattr("spark_stream.client.reading.group_reader.COMMIT_S", 0.0)
+    threads, store = set(), GroupReader.store
+
+    def noted(reader, *arguments):
+        threads.add(threading.current_thread())
+        store(reader, *arguments)
+
+    monkeypatch.setattr(GroupReader, "store", noted)
+
+    async def body():
+        async with connected(shared, topic) as log:
+            async with log.producer() as producer:
+                for n in range(20):
+                    await producer.send(topic, b"%d" % n)
+            async with log.consumer(topic, group=topic) as consumer:
+                found = [each.offset async for each in consumer.records(timeout=1.0)]
+            assert found == list(range(20))
+            stored = (await log.describe_consumer(topic))[0].partitions[0].offset
+            assert stored == 20
+
+    run(body)
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 def test_a_name_that_was_taken_over_is_told(shared, topic):

@@ -251,16 +251,21 @@ class Consumer(Closing):
         self._check_open()
         return self._subscription.views.__getitem__
 
-    def records_of(self, key: Key, fetched: Fetched) -> Iterator[Record]:
-        """Yield the records of what was fetched; the position moves past each."""
+    def records_of(self, key: Key, fetched: Fetched, *, waits: bool = True) -> Iterator[Record]:
+        """Yield the records of what was fetched; the position moves past each.
+
+        A member of a group ends early when a partition is to move to another. Between two records
+        it stores positions now and then, which may wait; else it ends early for that as well.
+        """
         position, member, seeks = self._position, self._member, self._seeks
+        needs_turn = None if member is None else member.needs_turn if waits else member.is_due
         self._keep_lineage(key, fetched)
         for record in records_of(key, fetched):
             position[key] = record[2] + 1
-            if member is not None:
+            if needs_turn is not None:
                 self._handed_out = key, record[2]
             yield record
-            if self._seeks != seeks or (member is not None and member.needs_turn()):
+            if self._seeks != seeks or (needs_turn is not None and needs_turn()):
                 self._stop_feed()  # the next one begins after this record
                 return
         position[key] = fetched.next

@@ -140,8 +140,19 @@ class GroupReader:
         Everything that the consumer was asked for before is processed.
         """
         self.membership.note_active()
-        if self.options.auto_commit and time.monotonic() - self._stored_at > COMMIT_S:
+        if self._is_time_to_store():
             self._store_quietly(self._position)
+        return self._has_changes()
+
+    def is_due(self) -> bool:
+        """Return whether :meth:`needs_turn` has something to do, without doing any of it."""
+        self.membership.note_active()
+        return self._is_time_to_store() or self._has_changes()
+
+    def _is_time_to_store(self) -> bool:
+        return self.options.auto_commit and time.monotonic() - self._stored_at > COMMIT_S
+
+    def _has_changes(self) -> bool:
         if not self.membership.has_news:
             return False
         if self.membership.error is not None:
