@@ -52,6 +52,7 @@ class IsologError(Exception):
             "code": self.code,
             "message": self.message,
             "hint": self.hint,
+            "retriable": self.retriable,
             "details": self.details,
         }
 

@@ -47,6 +47,7 @@ def test_every_error_says_its_code_what_is_wrong_and_what_to_do(kind):
 )
 def test_an_error_is_the_same_on_the_other_side(code, message, hint, details):
     error = BY_CODE[code](message, hint=hint, **details)
+    assert error.to_wire()["retriable"] is BY_CODE[code].retriable  # for clients without the class
     for other in (
         from_wire(json.loads(json.dumps(error.to_wire()))),
         pickle.loads(pickle.dumps(error)),
