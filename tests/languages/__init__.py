@@ -1,0 +1,1 @@
+"""The examples in other languages, against real brokers."""
