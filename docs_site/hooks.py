@@ -121,7 +121,7 @@ def shown(path: Path) -> str:
     parts = [f"# {_place(path)}"]
     for each in files:
         language = _LANGUAGES.get(each.suffix, each.suffix.removeprefix("."))
-        heading = f"\n## {each.name}\n" if path.is_dir() else ""
+        heading = f"\n## `{each.name}`\n" if path.is_dir() else ""
         parts.append(f"{heading}\n````{language}\n{each.read_text(encoding='utf-8')}````")
     return "\n".join(parts)
 
