@@ -304,13 +304,15 @@ class Lane:
     def begins_anew(self, error: OutOfOrderSequence) -> bool:
         """Return whether the first batch, refused like this, and all behind it may get new stamps.
 
-        They may if the leader certainly did not take it and never will: all before it were
-        answered, and the leader expects one of them that it refused and does not remember.
+        They may if no leader has taken it, and this one never will: all before it were answered,
+        and the leader expects one of them that it refused and does not remember. What was sent to
+        an earlier leader may be in that one's log, and is in the partition's if it leads again.
         """
         stamp = self._batches[0].stamp
         if self._gap or stamp is None or stamp.transaction != NO_TRANSACTION or stamp.sequence == 0:
             return False
-        return self._ahead(error, stamp.sequence)
+        sent_before = (each.unanswered - (at < self.sent) for at, each in enumerate(self._batches))
+        return not any(sent_before) and self._ahead(error, stamp.sequence)
 
     def anew(self) -> None:
         """Give all batches new stamps, of the next epoch."""

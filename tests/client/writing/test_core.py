@@ -5,7 +5,7 @@ That the test would notice is shown by bugs which are planted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -50,7 +50,7 @@ def run(seed: int, epoch: int) -> World:
     return world
 
 
-def run_all(seeds: list[int]) -> None:
+def run_all(seeds: Iterable[int]) -> None:
     for seed in seeds:
         run(seed, 0)
         run(seed, EPOCH_MAX)
@@ -158,9 +158,9 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
-# The first seed that finds each of the rarest, when last looked; if it does not, all are tried.
+# The first seed that finds each of the rarest, when last looked. `full` looks again.
 FOUND = {
-    "a batch that was given up leaves no gap": 1345,
+    "a batch that was given up leaves no gap": 11184,
     "a refusal makes sure of all sendings": 1363,
     "a new beginning is in the old epoch": 759,
     "a refusal is of earlier sendings too": 190,
@@ -176,7 +176,7 @@ def test_a_planted_bug_is_found(name, first, monkeypatch):
     where, attribute, replacement = BUGS[name]
     monkeypatch.setattr(where, attribute, replacement)
     with pytest.raises(AssertionError):
-        run_all([*([first[name]] if name in first else []), *range(SEEDS)])
+        run_all([first[name]] if name in first else range(10 * SEEDS))
 
 
 def test_an_identity_is_asked_for_once():

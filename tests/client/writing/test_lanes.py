@@ -163,6 +163,16 @@ def test_it_does_not_where_the_batch_may_be_in_the_log():
     assert not lane.begins_anew(refused(2, 1))  # the one before it may still arrive
 
 
+def test_nothing_begins_anew_that_an_earlier_leader_may_have():
+    """It may lead again, with its log: then a batch with another stamp would be there twice."""
+    lane = lane_of(3)
+    sent(lane)
+    lane.on_lost()  # its answers: what it has appended is known only to itself
+    stamps = sent(lane)
+    lane.pop()  # the new leader has refused it, and the one after the next has forgotten that
+    assert not lane.begins_anew(refused(stamps[1].sequence, 0))
+
+
 def test_a_batch_may_be_in_the_log_unless_each_sending_was_refused():
     """So its outcome is known where brokers that do not lead have refused it, and only there."""
     lane = lane_of(2)
