@@ -7,8 +7,8 @@ cancelled task loses no record.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
+from types import TracebackType
 from typing import Final
 
 import pyarrow as pa
@@ -114,4 +114,14 @@ class AsyncConsumer(Asynchronous[sync.Consumer]):
 
     async def close(self) -> None:
         """Stop the fetches; running iterators end. A member of a group leaves it."""
-        await asyncio.to_thread(self.sync.close)
+        self.sync.stop()  # so that the worker is free in a moment
+        await self._worker.call(self.sync.close)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.sync.stop()
+        await self._worker.call(self.sync.__exit__, kind, error, trace)

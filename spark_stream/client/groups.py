@@ -160,7 +160,8 @@ class Membership:
         self._timeout_s = min(session_s, connection.timeout_s)
         self._lock = new_lock()
         self._core = MembershipCore(uuid.uuid4().hex)
-        self._topics: list[str] = []
+        self._topics: list[str] | None = None
+        """What the group knows that this member can read; None: it has never been a member."""
         self._renewed_at = 0.0
         self._active_at = 0.0
         self._is_over = False
@@ -175,32 +176,35 @@ class Membership:
         Raises:
             InvalidOption, InvalidRequest, PermissionDenied, …: as the broker answers.
         """
-        is_first = not self._topics
+        is_first = self._topics is None
         with self._lock:
-            self._topics = sorted(topics)
             self._core = MembershipCore(uuid.uuid4().hex)
             self._active_at = time.monotonic()
-        self._ask_to_join()
+        self._ask_to_join(sorted(topics))
         self.is_fenced = False
         if is_first:
             self._beat_later()
 
     def read_also(self, topics: Iterable[str]) -> None:
-        """Read these topics from now on; those that are new from their first record on."""
-        self._topics = sorted(topics)
-        self._ask_to_join()
+        """Read these topics from now on; those that are new from their first record on.
 
-    def _ask_to_join(self) -> None:
+        It does nothing if these are the group's already, or the group has removed this member.
+        """
+        wanted = sorted(topics)
+        if wanted != self._topics and not self.is_fenced:
+            self._ask_to_join(wanted)
+
+    def _ask_to_join(self, topics: list[str]) -> None:
         core, now = self._core, time.monotonic()
         asked = JoinGroup.of(
             consumer=self.group,
             member=core.member,
-            topics=self._topics,
+            topics=topics,
             session_ms=round(1_000 * self._session_s),
             isolation=self._isolation,
         )
         self._take_answer(core, self._connection.act("join-group", asked, GroupAnswer))
-        self._renewed_at = now
+        self._topics, self._renewed_at = topics, now
 
     # -- for the consumer's thread ----------------------------------------------------------------
 

@@ -156,6 +156,7 @@ class Consumer(Closing):
         self._polling: Polling | None = None
         self._seeks = 0
         self._closed = threading.Event()
+        self._has_left = False
 
     @property
     def name(self) -> str | None:
@@ -376,7 +377,10 @@ class Consumer(Closing):
             found = self._cut({}) if at == LATEST and self._atomic else self._bounds(at)
             position = {key: offset for key, offset in found.items() if key in self._position}
         elif position == "committed":
-            position = {key: self._committed.get(key, 0) for key in self._position}
+            began = {} if self._member is None else self._member.began
+            position = {
+                key: self._committed.get(key, began.get(key, 0)) for key in self._position
+            }
         if not isinstance(position, Mapping):
             raise InvalidOption(
                 "a position is 'earliest', 'latest', 'committed' or {(topic, partition): offset},"
@@ -409,11 +413,18 @@ class Consumer(Closing):
 
         It stores its positions before, up to the last record after which another was asked for.
         """
-        is_first = not self._closed.is_set()
+        self.stop()
+        if self._member is not None and not self._has_left:
+            self._has_left = True
+            self._member.close(self._handed_out)
+
+    def stop(self) -> None:
+        """End what waits for records, and take no more calls: the first part of :meth:`close`.
+
+        It does not wait, and any thread may call it.
+        """
         self._closed.set()
         self._stop_feed()
-        if self._member is not None and is_first:
-            self._member.close(self._handed_out)
 
     def __exit__(
         self,
@@ -557,8 +568,7 @@ class Consumer(Closing):
         """Begin to read new topics of the pattern; return whether there are any."""
         found = self._subscription.find(now=now)
         if self._member is not None:
-            if found:
-                self._member.membership.read_also(self._subscription.ids)
+            self._member.membership.read_also(self._subscription.ids)
             return False  # the group says which of them this consumer reads
         self._take_up(found)
         return bool(found)
@@ -657,6 +667,7 @@ class Consumer(Closing):
         """Fetch anew in a forked child: the fetches under way are the parent's, as is a group."""
         if self._member is not None:
             self._member.membership.end()
+            self._has_left = True
             self._closed.set()
         feed, self._feed = self._feed, None
         if feed is not None:

@@ -110,6 +110,8 @@ class GroupReader:
         self.options = options
         self.committed: dict[Key, int] = {}
         """Where each partition's position is stored."""
+        self.began: dict[Key, int] = {}
+        """Where this consumer began to read each partition."""
         self._topics = topics
         self._transactions = TransactionsClient(connection)
         self._subscription = subscription
@@ -259,6 +261,7 @@ class GroupReader:
         self._assigned.update({_key(each): each for each in added})
         for key, (offset, lineage, is_stored) in places.items():
             self._position[key], self._lineages[key] = offset, lineage
+            self.began[key] = offset
             if is_stored:
                 self.committed[key] = offset
         self._store_quietly(list(places))  # new ones too, so that the next member begins there
@@ -276,6 +279,7 @@ class GroupReader:
             self._position.pop(key, None)
             self._lineages.pop(key, None)
             self.committed.pop(key, None)
+            self.began.pop(key, None)
             self._assigned.pop(key, None)
 
     def _call(self, function: OnChange | None, keys: list[Key]) -> None:
@@ -355,10 +359,13 @@ class GroupReader:
             self._position[handed_out[0]] = handed_out[1]
             self._lineages.pop(handed_out[0], None)
         self.membership.end()
-        if self.options.auto_commit and not self.membership.is_fenced:
-            self._store_quietly(list(self._assigned))
-        if not self.membership.is_fenced:
-            self.membership.leave()
+        try:
+            self._call(self.options.on_revoked, list(self._assigned))
+            if self.options.auto_commit and not self.membership.is_fenced:
+                self._store_quietly(list(self._assigned))
+        finally:
+            if not self.membership.is_fenced:
+                self.membership.leave()
 
 
 def _key(assigned: Assigned) -> Key:

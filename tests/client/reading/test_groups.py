@@ -11,11 +11,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark_stream.client.groups import MembershipCore
+from spark_stream.client.groups import Membership, MembershipCore
 from spark_stream.client.reading import group_reader
 from spark_stream.client.reading.consumer import Consumer
+from spark_stream.client.transactions import TransactionsClient
 from spark_stream.consistency.groups import Assigned
-from spark_stream.errors import ConsumerFenced, InvalidOption, InvalidRequest
+from spark_stream.errors import BrokerUnavailable, ConsumerFenced, InvalidOption, InvalidRequest
 from tests.support import eventually, values
 
 SLOW = pytest.mark.slow  # uses a broker
@@ -46,6 +47,17 @@ def rest(consumer: Consumer, wait: float = 0.3) -> list[str]:
 
 def numbers(consumer: Consumer) -> set[int]:
     return {number for _, number in consumer.position()}
+
+
+def fails_once(monkeypatch: pytest.MonkeyPatch, where: type, name: str) -> None:
+    """Let the next call of a method fail as if no broker answered."""
+    method = getattr(where, name)
+
+    def fail(*_: object) -> None:
+        monkeypatch.setattr(where, name, method)
+        raise BrokerUnavailable("no broker answers")
+
+    monkeypatch.setattr(where, name, fail)
 
 
 def rebalanced(*consumers: Consumer) -> list[str]:
@@ -268,6 +280,72 @@ def test_partitions_and_topics_that_are_added_are_shared_too(log, topic, group):
         found: list[str] = []
         eventually(lambda: len(found.extend(rest(consumer, 0.5)) or found) == 4)
     assert sorted(found) == ["0-0", "0-0", "0-1", "1-0"]
+
+
+@SLOW
+def test_a_new_topic_is_read_also_if_the_group_could_not_be_told_at_once(
+    log, topic, group, monkeypatch
+):
+    fill(log, topic, 1, partitions=1)
+    pattern = re.compile(re.escape(topic) + ".*")
+    with log.consumer(pattern, group=group) as consumer:
+        assert rest(consumer) == ["0-0"]
+        fails_once(monkeypatch, Membership, "_ask_to_join")
+        fill(log, f"{topic}-more", 1, partitions=1)
+        with pytest.raises(BrokerUnavailable):
+            eventually(lambda: consumer.poll(0.1))
+        assert eventually(lambda: consumer.poll(0.1))[0].topic == f"{topic}-more"
+
+
+@SLOW
+def test_what_a_pattern_matches_later_is_read_by_one_chain_of_heartbeats(log, topic, group):
+    pattern = re.compile(re.escape(topic) + ".*")
+    with log.consumer(pattern, group=group) as consumer:
+        begun: list[None] = []
+        consumer._member.membership._beat_later = lambda: begun.append(None)
+        consumer._member.membership.join([])
+        assert begun == []
+
+
+@SLOW
+def test_what_began_without_a_stored_position_goes_back_to_where_it_began(
+    log, topic, group, monkeypatch
+):
+    fill(log, topic, 5, partitions=1)
+    fails_once(monkeypatch, TransactionsClient, "commit_position")
+    with log.consumer(topic, group=group, start="latest", auto_commit=False) as consumer:
+        assert rest(consumer) == []
+        fill(log, topic, 2, partitions=1)
+        assert len(rest(consumer)) == 2
+        consumer.seek("committed")
+        assert consumer.position() == {(topic, 0): 5}
+
+
+@SLOW
+def test_a_member_that_the_group_has_removed_is_not_made_one_by_a_new_topic(log, topic, group):
+    fill(log, topic, 1, partitions=1)
+    with log.consumer(topic, group=group) as consumer:
+        rest(consumer)
+        membership = consumer._member.membership
+        membership.leave()
+        membership.read_also([topic, "another"])
+        [found] = log.describe_consumer(group)
+        assert found.group is not None
+        assert found.group.members == ()
+
+
+@SLOW
+def test_partitions_are_revoked_before_a_member_leaves(log, topic, group):
+    fill(log, topic, 2, partitions=1)
+    revoked: list[tuple[list[tuple[str, int]], dict[tuple[str, int], int]]] = []
+
+    def note(keys: list[tuple[str, int]]) -> None:
+        revoked.append((keys, stored(log, group)))
+
+    with log.consumer(topic, group=group, on_revoked=note) as consumer:
+        assert len(rest(consumer)) == 2
+    assert revoked == [([(topic, 0)], {(topic, 0): 0})]  # what is read is stored afterwards
+    assert stored(log, group) == {(topic, 0): 2}
 
 
 @SLOW
