@@ -169,8 +169,8 @@ Place = tuple[str, int]
 class TrafficBook:
     """The traffic of all replicas of a broker.
 
-    What went through a replica that is closed stays in the total: a total that fell would be taken
-    for a restart, and the traffic of a whole life for that of a moment.
+    What went through a replica that is closed stays in the total: if a counter falls, Prometheus
+    takes that for a restart, and counts its whole value again.
     """
 
     def __init__(self) -> None:

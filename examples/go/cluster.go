@@ -313,7 +313,6 @@ func (c *cluster) read(ctx context.Context, topic, isolation string, columns []s
 	if err != nil {
 		return err
 	}
-	asked := map[string]any{"topic": topic, "isolation": isolation, "columns": columns}
 	var ends map[int]int64
 	if isolation == "read_atomic" {
 		if ends, err = c.atomicCut(ctx, topic); err != nil {
@@ -321,7 +320,7 @@ func (c *cluster) read(ctx context.Context, topic, isolation string, columns []s
 		}
 	}
 	for number := range partitions {
-		asked["partition"] = number
+		asked := map[string]any{"topic": topic, "partition": number, "isolation": isolation, "columns": columns}
 		if end, ok := ends[number]; ok {
 			asked["end"] = end
 		}

@@ -4,9 +4,8 @@ The core decides, without I/O; the simulator drives the same one. Its owner appl
 two records: first it gives up what it lost, then it stores the positions of what is revoked and
 releases that, then it takes what is new and asks where to begin there.
 
-Invariant: a member stores positions as the owner that it was when it asked for that. So if the call
-arrives late, and the partition was another's meanwhile, and is this member's again, it is refused:
-a member that stays loses a partition only by releasing it.
+Invariant: each request that stores positions has the epoch that the member knew when it sent it. A
+late request is refused if the partition was assigned anew since, even to the same member.
 """
 
 from __future__ import annotations

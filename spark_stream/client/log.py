@@ -411,7 +411,7 @@ class Log(Closing):
         seconds and before a partition is released; without it only by ``commit()`` and by
         transactions. ``on_assigned`` and ``on_revoked`` are called with ``[(topic, partition), …]``
         while the consumer is asked for records. ``start`` is where the group begins in partitions
-        without a position. See ``docs/groups.md``.
+        without a position. See ``docs/how-to/share-a-topic.md``.
 
         Raises:
             InvalidOption: an option has a value that it does not take, or is unknown.

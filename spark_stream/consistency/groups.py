@@ -10,10 +10,9 @@ Invariants:
 * A position is stored only for the member to whom its partition is assigned since no later epoch
   than the member knows; within one assignment it moves back only after the member's seek.
 
-The cooperative way of a partition from one member to another: :func:`target` says that the other is
-to have it; the first one is told so (:func:`answer`), reads on elsewhere, stores its position and
-releases it (:func:`release`); then it is free, and :func:`settle` assigns it. Other partitions are
-read meanwhile.
+How a partition moves from member A to member B, while all others are read on: :func:`target` gives
+it to B; :func:`answer` tells A to release it; A stores its position and releases it
+(:func:`release`); :func:`settle` assigns it to B.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Consumer groups: members join, leave and are removed; what they read follows from that.
 
 No broker coordinates a group: any broker carries out any of these scripts, and each change of a
-group is one compare-and-set of its record (``consistency.groups`` has the rules). A change is
-judged by topics that are at least as new as the record, so brokers do not undo each other's.
+group is one compare-and-set of its record (``consistency.groups`` has the rules). Topics are read
+after the record, so that a broker with an old view does not undo another one's change.
 
 Order of writes: a member's session is on record before the member, and is removed after it. So a
 member without a session is one that a broker was about to remove, or was too late to add: the next

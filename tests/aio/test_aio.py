@@ -18,6 +18,7 @@ from spark_stream.errors import (
     InvalidOption,
     InvalidTransaction,
     SchemaMismatch,
+    UnknownPartition,
     UnknownTopic,
 )
 from tests.support import NUMBERS, numbers, values
@@ -120,16 +121,18 @@ def test_bad_input_is_refused_as_by_the_client(shared, topic):
     run(body)
 
 
-def test_a_failed_write_is_told_once(shared, topic):
+def test_the_error_of_a_write_is_raised_by_the_flush_unless_it_was_awaited(shared, topic):
     async def body():
-        async with connected(shared, topic) as log:
-            producer = await log.producer()
+        async with connected(shared, topic) as log, log.producer() as producer:
             sent = await producer.send(topic, b"x", partition=9)
-            with pytest.raises(Exception, match="partition"):
+            with pytest.raises(UnknownPartition):
                 await producer.flush()
-            with pytest.raises(Exception, match="partition"):
+            with pytest.raises(UnknownPartition):
                 await sent
-            await producer.close()
+            sent = await producer.send(topic, b"x", partition=9)
+            with pytest.raises(UnknownPartition):
+                await sent
+            await producer.flush()
 
     run(body)
 

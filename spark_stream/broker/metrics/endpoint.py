@@ -2,8 +2,8 @@
 
 `/metrics` has few series: none has a label for topics or partitions. `/metrics/all` has all of
 them, for a closer look. Nothing asks who calls, so the address should be one of an internal
-network; no page has a secret, and names of topics, principals and transactions are at
-`/metrics/all` only.
+network. No page has a secret. Names of topics and principals are at `/metrics/all` only, and so are
+ids of transactions, except those of sinks.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 To add a series, add a row, and run `make docs`. Names end with their unit; those of counters end
 with ``_total``. A series with a label for topics, partitions, principals or transactions is
-``detailed``: it is shown at `/metrics/all` only.
+``detailed``: it is shown at `/metrics/all` only. Sinks are few, and at both.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from spark_stream.client.values import Written
 from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import IsologError
+from spark_stream.errors import InternalError, IsologError
 from spark_stream.schema.schemas import TIMESTAMP_TYPE
 
 _POLL_S: Final = 0.25
@@ -80,6 +80,8 @@ class LoadShare:
             if plan.records is not None:
                 rows = min(rows, plan.records - self._taken)
             due = self._taken / plan.rate if plan.rate else passed
+            if plan.seconds is not None and due >= plan.seconds:
+                return 0, 0.0
             self._taken += rows
             return rows, max(0.0, due - passed)
 
@@ -132,11 +134,12 @@ class LoadRun:
         def run() -> None:
             try:
                 act(*given)
-            except IsologError as error:
-                self.tally.fail(error)
-                self._ready.abort()
             except threading.BrokenBarrierError:
                 pass  # another thread has failed, and said why
+            except Exception as error:
+                failure = error if isinstance(error, IsologError) else InternalError(repr(error))
+                self.tally.fail(failure)
+                self._ready.abort()
 
         thread = threading.Thread(target=run, name="isolog-bench")
         thread.start()

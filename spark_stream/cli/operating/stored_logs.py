@@ -282,8 +282,9 @@ def _segment(files: LogFiles, view: SegmentView, check: bool) -> tuple[pa.Record
 def _entries(files: LogFiles, view: SegmentView, start: int, end: int) -> pa.RecordBatch:
     table = view.found.table
     ends = table["base_offset"] + table["count"]
-    # A marker has no offset of its own: it is shown with the record before it.
-    shown = np.flatnonzero((ends > start) & (table["base_offset"] < end))
+    # A marker has no offset of its own: it is shown with the record before it, if there is one.
+    firsts = np.maximum(table["base_offset"] - (table["count"] == 0), 0)
+    shown = np.flatnonzero((np.maximum(ends, firsts + 1) > start) & (firsts < end))
     rows, intact = table[shown], view.intact[shown]
     states = np.zeros(len(table), np.uint8)
     states[: len(view.states)] = view.states

@@ -216,7 +216,7 @@ class Consumer(Closing):
                 break  # nothing of what came matches the filter, or is visible
         return found
 
-    # -- the two halves of each: only the first waits, only the second moves the position ----------
+    # -- for asyncio: waiting for records, and taking what was waited for -------------------------
 
     def wait_for_records(self, timeout: float) -> bool:
         """Wait for what :meth:`take_records` takes; return whether something came in time."""
@@ -378,9 +378,7 @@ class Consumer(Closing):
             position = {key: offset for key, offset in found.items() if key in self._position}
         elif position == "committed":
             began = {} if self._member is None else self._member.began
-            position = {
-                key: self._committed.get(key, began.get(key, 0)) for key in self._position
-            }
+            position = {key: self._committed.get(key, began.get(key, 0)) for key in self._position}
         if not isinstance(position, Mapping):
             raise InvalidOption(
                 "a position is 'earliest', 'latest', 'committed' or {(topic, partition): offset},"

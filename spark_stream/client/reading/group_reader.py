@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -43,7 +43,10 @@ _STORE_S: Final = 3.0
 """How long that may take: if the metadata store is away, records are read all the same."""
 
 OnChange = Callable[[list[Key]], object]
-"""A user's function that is called with partitions that were assigned, or that are revoked."""
+"""A user's function. It is called with partitions that were assigned, or are to be given up.
+
+Those that are given up may be lost: then another member may read them already.
+"""
 
 
 class GroupOptions(Struct, frozen=True):
@@ -164,7 +167,8 @@ class GroupReader:
         if self.membership.is_fenced:
             return True
         change = self.membership.changes()
-        return bool(change.lost or change.added or self._releasable(change.revoked))
+        can_release = any(self._is_clean(_key(each)) for each in change.revoked)
+        return bool(change.lost or change.added) or can_release or self._is_stuck(change.revoked)
 
     def apply(self) -> None:
         """Give up what is lost or revoked, and begin to read what is assigned.
@@ -184,9 +188,12 @@ class GroupReader:
                 self._wait_after(error)
                 return
         change = membership.changes()
+        if self._is_stuck(change.revoked):
+            self._leave_stuck()
+            return
         self._lose([_key(each) for each in change.lost])
         membership.give_up(change.lost)
-        revoked = self._releasable(change.revoked)
+        revoked = [each for each in change.revoked if self._is_clean(_key(each))]
         if revoked:
             keys = [_key(each) for each in revoked]
             self._call(self.options.on_revoked, keys)
@@ -212,23 +219,23 @@ class GroupReader:
             raise error
         self._wait_until = time.monotonic() + _PAUSE_S
 
-    def _releasable(self, revoked: Iterable[Assigned]) -> list[Assigned]:
-        """Return what may be released now."""
-        clean = [each for each in revoked if self._is_clean(_key(each))]
-        if len(clean) == len(list(revoked)):
+    def _is_stuck(self, revoked: Sequence[Assigned]) -> bool:
+        """Return whether a partition could not be released for too long: its position moves on."""
+        if all(self._is_clean(_key(each)) for each in revoked):
             self._unclean_since = None
-            return clean
+            return False
         now = time.monotonic()
         self._unclean_since = now if self._unclean_since is None else self._unclean_since
-        if now - self._unclean_since > self.options.processing_timeout:
-            logger.warning(
-                "a position of the group %r was not stored for %g s: its consumer leaves",
-                self._name,
-                self.options.processing_timeout,
-            )
-            self._unclean_since = None
-            self.membership.leave()
-        return clean
+        return now - self._unclean_since > self.options.processing_timeout
+
+    def _leave_stuck(self) -> None:
+        logger.warning(
+            "a position of the group %r was not stored for %g s: its consumer leaves",
+            self._name,
+            self.options.processing_timeout,
+        )
+        self._unclean_since = None
+        self.membership.leave()
 
     def _is_clean(self, key: Key) -> bool:
         return self.options.auto_commit or self._position.get(key) == self.committed.get(key)

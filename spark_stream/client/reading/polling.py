@@ -1,4 +1,4 @@
-"""How long an iteration waits, and what a consumer keeps from one poll to the next."""
+"""How long an iteration waits, and what is left of a batch from one poll to the next."""
 
 from __future__ import annotations
 

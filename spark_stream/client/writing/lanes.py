@@ -304,9 +304,9 @@ class Lane:
     def begins_anew(self, error: OutOfOrderSequence) -> bool:
         """Return whether the first batch, refused like this, and all behind it may get new stamps.
 
-        They may if no leader has taken it, and this one never will: all before it were answered,
-        and the leader expects one of them that it refused and does not remember. What was sent to
-        an earlier leader may be in that one's log, and is in the partition's if it leads again.
+        They may if no leader has this batch or can take it. All earlier batches are answered, but
+        the leader waits for the sequence of one that it refused. What was sent to an earlier leader
+        may be in that one's log, and is in the partition's if it leads again.
         """
         stamp = self._batches[0].stamp
         if self._gap or stamp is None or stamp.transaction != NO_TRANSACTION or stamp.sequence == 0:

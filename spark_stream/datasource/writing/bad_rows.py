@@ -4,8 +4,8 @@ The sink finds here what the topic's leader would refuse, before it sends it. Th
 judge: what it refuses all the same (the topic was altered a moment ago) fails the task, and the
 next attempt knows the topic as it is then.
 
-Only for values that Arrow refuses as a whole column, such as text that is not UTF-8, are the rows
-halved until the bad ones are found.
+If Arrow refuses a whole column, as for text that is not UTF-8, the rows are halved until the bad
+ones are found.
 """
 
 from __future__ import annotations

@@ -48,6 +48,12 @@ def test_time_ends_a_load_and_a_rate_delays_it():
     assert share.take() == (0, 0.0)
 
 
+def test_no_batch_is_written_after_the_time():
+    share = LoadShare(plan(seconds=5.0, rate=1.0))
+    assert share.take() == (10, 0.0)
+    assert share.take() == (0, 0.0)  # it would be due after ten seconds
+
+
 def test_all_that_is_written_is_read(here, served):
     before = served.log.topics()
     shown = here(

@@ -68,6 +68,9 @@ def test_dump_shows_entries_with_their_transactions(call: Call, topics):
     ]
     cut = call("log", "dump", folder(topics, "texts"), "--entries", "--from", "2", "-o", "json")
     assert [each["base_offset"] for each in lines(cut.out)] == [2]
+    arguments = ("--entries", "--from", "1", "--to", "2", "-o", "json")
+    cut = call("log", "dump", folder(topics, "texts"), *arguments)
+    assert [each["kind"] for each in lines(cut.out)] == ["data", "abort"]
 
 
 def test_dump_decodes_records(call: Call, topics):

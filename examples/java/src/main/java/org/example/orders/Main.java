@@ -139,18 +139,21 @@ public final class Main {
   private static void read(Cluster cluster, String topic, String isolation)
       throws BrokerException, IOException, InterruptedException {
     PrintStream out = new PrintStream(System.out, false);
-    cluster.read(
-        topic,
-        isolation,
-        Order.COLUMNS,
-        (partition, batch) -> {
-          Order.check(batch.getSchema());
-          var offsets = (BigIntVector) batch.getVector("_offset");
-          for (int row = 0; row < batch.getRowCount(); row++) {
-            var found = new Found(partition, offsets.get(row), Order.at(batch, row));
-            out.println(Json.MAPPER.writeValueAsString(found));
-          }
-        });
-    out.flush();
+    try {
+      cluster.read(
+          topic,
+          isolation,
+          Order.COLUMNS,
+          (partition, batch) -> {
+            Order.check(batch.getSchema());
+            var offsets = (BigIntVector) batch.getVector("_offset");
+            for (int row = 0; row < batch.getRowCount(); row++) {
+              var found = new Found(partition, offsets.get(row), Order.at(batch, row));
+              out.println(Json.MAPPER.writeValueAsString(found));
+            }
+          });
+    } finally {
+      out.flush();
+    }
   }
 }
