@@ -266,7 +266,7 @@ def test_each_level_sees_what_it_should(
 def test_a_reader_and_a_writer_follow_a_leader_that_moves(
     language: str, program: Callable[[str], Program], cluster: LocalCluster, log: isolog.Log
 ) -> None:
-    """Its leader dies while the reader is in the middle of the partition: the test reads no more."""
+    """Its leader dies while the reader is in the middle of a partition: the test reads no more."""
     topic = f"moved-{language}"
     running = program(language)
     running.run("create", topic, "2")
