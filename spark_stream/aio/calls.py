@@ -10,6 +10,8 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
+from spark_stream.transport.forks import in_child_while_used
+
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound=AbstractContextManager[Any])
@@ -78,7 +80,12 @@ class Worker:
     """
 
     def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(1, name)
+        self._name = name
+        self._begin()
+        in_child_while_used(self._begin)  # a forked child does not have its parent's thread
+
+    def _begin(self) -> None:
+        self._executor = ThreadPoolExecutor(1, self._name)
         self._calls = set[Future[Any]]()
 
     @property
@@ -96,3 +103,8 @@ class Worker:
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
         return call
+
+    def rest(self) -> None:
+        """Let the thread end after the calls so far; another call starts another one."""
+        self._executor.shutdown(wait=False)
+        self._executor = ThreadPoolExecutor(1, self._name)

@@ -7,7 +7,9 @@ cancelled task loses no record.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Final
 
@@ -20,6 +22,7 @@ from spark_stream.client.reading.fetching import Fetched
 from spark_stream.client.reading.polling import RECORDS_MAX, Patience, checked_records_max
 from spark_stream.client.reading.positions import Key
 from spark_stream.client.values import Record
+from spark_stream.errors import InvalidRequest
 
 _SLICE_S: Final = 0.5
 
@@ -33,6 +36,7 @@ class AsyncConsumer(Asynchronous[sync.Consumer]):
     def __init__(self, sync_consumer: sync.Consumer) -> None:
         super().__init__(sync_consumer)
         self._worker = Worker("isolog-aio-consumer")
+        self._is_awaited = False
 
     @property
     def name(self) -> str | None:
@@ -68,14 +72,28 @@ class AsyncConsumer(Asynchronous[sync.Consumer]):
     ) -> list[Record]:
         """Return the next records, or an empty list if none came within ``timeout`` seconds."""
         patience, records_max = Patience(timeout), checked_records_max(max_records)
-        while True:
-            wait_s = min(_SLICE_S, patience.seconds_left())
-            if await self._worker.call(self.sync.wait_for_records, wait_s):
-                found = self.sync.take_records(records_max)
-                if found:
-                    return found
-            if self.sync.closed or not patience.seconds_left():
-                return []
+        with self._one_waits():
+            while True:
+                wait_s = min(_SLICE_S, patience.seconds_left())
+                if await self._worker.call(self.sync.wait_for_records, wait_s):
+                    found = self.sync.take_records(records_max)
+                    if found:
+                        return found
+                if self.sync.closed or not patience.seconds_left():
+                    return []
+
+    @contextmanager
+    def _one_waits(self) -> Iterator[None]:
+        if self._is_awaited:
+            raise InvalidRequest(
+                "another task waits for records of this consumer",
+                hint="Use a consumer in one task at a time, or make one for each.",
+            )
+        self._is_awaited = True
+        try:
+            yield
+        finally:
+            self._is_awaited = False
 
     async def _fetched(
         self, view_of: Callable[[str], View], until: str | None, timeout: float | None
@@ -90,7 +108,11 @@ class AsyncConsumer(Asynchronous[sync.Consumer]):
             return True if found is None else found
 
         try:
-            while (found := await self._worker.call(following)) is not False:
+            while True:
+                with self._one_waits():
+                    found = await self._worker.call(following)
+                if found is False:
+                    return
                 if not isinstance(found, bool):
                     yield found
                     if found[1].batch.num_rows:
@@ -114,8 +136,7 @@ class AsyncConsumer(Asynchronous[sync.Consumer]):
 
     async def close(self) -> None:
         """Stop the fetches; running iterators end. A member of a group leaves it."""
-        self.sync.stop()  # so that the worker is free in a moment
-        await self._worker.call(self.sync.close)
+        await self._end(self.sync.close)
 
     async def __aexit__(
         self,
@@ -123,5 +144,11 @@ class AsyncConsumer(Asynchronous[sync.Consumer]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.sync.stop()
-        await self._worker.call(self.sync.__exit__, kind, error, trace)
+        await self._end(partial(self.sync.__exit__, kind, error, trace))
+
+    async def _end(self, close: Callable[[], None]) -> None:
+        self.sync.stop()  # so that the worker is free in a moment
+        try:
+            await self._worker.call(close)
+        finally:
+            self._worker.rest()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from spark_stream.aio.calls import A, Asynchronous, Opener, on_a_thread
 from spark_stream.aio.consumer import AsyncConsumer
@@ -14,31 +15,56 @@ from spark_stream.aio.producer import AsyncProducer
 from spark_stream.client import log as sync
 
 P = ParamSpec("P")
-S = TypeVar("S")
+T = TypeVar("T")
+S = TypeVar("S", bound="_Closes")
 
 
-def _opens(function: Callable[P, S], kind: Callable[[S], A]) -> Callable[P, Opener[A]]:
-    """Return what has a function called on a thread, and wraps what that returns."""
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+def _opens(
+    function: Callable[P, S], kind: Callable[[S], A], under_way: set[asyncio.Task[Any]]
+) -> Callable[P, Opener[A]]:
+    """Return a function that opens what this one returns, on a thread, and wraps it.
+
+    What was opened for a caller that was cancelled meanwhile is closed: on the thread, as the loop
+    may end, or here, if it was opened at that very moment. ``under_way``: the tasks of all this.
+    """
 
     @wraps(function)
-    def opening(*args: P.args, **kwargs: P.kwargs) -> Opener[A]:
-        async def opened() -> A:
-            call = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    def opener(*args: P.args, **kwargs: P.kwargs) -> Opener[A]:
+        async def open_object() -> A:
+            is_wanted = True
+
+            def open_on_thread() -> S:
+                found = function(*args, **kwargs)
+                if not is_wanted:
+                    found.close()
+                return found
+
+            def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+                task = asyncio.create_task(work)
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+                return task
+
+            call = begin(asyncio.to_thread(open_on_thread))
             try:
                 return kind(await asyncio.shield(call))
             except asyncio.CancelledError:
-                call.add_done_callback(_close)
+                is_wanted = False
+                begin(_close(call))
                 raise
 
-        return Opener(opened)
+        return Opener(open_object)
 
-    return opening
+    return opener
 
 
-def _close(call: asyncio.Future[Any]) -> None:
-    """Close what was opened for a caller that is gone."""
-    if not call.cancelled() and call.exception() is None:
-        asyncio.get_running_loop().run_in_executor(None, call.result().close)
+async def _close(call: asyncio.Task[Any]) -> None:
+    with suppress(Exception):  # it was not opened
+        await asyncio.to_thread((await call).close)
 
 
 class AsyncLog(Asynchronous[sync.Log]):
@@ -68,17 +94,28 @@ class AsyncLog(Asynchronous[sync.Log]):
     delete_consumer = on_a_thread(sync.Log.delete_consumer)
 
     read = on_a_thread(sync.Log.read)
-    close = on_a_thread(sync.Log.close)
+
+    def __init__(self, log: sync.Log) -> None:
+        super().__init__(log)
+        self._openings = set[asyncio.Task[Any]]()
 
     def producer(self, **settings: Any) -> Opener[AsyncProducer]:
         """Open a producer; the settings are those of the client's ``log.producer``."""
-        return _opens(self.sync.producer, AsyncProducer)(**settings)
+        return _opens(self.sync.producer, AsyncProducer, self._openings)(**settings)
 
     def consumer(
         self, topics: str | list[str] | re.Pattern[str], **settings: Any
     ) -> Opener[AsyncConsumer]:
         """Open a consumer; the settings are those of the client's ``log.consumer``."""
-        return _opens(self.sync.consumer, AsyncConsumer)(topics, **settings)
+        return _opens(self.sync.consumer, AsyncConsumer, self._openings)(topics, **settings)
+
+    async def close(self) -> None:
+        """Wait for what is being opened, and close the connection."""
+        await asyncio.gather(*self._openings, return_exceptions=True)
+        await asyncio.to_thread(self.sync.close)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
-connect = _opens(sync.connect, AsyncLog)
+connect = _opens(sync.connect, AsyncLog, set())

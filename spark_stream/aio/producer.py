@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
-from typing import Any
+from types import TracebackType
+from typing import Any, ParamSpec
 
 from spark_stream.aio.calls import Asynchronous, Worker
 from spark_stream.aio.consumer import AsyncConsumer
@@ -15,6 +17,9 @@ from spark_stream.client.values import Written
 from spark_stream.client.writing import producer as sync
 from spark_stream.client.writing.batches import AnyHeaders, as_bytes
 from spark_stream.client.writing.frames import ArrowData
+from spark_stream.errors import BufferFull
+
+P = ParamSpec("P")
 
 
 class SentWrite(Awaitable[Written]):
@@ -80,7 +85,7 @@ class AsyncProducer(Asynchronous[sync.Producer]):
             return SentWrite(self.sync.send(topic, value, key=key, timestamp=timestamp))
         return SentWrite(
             await self._worker.call(
-                self.sync.send,
+                self._in_time(self.sync.send),
                 topic,
                 value,
                 key=key,
@@ -98,7 +103,19 @@ class AsyncProducer(Asynchronous[sync.Producer]):
         key: str | Sequence[str] | None = None,
     ) -> SentWrite:
         """Take an Arrow batch, as soon as there is room for it, as :meth:`send` does a record."""
-        return SentWrite(await self._worker.call(self.sync.append, topic, batch, partition, key))
+        append = self._in_time(self.sync.append)
+        return SentWrite(await self._worker.call(append, topic, batch, partition, key))
+
+    def _in_time(self, write: Callable[P, Future[Written]]) -> Callable[P, Future[Written]]:
+        """Return the write for the worker: it is refused if those before took all of its time."""
+        until = time.monotonic() + self.sync.timeout_s
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> Future[Written]:
+            if time.monotonic() > until:
+                raise BufferFull("earlier writes of this producer wait for room, too")
+            return write(*args, **kwargs)
+
+        return call
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything that was taken before is settled; raise the first error among it.
@@ -110,7 +127,18 @@ class AsyncProducer(Asynchronous[sync.Producer]):
 
     async def close(self) -> None:
         """Abort an open transaction, flush, and release what the producer holds."""
-        await asyncio.to_thread(self.sync.close)
+        await self.__aexit__(None, None, None)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await super().__aexit__(kind, error, trace)
+        finally:
+            self._worker.rest()
 
     # -- transactions: of a producer with a ``transactional_id`` ----------------------------------
 

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import pytest
 
@@ -14,9 +15,12 @@ from spark_stream import aio
 from spark_stream.client.reading.group_reader import GroupReader
 from spark_stream.errors import (
     BrokerUnavailable,
+    BufferFull,
     ConsumerFenced,
     InvalidOption,
+    InvalidRequest,
     InvalidTransaction,
+    IsologError,
     SchemaMismatch,
     UnknownPartition,
     UnknownTopic,
@@ -164,6 +168,104 @@ async def write(producer, topic, count):
     """Send more than there is room for, in one order."""
     for n in range(count):
         await producer.send(topic, b"%d" % n * 500)
+
+
+def test_a_send_that_would_wait_for_the_last_bytes_waits_on_a_thread(broker, topic):
+    async def body():
+        async with connected(broker, topic) as log:
+            sizes = {"buffer_bytes": 10_095, "batch_bytes": 1, "timeout_ms": 1_000 * SOON_S}
+            async with log.producer(**sizes) as producer:
+                await (await producer.send(topic, b"first"))
+                os.kill(broker.pid, signal.SIGSTOP)
+                asyncio.get_running_loop().call_later(0.5, os.kill, broker.pid, signal.SIGCONT)
+                for n in range(200):
+                    await producer.send(topic, b"%092d" % n)
+            assert (await log.read(topic)).num_rows == 201
+
+    run(body)
+
+
+def test_sends_that_wait_for_room_wait_for_it_at_the_same_time(broker, topic):
+    async def body():
+        async with (
+            connected(broker, topic) as log,
+            log.producer(buffer_bytes=1_000, timeout_ms=1_000) as producer,
+        ):
+            await (await producer.send(topic, b"first"))
+            os.kill(broker.pid, signal.SIGSTOP)
+            try:
+                sent = [producer.send(topic, b"x" * 900) for _ in range(20)]
+                async with asyncio.timeout(15):  # one after another they wait for 19 s or more
+                    found = await asyncio.gather(*sent, return_exceptions=True)
+                assert any(isinstance(each, BufferFull) for each in found)
+            finally:
+                os.kill(broker.pid, signal.SIGCONT)
+            with suppress(IsologError):  # whether they are written is not known in time
+                await producer.flush()
+
+    run(body)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.005, 0.02, 0.05])
+def test_a_member_that_is_cancelled_while_it_joins_leaves(shared, topic, pause):
+    async def body():
+        async with connected(shared, topic) as log:
+
+            async def join():
+                async with aio.connect(shared.address) as mine, mine.consumer(topic, group=topic):
+                    await asyncio.sleep(SOON_S)
+
+            for _ in range(3):
+                task = asyncio.create_task(join())
+                await asyncio.sleep(pause)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            found = [each for each in await log.consumers() if each.name == topic]
+            assert not found or found[0].group.members == ()
+
+    run(body)
+
+
+def test_one_task_at_a_time_waits_for_a_consumer(shared, topic):
+    async def body():
+        async with connected(shared, topic) as log, log.consumer(topic) as consumer:
+            found = await asyncio.gather(
+                *[consumer.poll(0.2) for _ in range(3)], return_exceptions=True
+            )
+            assert found.count([]) == 1
+            assert sum(isinstance(each, InvalidRequest) for each in found) == 2
+
+    run(body)
+
+
+def test_a_producer_and_a_consumer_work_in_a_forked_child(shared, topic):
+    async def open_all():
+        log = await aio.connect(shared.address)
+        await log.create_topic(topic)
+        producer, consumer = await log.producer(), await log.consumer(topic)
+        await producer.append(topic, values("parent"))
+        assert [each.value for each in await consumer.poll(SOON_S)] == [b"parent"]
+        return log, producer, consumer
+
+    async def use(producer, consumer):
+        await (await producer.append(topic, values("child")))
+        return [each.value for each in await consumer.poll(SOON_S)]
+
+    async def close_all(log, producer, consumer):
+        await producer.close()
+        await consumer.close()
+        await log.close()
+
+    log, producer, consumer = run(open_all)
+    child = os.fork()
+    if not child:
+        found = None
+        try:
+            found = run(partial(use, producer, consumer))
+        finally:
+            os._exit(0 if found == [b"child"] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    run(partial(close_all, log, producer, consumer))
 
 
 def test_a_cancelled_poll_loses_nothing(shared, topic):

@@ -131,6 +131,7 @@ class Producer:
         settings = Settings(found, linger_ms / 1000, batch_bytes, buffer_bytes, timeout_ms)
         self._connection = connection
         self._topics = topics
+        self._timeout_s = timeout_ms / 1_000
         self._transactions = TransactionsClient(connection)
         # The loop refers to the sender, so the sender must not hold the producer: it would never be
         # dropped.
@@ -189,15 +190,20 @@ class Producer:
             return self._sender.settled(error)
         return self._sender.send(known, key, value, listed, moment, partition, size)
 
+    @property
+    def timeout_s(self) -> float:
+        """How long a caller waits for room, and a write for its acknowledgement."""
+        return self._timeout_s
+
     def takes_at_once(self, topic: str, size: int) -> bool:
         """Return whether :meth:`send` would not wait with ``size`` bytes and without a partition.
 
         So it is if the topic is known, the record is not too large, and there is room for it.
         """
+        size += _RECORD_FIXED_BYTES
         if not (self._topics.is_known(topic) and self._sender.buffer.has_room(size)):
             return False
-        limit = int(self._topics.known(topic).config["max.record.bytes"])
-        return size + _RECORD_FIXED_BYTES <= limit
+        return size <= int(self._topics.known(topic).config["max.record.bytes"])
 
     def append(
         self,
