@@ -3,7 +3,8 @@
 * A link to a file of the repository outside ``docs/`` leads to a page ``repository/…`` that shows
   the file: the site is complete without a network, and a link to a missing file fails the build.
 * Pictures become part of their page, so that they follow its switch of light and dark.
-* The index of decisions lists them.
+* The index of decisions lists them, and a search shows them last: they say why something is as it
+  is, and others what to do.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     source = page.file.src_uri
     if source == "decisions/README.md":
         markdown += "\n" + "\n".join(_decisions())
+    if source.startswith("decisions/") or _is_of_repository(source):
+        page.meta["search"] = {"boost": 0.1}
     name = source.removeprefix("repository/") if _is_of_repository(source) else f"docs/{source}"
 
     def point(target: str) -> str:
