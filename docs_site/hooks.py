@@ -3,8 +3,8 @@
 * A link to a file of the repository outside ``docs/`` leads to a page ``repository/…`` that shows
   the file: the site is complete without a network, and a link to a missing file fails the build.
 * Pictures become part of their page, so that they follow its switch of light and dark.
-* The index of decisions lists them, and a search shows them last: they say why something is as it
-  is, and others what to do.
+* The index of decisions lists them.
+* A search shows decisions, and other pages about the inside, after those that say what to do.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 ABOUT: Final = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 """Pages of the repository that are in the navigation, linked or not."""
 
+_FOUND_LAST: Final = ("decisions/", "repository/", "format.md", "protocol.md", "rules.md")
 _FENCE: Final = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 _LINK: Final = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
 _PICTURE: Final = re.compile(r'<img alt="([^"]*)" src="[^"]*?pictures/([\w-]+\.svg)" ?/?>')
@@ -58,7 +59,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     source = page.file.src_uri
     if source == "decisions/README.md":
         markdown += "\n" + "\n".join(_decisions())
-    if source.startswith("decisions/") or _is_of_repository(source):
+    if source.startswith(_FOUND_LAST):
         page.meta["search"] = {"boost": 0.1}
     name = source.removeprefix("repository/") if _is_of_repository(source) else f"docs/{source}"
 
