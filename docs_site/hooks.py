@@ -4,6 +4,7 @@
   the file: the site is complete without a network, and a link to a missing file fails the build.
 * Pictures become part of their page, so that they follow its switch of light and dark.
 * The index of decisions lists them.
+* A search shows decisions, and other pages about the inside, after those that say what to do.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 ABOUT: Final = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 """Pages of the repository that are in the navigation, linked or not."""
 
+_FOUND_LAST: Final = ("decisions/", "repository/", "format.md", "protocol.md", "rules.md")
 _FENCE: Final = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 _LINK: Final = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
 _PICTURE: Final = re.compile(r'<img alt="([^"]*)" src="[^"]*?pictures/([\w-]+\.svg)" ?/?>')
@@ -57,6 +59,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     source = page.file.src_uri
     if source == "decisions/README.md":
         markdown += "\n" + "\n".join(_decisions())
+    if source.startswith(_FOUND_LAST):
+        page.meta["search"] = {"boost": 0.1}
     name = source.removeprefix("repository/") if _is_of_repository(source) else f"docs/{source}"
 
     def point(target: str) -> str:

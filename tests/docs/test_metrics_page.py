@@ -1,19 +1,36 @@
-"""The text around the table of series in docs/operations.md; the table: test_tables.py."""
+"""What the docs for operators say of series; the table of them: test_tables.py."""
 
 from __future__ import annotations
 
 import re
 
-from docs_site.series import rendered
+import pytest
+import yaml
+
+from spark_stream.broker.metrics.table import TABLE, SeriesKind
 from tests.conftest import ROOT
 
-PAGE = ROOT / "docs" / "operations.md"
+DOCS = ROOT / "docs"
 
 
-def test_the_text_around_the_table_names_only_series_that_there_are() -> None:
-    page = PAGE.read_text()
-    table = rendered()
-    around = page.replace(table, "")
-    named = set(re.findall(r"`(isolog_\w+)", around))
-    assert named
-    assert named <= set(re.findall(r"`(isolog_\w+)", table))
+@pytest.mark.parametrize("page", ["operations.md", "how-to/monitor.md", "reference/alerts.md"])
+def test_a_page_for_operators_names_only_what_a_broker_shows(page: str) -> None:
+    text = (DOCS / page).read_text()
+    assert set(re.findall(r"`(isolog_\w+)", text)) <= {each.name for each in TABLE}
+
+
+def test_the_job_for_details_keeps_what_the_first_page_lacks() -> None:
+    """Of a series that two jobs have, every sum would be twice what it is."""
+    example = re.search(
+        r"```yaml\n(rule_files.*?)```", (DOCS / "operations.md").read_text(), re.DOTALL
+    )
+    assert example
+    first, details = yaml.safe_load(example[1])["scrape_configs"]
+    keep, rename = details["metric_relabel_configs"]
+    assert keep["action"] == "keep"
+    assert rename == {"target_label": "job", "replacement": first["job_name"]}
+    assert "isolog" not in details["job_name"]
+    for series in TABLE:
+        name = f"{series.name}_bucket" if series.kind is SeriesKind.HISTOGRAM else series.name
+        assert bool(re.fullmatch(keep["regex"], name)) == series.detailed, name
+    assert not re.fullmatch(keep["regex"], "process_cpu_seconds_total")

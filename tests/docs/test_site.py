@@ -43,6 +43,9 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(
     assert "url(http" not in "".join(each.read_text() for each in tmp_path.rglob("*.css"))
     index = json.loads((tmp_path / "search" / "search_index.json").read_text())
     assert any("read_atomic" in each["text"] for each in index["docs"])
+    last = {each["location"].partition("/")[0] for each in index["docs"] if "boost" in each}
+    assert {"decisions", "repository", "format.html"} <= last
+    assert not last & {"how-to", "reference", "operations.html"}
     assert (tmp_path / "search" / "search_index.js").exists()  # for a site opened as files
     picture = (tmp_path / "concepts" / "failover.html").read_text()
     assert re.search(r'<svg role="img" aria-label="Three scenes[^"]*"', picture)

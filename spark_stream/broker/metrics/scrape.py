@@ -58,7 +58,8 @@ class Consumed(Struct, frozen=True):
 
     consumer: str
     kind: str
-    isolation: Isolation
+    isolation: Isolation | None
+    """None: not known, as always for a client."""
     place: Place
     position: int
     lag: int
@@ -168,8 +169,7 @@ class Scrape:
     def consumed(self) -> list[Consumed]:
         """Where named consumers and queries are; nothing while the metadata store is away.
 
-        A query's and a group's lag is counted under its isolation level, a client's up to the
-        log's end.
+        Lag is counted under the isolation level, or up to the log's end if that is not known.
         """
         try:
             named = self.here.transactions.run(read_named(fresh=False))
@@ -192,11 +192,13 @@ class Scrape:
         self,
         name: str,
         kind: str,
-        isolation: Isolation,
+        isolation: Isolation | None,
         positions: Iterable[PositionOf | ReadPosition],
     ) -> Iterator[Consumed]:
         # The cut of a partition is computed under its lock; it is at or below what is stable.
-        bound = Isolation.READ_COMMITTED if isolation is Isolation.READ_ATOMIC else isolation
+        bound = isolation or Isolation.READ_UNCOMMITTED
+        if bound is Isolation.READ_ATOMIC:
+            bound = Isolation.READ_COMMITTED
         for each in positions:
             partition = self.host.replica(Joined(each.topic, each.topic_id, each.partition))
             place = each.topic, each.partition
@@ -210,7 +212,8 @@ class Scrape:
         """Return the sums of positions and of lags by consumer, kind and isolation."""
         found: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
         for each in self.consumed:
-            sums = found[each.consumer, each.kind, each.isolation.value]
+            isolation = "unknown" if each.isolation is None else each.isolation.value
+            sums = found[each.consumer, each.kind, isolation]
             sums[0] += each.position
             sums[1] += each.lag
         return {key: (positions, lag) for key, (positions, lag) in found.items()}
@@ -223,8 +226,6 @@ class Scrape:
         return found
 
 
-def _kind_of(group: Group | None) -> tuple[str, Isolation]:
-    """Return the kind of a client's name, and the level under which its lag is counted."""
-    if group is None:
-        return "client", Isolation.READ_UNCOMMITTED
-    return "group", group.isolation or Isolation.READ_UNCOMMITTED
+def _kind_of(group: Group | None) -> tuple[str, Isolation | None]:
+    """Return the kind of a client's name, and its isolation level if that is known."""
+    return ("client", None) if group is None else ("group", group.isolation)

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import spark_stream as isolog
+from spark_stream.broker.metrics.table import TABLE
 from tests.broker.metrics.scraping import scraped
 from tests.broker.pairs import conf, make_topic
 from tests.broker.test_sinks import Sink
@@ -91,7 +92,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set
         address = json.loads((folder / "a" / "broker.json").read_text())["metrics_address"]
 
         def all_there() -> dict[str, set[str]] | None:
-            names = scraped(address, "/metrics").names
+            names = scraped(address).names
             seen = {"isolog_follower_lag_entries", "isolog_sink_committed_batch"}
             return names if seen <= names.keys() else None
 
@@ -137,11 +138,22 @@ def test_every_alert_says_how_bad_it_is_and_what_is_wrong() -> None:
     rules = yaml.safe_load(ALERTS.read_text())["groups"]
     alerts = [rule for group in rules for rule in group["rules"]]
     assert len({each["alert"] for each in alerts}) == len(alerts)
-    page = (ROOT / "docs" / "operations.md").read_text()
+    page = (ROOT / "docs" / "reference" / "alerts.md").read_text()
     for each in alerts:
-        assert each["labels"]["severity"] in ("page", "ticket")
-        assert each["annotations"]["summary"]
-        assert f"`{each['alert']}`" in page, "docs/operations.md says what to do"
+        severity, said = each["labels"]["severity"], each["annotations"]
+        assert severity in ("page", "ticket")
+        assert said["summary"]
+        assert said["runbook"] == f"docs/reference/alerts.md#{each['alert'].lower()}"
+        assert f"\n## {each['alert']}\n\n{severity.capitalize()}. " in page
+    assert page.count("\n## ") == len(alerts)
+
+
+def test_what_one_page_lacks_is_in_no_alert_and_a_panel_says_so() -> None:
+    detailed = {each.name for each in TABLE if each.detailed}
+    assert not [each for each in detailed if each in ALERTS.read_text()]
+    for panel in panels():
+        names = {name for target in panel.get("targets", ()) for name in used(target["expr"])[0]}
+        assert bool(names & detailed) == ("/metrics/all" in panel.get("description", ""))
 
 
 def promtool(*arguments: str, folder: Path) -> None:
