@@ -81,7 +81,7 @@ def test_good_rows_and_dead_letters_become_visible_together(
     assert letters[0]["message"] == "column 'n' takes no nulls"
     assert letters[0]["sink"].startswith("job/")
     (said,) = (each.message for each in caplog.records if "dead letters" in each.message)
-    assert said == f"batch 0: 2 rows are dead letters in topic '{dead}' (NULL_VALUE: 2)"
+    assert said == f"batch 0: dead letters in topic '{dead}': 2 rows (NULL_VALUE: 2)"
 
 
 def test_nothing_is_left_of_a_batch_that_aborts(

@@ -210,6 +210,10 @@ def _topic(
             )
         yield found
         return
+    brokers = opened.cluster().brokers
+    alive = sum(each.alive for each in brokers)
+    if replication_factor is None and alive < len(brokers):
+        replication_factor = max(1, min(3, alive))  # the default counts those that are down
     made = opened.create_topic(
         f"{_TEMPORARY}{uuid.uuid4().hex[:12]}", partitions or 4, replication_factor
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -93,9 +94,12 @@ def _named(name: str | None, *, of_folders: bool) -> list[str]:
 
 
 def _title(name: str) -> str:
-    """Return the first words of the file's comment."""
-    line = (FOLDER / name).read_text().partition("\n")[0].lstrip("# ")
-    return line.rstrip(" :.,")
+    """Return the first sentence of the file's comment, up to a colon or a semicolon."""
+    if name.endswith(".json"):
+        return "A dashboard for Grafana"
+    paragraph = re.split(r"\n#?\n", (FOLDER / name).read_text())[0]
+    comment = " ".join(line.lstrip("# ") for line in paragraph.splitlines())
+    return re.split(r"[.:;](?:\s|$)", comment)[0]
 
 
 def _write(chosen: list[str], directory: Path, *, force: bool) -> list[Path]:

@@ -137,10 +137,10 @@ def _tell_dead_letters(
     if counts:
         reasons = ", ".join(f"{reason}: {count:,}" for reason, count in sorted(counts.items()))
         logger.warning(
-            "batch %d: %s rows are dead letters in topic %r (%s)",
+            "batch %d: dead letters in topic %r: %s rows (%s)",
             batch,
-            f"{counts.total():,}",
             topic,
+            f"{counts.total():,}",
             reasons,
         )
 
