@@ -18,7 +18,7 @@ from spark_stream.cli.output.show import console
 from spark_stream.cli.streams import standard_output
 from spark_stream.cli.texts import as_json, cell
 from spark_stream.client.connecting.embedded import lock_held
-from spark_stream.errors import InvalidOption, IsologError
+from spark_stream.errors import InvalidOption, IsologError, StorageFailure
 from spark_stream.schema.schemas import TIMESTAMP_TYPE, is_default
 from spark_stream.storage.offline.checking import CheckedLog, check_log, damaged_entries
 from spark_stream.storage.offline.files import (
@@ -138,16 +138,22 @@ def verify(
     """Check all checksums of logs, the order of their entries, and what opening them would do.
 
     All batches are read from the disk itself. Nothing is changed, and a broker may be running.
-    Exit code 1 if something is damaged; a write that never ended, as after a crash, is no damage.
+    Exit code 1 if something is damaged, or cannot be read; a write that never ended, as after a
+    crash, is no damage.
 
     \b
     isolog log verify data/
     isolog log verify backup/topics/flights --output json | jq .findings
     """
-    damaged = checked = 0
+    damaged = checked = unreadable = 0
     any_in_use = False
     for path, in_use in _paths(directory, partition):
-        found = check_log(path, in_use=in_use)
+        try:
+            found = check_log(path, in_use=in_use)
+        except StorageFailure as error:
+            unreadable += 1
+            note(f"{path} cannot be checked: {error.message}")
+            continue
         any_in_use |= in_use
         checked += 1
         damaged += found.damaged
@@ -157,10 +163,11 @@ def verify(
             _show(found)
         sys.stdout.flush()
     if output is Listing.TABLE:
-        print(f"{counted(checked, 'partition')} checked, {damaged} damaged")
+        rest = f", {unreadable} could not be read" if unreadable else ""
+        print(f"{counted(checked, 'partition')} checked, {damaged} damaged{rest}")
         if any_in_use:
             note("a broker is running: what it is writing at present was not checked")
-    if damaged:
+    if damaged or unreadable:
         raise typer.Exit(1)
 
 

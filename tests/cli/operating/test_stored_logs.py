@@ -95,6 +95,18 @@ def test_verify_changes_nothing_and_says_what_it_did_not_see(call: Call, topics)
     assert state_of(topics.directory / "topics") == before
 
 
+def test_a_log_that_cannot_be_read_keeps_no_other_from_being_checked(call: Call, topics, tmp_path):
+    copy = tmp_path / "topics"
+    shutil.copytree(topics.directory / "topics", copy)
+    (arrow,) = (copy / "texts").rglob("*.arrow")
+    arrow.unlink()
+    arrow.mkdir()
+    found = call("log", "verify", str(copy))
+    assert found.code == 1
+    assert "1 partition checked, 0 damaged, 1 could not be read" in found.out
+    assert "texts" in found.err
+
+
 def test_damage_in_a_copy_is_named_with_its_place(call: Call, topics, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(folder(topics, "typed"), copy)
