@@ -243,12 +243,12 @@ def _consumer_lines(looks: Sequence[Look]) -> list[ConsumerLine]:
                     )
         for consumer in look.consumers:
             found = samples.setdefault((consumer.name, consumer.kind), {})
-            for at in consumer.partitions:
-                if at.lag is not None:
-                    place = (at.topic_id, at.partition)
-                    there = open_.get((at.topic, at.partition), ())
-                    waits_for = holder_of(at.offset, bounds.get(place), there)
-                    sample = LagSample(look.at, at.offset, at.lag, waits_for)
+            for read in consumer.partitions:
+                if read.lag is not None:
+                    place = (read.topic_id, read.partition)
+                    there = open_.get((read.topic, read.partition), ())
+                    waits_for = holder_of(read.offset, bounds.get(place), there)
+                    sample = LagSample(look.at, read.offset, read.lag, waits_for)
                     found.setdefault(place, []).append(sample)
     names = {each.number: each.transactional_id for each in looks[-1].transactions}
     lines = []
@@ -256,9 +256,7 @@ def _consumer_lines(looks: Sequence[Look]) -> list[ConsumerLine]:
         found = samples[consumer.name, consumer.kind]
         trends = {place: trend_of(each) for place, each in found.items()}
         holders = {
-            found[place][-1].waits_for
-            for place, trend in trends.items()
-            if trend is LagTrend.WAITS
+            found[place][-1].waits_for for place, trend in trends.items() if trend is LagTrend.WAITS
         }
         lines.append(
             ConsumerLine(
