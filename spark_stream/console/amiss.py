@@ -164,7 +164,7 @@ def of_disk(broker: Mapping[str, Any]) -> Iterator[Amiss]:
         yield Amiss(
             f"damaged {place} {name}",
             Severity.BAD,
-            f"{place} is damaged from offset {offset} on, at broker {name}",
+            f"partition {place} is damaged from offset {offset} on, at broker {name}",
             "It heals from its leader if another replica is in sync. Check the disk, and see:"
             " isolog log verify",
             _partition(place),
@@ -204,8 +204,9 @@ def _refusals(broker: Mapping[str, Any]) -> Iterator[Amiss]:
             else "The log file of the broker has the error of the system. Replace the disk."
         )
         if led:
+            what = "partition" if len(led) == 1 else "partitions"
             verb = "refuses" if len(led) == 1 else "refuse"
-            text = f"{_said(led)} {verb} writes: {why}{_grows(broker)}"
+            text = f"{what} {_said(led)} {verb} writes: {why}{_grows(broker)}"
             yield _of_places(f"refused {code} {name}", text, hint, led)
         if others:
             what = "replica" if len(others) == 1 else "replicas"
