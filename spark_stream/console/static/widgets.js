@@ -23,7 +23,7 @@ const STATES = {
   catching_up: ["↗", "catching up", "good"],
   keeping_pace: ["→", "keeping pace", "idle"],
   falling_behind: ["↘", "falling behind", "wait"],
-  waits: ["◧", "waits for a transaction", "wait"],
+  waits: ["◧", "waits", "wait"],
   stalled: ["✕", "stalled", "bad"],
   too_early: ["…", "watching", "idle"],
   amiss: ["✕", "amiss", "bad"],
@@ -98,8 +98,14 @@ export function notice(found, title = "What is amiss") {
       h("strong", {}, sentence(each.message)),
       ` For ${duration((Date.now() - each.since_ms) / 1000)}. `,
       each.places.some((name) => !each.message.includes(name)) && [listed(each.places.map(place)), ". "],
-      each.hint && [sentence(each.hint), " "],
+      each.hint && [hint(each.hint), " "],
       each.href && each.href !== location.pathname && link(each.href, "Look", h("span", { class: "hidden" }, ` at it: ${each.message}`))))));
+}
+
+/** What to do; a command at the end can be copied. @param {string} text */
+function hint(text) {
+  const [, words, command] = /^(.*?)(isolog .*)?$/.exec(text);
+  return command ? [words, h("code", {}, command)] : sentence(text);
 }
 
 /** A link to a partition. @param {string} name topic/partition */

@@ -20,7 +20,7 @@ export const consumers = {
 const kind = (each) => (each.group ? "group" : each.kind);
 
 function trend(each) {
-  if (each.trend === "waits" && each.waits_for?.length) return [badge("waits"), " ", listed(each.waits_for.map((one) => link("/transactions", one.transactional_id ?? "whose name you may not see")))];
+  if (each.trend === "waits" && each.waits_for?.length) return [badge("waits"), " for ", listed(each.waits_for.map((one) => link("/transactions", one.transactional_id ?? "whose name you may not see")))];
   return badge(each.trend === "unknown" || !each.trend ? "too_early" : each.trend,
     each.trend === "unknown" ? "A trend needs some samples." : undefined);
 }
@@ -53,7 +53,8 @@ export const consumer = {
     shownPart(store, "consumers", (value) => {
       const found = value.consumers.filter((each) => each.name === params.consumer);
       const href = `/consumers/${encodeURIComponent(params.consumer)}`;
-      if (found.length) return [notice(amiss(store, (each) => each.href === href)), found.map(shown)];
+      const holders = new Set(found.flatMap((each) => each.waits_for.map((one) => `holds ${one.transactional_id} ${one.number}`)));
+      if (found.length) return [notice(amiss(store, (each) => each.href === href || holders.has(each.key))), found.map(shown)];
       return empty(`Nothing is known of a consumer ${params.consumer}.`, "It may have been forgotten, or you may not see it.");
     }),
   ],

@@ -49,7 +49,7 @@ function shown(found, each, store) {
     section("Replicas", h("ul", { class: "stripes" }, each.replicas.map((broker) => replica(broker, each, live, scale, refusal(store, broker, found.name, each.partition))))),
     section("Open transactions", transactions(found, each, live, scale, store)),
     section("Leaders so far", h("ul", { class: "plain" }, [...live.epochs].reverse().map((epoch) => h("li", { key: epoch.epoch },
-      [led(epoch.leader)], ` from offset ${count(epoch.offset)} on, in leader epoch ${epoch.epoch}, `, ago(epoch.began_ms))))),
+      led(epoch.leader), ` since offset ${count(epoch.offset)} (leader epoch ${epoch.epoch}), `, ago(epoch.began_ms))))),
   ];
 }
 
