@@ -72,6 +72,7 @@ def said(found: list[Amiss]) -> list[str]:
     return [f"{each.severity.value}: {each.message}" for each in found]
 
 
+@pytest.mark.rule("what is amiss in a cluster, and that nothing is", "console/amiss.py")
 def test_nothing_is_amiss_where_nothing_is():
     calm = [reader("a", trend) for trend in ("up_to_date", "catching_up", "keeping_pace")]
     assert judged([broker("1"), broker("2")], [], [transaction(30)], calm) == []

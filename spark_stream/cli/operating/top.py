@@ -168,7 +168,8 @@ def drawn(frame: ClusterFrame, error: str | None = None) -> RenderableType:
         parts.append(Text(f"the cluster did not answer: {visible(error)}", style="bold red"))
     parts += [Text(visible(each), style="red") for each in frame.problems]
     if not frame.problems:
-        parts.append(Text("nothing is amiss", style="green"))
+        text = "all partitions have a leader, and all replicas are in sync"
+        parts.append(Text(text, style="green"))
     parts += [Text(f"you may not see {each}", style="yellow") for each in frame.denied]
     parts += [Text(), _brokers(frame)]
     if frame.topics:

@@ -79,7 +79,7 @@ function replica(broker, each, live, scale, refused) {
     end === undefined
       ? h("div", { class: "bad-text" }, sentence(words))
       : stripe(scale, live.log_start, end, leads ? "leads" : each.isr.includes(broker) ? "follows" : "lags", `Broker ${broker} ends at ${count(end)}`),
-    h("div", { class: "stripe-value" }, end === undefined ? "" : `${count(end)} `, h("span", { class: "quiet" }, end === undefined ? "" : words)));
+    h("div", { class: "stripe-value" }, end === undefined ? "" : `${count(end)} `, h("span", { class: refused ? "bad-text" : "quiet" }, end === undefined ? "" : words)));
 }
 
 function transactions(found, each, live, scale, store) {
