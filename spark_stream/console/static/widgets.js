@@ -96,7 +96,7 @@ export function notice(found, title = "What is amiss") {
     h("h2", {}, title),
     h("ul", {}, found.map((each) => h("li", { key: each.key },
       h("strong", {}, sentence(each.message)),
-      ` For ${duration((Date.now() - each.since_ms) / 1000)}. `,
+      ` ${each.key.startsWith("holds ") ? "Open" : "Seen"} for ${duration((Date.now() - each.since_ms) / 1000)}. `,
       each.places.some((name) => !each.message.includes(name)) && [listed(each.places.map(place)), ". "],
       each.hint && [hint(each.hint), " "],
       each.href && each.href !== location.pathname && link(each.href, "Look", h("span", { class: "hidden" }, ` at it: ${each.message}`))))));

@@ -86,7 +86,7 @@ function disks(cluster) {
       h("th", { scope: "row" }, `Broker ${each.id}`),
       h("td", {}, h("meter", { class: "disk", min: "0", max: "1", low: "0.8", high: "0.9", optimum: "0", value: used.toFixed(3), "aria-label": `${percent(used)} full` }), ` ${percent(used)} full`),
       h("td", { class: "number" }, bytes(each.status.disk_free)),
-      h("td", { class: `number${soon ? " bad-text" : ""}` }, each.full_in_s === null ? "does not grow" : each.full_in_s < 172_800 ? duration(each.full_in_s) : "days"),
+      h("td", { class: `number${soon ? " bad-text" : ""}` }, each.full_in_s === null ? "–" : each.full_in_s < 172_800 ? duration(each.full_in_s) : "days"),
       h("td", { class: "number" }, bytes(each.status.log_bytes)),
       h("td", {}, each.on_disk.length ? listed(each.on_disk.map((on) => [link(`/topics/${encodeURIComponent(on.topic)}`, on.topic), ` ${bytes(on.size)}${on.bytes_per_s ? `, +${bytes(on.bytes_per_s)}/s` : ""}`])) : "–"));
   }));
