@@ -22,7 +22,7 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.transactions import TransactionsClient
-from spark_stream.console.samples import ANSWERS_S, BrokerAnswers, Recent, answers_of
+from spark_stream.console.samples import ANSWERS_S, BrokerAnswers, RecentSamples, answers_of
 from spark_stream.errors import IsologError
 from spark_stream.schema.schemas import is_default
 from spark_stream.schema.type_names import type_name
@@ -73,7 +73,7 @@ class Asking:
         self.transactions = TransactionsClient(connection)
         self._cluster = ClusterClient(connection)
         self._consumers = ConsumersClient(connection, self.topics)
-        self.answers: Recent[tuple[str, str], float | None] = Recent(ANSWERS_S)
+        self.answers: RecentSamples[tuple[str, str], float | None] = RecentSamples(ANSWERS_S)
         """How long each broker took for each action; None: it did not answer in time."""
         self._turn = 0
         self._seen: dict[str, dict[int, PartitionSeen]] = {}

@@ -38,7 +38,7 @@ from spark_stream.console.samples import (
     HISTORY_S,
     HISTORY_STEP_S,
     RATE_S,
-    Recent,
+    RecentSamples,
     full_in_s,
     growth,
 )
@@ -83,10 +83,10 @@ class LiveBoard:
         self._limit = anyio.CapacityLimiter(_THREADS_MAX)
         self._partitions: Partitions = {}
         self._leaders: Leaders = {}
-        self._records: Recent[tuple[str, int], float] = Recent(RATE_S)
-        self._sizes: Recent[tuple[str, int], float] = Recent(RATE_S)
-        self._free: Recent[str, float] = Recent(DISK_S)
-        self._history: Recent[None, float] = Recent(HISTORY_S)
+        self._records: RecentSamples[tuple[str, int], float] = RecentSamples(RATE_S)
+        self._sizes: RecentSamples[tuple[str, int], float] = RecentSamples(RATE_S)
+        self._free: RecentSamples[str, float] = RecentSamples(DISK_S)
+        self._history: RecentSamples[None, float] = RecentSamples(HISTORY_S)
         self._window = Window()
         self._first_seen = FirstSeen()
         self._errors: dict[str, str] = {}  # of parts that could not be asked for

@@ -26,7 +26,7 @@ HISTORY_STEP_S: Final = 5.0
 _DISK_LEAST_S: Final = 30.0  # of samples, before anything is said
 
 
-class Recent(Generic[K, T]):
+class RecentSamples(Generic[K, T]):
     """The samples of the last seconds, by key, each with its moment; the oldest first."""
 
     def __init__(self, window_s: float) -> None:

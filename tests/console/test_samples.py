@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from spark_stream.console.asking import PartitionSeen, leader_changes, note_leaders, on_disks
-from spark_stream.console.samples import BrokerAnswers, Recent, answers_of, full_in_s, growth
+from spark_stream.console.samples import BrokerAnswers, RecentSamples, answers_of, full_in_s, growth
 from spark_stream.wire.messages import EpochStart, PartitionFacts, PartitionOffset
 
 
 def test_a_rate_is_that_of_the_last_seconds():
-    recent: Recent[str, float] = Recent(10.0)
+    recent: RecentSamples[str, float] = RecentSamples(10.0)
     for second in range(30):
         recent.add("a", float(second), 5.0 * second if second < 15 else 75.0)
     assert growth(recent.of("a")) == 0.0
