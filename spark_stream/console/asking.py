@@ -6,8 +6,9 @@ says so. All of them ask as the user of the connection, so they show what this u
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, TypeVar
@@ -21,10 +22,10 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.transactions import TransactionsClient
+from spark_stream.console.samples import ANSWERS_S, BrokerAnswers, RecentSamples, answers_of
 from spark_stream.errors import IsologError
 from spark_stream.schema.schemas import is_default
 from spark_stream.schema.type_names import type_name
-from spark_stream.wire.cluster_messages import ClusterDescription
 from spark_stream.wire.messages import (
     AskedTopic,
     BrokerAddress,
@@ -33,17 +34,20 @@ from spark_stream.wire.messages import (
     Empty,
     ListedOffsets,
     ListOffsets,
+    Message,
     PartitionOffset,
     to_plain,
 )
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Message)
 
 _PATIENCE_S: Final = 2.0
 _TOPICS_AT_ONCE: Final = 200
 _BROKERS_AT_ONCE: Final = 8
-_FULL_DISK: Final = 0.9
 _CHANGES_MAX: Final = 200
+_ON_DISK_MAX: Final = 3
+_ACTIONS: Final = ("status", "list-offsets")
+"""What each broker is asked for again and again."""
 _UNFINISHED: Final = ("open", "committing", "aborting")
 
 
@@ -69,6 +73,8 @@ class Asking:
         self.transactions = TransactionsClient(connection)
         self._cluster = ClusterClient(connection)
         self._consumers = ConsumersClient(connection, self.topics)
+        self.answers: RecentSamples[tuple[str, str], float | None] = RecentSamples(ANSWERS_S)
+        """How long each broker took for each action; None: it did not answer in time."""
         self._turn = 0
         self._seen: dict[str, dict[int, PartitionSeen]] = {}
 
@@ -82,14 +88,13 @@ class Asking:
         """Return the cluster, with the status of each broker that answers."""
         found = self._cluster.describe()
         links = {each.id: each.address for each in found.brokers if each.alive}
-        statuses = self._of_each(
-            links, lambda link: link.act("status", Empty(), BrokerStatus, _PATIENCE_S)
-        )
+        statuses = self._of_each(links, "status", Empty(), BrokerStatus)
+        self.answers.keep({(each, action) for each in links for action in _ACTIONS})
         shown: dict[str, Any] = plain(found)
         for each in shown["brokers"]:
             status = statuses.get(each["id"])
             each["status"] = None if status is None else plain(status)
-        shown["problems"] = [*shown["problems"], *_own_problems(found, statuses)]
+            each["answers"] = plain(self._answers(each["id"]))
         shown["rolled_back"] = sorted(
             (
                 plain(each) | {"broker": broker}
@@ -101,13 +106,27 @@ class Asking:
         )
         return shown
 
-    def _of_each(self, links: Mapping[str, str], ask: Callable[[Any], T]) -> dict[str, T]:
+    def _answers(self, broker: str) -> BrokerAnswers:
+        """Return how the broker answers; how fast, by an action that costs all brokers the same."""
+        status, offsets = (answers_of(self.answers.of((broker, each))) for each in _ACTIONS)
+        return BrokerAnswers(
+            status.asked + offsets.asked, status.unanswered + offsets.unanswered, status.median_s
+        )
+
+    def _of_each(
+        self, links: Mapping[str, str], action: str, body: Message, result: type[T]
+    ) -> dict[str, T]:
         """Ask brokers (id → address) all at once; return the answers of those that answer soon."""
 
         def answer(broker: str) -> T | None:
+            began = time.monotonic()
+            found = None
             with suppress(IsologError):
-                return ask(self.connection.to(broker, links[broker]))
-            return None
+                link = self.connection.to(broker, links[broker])
+                found = link.act(action, body, result, _PATIENCE_S)
+            now = time.monotonic()
+            self.answers.add((broker, action), now, None if found is None else now - began)
+            return found
 
         with ThreadPoolExecutor(_BROKERS_AT_ONCE) as askers:
             answers = list(askers.map(answer, links))
@@ -130,10 +149,8 @@ class Asking:
             asked = (names[first:] + names[:first])[:_TOPICS_AT_ONCE]
             self._turn = first + _TOPICS_AT_ONCE
         request = ListOffsets(topics=[AskedTopic(topic=name, facts=True) for name in asked])
-        answers = self._of_each(
-            {each.id: each.address for each in self._brokers()},
-            lambda link: link.act("list-offsets", request, ListedOffsets, _PATIENCE_S),
-        )
+        links = {each.id: each.address for each in self._brokers()}
+        answers = self._of_each(links, "list-offsets", request, ListedOffsets)
         now = time.time()
         for name in asked:
             self._seen[name] = {
@@ -212,37 +229,11 @@ def columns_of(schema: pa.Schema, added: Sequence[str] = ()) -> list[dict[str, A
     ]
 
 
-def _own_problems(
-    cluster: ClusterDescription, statuses: Mapping[str, BrokerStatus]
-) -> list[dict[str, Any]]:
-    """Return what is amiss and only the brokers' statuses tell."""
-    found = []
-    for broker in cluster.brokers:
-        status = statuses.get(broker.id)
-        if status is None:
-            if broker.alive:
-                text = f"broker {broker.id} does not answer"
-                found.append(_problem("no_answer", text, broker.id))
-            continue
-        used = 1 - status.disk_free / status.disk_total if status.disk_total else 0.0
-        if used >= _FULL_DISK:
-            text = f"the disk of broker {broker.id} is {used:.0%} full"
-            found.append(_problem("full_disk", text, broker.id))
-        for name, offset in status.damaged.items():
-            text = f"{name} is damaged from offset {offset} on, at broker {broker.id}"
-            found.append(_problem("damaged", text, name))
-    return found
-
-
-def _problem(kind: str, message: str, name: str) -> dict[str, Any]:
-    return {"kind": kind, "message": message, "count": 1, "names": [name]}
-
-
 # -- what follows from the answers ----------------------------------------------------------------
 
 
-def partition_shown(number: int, seen: PartitionSeen) -> dict[str, Any]:
-    """Return a partition as the page draws it."""
+def partition_shown(number: int, seen: PartitionSeen, leaders: Mapping[int, str]) -> dict[str, Any]:
+    """Return a partition as the page draws it; ``leaders``: those that were seen, by epoch."""
     found, facts = seen.found, seen.found.facts
     assert facts is not None
     return {
@@ -255,22 +246,87 @@ def partition_shown(number: int, seen: PartitionSeen) -> dict[str, Any]:
         "last_stable": facts.last_stable_offset,
         "size": facts.size,
         "followers": facts.followers,
-        "epochs": plain(facts.epochs),
+        "epochs": [plain(each) | {"leader": leaders.get(each.epoch)} for each in facts.epochs],
         "open": plain(facts.open),
     }
 
 
-def leader_changes(partitions: Partitions) -> list[dict[str, Any]]:
-    """Return the leader epochs that began after a partition's first one, the latest first."""
-    found = [
-        {"topic": topic, "partition": number, **plain(epoch)}
-        for topic, numbers in partitions.items()
+Leaders = dict[tuple[str, int], dict[int, str]]
+"""Which broker led in which epoch, by topic id and partition, as far as it was seen."""
+
+
+def note_leaders(leaders: Leaders, partitions: Partitions) -> Leaders:
+    """Return the leaders with those of now; partitions that are gone are left out."""
+    return {
+        (seen.topic_id, number): {
+            **leaders.get((seen.topic_id, number), {}),
+            seen.found.epoch: seen.leader,
+        }
+        for numbers in partitions.values()
         for number, seen in numbers.items()
-        if seen.found.facts is not None
-        for epoch in seen.found.facts.epochs[1:]
-    ]
+    }
+
+
+def leader_changes(partitions: Partitions, leaders: Leaders) -> list[dict[str, Any]]:
+    """Return the leader epochs that began after a partition's first one, the latest first.
+
+    ``before`` and ``leader``: who led before and in it; None if nobody has looked meanwhile.
+    """
+    found = []
+    for topic, numbers in partitions.items():
+        for number, seen in numbers.items():
+            led = leaders.get((seen.topic_id, number), {})
+            epochs = [] if seen.found.facts is None else seen.found.facts.epochs
+            for before, epoch in itertools.pairwise(epochs):
+                who = {"before": led.get(before.epoch), "leader": led.get(epoch.epoch)}
+                found.append({"topic": topic, "partition": number, **plain(epoch), **who})
     found.sort(key=lambda each: each["began_ms"], reverse=True)
     return found[:_CHANGES_MAX]
+
+
+def on_disks(
+    partitions: Partitions, growths: Mapping[tuple[str, int], float]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the topics on the disk of each broker, those that grow fastest first.
+
+    ``growths``: by how many bytes a second each partition grows. A replica is as large as its
+    leader's, or nearly so.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    for topic, numbers in partitions.items():
+        for number, seen in numbers.items():
+            facts = seen.found.facts
+            for broker in () if facts is None else (seen.leader, *facts.followers):
+                sums = found.setdefault(broker, {}).setdefault(topic, [0, 0.0])
+                sums[0] += facts.size if facts is not None else 0
+                sums[1] += growths.get((topic, number), 0.0)
+    return {
+        broker: [
+            {"topic": topic, "size": size, "bytes_per_s": round(grows)}
+            for topic, (size, grows) in sorted(
+                topics.items(), key=lambda each: (-round(each[1][1]), -each[1][0], each[0])
+            )[:_ON_DISK_MAX]
+        ]
+        for broker, topics in found.items()
+    }
+
+
+def holders(
+    partitions: Partitions,
+) -> dict[tuple[str, int], tuple[int | None, list[tuple[int, int | None]]]]:
+    """Return, by topic id and partition, its last stable offset and what is open there.
+
+    That is what ``client.trends.holder_of`` takes.
+    """
+    return {
+        (seen.topic_id, number): (
+            facts.last_stable_offset,
+            [(each.transaction, each.first_offset) for each in facts.open],
+        )
+        for numbers in partitions.values()
+        for number, seen in numbers.items()
+        if (facts := seen.found.facts) is not None
+    }
 
 
 def open_places(partitions: Partitions) -> dict[int, list[dict[str, Any]]]:

@@ -2,7 +2,8 @@
 
 Each *part* is asked for by a task of its own, so a slow answer delays no other part. While nobody
 looks, everything is asked for seldom, so that trends have a past. A part that fails keeps its last
-value and has an error beside it. :meth:`LiveBoard.changes` yields what has changed.
+value and has an error beside it. What is amiss follows from the other parts, and is judged anew
+with each of them. :meth:`LiveBoard.changes` yields what has changed.
 """
 
 from __future__ import annotations
@@ -18,13 +19,28 @@ from typing import Any, Final
 import anyio.to_thread
 from msgspec import Struct
 
-from spark_stream.client.trends import LagSample, Window, worst
+from spark_stream.client.trends import LagSample, LagTrend, Window, holder_of, worst
+from spark_stream.console.amiss import FirstSeen, is_silent, is_slow, judge
 from spark_stream.console.asking import (
     Asking,
+    Leaders,
     Partitions,
+    holders,
     leader_changes,
+    note_leaders,
+    on_disks,
     open_places,
     partition_shown,
+    plain,
+)
+from spark_stream.console.samples import (
+    DISK_S,
+    HISTORY_S,
+    HISTORY_STEP_S,
+    RATE_S,
+    RecentSamples,
+    full_in_s,
+    growth,
 )
 from spark_stream.errors import InternalError, IsologError, Unauthenticated
 
@@ -38,11 +54,11 @@ PARTS: Final[Mapping[str, float]] = {
 }
 """The parts that are always asked for, and every how many seconds."""
 
+AMISS: Final = "amiss"
 _TOPIC: Final = "topic:"
 _TOPIC_S: Final = 1.0
 _ALONE_S: Final = 10.0  # while nobody looks
 _BEAT_S: Final = 15.0
-_RATE_S: Final = 10.0
 _THREADS_MAX: Final = 6
 
 
@@ -66,8 +82,14 @@ class LiveBoard:
         self._streams = 0
         self._limit = anyio.CapacityLimiter(_THREADS_MAX)
         self._partitions: Partitions = {}
-        self._rates = Rates()
+        self._leaders: Leaders = {}
+        self._records: RecentSamples[tuple[str, int], float] = RecentSamples(RATE_S)
+        self._sizes: RecentSamples[tuple[str, int], float] = RecentSamples(RATE_S)
+        self._free: RecentSamples[str, float] = RecentSamples(DISK_S)
+        self._history: RecentSamples[None, float] = RecentSamples(HISTORY_S)
         self._window = Window()
+        self._first_seen = FirstSeen()
+        self._errors: dict[str, str] = {}  # of parts that could not be asked for
         self._closed = False
         self.is_refused = False
         """Whether the cluster no longer takes the user's credential."""
@@ -75,7 +97,7 @@ class LiveBoard:
     def start(self) -> None:
         """Begin to ask."""
         asks: dict[str, Callable[[], Any]] = {
-            "cluster": self._asking.cluster,
+            "cluster": self._cluster,
             "topics": self._topics,
             "transactions": self._transactions,
             "consumers": self._consumers,
@@ -101,7 +123,7 @@ class LiveBoard:
 
         ``topic``: this topic is watched too, as the part ``topic``.
         """
-        names = {each: each for each in parts if each in PARTS}
+        names = {each: each for each in parts if each in PARTS or each == AMISS}
         if topic is not None:
             names[_TOPIC + topic] = "topic"
             self._watch(topic)
@@ -160,6 +182,12 @@ class LiveBoard:
                 logger.exception("the part %s cannot be shown", name)
                 error = InternalError("the console failed; its own output says why").to_wire()
             await self._publish(name, error)
+            if name in PARTS:
+                self._errors.pop(name, None)
+                if error is not None:
+                    self._errors[name] = error["message"]
+                self._values[AMISS] = self._judge()
+                await self._publish(AMISS, None)
             due = asyncio.get_running_loop().time() + _ALONE_S
             await asyncio.sleep(pause_s)
             while not self._streams and asyncio.get_running_loop().time() < due:
@@ -175,28 +203,82 @@ class LiveBoard:
 
     # -- the parts, each on a thread --------------------------------------------------------------
 
+    def _judge(self) -> dict[str, Any]:
+        """Return what is amiss, and why what could not be judged."""
+        now_ms = time.time_ns() // 1_000_000
+        found = judge({name: self._values.get(name) for name in PARTS}, now_ms)
+        awaited = {each: "no answer yet" for each in PARTS if each not in self._values}
+        return {
+            "found": plain(self._first_seen.stamp(found, now_ms)),
+            "unjudged": awaited | self._errors,
+        }
+
+    def _cluster(self) -> dict[str, Any]:
+        shown, now = self._asking.cluster(), time.monotonic()
+        growths = {key: growth(self._sizes.of(key)) for key in _keys(self._partitions)}
+        disks = on_disks(self._partitions, growths)
+        for each in shown["brokers"]:
+            name, status = each["id"], each["status"]
+            if status is not None and status["disk_total"]:
+                self._free.add(name, now, status["disk_free"])
+            each["full_in_s"] = full_in_s(self._free.of(name))
+            each["on_disk"] = disks.get(name, [])
+            each["led"] = [
+                f"{topic}/{number}"
+                for topic, numbers in self._partitions.items()
+                for number, seen in numbers.items()
+                if status is not None and status["refused"] and seen.leader == name
+            ]
+            each["is_silent"] = is_silent(each)
+        for each in shown["brokers"]:
+            each["is_slow"] = is_slow(each, shown["brokers"])
+        self._free.keep([each["id"] for each in shown["brokers"]])
+        return shown
+
     def _topics(self) -> dict[str, Any]:
         self._partitions = found = self._asking.partitions()
-        topics = []
+        self._leaders = note_leaders(self._leaders, found)
+        topics: list[dict[str, Any]] = []
         for name, numbers in found.items():
+            for number, each in numbers.items():
+                key, facts = (name, number), each.found.facts
+                self._records.add(key, each.at_s, each.found.log_end_offset)
+                if facts is not None:
+                    self._sizes.add(key, each.at_s, facts.size)
             seen = [each.found for each in numbers.values()]
-            facts = [each.facts for each in seen if each.facts is not None]
-            ends = sum(each.log_end_offset for each in seen)
-            size = sum(each.size for each in facts)
-            rate, bytes_s = self._rates.add((name, None), time.monotonic(), ends, size)
+            known = [each.facts for each in seen if each.facts is not None]
             topics.append(
                 {
                     "name": name,
                     "led_partitions": len(seen),
                     "records": sum(each.log_end_offset - each.log_start_offset for each in seen),
-                    "size": size,
-                    "records_per_s": rate,
-                    "bytes_per_s": bytes_s,
-                    "open_transactions": len({o.transaction for each in facts for o in each.open}),
+                    "size": sum(each.size for each in known),
+                    "records_per_s": sum(self._rate(name, number) for number in numbers),
+                    "open_transactions": len({o.transaction for each in known for o in each.open}),
                 }
             )
-        self._rates.keep(found)
-        return {"topics": topics, "leader_changes": leader_changes(found)}
+        keys = _keys(found)
+        self._records.keep(keys)
+        self._sizes.keep(keys)
+        return {
+            "topics": topics,
+            "leader_changes": leader_changes(found, self._leaders),
+            "written": self._written(sum(each["records_per_s"] for each in topics)),
+        }
+
+    def _rate(self, topic: str, number: int) -> float:
+        """Return the records that are written to a partition in a second."""
+        return round(max(0.0, growth(self._records.of((topic, number)))), 1)
+
+    def _written(self, rate: float) -> list[tuple[int, float]]:
+        """Return the records a second in the whole cluster, every few seconds of the last minutes.
+
+        Each with how many seconds ago it was, the latest last.
+        """
+        now, history = time.monotonic(), self._history.of(None)
+        if not history or now - history[-1][0] >= HISTORY_STEP_S:
+            self._history.add(None, now, rate)
+        return [(round(now - at_s), each) for at_s, each in self._history.of(None)]
 
     def _topic(self, name: str) -> dict[str, Any]:
         shown = self._asking.topic(name)
@@ -204,13 +286,11 @@ class LiveBoard:
         for each in shown["partitions"]:
             number = each["partition"]
             found = seen.get(number)
-            led = found is not None and found.topic_id == shown["id"]
-            each["live"] = partition_shown(number, found) if led and found is not None else None
-            if each["live"] is not None:
-                key = (name, number)
-                each["live"]["records_per_s"], _ = self._rates.add(
-                    key, time.monotonic(), each["live"]["log_end"], 0
-                )
+            each["live"] = None
+            if found is not None and found.topic_id == shown["id"]:
+                leaders = self._leaders.get((shown["id"], number), {})
+                each["live"] = partition_shown(number, found, leaders)
+                each["live"]["records_per_s"] = self._rate(name, number)
         return shown
 
     def _transactions(self) -> list[dict[str, Any]]:
@@ -222,48 +302,34 @@ class LiveBoard:
 
     def _consumers(self) -> dict[str, Any]:
         found, now = self._asking.consumers(), time.monotonic()
+        open_ = holders(self._partitions)
+        names = {
+            each["number"]: each["transactional_id"]
+            for each in self._values.get("transactions", [])
+        }
         keys = set()
         for each in found["consumers"]:
+            waits_for = set()
             for at in each["partitions"]:
                 if at["lag"] is None:
                     at["trend"] = None
                     continue
-                key = (each["name"], each["kind"], at["topic"], at["topic_id"], at["partition"])
+                place = (at["topic_id"], at["partition"])
+                key = (each["name"], each["kind"], at["topic"], *place)
                 keys.add(key)
-                at["trend"] = self._window.add(key, LagSample(now, at["offset"], at["lag"]))
-            each["trend"] = worst(at["trend"] for at in each["partitions"] if at["trend"])
+                holder = holder_of(at["offset"], *open_.get(place, (None, [])))
+                sample = LagSample(now, at["offset"], at["lag"], holder)
+                at["trend"] = self._window.add(key, sample)
+                if at["trend"] is LagTrend.WAITS:
+                    waits_for.add(holder)
+            trends = [at["trend"] for at in each["partitions"]]
+            each["trend"] = worst(trend for trend in trends if trend)
+            each["waits_for"] = [
+                {"number": number, "transactional_id": names.get(number)} for number in waits_for
+            ]
         self._window.keep(keys)
         return found
 
 
-class Rates:
-    """How fast sums of topics and of partitions grow, over the last ten seconds.
-
-    A key is a topic and a partition's number, or None for the whole topic.
-    """
-
-    def __init__(self) -> None:
-        self._samples: dict[tuple[str, int | None], list[tuple[float, int, int]]] = {}
-
-    def add(
-        self, key: tuple[str, int | None], at_s: float, records: int, size: int
-    ) -> tuple[float, float]:
-        """Add the sums of now; return by how much both grow in a second, at least 0."""
-        kept = self._samples.setdefault(key, [])
-        kept.append((at_s, records, size))
-        while len(kept) > 2 and kept[0][0] < at_s - _RATE_S:
-            del kept[0]
-        first_s, first_records, first_size = kept[0]
-        span_s = at_s - first_s
-        if span_s <= 0:
-            return 0.0, 0.0
-        return (
-            round(max(0, records - first_records) / span_s, 1),
-            round(max(0, size - first_size) / span_s, 1),
-        )
-
-    def keep(self, topics: Collection[str]) -> None:
-        """Forget all other topics."""
-        for key in list(self._samples):
-            if key[0] not in topics:
-                self._samples.pop(key, None)
+def _keys(partitions: Partitions) -> set[tuple[str, int]]:
+    return {(topic, number) for topic, numbers in partitions.items() for number in numbers}

@@ -575,12 +575,13 @@ class BrokerStatus(Description, kw_only=False):
     ``flight``: the address at which it serves Flight; empty if it does not.
 
     ``checked_ms``: when the last check of all segments ended, in ms since the epoch; None: none
-    has. ``damaged``: the first offset that is known to be damaged in each of its damaged replicas,
-    by ``"topic/partition"``. ``principal``: that of the caller; what a caller may not know of the
-    cluster is empty. ``principals``: those that are connected, or that a quota has delayed since
-    the broker started. ``log_bytes``: the stored bytes of its replicas; ``disk_free`` and
-    ``disk_total``: bytes of the disk with its directory. ``rolled_back``: what its replicas removed
-    after failovers since it started, the latest of each.
+    has. Of its replicas, by ``"topic/partition"``: ``damaged``, the first offset that is known to
+    be damaged; ``refused``, the code of the last error of those whose logs take no writes, such as
+    DISK_FULL. ``principal``: that of the caller; what a caller may not know of the cluster is
+    empty. ``principals``: those that are connected, or that a quota has delayed since the broker
+    started. ``log_bytes``: the stored bytes of its replicas; ``disk_free`` and ``disk_total``:
+    bytes of the disk with its directory. ``rolled_back``: what its replicas removed after failovers
+    since it started, the latest of each.
     """
 
     version: str
@@ -596,6 +597,7 @@ class BrokerStatus(Description, kw_only=False):
     flight: str = ""
     checked_ms: int | None = None
     damaged: dict[str, int] = {}
+    refused: dict[str, str] = {}
     principal: str = ""
     principals: dict[str, PrincipalUse] = {}
     log_bytes: int = 0

@@ -6,12 +6,15 @@ import json
 import resource
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.errors import DiskFull, IsologError
-from tests.support import NUMBERS, BrokerProcess, numbers
+from spark_stream.wire.messages import BrokerStatus, Empty
+from tests.support import NUMBERS, BrokerProcess, eventually, numbers
 
 NO_LIMIT = resource.RLIM_INFINITY
 
@@ -19,6 +22,11 @@ NO_LIMIT = resource.RLIM_INFINITY
 def limited(broker: BrokerProcess, size: int) -> None:
     """Lets no file of the broker grow past ``size`` bytes: to it, a full disk."""
     resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (size, NO_LIMIT))
+
+
+def status_of(broker: BrokerProcess) -> BrokerStatus:
+    with closing(ClusterConnection(broker.address)) as connection:
+        return connection.act("status", Empty(), BrokerStatus)
 
 
 def only_segment(broker: BrokerProcess, topic: str) -> Path:
@@ -37,10 +45,12 @@ def test_no_room_for_the_end_of_a_segment(broker: BrokerProcess, room: int) -> N
         assert isinstance(error, DiskFull)
         producer.flush()
         assert log.read("t").num_rows == 7_000
+        assert status_of(broker).refused == {"t/0": "DISK_FULL"}
         limited(broker, NO_LIMIT)
         # What fits goes into the old segment after all, and then it is full indeed.
         producer.append("t", numbers(7_000, 10), partition=0).result(20)
         producer.append("t", numbers(7_010, 7_000), partition=0).result(20)
+        eventually(lambda: status_of(broker).refused == {}, 30)  # once a probe has succeeded
         assert log.read("t")["n"].to_pylist() == list(range(14_010))
         broker.kill()
         broker.restart()

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from spark_stream.client.trends import WINDOW_S, LagSample, LagTrend, Window, trend_of, worst
+from spark_stream.client.trends import (
+    WINDOW_S,
+    LagSample,
+    LagTrend,
+    Window,
+    holder_of,
+    trend_of,
+    worst,
+)
 
 
 def samples(*places: tuple[float, int, int]) -> list[LagSample]:
@@ -30,6 +38,18 @@ CASES = {
     "it gains": ([(0, 0, 100), (10, 50, 110), (20, 90, 120)], LagTrend.CATCHING_UP),
     "it loses": ([(0, 0, 100), (10, 10, 150), (20, 20, 200)], LagTrend.FALLING_BEHIND),
     "it keeps its distance": ([(0, 0, 100), (10, 50, 150), (20, 99, 199)], LagTrend.KEEPING_PACE),
+    "what it lacks is read in a moment": (
+        [(0, 0, 20), (10, 500, 525), (20, 1000, 1033)],
+        LagTrend.KEEPING_PACE,
+    ),
+    "batches of ten seconds: the lag goes up and down": (
+        [(s, 100 * (s // 10), 10 * s + 15) for s in range(0, 120, 3)],
+        LagTrend.KEEPING_PACE,
+    ),
+    "batches, and more comes than it reads": (
+        [(s, 50 * (s // 10), 10 * s + 15) for s in range(0, 120, 3)],
+        LagTrend.FALLING_BEHIND,
+    ),
     "too early to say": ([(0, 0, 100), (5, 10, 200)], LagTrend.UNKNOWN),
 }
 
@@ -38,6 +58,25 @@ CASES = {
 @pytest.mark.parametrize(("places", "expected"), CASES.values(), ids=CASES)
 def test_a_trend_is_what_the_samples_show(places, expected):
     assert trend_of(samples(*places)) is expected
+
+
+@pytest.mark.parametrize("lag", [0, 40])  # under its own level, and up to the log's end
+def test_a_reader_that_one_transaction_holds_back_waits_for_it(lag):
+    held = [LagSample(float(at), 60, lag, 7) for at in range(11)]
+    assert trend_of(held) is LagTrend.WAITS
+    assert trend_of(held[:9]) is not LagTrend.WAITS
+    passing = [LagSample(float(at), 60 + at, lag, at) for at in range(11)]  # each for a moment
+    assert trend_of(passing) is not LagTrend.WAITS
+    assert trend_of([*held, LagSample(11.0, 61, lag)]) is not LagTrend.WAITS
+
+
+def test_a_transaction_holds_back_who_stands_where_it_begins():
+    open_ = [(8, 70), (7, 60), (9, None)]
+    assert holder_of(60, 60, open_) == 7
+    assert holder_of(59, 60, open_) is None  # it has still something to read
+    assert holder_of(70, 60, open_) is None  # it reads what is not committed
+    assert holder_of(60, None, open_) is None
+    assert holder_of(50, 50, open_) is None  # nothing is held back there
 
 
 def test_a_consumer_is_as_bad_as_its_worst_partition():

@@ -14,10 +14,11 @@ import pytest
 
 import spark_stream as isolog
 from tests.asking import PASSWORD, asking_broker, client_of
+from tests.broker.test_full_disk import NO_LIMIT, limited, only_segment
 from tests.conftest import ROOT
 from tests.console.conftest import started_console
 from tests.console.scenario import Scenario
-from tests.support import eventually
+from tests.support import NUMBERS, BrokerProcess, eventually, numbers
 
 playwright = pytest.importorskip("playwright.sync_api")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
@@ -36,11 +37,14 @@ WAIT_MS = 60_000
 
 # By name: the address, and words that the view must have found by asking.
 VIEWS = {
-    "cluster": ("/", ["rack-b", "controller", "GiB free"]),
+    "cluster": ("/", ["rack-b", "controller", "Answers in", "Full in", "Query nightly is stalled"]),
     "topics": ("/topics", ["flights", "fares", "greetings"]),
-    "topic": ("/topics/flights", ["array<string>", "places records", "retention.ms", "3 of 3"]),
+    "topic": (
+        "/topics/flights",
+        ["array<string>", "places records", "retention.ms", "no limit", "256 MiB", "3 of 3"],
+    ),
     "partition": ("/topics/flights/0", ["loader-1", "has everything", "back", "LSO"]),
-    "partition-rolled-back": ("/topics/fares/0", ["Epoch 1 from offset 40"]),
+    "partition-rolled-back": ("/topics/fares/0", ["since offset 40 (leader epoch 1)"]),
     "records": (
         "/topics/flights/records?partition=0&after=0:395&limit=20",
         ["aborted", "open", "committed", "dep_delay", "spark.read", "isolog.connect"],
@@ -51,11 +55,11 @@ VIEWS = {
     ),
     "records-raw": ("/topics/greetings/records", ["\\xff\\xfe", "hello", '"lang"']),
     "records-wrong": ("/topics/flights/records?filter=delay+%3E", ["INVALID_FILTER"]),
-    "consumers": ("/consumers", ["nightly", "stalled", "departures", "sink/departures"]),
+    "consumers": ("/consumers", ["nightly", "stalled", "waits for loader-1", "sink/departures"]),
     "consumer": ("/consumers/nightly", ["stalled", "read_committed", "earliest", "subscribe"]),
     "group": ("/consumers/mailing", ["A consumer group", "Members", "greetings", "45 s"]),
     "transactions": ("/transactions", ["loader-1", "aborted", "records", "flights/2"]),
-    "failovers": ("/failovers", ["fares/0", "40 to 56", "not replicated"]),
+    "failovers": ("/failovers", ["fares/0", "40 to 56", "not replicated", "Led before"]),
     "nowhere": ("/nowhere", ["There is no such page"]),
 }
 
@@ -245,7 +249,7 @@ def test_a_transaction_is_aborted_after_a_question(page, address, scenario):
 def test_a_failover_is_told_in_words(page, address, scenario):
     page.goto(address)
     settle(page)
-    playwright.expect(page.locator("#app")).to_contain_text("Nothing is amiss")
+    playwright.expect(page.locator("#app")).not_to_contain_text("is dead")
     leader = scenario.cluster.leader("flights", 1)
     scenario.cluster.kill(leader)
     playwright.expect(page.locator("#app")).to_contain_text(f"Broker {leader} is dead")
@@ -259,7 +263,43 @@ def test_a_failover_is_told_in_words(page, address, scenario):
     page.screenshot(path=PICTURES / "failover-partition-1280-light.png", full_page=True)
     scenario.cluster.restart(leader)
     page.goto(address)
-    playwright.expect(page.locator("#app")).to_contain_text("Nothing is amiss")
+    playwright.expect(page.locator("#app")).to_contain_text("is stalled")
+    playwright.expect(page.locator("#app")).not_to_contain_text("is dead")
+
+
+def test_a_full_disk_is_told_where_writes_are_refused(browser, tmp_path: Path):
+    """Nothing is amiss, then writes are refused, then no longer."""
+    with (
+        BrokerProcess(tmp_path / "log") as broker,
+        broker.connect() as log,
+        log.producer() as producer,
+    ):
+        log.create_topic("audit", schema=NUMBERS)
+        producer.append("audit", numbers(0, 7_000), partition=0).result(20)
+        with started_console(tmp_path, "--bootstrap", broker.address) as address:
+            with Opened(browser, 1280) as page:
+                page.goto(address)
+                playwright.expect(page.locator("#app")).to_contain_text("Nothing is amiss")
+                limited(broker, only_segment(broker, "audit").stat().st_size)
+                assert producer.append("audit", numbers(0, 7_000), partition=0).exception(20)
+                refused = "Partition audit/0 refuses writes: the disk of broker"
+                playwright.expect(page.locator("#app")).to_contain_text(refused)
+                check_accessible(page)
+                page.goto(f"{address}/topics")
+                playwright.expect(page.locator("#app")).to_contain_text("amiss")
+            for width, scheme in ((1280, "dark"), (390, "light")):
+                with Opened(browser, width, scheme) as page:
+                    page.goto(f"{address}/topics/audit/0")
+                    playwright.expect(page.locator("#app")).to_contain_text(refused)
+                    settle(page)
+                    picture = PICTURES / f"full-disk-{width}-{scheme}.png"
+                    page.screenshot(path=picture, full_page=True)
+                    assert page.evaluate("document.documentElement.scrollWidth") <= width
+            limited(broker, NO_LIMIT)
+            with Opened(browser, 1280) as page:
+                page.goto(address)
+                settle(page)
+                playwright.expect(page.locator("#app")).not_to_contain_text("refuses writes")
 
 
 # -- logins ---------------------------------------------------------------------------------------

@@ -315,6 +315,11 @@ def status(context: BrokerContext, asked: Empty) -> BrokerStatus:
             for each in replicas
             if (hole := each.log.hole) is not None
         },
+        refused={
+            each.name: error.code
+            for each in replicas
+            if each.fitness.trouble is not None and (error := each.fitness.error) is not None
+        },
         principal=context.caller.principal,
         principals=context.quotas.use(),
         log_bytes=sum(each.log.size for each in replicas),
@@ -337,6 +342,7 @@ def status(context: BrokerContext, asked: Empty) -> BrokerStatus:
         partitions=0,
         memory=0,
         damaged={},
+        refused={},
         principals={},
         log_bytes=0,
         disk_free=0,

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from spark_stream.client.trends import LagSample, LagTrend, trend_of, worst
+from spark_stream.client.trends import LagSample, LagTrend, holder_of, trend_of, worst
 from spark_stream.wire.cluster_messages import ClusterDescription
 from spark_stream.wire.consumer_messages import ConsumerDescription
 from spark_stream.wire.messages import PartitionDescription, TopicDescription
@@ -74,13 +74,17 @@ class TransactionLine(Struct, frozen=True):
 
 
 class ConsumerLine(Struct, frozen=True):
-    """A consumer's name, its lag in records, and how that develops."""
+    """A consumer's name, its lag in records, and how that develops.
+
+    ``waits_for``: the transactional ids that hold it back, if it waits.
+    """
 
     name: str
     kind: str
     isolation: str | None
     lag: int | None
     trend: LagTrend
+    waits_for: tuple[str, ...] = ()
 
 
 class ClusterFrame(Struct, frozen=True):
@@ -229,20 +233,39 @@ def _consumer_lines(looks: Sequence[Look]) -> list[ConsumerLine]:
     """Return the consumers, those with the greatest lag first."""
     samples: dict[tuple[str, str], dict[Place, list[LagSample]]] = {}
     for look in looks:
-        for each in look.consumers:
-            found = samples.setdefault((each.name, each.kind), {})
-            for at in each.partitions:
-                if at.lag is not None:
-                    sample = LagSample(look.at, at.offset, at.lag)
-                    found.setdefault((at.topic_id, at.partition), []).append(sample)
-    lines = [
-        ConsumerLine(
-            each.name,
-            each.owned_by,
-            each.isolation,
-            each.lag,
-            worst(map(trend_of, samples[each.name, each.kind].values())),
+        bounds = {place: each.last_stable_offset for place, each in _partitions(look)}
+        open_: dict[tuple[str, int], list[tuple[int, int | None]]] = {}
+        for each in look.transactions:
+            if each.state in UNDECIDED:
+                for at in each.partitions:
+                    open_.setdefault((at.topic, at.partition), []).append(
+                        (each.number, at.first_offset)
+                    )
+        for consumer in look.consumers:
+            found = samples.setdefault((consumer.name, consumer.kind), {})
+            for read in consumer.partitions:
+                if read.lag is not None:
+                    place = (read.topic_id, read.partition)
+                    there = open_.get((read.topic, read.partition), ())
+                    waits_for = holder_of(read.offset, bounds.get(place), there)
+                    sample = LagSample(look.at, read.offset, read.lag, waits_for)
+                    found.setdefault(place, []).append(sample)
+    names = {each.number: each.transactional_id for each in looks[-1].transactions}
+    lines = []
+    for consumer in looks[-1].consumers:
+        found = samples[consumer.name, consumer.kind]
+        trends = {place: trend_of(each) for place, each in found.items()}
+        holders = {
+            found[place][-1].waits_for for place, trend in trends.items() if trend is LagTrend.WAITS
+        }
+        lines.append(
+            ConsumerLine(
+                consumer.name,
+                consumer.owned_by,
+                consumer.isolation,
+                consumer.lag,
+                worst(trends.values()),
+                tuple(sorted(names[each] for each in holders if each in names)),
+            )
         )
-        for each in looks[-1].consumers
-    ]
     return sorted(lines, key=lambda each: (-(each.lag or 0), each.name))

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from spark_stream.cli.operating.frames import ClusterFrame, Flow, Look, frame_of
+from spark_stream.cli.operating.frames import ClusterFrame, ConsumerLine, Flow, Look, frame_of
 from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, log
 from spark_stream.cli.output.show import console, size_text
 from spark_stream.cli.output.show_transactions import duration
@@ -58,8 +58,8 @@ def top(
     """Show brokers, topics by rate, what is amiss, open transactions, and readers with their lag.
 
     Rates are of what is written. A trend is over the last two minutes; a reader that has not moved
-    for 45 seconds is stalled. A transaction holds readers under read_committed back if it is the
-    first that is undecided in a partition. Ctrl-C ends it.
+    for 45 seconds is stalled, or waits for a transaction: the first that is undecided in a
+    partition holds readers under read_committed back. Ctrl-C ends it.
 
     \b
     isolog top --bootstrap localhost:9092
@@ -168,7 +168,8 @@ def drawn(frame: ClusterFrame, error: str | None = None) -> RenderableType:
         parts.append(Text(f"the cluster did not answer: {visible(error)}", style="bold red"))
     parts += [Text(visible(each), style="red") for each in frame.problems]
     if not frame.problems:
-        parts.append(Text("nothing is amiss", style="green"))
+        text = "all partitions have a leader, and all replicas are in sync"
+        parts.append(Text(text, style="green"))
     parts += [Text(f"you may not see {each}", style="yellow") for each in frame.denied]
     parts += [Text(), _brokers(frame)]
     if frame.topics:
@@ -246,7 +247,11 @@ def _transactions(frame: ClusterFrame) -> Table:
     return _more(table, len(frame.transactions))
 
 
-_STYLES: Final = {LagTrend.STALLED: "red", LagTrend.FALLING_BEHIND: "yellow"}
+_STYLES: Final = {
+    LagTrend.STALLED: "red",
+    LagTrend.WAITS: "yellow",
+    LagTrend.FALLING_BEHIND: "yellow",
+}
 
 
 def _consumers(frame: ClusterFrame) -> Table:
@@ -256,7 +261,7 @@ def _consumers(frame: ClusterFrame) -> Table:
             Text(visible(each.name)),
             each.kind,
             each.isolation or _MISSING,
-            Text(_trend_text(each.trend), style=_STYLES.get(each.trend, "")),
+            Text(_trend_text(each), style=_STYLES.get(each.trend, "")),
             _MISSING if each.lag is None else f"{each.lag:,}",
         )
     return _more(table, len(frame.consumers))
@@ -274,5 +279,7 @@ def _size(flow: Flow) -> str:
     return size_text(round(flow.bytes))
 
 
-def _trend_text(trend: LagTrend) -> str:
-    return _MISSING if trend is LagTrend.UNKNOWN else trend.value.replace("_", " ")
+def _trend_text(line: ConsumerLine) -> str:
+    if line.trend is LagTrend.WAITS and line.waits_for:
+        return f"waits for {visible(', '.join(line.waits_for))}"
+    return _MISSING if line.trend is LagTrend.UNKNOWN else line.trend.value.replace("_", " ")

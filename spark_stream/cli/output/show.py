@@ -90,6 +90,9 @@ def show_status(status: BrokerStatus, shape: Listing) -> None:
         ", ".join(f"{name} from offset {offset}" for name, offset in facts.pop("damaged").items())
         or "none"
     )
+    facts["refused writes"] = (
+        ", ".join(f"{name}: {code}" for name, code in facts.pop("refused").items()) or "none"
+    )
     facts["principals"] = ", ".join(
         f"{name} {counted(use.connections, 'connection')}"
         for name, use in status.principals.items()

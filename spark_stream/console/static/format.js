@@ -24,9 +24,9 @@ export function bytes(value) {
   return `${at ? rough.format(value) : whole.format(value)} ${units[at]}`;
 }
 
-/** @param {number} value in a second */
+/** @param {number} value records in a second */
 export function rate(value) {
-  return `${value < 10 ? rough.format(value) : whole.format(Math.round(value))}/s`;
+  return `${value < 10 ? rough.format(value) : whole.format(Math.round(value))} records/s`;
 }
 
 /** @param {number} seconds */
@@ -50,7 +50,8 @@ export function absolute(ms) {
  */
 export function ago(ms) {
   if (ms === null || ms === undefined || ms < 0) return "–";
-  const text = `${duration((Date.now() - ms) / 1000)} ago`;
+  const seconds = (Date.now() - ms) / 1000;
+  const text = `${seconds < 600 || seconds >= 3600 ? duration(seconds) : `${Math.floor(seconds / 60)} min`} ago`;
   return h("time", { datetime: new Date(ms).toISOString(), title: absolute(ms) }, text);
 }
 

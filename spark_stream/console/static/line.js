@@ -58,17 +58,17 @@ export function inWords(live) {
   return parts.join(", ");
 }
 
-/** The line alone, for a row of a table. @param {any} live */
+/** The line alone, for a row of a table: true to scale, but what there is can be seen. */
 export function smallLine(live) {
-  const scale = scaleOf(live);
-  const stable = scale.at(live.last_stable ?? live.log_end);
-  const high = scale.at(live.high_watermark ?? live.log_end);
+  const whole = Math.max(1, live.log_end - live.log_start);
+  const seen = (offset, most) => Math.min((100 * (offset - live.log_start)) / whole, offset < live.log_end ? most : 100);
+  const high = seen(live.high_watermark ?? live.log_end, 98);
+  const stable = Math.min(seen(live.last_stable ?? live.log_end, 96), high);
   return h("svg", { class: "line small", role: "img", "aria-label": inWords(live) },
     h("title", {}, inWords(live)),
     h("rect", { x: "0", width: "100%", y: 5, height: 8, class: "unreplicated" }),
     bar(0, high, "held", 5, 8),
     bar(0, stable, "stable", 5, 8),
-    scale.broken && breakAt(LEFT / 2, 5, 8),
     h("rect", { x: X(Math.max(0, stable - 0.3)), width: "2", y: 2, height: 14, class: "mark lso" }),
     h("rect", { x: X(Math.max(0, high - 0.3)), width: "2", y: 2, height: 14, class: "mark hw" }));
 }

@@ -26,7 +26,7 @@ const ROUTES = [
 const NAVIGATION = [["/", "Cluster", "c"], ["/topics", "Topics", "t"], ["/consumers", "Consumers", "q"], ["/transactions", "Transactions", "x"], ["/failovers", "Failovers", "f"]];
 const NOWHERE = {
   title: () => "Not found",
-  parts: ["cluster"],
+  parts: [],
   render: () => h("div", { class: "empty" }, h("h1", { id: "title", tabindex: "-1" }, "There is no such page"), h("p", {}, h("a", { href: "/" }, "Go to the cluster"))),
 };
 const SINGLE_KEYS = "isolog single keys";
@@ -80,7 +80,7 @@ function open({ focus = true } = {}) {
     store.told = null;
     delete store.parts.topic;
     stop();
-    stop = follow(view.parts, view.topic?.(params) ?? null, onPart, onState);
+    stop = follow(["amiss", ...view.parts], view.topic?.(params) ?? null, onPart, onState);
   }
   view.load?.(context());
   draw();
@@ -145,14 +145,15 @@ function brand() {
 }
 
 function header() {
-  const problems = store.parts.cluster?.value?.problems?.length ?? 0;
+  const problems = store.parts.amiss?.value.found ?? [];
+  const tone = problems.some((each) => each.severity === "bad") ? "bad" : "wait";
   const words = { connecting: "connecting", live: "live", lost: "connection lost" }[store.connection];
   return h("header", { key: "header" },
     brand(),
     h("nav", { "aria-label": "Views" }, h("ul", {}, NAVIGATION.map(([href, name]) => {
       const isHere = href === "/" ? location.pathname === "/" : location.pathname.startsWith(href);
       return h("li", {}, h("a", { href, "aria-current": isHere ? "page" : null }, name,
-        href === "/" && problems > 0 && h("span", { class: "badge bad" }, `${problems} amiss`)));
+        href === "/" && problems.length > 0 && h("span", { class: `badge ${tone}` }, problems.length, h("span", { class: "word" }, " amiss"))));
     }))),
     h("div", { class: "tools" },
       h("span", { class: `connection ${store.connection}` }, words),

@@ -1,6 +1,7 @@
 // What several views share: notices, tables, states in words, copying, and questions.
 
 import { h } from "./dom.js";
+import { duration } from "./format.js";
 
 /** The states of records and transactions: a sign and words, so that colour is never needed. */
 const STATES = {
@@ -15,13 +16,17 @@ const STATES = {
   expired: ["○", "expired", "idle"],
   unknown: ["?", "not known", "idle"],
   alive: ["●", "alive", "good"],
+  slow: ["◔", "slow", "bad"],
+  silent: ["✕", "does not answer", "bad"],
   dead: ["✕", "dead", "bad"],
   up_to_date: ["●", "up to date", "good"],
   catching_up: ["↗", "catching up", "good"],
   keeping_pace: ["→", "keeping pace", "idle"],
-  falling_behind: ["↘", "falling behind", "bad"],
+  falling_behind: ["↘", "falling behind", "wait"],
+  waits: ["◧", "waits", "wait"],
   stalled: ["✕", "stalled", "bad"],
   too_early: ["…", "watching", "idle"],
+  amiss: ["✕", "amiss", "bad"],
 };
 
 /** @param {string} state @param {string} [title] */
@@ -62,11 +67,15 @@ export function sentence(text) {
 }
 
 /**
- * The view of a part: its value, an error beside it, or that it is awaited.
- * @param {{value: any, error: any} | undefined} part @param {(value: any) => any} show
+ * The view of a part: its value, an error beside it, or that it is awaited, and for whom.
+ * @param {any} store @param {string} name of the part @param {(value: any) => any} show
  */
-export function shownPart(part, show) {
-  if (part === undefined) return h("p", { class: "quiet loading" }, "Asking the brokers…");
+export function shownPart(store, name, show) {
+  const part = store.parts[name];
+  if (part === undefined) {
+    const late = amiss(store, (each) => /^(no_answer|slow|dead_broker) /.test(each.key));
+    return [h("p", { class: "quiet loading" }, "Asking the brokers…"), notice(late, "Why it may take long")];
+  }
   const known = part.value !== null && part.value !== undefined;
   return [
     part.error && trouble(part.error, known ? "What follows is as it was before." : undefined),
@@ -74,16 +83,77 @@ export function shownPart(part, show) {
   ];
 }
 
+/** What is amiss and passes a test. @param {any} store @param {(each: any) => boolean} test */
+export function amiss(store, test) {
+  return (store.parts.amiss?.value.found ?? []).filter(test);
+}
+
+/** What is amiss: what, since when, what to do; nothing if there is none. @param {any[]} found */
+export function notice(found, title = "What is amiss") {
+  if (!found.length) return null;
+  const tone = found.some((each) => each.severity === "bad") ? "bad" : "wait";
+  return h("div", { class: `notice ${tone}`, role: "group", "aria-label": title, key: title },
+    h("h2", {}, title),
+    h("ul", {}, found.map((each) => h("li", { key: each.key },
+      h("strong", {}, sentence(each.message)),
+      ` ${each.key.startsWith("holds ") ? "Open" : "Seen"} for ${duration((Date.now() - each.since_ms) / 1000)}. `,
+      each.places.some((name) => !each.message.includes(name)) && [listed(each.places.map(place)), ". "],
+      each.hint && [hint(each.hint), " "],
+      each.href && each.href !== location.pathname && link(each.href, "Look", h("span", { class: "hidden" }, ` at it: ${each.message}`))))));
+}
+
+/** What to do; a command at the end can be copied. @param {string} text */
+function hint(text) {
+  const [, words, command] = /^(.*?)(isolog .*)?$/.exec(text);
+  return command ? [words, h("code", {}, command)] : sentence(text);
+}
+
+/** A link to a partition. @param {string} name topic/partition */
+function place(name) {
+  const [, topic, number] = /^(.*)\/(\d+)$/.exec(name);
+  return link(`/topics/${encodeURIComponent(topic)}/${number}`, name);
+}
+
+/** @param {any[]} all */
+export function listed(all) {
+  return all.flatMap((each, at) => [at > 0 && ", ", each]);
+}
+
+/** What an offset of a partition is, for those who do not know its short name. */
+const OFFSETS = {
+  LSO: "Last stable offset: read_committed reads up to here, where the first open transaction begins",
+  HW: "High watermark: all in-sync replicas have what is before it",
+  LEO: "Log end offset: that of the next record",
+};
+
+/** A short name with what it means. @param {string} name */
+export function short(name) {
+  return h("abbr", { title: OFFSETS[name] }, name);
+}
+
 /**
- * A table that can be scrolled sideways. Columns: [heading, "number" or ""].
- * @param {string} caption @param {Array<[string, string]>} columns @param {any[]} rows
+ * A table; on a small screen each row is a card, with the headings beside its values.
+ * Columns: [heading, "number" or ""]. @param {string} caption
+ * @param {Array<[any, string]>} columns @param {any[]} rows
  */
 export function table(caption, columns, rows) {
+  for (const row of rows) row.children.forEach((cell, at) => (cell.props["data-label"] = words(columns[at][0])));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
     h("table", {},
       h("caption", { class: "hidden" }, caption),
       h("thead", {}, h("tr", {}, columns.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))),
       h("tbody", {}, rows)));
+}
+
+/** The text of a heading. */
+function words(heading) {
+  if (Array.isArray(heading)) return words(heading[0]);
+  return typeof heading === "string" ? heading : heading.children.map(words).join("");
+}
+
+/** Text that may be broken after a comma or an equals sign. @param {string | null} text */
+export function breakable(text) {
+  return text && text.split(/(?<=[=,:])/).flatMap((each) => [each, h("wbr")]);
 }
 
 /** @param {Array<[string, any]>} pairs names and values */

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from spark_stream.cli.operating.frames import ClusterFrame, Look, frame_of
@@ -165,6 +166,22 @@ def test_the_first_undecided_transaction_holds_readers_back():
     found = [(each.transactional_id, each.held_back) for each in frame_of(looks).transactions]
     assert found == [("first", 60), ("later", 0)]
     assert all(each.overdue and each.age_s == 90 for each in frame_of(looks).transactions)
+
+
+def test_a_reader_that_stands_where_a_transaction_begins_waits_for_it():
+    held = topic("t", partition(0, "1", 100, 0, last_stable_offset=40))
+    looks = [
+        look(
+            second,
+            structs.replace(held, id="i"),
+            transactions=(transaction("nightly", 40),),
+            consumers=(reader(40, 100),),
+        )
+        for second in (0, 12)
+    ]
+    (line,) = frame_of(looks).consumers
+    assert (line.trend, line.waits_for) == (LagTrend.WAITS, ("nightly",))
+    assert "waits for nightly" in text_of(frame_of(looks))
 
 
 def text_of(frame: ClusterFrame, width: int = 80) -> str:

@@ -1,75 +1,95 @@
 // The cluster: what is amiss, its brokers, their disks.
 
 import { h } from "../dom.js";
-import { ago, bytes, count, counted, duration, percent } from "../format.js";
-import { badge, empty, facts, heading, section, sentence, shownPart, table } from "../widgets.js";
+import { ago, bytes, count, counted, duration, percent, rate } from "../format.js";
+import { badge, empty, facts, heading, link, listed, notice, section, shownPart, table } from "../widgets.js";
 
 export const title = () => "Cluster";
 export const parts = ["cluster", "topics"];
 
 export function render({ store }) {
-  const rate = (store.parts.topics?.value?.topics ?? []).reduce((sum, each) => sum + each.records_per_s, 0);
+  const rate_ = (store.parts.topics?.value?.topics ?? []).reduce((sum, each) => sum + each.records_per_s, 0);
   return [
     heading("Cluster"),
-    shownPart(store.parts.cluster, (cluster) => [
-      problems(cluster),
+    shownPart(store, "amiss", judged),
+    shownPart(store, "cluster", (cluster) => [
       facts([
         ["Brokers alive", `${cluster.brokers.filter((each) => each.alive).length} of ${cluster.brokers.length}`],
         ["Controller", cluster.controller === null ? "none" : `broker ${cluster.controller}`],
         ["Topics", count(cluster.topics)],
         ["Partitions", count(cluster.partitions)],
         ["Moving", cluster.moving ? counted(cluster.moving, "partition") : null],
-        ["Written", `${count(Math.round(rate))} records/s`],
+        ["Written", [rate(rate_), " ", sparkline(store.parts.topics?.value?.written ?? [])]],
         ["Release", [...new Set(cluster.brokers.map((each) => each.release))].sort().join(", ")],
         ["Cluster id", h("code", {}, cluster.cluster_id)],
       ]),
       section("Brokers", brokers(cluster)),
+      section("Disks", disks(cluster)),
       delayed(cluster),
     ]),
   ];
 }
 
-function problems(cluster) {
-  if (!cluster.problems.length) {
-    return h("div", { class: "notice good" }, h("p", {}, h("strong", {}, "Nothing is amiss."), " All partitions have a leader, and all replicas are in sync."));
-  }
-  return h("div", { class: "notice bad", role: "group", "aria-label": "What is amiss" },
-    h("h2", {}, "What is amiss"),
-    h("ul", {}, cluster.problems.map((each) => h("li", {},
-      h("strong", {}, sentence(each.message)),
-      each.names.some((name) => !each.message.includes(name)) && h("span", { class: "quiet" }, ` ${each.names.map(place).join(", ")}${each.count > each.names.length ? ", …" : ""}`)))));
+const ABOUT = { cluster: "the brokers", topics: "the topics", transactions: "transactions", consumers: "readers" };
+
+/** What is amiss; that nothing is, only if everything could be judged. */
+function judged({ found, unjudged }) {
+  const unknown = Object.entries(unjudged);
+  const gaps = unknown.length > 0 && h("div", { class: "notice wait", key: "gaps" },
+    h("p", {}, `${found.length ? "More may be amiss" : "It is not known whether anything is amiss"}: `,
+      unknown.map(([name, why]) => `nothing is known of ${ABOUT[name]} (${why})`).join("; "), "."));
+  if (found.length || gaps) return [notice(found), gaps];
+  return h("div", { class: "notice good" }, h("p", {}, h("strong", {}, "Nothing is amiss."),
+    " All brokers answer, all replicas are in sync, no disk fills up, no transaction holds readers back for long, and no reader is stalled or falls behind."));
 }
 
-function place(name) {
-  return /\/\d+$/.test(name) ? name : `broker ${name}`;
+/** The last minutes as a curve. @param {Array<[number, number]>} samples [seconds ago, value] */
+function sparkline(samples) {
+  if (samples.length < 3) return null;
+  const [longest, most] = [samples[0][0], Math.max(1, ...samples.map(([, value]) => value))];
+  const points = samples.map(([ago_, value]) => `${(100 * (1 - ago_ / longest)).toFixed(1)},${(19 - (18 * value) / most).toFixed(1)}`).join(" ");
+  const words = `Over the last ${duration(longest)}: ${count(Math.round(Math.min(...samples.map(([, value]) => value))))} to ${count(Math.round(most))} records/s`;
+  return h("svg", { class: "sparkline", viewBox: "0 0 100 20", preserveAspectRatio: "none", role: "img", "aria-label": words }, h("title", {}, words), h("polyline", { points }));
 }
 
 function brokers(cluster) {
   if (!cluster.brokers.length) return empty("No broker has registered yet.", "Start one: isolog broker start.");
-  const columns = [["Broker", ""], ["State", ""], ["Rack", ""], ["Leads", "number"], ["In sync", "number"],
-    ["Disk", ""], ["Log", "number"], ["Memory", "number"], ["Up", "number"], ["Files checked", ""]];
+  const columns = [["Broker", ""], ["State", ""], ["Answers in", "number"], ["Rack", ""], ["Leads", "number"], ["In sync", "number"],
+    ["Memory", "number"], ["Up", "number"], ["Files checked", ""]];
   return table("Brokers of the cluster", columns, cluster.brokers.map((each) => {
     const status = each.status;
+    const state = !each.alive ? "dead" : each.is_silent ? "silent" : each.is_slow ? "slow" : "alive";
     return h("tr", { key: each.id },
       h("th", { scope: "row" }, `${each.id} `, h("span", { class: "quiet" }, each.address)),
-      h("td", {}, badge(each.alive ? "alive" : "dead"), each.state !== "active" && " leaving",
-        each.id === cluster.controller && h("span", { class: "tag" }, "controller"), each.alive && !status && " does not answer"),
+      h("td", {}, badge(state), each.state !== "active" && " leaving", each.id === cluster.controller && h("span", { class: "tag" }, "controller")),
+      h("td", { class: `number${each.is_slow ? " bad-text" : ""}` }, each.alive ? milliseconds(each.answers.median_s) : "–"),
       h("td", {}, each.rack ?? "–"),
       h("td", { class: "number" }, count(each.leaders)),
       h("td", { class: `number${each.in_sync < each.replicas ? " bad-text" : ""}` }, `${count(each.in_sync)} of ${count(each.replicas)}`),
-      h("td", {}, disk(status)),
-      h("td", { class: "number" }, bytes(status?.log_bytes)),
       h("td", { class: "number" }, bytes(status?.memory)),
       h("td", { class: "number" }, status ? duration(status.uptime_s) : "–"),
       h("td", {}, ago(status?.checked_ms)));
   }));
 }
 
-function disk(status) {
-  if (!status?.disk_total) return "–";
-  const used = 1 - status.disk_free / status.disk_total;
-  const words = `${percent(used)} full, ${bytes(status.disk_free)} free`;
-  return [h("meter", { class: "disk", min: "0", max: "1", low: "0.8", high: "0.9", optimum: "0", value: used.toFixed(3), "aria-label": words }), ` ${words}`];
+function milliseconds(seconds) {
+  if (seconds === null) return "–";
+  return seconds < 1 ? `${Math.max(1, Math.round(1000 * seconds))} ms` : `${seconds.toFixed(1)} s`;
+}
+
+function disks(cluster) {
+  const columns = [["Broker", ""], ["Disk", ""], ["Free", "number"], ["Full in", "number"], ["Logs", "number"], ["What grows, or is largest", ""]];
+  return table("Disks of the brokers", columns, cluster.brokers.filter((each) => each.status?.disk_total).map((each) => {
+    const soon = each.full_in_s !== null && each.full_in_s < 1800;
+    const used = 1 - each.status.disk_free / each.status.disk_total;
+    return h("tr", { key: each.id },
+      h("th", { scope: "row" }, `Broker ${each.id}`),
+      h("td", {}, h("meter", { class: "disk", min: "0", max: "1", low: "0.8", high: "0.9", optimum: "0", value: used.toFixed(3), "aria-label": `${percent(used)} full` }), ` ${percent(used)} full`),
+      h("td", { class: "number" }, bytes(each.status.disk_free)),
+      h("td", { class: `number${soon ? " bad-text" : ""}` }, each.full_in_s === null ? "–" : each.full_in_s < 172_800 ? duration(each.full_in_s) : "days"),
+      h("td", { class: "number" }, bytes(each.status.log_bytes)),
+      h("td", {}, each.on_disk.length ? listed(each.on_disk.map((on) => [link(`/topics/${encodeURIComponent(on.topic)}`, on.topic), ` ${bytes(on.size)}${on.bytes_per_s ? `, +${bytes(on.bytes_per_s)}/s` : ""}`])) : "–"));
+  }));
 }
 
 function delayed(cluster) {

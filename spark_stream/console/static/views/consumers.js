@@ -2,14 +2,14 @@
 
 import { h } from "../dom.js";
 import { ago, count, counted } from "../format.js";
-import { badge, empty, facts, heading, link, section, shownPart, table } from "../widgets.js";
+import { amiss, badge, breakable, empty, facts, heading, link, listed, notice, section, shownPart, table } from "../widgets.js";
 
 export const consumers = {
   title: () => "Consumers",
-  parts: ["cluster", "consumers"],
+  parts: ["consumers"],
   render: ({ store }) => [
     heading("Queries and consumers"),
-    shownPart(store.parts.consumers, (value) => [
+    shownPart(store, "consumers", (value) => [
       section("Readers", value.consumers.length ? readers(value.consumers) : empty("No reader has a name.", "Give a query the option “consumer”, or a client's consumer a name, to see it here.")),
       section("Sinks", value.sinks.length ? sinks(value.sinks) : empty("No query has written here.", "Sinks of Spark's queries appear with their first batch.")),
     ]),
@@ -20,12 +20,13 @@ export const consumers = {
 const kind = (each) => (each.group ? "group" : each.kind);
 
 function trend(each) {
+  if (each.trend === "waits" && each.waits_for?.length) return [badge("waits"), " for ", listed(each.waits_for.map((one) => link("/transactions", one.transactional_id ?? "whose name you may not see")))];
   return badge(each.trend === "unknown" || !each.trend ? "too_early" : each.trend,
     each.trend === "unknown" ? "A trend needs some samples." : undefined);
 }
 
 function readers(all) {
-  const order = ["stalled", "falling_behind", "unknown", "keeping_pace", "catching_up", "up_to_date"];
+  const order = ["stalled", "waits", "falling_behind", "unknown", "keeping_pace", "catching_up", "up_to_date"];
   const sorted = [...all].sort((one, other) => order.indexOf(one.trend) - order.indexOf(other.trend) || one.name.localeCompare(other.name));
   const columns = [["Name", ""], ["Kind", ""], ["Trend", ""], ["Lag", "number"], ["Counted under", ""], ["Reads", ""], ["Last report", ""], ["Owner", ""]];
   return table("Readers with a name", columns, sorted.map((each) => h("tr", { key: `${each.kind} ${each.name}` },
@@ -46,12 +47,15 @@ function sinks(all) {
 
 export const consumer = {
   title: (params) => params.consumer,
-  parts: ["cluster", "consumers"],
+  parts: ["consumers"],
   render: ({ store, params }) => [
     heading(params.consumer, null, link("/consumers", "Consumers")),
-    shownPart(store.parts.consumers, (value) => {
+    shownPart(store, "consumers", (value) => {
       const found = value.consumers.filter((each) => each.name === params.consumer);
-      return found.length ? found.map(shown) : empty(`Nothing is known of a consumer ${params.consumer}.`, "It may have been forgotten, or you may not see it.");
+      const href = `/consumers/${encodeURIComponent(params.consumer)}`;
+      const holders = new Set(found.flatMap((each) => each.waits_for.map((one) => `holds ${one.transactional_id} ${one.number}`)));
+      if (found.length) return [notice(amiss(store, (each) => each.href === href || holders.has(each.key))), found.map(shown)];
+      return empty(`Nothing is known of a consumer ${params.consumer}.`, "It may have been forgotten, or you may not see it.");
     }),
   ],
 };
@@ -82,8 +86,8 @@ function shown(each) {
       ["Trend", trend(each)],
       ["Lag", each.lag === null ? "not known" : counted(each.lag, "record")],
       ["Counted under", each.isolation ?? "the log end: a client's level is not known"],
-      ["Reads", selected(each.selection)],
-      ["First start, pinned", each.kind === "query" ? (each.starting || "not pinned") : null],
+      ["Reads", breakable(selected(each.selection))],
+      ["First start, pinned", each.kind === "query" ? breakable(each.starting || "not pinned") : null],
       ["First started", each.started_ms === null ? null : ago(each.started_ms)],
       ["Last report", each.recorded_ms === null ? null : ago(each.recorded_ms)],
       ["Owner", each.principal || null],

@@ -11,16 +11,21 @@ export function render({ store }) {
   return [
     heading("Failovers"),
     h("p", { class: "lead" }, "When a leader dies, an in-sync replica leads on. Records that only the old leader had are rolled back when it returns: only read_uncommitted can have shown them."),
-    section("Rolled back", shownPart(store.parts.cluster, (cluster) => cluster.rolled_back.length
+    section("Rolled back", shownPart(store, "cluster", (cluster) => cluster.rolled_back.length
       ? rolledBack(cluster.rolled_back)
       : empty("No running broker has rolled anything back since it started."))),
-    section("Changes of leaders", shownPart(store.parts.topics, (value) => value.leader_changes.length
+    section("Changes of leaders", shownPart(store, "topics", (value) => value.leader_changes.length
       ? changes(value.leader_changes)
       : empty("Every partition is still led in its first epoch."))),
   ];
 }
 
 const where = (each) => link(`/topics/${encodeURIComponent(each.topic)}/${each.partition}`, `${each.topic}/${each.partition}`);
+
+/** A leader, as far as it is known. @param {string | null} broker */
+export function led(broker) {
+  return broker === null ? h("span", { class: "quiet" }, "not seen") : `broker ${broker}`;
+}
 
 function rolledBack(all) {
   const columns = [["Partition", ""], ["When", ""], ["At broker", ""], ["Records", "number"], ["Offsets", "number"], ["Leader epoch", "number"], ["What they were", ""]];
@@ -32,8 +37,9 @@ function rolledBack(all) {
 }
 
 function changes(all) {
-  const columns = [["Partition", ""], ["When", ""], ["Leader epoch", "number"], ["From offset", "number"]];
-  return [h("p", { class: "quiet" }, `The latest ${counted(all.length, "change")} of which a log still has records.`),
+  const columns = [["Partition", ""], ["When", ""], ["Led before", ""], ["Leads since", ""], ["From offset", "number"], ["Leader epoch", "number"]];
+  return [h("p", { class: "quiet" }, `The latest ${counted(all.length, "change")} of which a log still has records. Who led is known of what this console has seen; why it stopped, the log file of that broker says.`),
     table("Changes of leaders", columns, all.map((each) => h("tr", { key: `${each.topic} ${each.partition} ${each.epoch}` },
-      h("th", { scope: "row" }, where(each)), h("td", {}, ago(each.began_ms)), h("td", { class: "number" }, count(each.epoch)), h("td", { class: "number" }, count(each.offset)))))];
+      h("th", { scope: "row" }, where(each)), h("td", {}, ago(each.began_ms)), h("td", {}, led(each.before)), h("td", {}, each.leader !== null && each.leader === each.before ? `${led(each.leader)} again: it was started anew, or had lost its lease` : led(each.leader)),
+      h("td", { class: "number" }, count(each.offset)), h("td", { class: "number" }, count(each.epoch)))))];
 }

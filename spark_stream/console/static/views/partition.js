@@ -3,7 +3,8 @@
 import { h } from "../dom.js";
 import { ago, bytes, count, counted, duration, rate } from "../format.js";
 import { bigLine, scaleOf, stripe } from "../line.js";
-import { empty, facts, heading, link, section, sentence, shownPart, trouble } from "../widgets.js";
+import { amiss, empty, facts, heading, link, notice, section, sentence, shownPart, trouble } from "../widgets.js";
+import { led } from "./failovers.js";
 import { legend } from "./topics.js";
 import { abortButton } from "./transactions.js";
 
@@ -17,9 +18,10 @@ export function render({ store, params }) {
   return [
     heading(`Partition ${params.partition}`, link(`/topics/${name}/records?partition=${params.partition}`, "Look at records"),
       [link("/topics", "Topics"), " / ", link(`/topics/${name}`, params.topic)]),
-    shownPart(store.parts.topic, (found) => {
+    shownPart(store, "topic", (found) => {
       const each = found.partitions[number];
-      return each ? shown(found, each, store) : empty(`${params.topic} has no partition ${params.partition}.`, `It has ${counted(found.partitions.length, "partition")}, numbered from 0.`);
+      if (each) return [notice(amiss(store, (one) => one.places.includes(`${params.topic}/${number}`))), shown(found, each, store)];
+      return empty(`${params.topic} has no partition ${params.partition}.`, `It has ${counted(found.partitions.length, "partition")}, numbered from 0.`);
     }),
   ];
 }
@@ -44,10 +46,10 @@ function shown(found, each, store) {
       ["Written", rate(live.records_per_s)],
       ["Size", bytes(live.size)],
     ]),
-    section("Replicas", h("ul", { class: "stripes" }, each.replicas.map((broker) => replica(broker, each, live, scale)))),
+    section("Replicas", h("ul", { class: "stripes" }, each.replicas.map((broker) => replica(broker, each, live, scale, refusal(store, broker, found.name, each.partition))))),
     section("Open transactions", transactions(found, each, live, scale, store)),
     section("Leaders so far", h("ul", { class: "plain" }, [...live.epochs].reverse().map((epoch) => h("li", { key: epoch.epoch },
-      `Epoch ${epoch.epoch} from offset ${count(epoch.offset)} on, `, ago(epoch.began_ms))))),
+      led(epoch.leader), ` since offset ${count(epoch.offset)} (leader epoch ${epoch.epoch}), `, ago(epoch.began_ms))))),
   ];
 }
 
@@ -60,18 +62,24 @@ function roles(each) {
   ];
 }
 
-function replica(broker, each, live, scale) {
+/** Why the log of a replica takes no writes, or null. */
+function refusal(store, broker, topic_, partition) {
+  const code = store.parts.cluster?.value?.brokers.find((each) => each.id === broker)?.status?.refused[`${topic_}/${partition}`];
+  return code === undefined ? null : code === "DISK_FULL" ? "its disk is full" : `its disk fails (${code})`;
+}
+
+function replica(broker, each, live, scale, refused) {
   const leads = broker === each.leader;
   const end = leads ? live.log_end : live.followers[broker];
   const behind = end === undefined ? null : live.log_end - end;
   const state = leads ? "leader" : each.isr.includes(broker) ? "in sync" : "not in sync";
-  const words = end === undefined ? "not connected to the leader" : behind > 0 ? `${counted(behind, "record")} behind` : leads ? "" : "has everything";
+  const words = refused ? `takes no writes: ${refused}` : end === undefined ? "not connected to the leader" : behind > 0 ? `${counted(behind, "record")} behind` : leads ? "" : "has everything";
   return h("li", { key: broker },
     h("div", { class: "stripe-name" }, h("strong", {}, `Broker ${broker}`), h("span", { class: `quiet${state === "not in sync" ? " bad-text" : ""}` }, ` ${state}`)),
     end === undefined
       ? h("div", { class: "bad-text" }, sentence(words))
       : stripe(scale, live.log_start, end, leads ? "leads" : each.isr.includes(broker) ? "follows" : "lags", `Broker ${broker} ends at ${count(end)}`),
-    h("div", { class: "stripe-value" }, end === undefined ? "" : `${count(end)} `, h("span", { class: "quiet" }, end === undefined ? "" : words)));
+    h("div", { class: "stripe-value" }, end === undefined ? "" : `${count(end)} `, h("span", { class: refused ? "bad-text" : "quiet" }, end === undefined ? "" : words)));
 }
 
 function transactions(found, each, live, scale, store) {

@@ -6,7 +6,7 @@ import { absolute, ago, count, counted } from "../format.js";
 import { announce, badge, empty, heading, link, section, snippet, table, trouble } from "../widgets.js";
 
 export const title = (params) => `Records of ${params.topic}`;
-export const parts = ["cluster"];
+export const parts = [];
 
 const LEVELS = ["read_uncommitted", "read_replicated", "read_committed", "read_atomic"];
 const TELLS = {

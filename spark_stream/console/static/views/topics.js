@@ -1,27 +1,30 @@
 // All topics, and one topic with its partitions, columns and settings.
 
 import { h } from "../dom.js";
-import { bytes, count, counted, rate } from "../format.js";
+import { bytes, count, counted, duration, rate } from "../format.js";
 import { smallLine } from "../line.js";
-import { empty, facts, heading, link, section, sentence, shownPart, table } from "../widgets.js";
+import { amiss, badge, empty, facts, heading, link, notice, section, sentence, short, shownPart, table } from "../widgets.js";
 
 export const topics = {
   title: () => "Topics",
-  parts: ["cluster", "topics"],
+  parts: ["topics"],
   render: ({ store, query, replace }) => [
     heading("Topics", h("label", { class: "search" }, h("span", { class: "hidden" }, "Find a topic"),
       h("input", { type: "search", id: "find", placeholder: "Find a topic", value: query.get("find") ?? "", oninput: (event) => replace({ find: event.target.value }) }))),
-    shownPart(store.parts.topics, (value) => listed(value.topics, (query.get("find") ?? "").toLowerCase())),
+    shownPart(store, "topics", (value) => found(store, value.topics, (query.get("find") ?? "").toLowerCase())),
   ],
 };
 
-function listed(all, wanted) {
+/** What is amiss with a topic. */
+const about = (store, name) => amiss(store, (each) => each.places.some((place) => place.slice(0, place.lastIndexOf("/")) === name));
+
+function found(store, all, wanted) {
   if (!all.length) return empty("There is no topic, or none that you may see.", "Create one: isolog topic create flights --partitions 4.");
-  const found = all.filter((each) => each.name.toLowerCase().includes(wanted));
-  if (!found.length) return empty(`No topic has “${wanted}” in its name.`, "Clear the search to see all topics.");
+  const some = all.filter((each) => each.name.toLowerCase().includes(wanted));
+  if (!some.length) return empty(`No topic has “${wanted}” in its name.`, "Clear the search to see all topics.");
   const columns = [["Topic", ""], ["Partitions led", "number"], ["Records", "number"], ["Size", "number"], ["Written", "number"], ["Open transactions", "number"], ["", ""]];
-  return table("Topics", columns, found.map((each) => h("tr", { key: each.name },
-    h("th", { scope: "row" }, link(`/topics/${encodeURIComponent(each.name)}`, each.name)),
+  return table("Topics", columns, some.map((each) => h("tr", { key: each.name },
+    h("th", { scope: "row" }, link(`/topics/${encodeURIComponent(each.name)}`, each.name), about(store, each.name).length > 0 && [" ", badge("amiss", about(store, each.name).map((one) => one.message).join("; "))]),
     h("td", { class: "number" }, count(each.led_partitions)),
     h("td", { class: "number" }, count(each.records)),
     h("td", { class: "number" }, bytes(each.size)),
@@ -32,11 +35,11 @@ function listed(all, wanted) {
 
 export const topic = {
   title: (params) => params.topic,
-  parts: ["cluster"],
+  parts: [],
   topic: (params) => params.topic,
   render: ({ store, params }) => [
     heading(params.topic, link(`/topics/${encodeURIComponent(params.topic)}/records`, "Look at records"), link("/topics", "Topics")),
-    shownPart(store.parts.topic, (found) => shown(found)),
+    shownPart(store, "topic", (found) => [notice(about(store, params.topic)), shown(found)]),
   ],
 };
 
@@ -69,7 +72,7 @@ export function legend() {
 
 function partitions(found) {
   const name = encodeURIComponent(found.name);
-  const headings = [["Partition", ""], ["Leader", ""], ["In sync", ""], ["Log", "line-column"], ["Start", "number"], ["LSO", "number"], ["HW", "number"], ["LEO", "number"], ["Written", "number"], ["Size", "number"]];
+  const headings = [["Partition", ""], ["Leader", ""], ["In sync", ""], ["Log", "line-column"], ["Start", "number"], [short("LSO"), "number"], [short("HW"), "number"], [short("LEO"), "number"], ["Written", "number"], ["Size", "number"]];
   return table(`Partitions of ${found.name}`, headings, found.partitions.map((each) => {
     const live = each.live;
     const lacking = each.replicas.filter((broker) => !each.isr.includes(broker));
@@ -93,5 +96,18 @@ function columns(found) {
 
 function settings(config) {
   return table("Settings", [["Setting", ""], ["Value", ""]], Object.entries(config).sort().map(([name, value]) => h("tr", { key: name },
-    h("th", { scope: "row" }, h("code", {}, name)), h("td", {}, value === "" ? "–" : value))));
+    h("th", { scope: "row" }, h("code", {}, name)), h("td", {}, setting(name, value)))));
+}
+
+/** The value of a setting as people read it; the number itself is shown on hover. */
+function setting(name, value) {
+  if (value === "") return "–";
+  if (value === "-1") return h("span", { title: value }, "no limit");
+  if (!/^\d+$/.test(value)) return value;
+  const words = name.endsWith(".bytes") ? bytes(Number(value)) : name.endsWith(".ms") ? span(Number(value)) : null;
+  return words === null ? value : h("span", { title: value }, words);
+}
+
+function span(ms) {
+  return ms < 1000 ? `${ms} ms` : duration(ms / 1000).replace(/ 0 (s|min|h)$/, "");
 }

@@ -2,11 +2,11 @@
 
 import { post } from "../api.js";
 import { h } from "../dom.js";
-import { ago, count, counted, duration } from "../format.js";
+import { ago, counted, duration } from "../format.js";
 import { announce, badge, confirmed, empty, heading, link, section, sentence, shownPart, table } from "../widgets.js";
 
 export const title = () => "Transactions";
-export const parts = ["cluster", "transactions"];
+export const parts = ["transactions"];
 
 const UNFINISHED = ["open", "committing", "aborting"];
 
@@ -14,27 +14,27 @@ export function render({ store }) {
   return [
     heading("Transactions"),
     store.told && h("div", { class: "notice", role: "status" }, h("p", {}, store.told)),
-    shownPart(store.parts.transactions, (all) => {
+    shownPart(store, "transactions", (all) => {
       const open = all.filter((each) => UNFINISHED.includes(each.state));
       const done = all.filter((each) => !UNFINISHED.includes(each.state));
       return [
         section("Open", open.length ? openTable(open, store.session) : empty("No transaction is open.", "read_committed sees everything that is replicated.")),
-        section("Last of each id", done.length ? doneTable(done) : empty("No transactional id has finished a transaction yet.", "Transactional producers and Spark's sinks appear here.")),
+        section("Last of each id", done.length ? doneTable(done) : empty(open.length ? "Every transactional id has a transaction open now." : "No transactional id has begun a transaction yet.", "The last transaction of each id appears here while it has none open.")),
       ];
     }),
   ];
 }
 
 function openTable(open, session) {
-  const columns = [["Transactional id", ""], ["State", ""], ["Open for", "number"], ["Times out", "number"], ["Holds back", "number"], ["Has written to", ""], ["Owner", ""], ["", ""]];
+  const columns = [["Transactional id", ""], ["State", ""], ["Holds back", "number"], ["Open for", "number"], ["Times out", "number"], ["Has written to", ""], ["Owner", ""], ["", ""]];
   return table("Open transactions", columns, open.map((each) => {
     const left = (each.deadline_ms - Date.now()) / 1000;
     return h("tr", { key: each.transactional_id },
-      h("th", { scope: "row" }, each.transactional_id, h("span", { class: "quiet" }, ` number ${each.number}`)),
+      h("th", { scope: "row" }, each.transactional_id),
       h("td", {}, badge(each.state)),
+      h("td", { class: `number${each.held_back ? " bad-text" : ""}` }, each.held_back ? counted(each.held_back, "record") : "nothing"),
       h("td", { class: "number" }, duration((Date.now() - each.began_ms) / 1000)),
       h("td", { class: `number${left < 0 ? " bad-text" : ""}` }, left < 0 ? `${duration(-left)} ago` : `in ${duration(left)}`),
-      h("td", { class: `number${each.held_back ? " bad-text" : ""}` }, each.held_back ? counted(each.held_back, "record") : "nothing"),
       h("td", {}, places(each)),
       h("td", {}, owner(each)),
       h("td", {}, abortButton(each, session)));
@@ -49,14 +49,14 @@ function places(each) {
 
 function owner(each) {
   const words = [each.principal, each.query && `query ${each.query}`].filter(Boolean).join(", ");
-  return words || h("span", { class: "quiet" }, `producer ${each.producer_id}`);
+  return words || h("span", { class: "quiet", title: "Only clusters that ask who calls know their callers" }, "not known");
 }
 
 function doneTable(done) {
-  const columns = [["Transactional id", ""], ["State", ""], ["Number", "number"], ["Began", ""], ["Timeout", "number"], ["Owner", ""]];
+  const columns = [["Transactional id", ""], ["State", ""], ["Began", ""], ["Timeout", "number"], ["Owner", ""]];
   return table("The last transaction of each id", columns, done.map((each) => h("tr", { key: each.transactional_id },
     h("th", { scope: "row" }, each.transactional_id), h("td", {}, badge(each.state)),
-    h("td", { class: "number" }, each.number < 0 ? "–" : count(each.number)), h("td", {}, each.number < 0 ? "–" : ago(each.began_ms)),
+    h("td", {}, each.number < 0 ? "–" : ago(each.began_ms)),
     h("td", { class: "number" }, duration(each.timeout_ms / 1000)), h("td", {}, owner(each)))));
 }
 
@@ -68,12 +68,12 @@ export function abortButton(each, session) {
 
 async function abort(each) {
   const wrote = each.partitions.length ? `What it has written to ${counted(each.partitions.length, "partition")} is never visible to read_committed.` : "It has written nothing yet.";
-  const asked = await confirmed(`Abort transaction ${each.number} of ${each.transactional_id}?`, `${wrote} Its producer is fenced, and its next call fails. This cannot be undone.`, "Abort the transaction");
+  const asked = await confirmed(`Abort the open transaction of ${each.transactional_id}?`, `${wrote} Its producer is fenced, and its next call fails. This cannot be undone.`, "Abort the transaction");
   if (!asked) return;
   let told;
   try {
     await post("/api/abort", { transactional_id: each.transactional_id, number: String(each.number) });
-    told = `Transaction ${each.number} of ${each.transactional_id} is aborted.`;
+    told = `The transaction of ${each.transactional_id} is aborted.`;
   } catch (error) {
     told = `${sentence(error.message)} ${sentence(error.hint || "Try again")}`;
   }

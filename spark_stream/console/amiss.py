@@ -1,0 +1,339 @@
+"""What is amiss, in words: what is wrong, where, since when, and what to do. No I/O here.
+
+The parts of the board are judged as they are shown. What the brokers say of the cluster is what
+`isolog cluster status` prints; the rest only somebody who watches all parts for a while can know.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final
+from urllib.parse import quote
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from spark_stream.wire.cluster_messages import ProblemKind
+
+_HOLDS_S: Final = 60.0  # a micro-batch may take as long
+_HOLDS_LONG_S: Final = 300.0
+_SLOW_S: Final = 0.2
+_SLOW_ALONE_S: Final = 1.0
+_SLOW_TIMES: Final = 5.0
+_SLOW_LEAST: Final = 5  # requests, before anything is said
+_SILENT_PART: Final = 0.3
+_FULL: Final = 0.9
+_FULL_SOON_S: Final = 1800.0
+_FULL_LATER_S: Final = 3 * 3600.0
+_NAMES_MAX: Final = 20
+_NAMES_SAID: Final = 3
+_GONE_MS: Final = 30_000
+
+
+class Severity(StrEnum):
+    """How bad it is: ``bad`` needs somebody now."""
+
+    BAD = "bad"
+    WARNING = "warning"
+
+
+class Amiss(Struct, frozen=True):
+    """Something that is amiss.
+
+    ``key`` stays the same while its words change. ``hint``: what to do. ``href``: the view about
+    it. ``places``: some of its partitions, as ``topic/partition``. ``since_ms``: since when, or
+    since when the console has seen it.
+    """
+
+    key: str
+    severity: Severity
+    message: str
+    hint: str = ""
+    href: str = ""
+    places: tuple[str, ...] = ()
+    since_ms: int | None = None
+
+
+def judge(parts: Mapping[str, Any], now_ms: int) -> list[Amiss]:
+    """Return what the parts of the board show to be amiss, the worst first.
+
+    ``parts``: by name; what is not known is left out, and not judged.
+    """
+    cluster = parts.get("cluster")
+    consumers = (parts.get("consumers") or {}).get("consumers", [])
+    found: list[Amiss] = []
+    if cluster is not None:
+        found += of_cluster(cluster["problems"])
+        found += of_answers(cluster["brokers"])
+        for broker in cluster["brokers"]:
+            found += of_disk(broker)
+    found += of_transactions(parts.get("transactions") or [], consumers, now_ms)
+    found += of_consumers(consumers)
+    return sorted(found, key=lambda each: list(Severity).index(each.severity))
+
+
+# -- what the brokers say -------------------------------------------------------------------------
+
+_HINTS: Final[Mapping[str, str]] = {
+    ProblemKind.NO_LEADER: "Start a broker that has a replica in sync; nobody can use them before.",
+    ProblemKind.BELOW_MIN_ISR: "The page of each says which of its replicas are missing.",
+    ProblemKind.UNDER_REPLICATED: "The page of each says which replica is missing, and why.",
+    ProblemKind.DEAD_BROKER: (
+        "Start it again. If it is lost for good: isolog cluster decommission {name}"
+    ),
+}
+
+
+def of_cluster(problems: Sequence[Mapping[str, Any]]) -> Iterator[Amiss]:
+    """Return the problems of which the brokers know."""
+    for each in problems:
+        names = each["names"]
+        hint = _HINTS.get(each["kind"], "")
+        yield Amiss(
+            key=f"{each['kind']} {','.join(names) if each['kind'] == 'dead_broker' else ''}",
+            severity=Severity.BAD,
+            message=each["message"],
+            hint=hint.format(name=names[0] if names else "ID"),
+            places=tuple(name for name in names if "/" in name),
+        )
+
+
+# -- brokers that are silent or slow --------------------------------------------------------------
+
+
+def is_silent(broker: Mapping[str, Any]) -> bool:
+    """Return whether a broker that is alive leaves requests without an answer."""
+    answers = broker["answers"]
+    often = answers["unanswered"] > max(1, _SILENT_PART * answers["asked"])
+    return broker["alive"] and (broker["status"] is None or often)
+
+
+def is_slow(broker: Mapping[str, Any], brokers: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a broker has been far slower than the others, over a while."""
+    own, others = _median_s(broker), [_median_s(each) for each in brokers if each is not broker]
+    if own is None or broker["answers"]["asked"] < _SLOW_LEAST:
+        return False
+    known = [each for each in others if each is not None]
+    least = max(_SLOW_S, _SLOW_TIMES * statistics.median(known)) if known else _SLOW_ALONE_S
+    return own >= least
+
+
+def _median_s(broker: Mapping[str, Any]) -> float | None:
+    found: float | None = broker["answers"]["median_s"]
+    return found
+
+
+def of_answers(brokers: Sequence[Mapping[str, Any]]) -> Iterator[Amiss]:
+    """Return the brokers that are alive and do not answer, or far slower than the others."""
+    for each in brokers:
+        name, answers = each["id"], each["answers"]
+        if is_silent(each):
+            text = f"broker {name} is alive, and does not answer"
+            if each["status"] is not None:
+                text += f" {answers['unanswered']} of {answers['asked']} requests in time"
+            yield Amiss(
+                f"no_answer {name}",
+                Severity.BAD,
+                text,
+                "What it leads cannot be used, or is slow. Look at the load of its machine, and at"
+                " its log file; stop it to have others lead.",
+            )
+        elif is_slow(each, brokers):
+            yield Amiss(
+                f"slow {name}",
+                Severity.BAD,
+                f"broker {name} is slow: it takes {_median_s(each):.1f} s to answer, far longer"
+                " than the others",
+                "Writes through it, commits and queries wait for it. Look at the processors and the"
+                " disk of its machine; stop it to have others lead.",
+            )
+
+
+# -- disks ----------------------------------------------------------------------------------------
+
+
+def of_disk(broker: Mapping[str, Any]) -> Iterator[Amiss]:
+    """Return what is amiss with the disk of a broker, and with what is on it."""
+    status, name = broker["status"], broker["id"]
+    if status is None:
+        return
+    yield from _refusals(broker)
+    for place, offset in status["damaged"].items():
+        yield Amiss(
+            f"damaged {place} {name}",
+            Severity.BAD,
+            f"partition {place} is damaged from offset {offset} on, at broker {name}",
+            "It heals from its leader if another replica is in sync. Check the disk, and see:"
+            " isolog log verify",
+            _partition(place),
+            (place,),
+        )
+    if "DISK_FULL" in status["refused"].values() or not status["disk_total"]:
+        return
+    used, full_in = 1 - status["disk_free"] / status["disk_total"], broker["full_in_s"]
+    is_soon = full_in is not None and full_in < _FULL_SOON_S
+    if is_soon or (full_in is not None and full_in < _FULL_LATER_S):
+        text = f"the disk of broker {name} is full in {_about(full_in)} if it goes on like this"
+    elif used >= _FULL:
+        text = f"the disk of broker {name} is {used:.0%} full"
+    else:
+        return
+    severity = Severity.BAD if is_soon or used >= _FULL else Severity.WARNING
+    yield Amiss(f"disk {name}", severity, text + _grows(broker), _ROOM, "/#disks")
+
+
+_ROOM: Final = (
+    "Make room: a larger disk, fewer topics, or retention.bytes and retention.ms, which remove"
+    " whole segments, and never the one in use (segment.bytes)."
+)
+
+
+def _refusals(broker: Mapping[str, Any]) -> Iterator[Amiss]:
+    refused, name = broker["status"]["refused"], broker["id"]
+    for code in sorted(set(refused.values())):
+        places = sorted(place for place, each in refused.items() if each == code)
+        led = [each for each in places if each in broker["led"]]
+        others = [each for each in places if each not in broker["led"]]
+        is_full = code == "DISK_FULL"
+        why = f"the disk of broker {name} {'is full' if is_full else f'fails ({code})'}"
+        hint = (
+            f"{_ROOM} Writes go on by themselves then."
+            if is_full
+            else "The log file of the broker has the error of the system. Replace the disk."
+        )
+        if led:
+            what = "partition" if len(led) == 1 else "partitions"
+            verb = "refuses" if len(led) == 1 else "refuse"
+            text = f"{what} {_said(led)} {verb} writes: {why}{_grows(broker)}"
+            yield _of_places(f"refused {code} {name}", text, hint, led)
+        if others:
+            what = "replica" if len(others) == 1 else "replicas"
+            verb = "takes" if len(others) == 1 else "take"
+            text = f"{len(others)} {what} at broker {name} {verb} no new records: {why}"
+            more = "" if led else _grows(broker)
+            yield _of_places(f"left {code} {name}", text + more, "" if led else hint, others)
+
+
+def _of_places(key: str, text: str, hint: str, places: Sequence[str]) -> Amiss:
+    href = _partition(places[0]) if len(places) == 1 else ""
+    return Amiss(key, Severity.BAD, text, hint, href, tuple(places[:_NAMES_MAX]))
+
+
+def _grows(broker: Mapping[str, Any]) -> str:
+    """Return what grows fastest on the disk, in words."""
+    first = next((each for each in broker["on_disk"] if each["bytes_per_s"] > 0), None)
+    return "" if first is None else f"; {first['topic']} grows fastest on it"
+
+
+# -- transactions and readers ---------------------------------------------------------------------
+
+
+def of_transactions(
+    transactions: Sequence[Mapping[str, Any]],
+    consumers: Sequence[Mapping[str, Any]],
+    now_ms: int,
+) -> Iterator[Amiss]:
+    """Return the transactions that hold records back for longer than a micro-batch takes."""
+    for each in transactions:
+        age_s = (now_ms - each["began_ms"]) / 1000
+        if not each["held_back"] or age_s < _HOLDS_S:
+            continue
+        name = each["transactional_id"]
+        places = [
+            f"{at['topic']}/{at['partition']}" for at in each["places"] if at["held_back"] > 0
+        ]
+        waiting = sorted(
+            reader["name"]
+            for reader in consumers
+            if any(at["number"] == each["number"] for at in reader["waits_for"])
+        )
+        text = (
+            f"transaction {name} is {each['state']}, and holds {each['held_back']:,} records of"
+            f" {_said(places)} back"
+        )
+        if waiting:
+            text += f"; {_said(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for it"
+        hint = (
+            f"If its writer hangs or is gone: isolog transactions abort {name}"
+            if each["state"] == "open"
+            else "Brokers finish it as soon as all of its partitions have a leader."
+        )
+        yield Amiss(
+            f"holds {name} {each['number']}",
+            Severity.BAD if age_s >= _HOLDS_LONG_S or waiting else Severity.WARNING,
+            text,
+            hint,
+            "/transactions",
+            tuple(places[:_NAMES_MAX]),
+            each["began_ms"],
+        )
+
+
+def of_consumers(consumers: Sequence[Mapping[str, Any]]) -> Iterator[Amiss]:
+    """Return the readers that are stalled or fall behind, or wait for nobody knows what."""
+    for each in consumers:
+        kind = {"query": "query", "client": "consumer"}[each["kind"]]
+        what = f"{'group' if each.get('group') else kind} {each['name']}"
+        lag = f"{each['lag']:,} records behind" if each["lag"] is not None else "behind"
+        href = f"/consumers/{quote(each['name'], safe='')}"
+        if each["trend"] == "stalled":
+            hint = (
+                "See its batch in Spark's UI, and the log of its driver: it hangs, or has stopped."
+                if each["kind"] == "query"
+                else "See whether its process runs, and what it does with what it has read."
+            )
+            text = f"{what} is stalled, {lag}"
+            yield Amiss(f"stalled {what}", Severity.BAD, text, hint, href)
+        elif each["trend"] == "falling_behind":
+            text = f"{what} falls behind: more is written than it reads, and it is {lag}"
+            hint = "Give it more resources, or larger batches."
+            yield Amiss(f"behind {what}", Severity.WARNING, text, hint, href)
+        elif any(at["transactional_id"] is None for at in each["waits_for"]):
+            text = f"{what} waits for a transaction whose name you may not see"
+            hint = "Ask an administrator to look for it: isolog transactions list"
+            yield Amiss(f"waits {what}", Severity.WARNING, text, hint, href)
+
+
+# -- since when -----------------------------------------------------------------------------------
+
+
+class FirstSeen:
+    """Since when each thing has been amiss, as far as it was looked at."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, int]] = {}  # by key: first and last
+
+    def stamp(self, found: Sequence[Amiss], now_ms: int) -> list[Amiss]:
+        """Return the same with ``since_ms``. What comes back within half a minute was there."""
+        for each in found:
+            first, _ = self._seen.get(each.key, (now_ms, now_ms))
+            self._seen[each.key] = (first, now_ms)
+        self._seen = {key: seen for key, seen in self._seen.items() if now_ms - seen[1] <= _GONE_MS}
+        return [
+            each if each.since_ms is not None else replace(each, since_ms=self._seen[each.key][0])
+            for each in found
+        ]
+
+
+# -- words ----------------------------------------------------------------------------------------
+
+
+def _said(names: Sequence[str]) -> str:
+    if len(names) <= _NAMES_SAID:
+        return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    return f"{', '.join(names[:_NAMES_SAID])} and {len(names) - _NAMES_SAID} more"
+
+
+def _about(seconds: float) -> str:
+    if seconds < 60:
+        return "less than a minute"
+    if seconds < 5400:
+        return f"about {seconds / 60:.0f} min"
+    return f"about {seconds / 3600:.0f} h"
+
+
+def _partition(place: str) -> str:
+    topic, _, number = place.rpartition("/")
+    return f"/topics/{quote(topic, safe='')}/{number}"

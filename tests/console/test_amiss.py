@@ -1,0 +1,205 @@
+"""What the console says is amiss, by rule: no clock, no broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spark_stream.console.amiss import Amiss, FirstSeen, Severity, judge
+
+NOW_MS = 1_800_000_000_000
+GIB = 2**30
+
+
+def broker(name: str, **more: Any) -> dict[str, Any]:
+    """A broker that has nothing amiss."""
+    status = {
+        "disk_free": 60 * GIB,
+        "disk_total": 100 * GIB,
+        "refused": {},
+        "damaged": {},
+    } | more.pop("status", {})
+    found = {
+        "id": name,
+        "alive": True,
+        "status": status,
+        "answers": {"asked": 30, "unanswered": 0, "median_s": 0.004},
+        "full_in_s": None,
+        "on_disk": [{"topic": "audit", "size": GIB, "bytes_per_s": 2_000_000}],
+        "led": [],
+    }
+    return found | more
+
+
+def answers(asked: int, unanswered: int, median_s: float | None) -> dict[str, Any]:
+    return {"asked": asked, "unanswered": unanswered, "median_s": median_s}
+
+
+def transaction(age_s: float, **more: Any) -> dict[str, Any]:
+    place = {"topic": "orders", "partition": 2, "first_offset": 5, "held_back": 1200}
+    found = {
+        "transactional_id": "nightly-import",
+        "number": 7,
+        "state": "open",
+        "began_ms": NOW_MS - int(age_s * 1000),
+        "places": [place],
+        "held_back": 1200,
+    }
+    return found | more
+
+
+def reader(name: str, trend: str, **more: Any) -> dict[str, Any]:
+    found = {"name": name, "kind": "query", "lag": 40, "trend": trend, "waits_for": []}
+    return found | more
+
+
+def judged(
+    brokers: list[dict[str, Any]] | None = None,
+    problems: list[dict[str, Any]] | None = None,
+    transactions: list[dict[str, Any]] | None = None,
+    consumers: list[dict[str, Any]] | None = None,
+) -> list[Amiss]:
+    parts = {
+        "cluster": {"problems": problems or [], "brokers": brokers or []},
+        "transactions": transactions or [],
+        "consumers": {"consumers": consumers or [], "sinks": []},
+    }
+    return judge(parts, NOW_MS)
+
+
+def said(found: list[Amiss]) -> list[str]:
+    return [f"{each.severity.value}: {each.message}" for each in found]
+
+
+@pytest.mark.rule("what is amiss in a cluster, and that nothing is", "console/amiss.py")
+def test_nothing_is_amiss_where_nothing_is():
+    calm = [reader("a", trend) for trend in ("up_to_date", "catching_up", "keeping_pace")]
+    assert judged([broker("1"), broker("2")], [], [transaction(30)], calm) == []
+    assert judge({}, NOW_MS) == []
+
+
+def test_what_the_brokers_say_comes_with_what_to_do():
+    dead = {"kind": "dead_broker", "message": "broker 2 is dead", "count": 1, "names": ["2"]}
+    lacks = {"kind": "under_replicated", "message": "m", "count": 1, "names": ["orders/2"]}
+    first, second = judged(problems=[dead, lacks])
+    assert first.hint.endswith("isolog cluster decommission 2")
+    assert (first.places, second.places) == ((), ("orders/2",))
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "expected"),
+    [
+        (answers(30, 0, 0.4), [0.004, 0.006], ["bad: broker 2 is slow: it takes 0.4 s to answer"]),
+        (answers(3, 0, 0.4), [0.004, 0.006], []),  # too early
+        (answers(30, 0, 0.1), [0.004, 0.006], []),  # who minds
+        (answers(30, 0, 0.4), [0.3, 0.2], []),  # all of them are: it may be this machine
+        (answers(30, 0, 0.4), [], []),
+        (answers(30, 0, 1.4), [], ["bad: broker 2 is slow"]),
+        (answers(30, 1, 0.004), [0.004], []),
+        (
+            answers(30, 12, 0.9),
+            [0.004],
+            ["bad: broker 2 is alive, and does not answer 12 of 30 requests in time"],
+        ),
+    ],
+)
+def test_a_broker_is_slow_if_it_is_far_slower_than_the_others(own, others, expected):
+    brokers = [broker("2", answers=own)]
+    brokers += [broker(f"o{n}", answers=answers(30, 0, each)) for n, each in enumerate(others)]
+    found = said(judged(brokers))
+    assert len(found) == len(expected)
+    assert all(each.startswith(start) for each, start in zip(found, expected, strict=True))
+
+
+def test_a_broker_that_is_alive_and_silent_is_told_and_a_dead_one_is_left_to_the_brokers():
+    gone = {"status": None, "answers": answers(30, 30, None)}
+    assert said(judged([broker("2") | gone])) == ["bad: broker 2 is alive, and does not answer"]
+    assert judged([broker("2") | gone | {"alive": False}]) == []
+
+
+@pytest.mark.parametrize(
+    ("full_in_s", "free", "expected"),
+    [
+        (None, 60, None),
+        (10 * 3600.0, 60, None),
+        (2 * 3600.0, 60, "warning: the disk of broker 3 is full in about 2 h"),
+        (700.0, 60, "bad: the disk of broker 3 is full in about 12 min"),
+        (30.0, 60, "bad: the disk of broker 3 is full in less than a minute"),
+        (None, 8, "bad: the disk of broker 3 is 92% full"),
+        (2 * 3600.0, 8, "bad: the disk of broker 3 is full in about 2 h"),
+    ],
+)
+def test_a_disk_that_fills_up_is_told_before_it_is_full(full_in_s, free, expected):
+    found = judged([broker("3", full_in_s=full_in_s, status={"disk_free": free * GIB})])
+    if expected is None:
+        assert found == []
+    else:
+        (one,) = found
+        assert said(found)[0].startswith(expected)
+        assert one.message.endswith("audit grows fastest on it")
+        assert "retention.bytes" in one.hint
+
+
+def test_a_full_disk_is_told_by_what_refuses_writes():
+    refused = dict.fromkeys(("audit/0", "clicks/1", "clicks/2"), "DISK_FULL")
+    full = broker("3", status={"refused": refused, "disk_free": 0}, led=["audit/0"], full_in_s=0.0)
+    found = judged([full])
+    assert said(found) == [
+        "bad: partition audit/0 refuses writes: the disk of broker 3 is full;"
+        " audit grows fastest on it",
+        "bad: 2 replicas at broker 3 take no new records: the disk of broker 3 is full",
+    ]
+    assert found[0].href == "/topics/audit/0"
+    assert found[1].places == ("clicks/1", "clicks/2")
+    (one,) = judged([broker("3", status={"refused": {"a/0": "STORAGE_FAILURE"}})])
+    assert "fails (STORAGE_FAILURE)" in one.message
+    assert "Replace the disk" in one.hint
+
+
+def test_a_transaction_that_holds_readers_back_is_told_with_who_waits():
+    assert judged(transactions=[transaction(900, held_back=0)]) == []
+    (one,) = judged(transactions=[transaction(100)])
+    assert one.severity is Severity.WARNING
+    waits = {"waits_for": [{"number": 7, "transactional_id": "nightly-import"}]}
+    (one,) = judged(
+        transactions=[transaction(900)],
+        consumers=[reader(name, "waits", **waits) for name in ("fraud-check", "billing")],
+    )
+    assert one.severity is Severity.BAD
+    assert one.message == (
+        "transaction nightly-import is open, and holds 1,200 records of orders/2 back;"
+        " billing and fraud-check wait for it"
+    )
+    assert one.hint.endswith("isolog transactions abort nightly-import")
+    assert one.since_ms == NOW_MS - 900_000
+    (one,) = judged(transactions=[transaction(900, state="committing")])
+    assert "abort" not in one.hint
+
+
+def test_readers_that_do_not_keep_up_are_told_the_worst_first():
+    found = judged(
+        consumers=[
+            reader("slow", "falling_behind"),
+            reader("dash boards", "stalled"),
+            reader("x", "waits", waits_for=[{"number": 7, "transactional_id": None}]),
+        ]
+    )
+    assert said(found) == [
+        "bad: query dash boards is stalled, 40 records behind",
+        "warning: query slow falls behind: more is written than it reads, and it is 40 records"
+        " behind",
+        "warning: query x waits for a transaction whose name you may not see",
+    ]
+    assert found[0].href == "/consumers/dash%20boards"
+
+
+def test_it_is_amiss_since_it_was_first_seen():
+    seen = FirstSeen()
+    one = Amiss("disk 1", Severity.BAD, "full in 5 min")
+    assert seen.stamp([one], 1000)[0].since_ms == 1000
+    assert seen.stamp([], 20_000) == []
+    again = Amiss("disk 1", Severity.BAD, "full in 4 min")
+    assert seen.stamp([again], 30_000)[0].since_ms == 1000
+    seen.stamp([], 61_000)
+    assert seen.stamp([again], 62_000)[0].since_ms == 62_000
