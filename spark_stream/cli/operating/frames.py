@@ -215,7 +215,7 @@ def _transaction_lines(now: Look) -> list[TransactionLine]:
                 continue
             # Only the transaction at the last stable offset holds readers back.
             if at.first_offset is not None and at.first_offset <= found.last_stable_offset:
-                held += (found.log_end_offset or 0) - found.last_stable_offset
+                held += (found.high_watermark or 0) - found.last_stable_offset
         lines.append(
             TransactionLine(
                 each.transactional_id,

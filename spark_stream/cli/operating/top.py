@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Final, TypeVar
 
 import typer
@@ -72,9 +73,9 @@ def top(
             if once:
                 time.sleep(pause_s)
                 looks.append(look_at(opened))
-                _print(frame_of(looks), output)
+                print_frame(frame_of(looks), None, output)
             elif output is Listing.JSON or not sys.stdout.isatty():
-                _follow(opened, looks, pause_s, lambda frame, _: _print(frame, output))
+                _follow(opened, looks, pause_s, partial(print_frame, output=output))
             else:
                 _watch(opened, looks, pause_s)
         except KeyboardInterrupt:
@@ -144,11 +145,12 @@ def _watch(opened: Log, looks: list[Look], pause_s: float) -> None:
         )
 
 
-def _print(frame: ClusterFrame, output: Listing) -> None:
+def print_frame(frame: ClusterFrame, error: str | None, output: Listing) -> None:
+    """Print a frame; ``error``: why it is an old one."""
     if output is Listing.JSON:
-        print(json.dumps(as_json(frame)), flush=True)
+        print(json.dumps(as_json(frame) | {"error": error}), flush=True)
     else:
-        console().print(drawn(frame))
+        console().print(drawn(frame, error))
         sys.stdout.flush()
 
 

@@ -18,7 +18,8 @@ from msgspec import structs
 from rich.console import Console
 
 from spark_stream.cli.operating.frames import ClusterFrame, Look, frame_of
-from spark_stream.cli.operating.top import drawn
+from spark_stream.cli.operating.top import drawn, print_frame
+from spark_stream.cli.options import Listing
 from spark_stream.client.trends import LagTrend
 from spark_stream.wire.cluster_messages import (
     BrokerDescription,
@@ -166,6 +167,12 @@ def test_the_first_undecided_transaction_holds_readers_back():
     found = [(each.transactional_id, each.held_back) for each in frame_of(looks).transactions]
     assert found == [("first", 60), ("later", 0)]
     assert all(each.overdue and each.age_s == 90 for each in frame_of(looks).transactions)
+
+
+@pytest.mark.parametrize("output", [Listing.JSON, Listing.TABLE])
+def test_a_frame_that_is_shown_again_says_why(capsys, output):
+    print_frame(frame_of([look(0)]), "no broker answers", output)
+    assert "no broker answers" in capsys.readouterr().out
 
 
 def test_a_reader_that_stands_where_a_transaction_begins_waits_for_it():
