@@ -121,5 +121,5 @@ function pager({ go, query, params }, page, ranges, found) {
       h("button", { type: "button", disabled: !newer, onclick: () => to("after", places("end")) }, "Newer"),
       h("button", { type: "button", disabled: !older, onclick: () => to("before", places("start")) }, "Older"),
       h("button", { type: "button", disabled: !older, onclick: () => to("after", places("least")) }, "Oldest")),
-    found && h("p", { class: "quiet" }, found.loading ? "Reading…" : [`${counted(page.rows.length, "record")} of ${span}, read `, ago(found.at)]));
+    found && h("p", { class: found.loading ? "quiet loading" : "quiet" }, found.loading ? "Reading…" : [`${counted(page.rows.length, "record")} of ${span}, read `, ago(found.at)]));
 }
