@@ -51,11 +51,12 @@ class AnAcknowledgedBatchIsReplicated(Invariant):
             return
         lost = any(set(sent.values) & gone for gone in self._lost.values())
         # An unclean election may have replaced its leader, which does not know that yet.
-        counts = any(
-            course.counts(each.entry.leader_epoch)
+        epochs = [
+            each.entry.leader_epoch
             for each in course.written.values()
             if each.values == tuple(sent.values)
-        )
+        ]
+        counts = not epochs or any(map(course.counts, epochs))
         what = f"{course.name}: {sent.values} is acknowledged at {ack.offset}"
         self.require(lost or not counts, f"{what}, where {there} is committed")
 
