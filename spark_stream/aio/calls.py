@@ -6,15 +6,22 @@ import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from functools import wraps
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from spark_stream.transport.forks import in_child_while_used
 
 P = ParamSpec("P")
 T = TypeVar("T")
-S = TypeVar("S", bound=AbstractContextManager[Any])
+S = TypeVar("S", bound="Closable")
+
+
+class Closable(AbstractContextManager[Any], Protocol):
+    """What is closed by hand, or at the end of a ``with`` block."""
+
+    def close(self) -> None:
+        """Release what this object holds."""
 
 
 class Asynchronous(Generic[S]):
@@ -26,13 +33,21 @@ class Asynchronous(Generic[S]):
     async def __aenter__(self) -> Self:
         return self
 
+    async def close(self) -> None:
+        """Do what the client's ``close`` does."""
+        await self._end(self.sync.close)
+
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await asyncio.to_thread(self.sync.__exit__, kind, error, trace)
+        await self._end(partial(self.sync.__exit__, kind, error, trace))
+
+    async def _end(self, close: Callable[[], object]) -> None:
+        """Call what closes the client's object."""
+        await asyncio.to_thread(close)
 
 
 def on_a_thread(

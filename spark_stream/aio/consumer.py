@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from types import TracebackType
 from typing import Final
 
 import pyarrow as pa
@@ -134,19 +132,7 @@ class AsyncConsumer(Asynchronous[sync.Consumer]):
         """Go on from ``"earliest"``, ``"latest"``, ``"committed"``, or offsets by partition."""
         await self._worker.call(self.sync.seek, position)
 
-    async def close(self) -> None:
-        """Stop the fetches; running iterators end. A member of a group leaves it."""
-        await self._end(self.sync.close)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._end(partial(self.sync.__exit__, kind, error, trace))
-
-    async def _end(self, close: Callable[[], None]) -> None:
+    async def _end(self, close: Callable[[], object]) -> None:
         self.sync.stop()  # so that the worker is free in a moment
         try:
             await self._worker.call(close)

@@ -7,20 +7,16 @@ import re
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import wraps
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from spark_stream.aio.calls import A, Asynchronous, Opener, on_a_thread
+from spark_stream.aio.calls import A, Asynchronous, Closable, Opener, on_a_thread
 from spark_stream.aio.consumer import AsyncConsumer
 from spark_stream.aio.producer import AsyncProducer
 from spark_stream.client import log as sync
 
 P = ParamSpec("P")
 T = TypeVar("T")
-S = TypeVar("S", bound="_Closes")
-
-
-class _Closes(Protocol):
-    def close(self) -> None: ...
+S = TypeVar("S", bound=Closable)
 
 
 def _opens(
@@ -109,13 +105,9 @@ class AsyncLog(Asynchronous[sync.Log]):
         """Open a consumer; the settings are those of the client's ``log.consumer``."""
         return _opens(self.sync.consumer, AsyncConsumer, self._openings)(topics, **settings)
 
-    async def close(self) -> None:
-        """Wait for what is being opened, and close the connection."""
+    async def _end(self, close: Callable[[], object]) -> None:
         await asyncio.gather(*self._openings, return_exceptions=True)
-        await asyncio.to_thread(self.sync.close)
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        await super()._end(close)
 
 
 connect = _opens(sync.connect, AsyncLog, set())

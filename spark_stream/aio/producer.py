@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Seque
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
-from types import TracebackType
 from typing import Any, ParamSpec
 
 from spark_stream.aio.calls import Asynchronous, Worker
@@ -125,18 +124,9 @@ class AsyncProducer(Asynchronous[sync.Producer]):
         """
         await asyncio.to_thread(self.sync.flush, timeout)
 
-    async def close(self) -> None:
-        """Abort an open transaction, flush, and release what the producer holds."""
-        await self.__aexit__(None, None, None)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _end(self, close: Callable[[], object]) -> None:
         try:
-            await super().__aexit__(kind, error, trace)
+            await super()._end(close)
         finally:
             self._worker.rest()
 
