@@ -119,7 +119,7 @@ class BrokerCore:
         self.leases = leases
         self._network = network
         promises = disk.promises or PromiseFile(disk.directory.path)
-        self.promising = Promising(promises, clock, lambda: leases.overdue_s() is not None)
+        self.promising = Promising(promises, clock, leases.is_overdue)
         """What the streams from leaders need for their promises."""
         view = ClusterView(store)
         self.members = members = Members(view, leases)
@@ -189,6 +189,10 @@ class BrokerCore:
         """Remove what is left of topics, and finish transactions that are decided."""
         yield from self.topics.removing_left_overs(starts=True)
         yield from self.transactions.recovering()
+
+    def promise_s(self) -> float | None:
+        """Return for how long followers are to promise that they do not lead; None: no need."""
+        return self.leases.duration_s if self.leases.is_overdue() else None
 
     def control(self) -> Script[None]:
         """Check which brokers are alive, and act on that, as a replica and as the controller."""

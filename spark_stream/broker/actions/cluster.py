@@ -171,11 +171,11 @@ def known_cluster(context: BrokerContext) -> ClusterDescription:
     alive: Alive
     away: Problem | None = None
     try:
-        alive, takers = members.alive(), members.takers().keys()
+        alive = members.alive()
     except MetadataUnavailable as error:
         text = f"the metadata store does not answer ({error.message}): this was known last"
         away = Problem(ProblemKind.METADATA_AWAY, text, 1)
-        alive, takers = members.last_alive, members.last_alive.keys()
+        alive = members.last_alive
     brokers = [
         BrokerDescription(
             id=each.id,
@@ -190,7 +190,7 @@ def known_cluster(context: BrokerContext) -> ClusterDescription:
         )
         for broker, each in sorted(now.brokers.items())
     ]
-    problems = find_problems(watched, brokers, alive, takers)
+    problems = find_problems(watched, brokers, alive, members.takers(alive).keys())
     if away is not None:
         problems.insert(0, away)
     if (lost := context.store.lost) is not None:
@@ -272,7 +272,7 @@ def elect_preferred(context: BrokerContext, asked: ElectPreferred) -> Elected:
 
 def decommission(context: BrokerContext, asked: NamedBroker) -> Empty:
     context.host.refresh()
-    others = context.members.takers().keys() - {asked.broker}
+    others = context.members.takers(context.members.alive()).keys() - {asked.broker}
     if context.members.get(asked.broker) is not None and not others:
         raise InvalidRequest(
             f"broker {asked.broker} is the only one that can keep replicas",

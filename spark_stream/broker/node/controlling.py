@@ -103,7 +103,8 @@ class Controlling:
                 logger.info("broker %s has no replicas any more: it is removed", broker)
             return
         load = load_of(each.record.replicas for each in stored.values())
-        if (yield from moving.move_away(stored, broker, self._members.takers(), load)):
+        takers = self._members.takers(self._members.alive())
+        if (yield from moving.move_away(stored, broker, takers, load)):
             self._complain(f"broker {broker} leaves; some of its replicas have no other place")
 
     def _complain(self, what: str) -> None:

@@ -63,9 +63,8 @@ class Members:
         known = self._view.now.brokers.values()
         return sum(each.state is BrokerState.ACTIVE for each in known)
 
-    def takers(self) -> Racks:
-        """Return the brokers that may get replicas (alive, not leaving), each with its rack."""
-        alive = self.alive()
+    def takers(self, alive: Alive) -> Racks:
+        """Return those of ``alive`` that may get replicas (they do not leave), with their racks."""
         return {
             broker: each.rack
             for broker, each in self._view.now.brokers.items()

@@ -56,7 +56,7 @@ def placed(
     """
     there = [each for found in view.now.partitions.values() for each in found.values()]
     load = load_of(each.record.replicas for each in there)
-    found = assign(partitions, topic.replication_factor, members.takers(), load)
+    found = assign(partitions, topic.replication_factor, members.takers(members.alive()), load)
     if isinstance(found, Misassigned):
         raise _too_few(topic, found, members) or _refused(topic, found)
     return _records(topic, found, members)
@@ -64,7 +64,8 @@ def placed(
 
 def _too_few(topic: Topic, wrong: Misassigned, members: Members) -> InvalidAssignment | None:
     """Return the error that names dead and leaving brokers, or None if they are not the reason."""
-    alive, takers = members.alive(), members.takers()
+    alive = members.alive()
+    takers = members.takers(alive)
     others = [each for each in sorted(members.registered()) if each not in takers]
     enough = len(takers) + len(others) >= topic.replication_factor
     if wrong.why is not Misfit.TOO_MANY_REPLICAS or not others or not enough:

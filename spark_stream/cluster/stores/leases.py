@@ -200,7 +200,7 @@ class Leases:
         """``duration_s``: how long this broker's own lease lasts."""
         self._board = board
         self._clock = clock
-        self._duration = duration_s
+        self.duration_s = duration_s
         self._lock = threading.Lock()
         self._looking: dict[str, threading.Lock] = {}
         self._seen: dict[str, Sighting] = {}
@@ -209,18 +209,17 @@ class Leases:
 
     def hold(self, broker_id: str, incarnation: str, after: Lease | None = None) -> Lease:
         """Take the broker's own lease, replacing its earlier incarnation's, or ``after``."""
-        self._own = Lease(self._board, broker_id, incarnation, self._clock, self._duration, after)
+        self._own = Lease(self._board, broker_id, incarnation, self._clock, self.duration_s, after)
         return self._own
 
-    def overdue_s(self) -> float | None:
-        """Return the own lease's duration if half of it has passed since a renewal, else None."""
-        overdue = self._own is not None and self._own.left_s() < self._duration / 2
-        return self._duration if overdue else None
+    def is_overdue(self) -> bool:
+        """Return whether more than half of the own lease has passed since it was renewed."""
+        return self._own is not None and self._own.left_s() < self.duration_s / 2
 
     @property
     def pause_s(self) -> float:
         """How long to pause between two renewals of the own lease."""
-        return self._duration / _RENEWALS
+        return self.duration_s / _RENEWALS
 
     def alive(self, broker_id: str) -> bool:
         """Return whether the broker has a lease that may not be over."""
@@ -263,10 +262,10 @@ class Leases:
             raise
         with self._lock:
             since, self._blind_since = self._blind_since or now, None
-            is_blind = self._clock.monotonic() - since > self._duration / _RENEWALS
-            is_behind = self._own is not None and self._own.left_s() < self._duration / 3
+            is_blind = self._clock.monotonic() - since > self.duration_s / _RENEWALS
+            is_behind = self._own is not None and self._own.left_s() < self.duration_s / 3
             if is_blind or is_behind:
-                least = self._clock.monotonic() - self._duration / 2
+                least = self._clock.monotonic() - self.duration_s / 2
                 for other, seen in list(self._seen.items()):
                     self._seen[other] = replace(seen, first_read_at=max(seen.first_read_at, least))
         return shown
