@@ -90,6 +90,6 @@ def test_a_broker_is_alive_in_a_generation_only_while_the_lease_is_of_that_start
     assert members.alive() == {"b": "g1"}
     start("second", "g2")
     assert members.alive() == {}, "the lease is of a start of which nothing is known here"
-    assert members.takers() == {}
+    assert members.takers(members.alive()) == {}
     view.refresh()
     assert members.alive() == {"b": "g2"}

@@ -539,7 +539,7 @@ class SimulatedBroker:
 
     def decommission(self, broker: str) -> Body:
         """A body that lets a broker leave, if another can keep replicas."""
-        if self.members.takers().keys() - {broker}:
+        if self.members.takers(self.members.alive()).keys() - {broker}:
             yield from self.run(moving.mark_broker(BrokerId(broker), BrokerState.LEAVING))
 
     def recommission(self, broker: str) -> Body:

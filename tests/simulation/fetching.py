@@ -62,7 +62,7 @@ class SimulatedReader:
                 start,
                 end,
                 patience_s=_PATIENCE_S,
-                near=isolation is not Isolation.READ_UNCOMMITTED,
+                followers=isolation is not Isolation.READ_UNCOMMITTED,
             )
             for place, (_, start, end) in wanted.items()
         }
@@ -137,9 +137,9 @@ class SimulatedReader:
             self._core.on_failed(ask.number, failure, self._world.clock.monotonic())
             self._hear(is_over=True)
             return
-        near = session.near(route) if ask.near else None
+        near = session.near(route) if ask.may_ask_follower else None
         begun = [ask.number] if near is not None else []
-        number = self._core.begin([ask.number], self._world.clock.monotonic(), near=begun)
+        number = self._core.begin([ask.number], self._world.clock.monotonic(), at_followers=begun)
         if number is None:
             return
         asked = FetchRange(

@@ -162,7 +162,7 @@ class Feed:
                     patience_s=router.timeout_s if patience_s is None else patience_s,
                     checks=asked.checks or (asked.end is not None and asked.start > asked.end),
                     fail_on_loss=fail_on_loss,
-                    near=asked.source.isolation is not Isolation.READ_UNCOMMITTED,
+                    followers=asked.source.isolation is not Isolation.READ_UNCOMMITTED,
                 )
                 for number, asked in enumerate(ranges)
             },
@@ -358,12 +358,12 @@ class Feed:
         return self._wait_ms
 
     def refuse(
-        self, asks: Sequence[AskRange[int]], error: IsologError, *, near: bool = False
+        self, asks: Sequence[AskRange[int]], error: IsologError, *, at_followers: bool = False
     ) -> None:
-        """Tell the core that these asks do not reach their leaders; ``near``: their followers."""
+        """Tell the core that asks do not arrive; ``at_followers``: at followers, not leaders."""
         with self._lock:
             for ask in asks:
-                self._core.on_failed(ask.number, error, time.monotonic(), near=near)
+                self._core.on_failed(ask.number, error, time.monotonic(), at_follower=at_followers)
             self._pass_on()
         self._advance()
 
@@ -382,8 +382,8 @@ class Feed:
             return
         with self._lock:
             numbers = [each.ask.number for each in group]
-            near = {each.ask.number for each in group if each.near is not None}
-            number = self._core.begin(numbers, time.monotonic(), near=near)
+            at_followers = {each.ask.number for each in group if each.near is not None}
+            number = self._core.begin(numbers, time.monotonic(), at_followers=at_followers)
         if number is None:
             return
         ranges = [self._range_of(each, is_alone=len(group) == 1) for each in group]

@@ -22,14 +22,14 @@ AHEAD_ITEMS: Final = 4
 class AskRange(Struct, Generic[K], frozen=True):
     """Ask the leader of this range for what is visible from ``start`` on.
 
-    ``near``: a follower may be asked in its place.
+    ``may_ask_follower``: one may be asked in its place.
     """
 
     number: int
     key: K
     start: int
     lineage: Lineage
-    near: bool = False
+    may_ask_follower: bool = False
 
 
 class RangeMoved(Struct, Generic[K], frozen=True):
@@ -132,7 +132,9 @@ class FetchCore(Generic[K]):
                 self._numbers += 1
                 found.asked = found.last = self._numbers
                 self._asks[self._numbers] = _Ask(key)
-                asks.append(AskRange(self._numbers, key, step.start, step.lineage, step.near))
+                asks.append(
+                    AskRange(self._numbers, key, step.start, step.lineage, step.may_ask_follower)
+                )
         return asks
 
     def wake_at(self) -> float | None:
@@ -143,10 +145,12 @@ class FetchCore(Generic[K]):
             break
         return min(moments, default=None)
 
-    def begin(self, numbers: list[int], now: float, *, near: Collection[int] = ()) -> int | None:
+    def begin(
+        self, numbers: list[int], now: float, *, at_followers: Collection[int] = ()
+    ) -> int | None:
         """Start a call with these asks, and return its number; None if all of them are over.
 
-        ``near``: those that ask a follower.
+        ``at_followers``: those that ask a follower.
         """
         asks = {number for number in numbers if number in self._asks}
         if not asks:
@@ -156,7 +160,7 @@ class FetchCore(Generic[K]):
         for number in asks:
             ask = self._asks[number]
             ask.call = self._numbers
-            self._ranges[ask.key].core.at_follower = number in near
+            self._ranges[ask.key].core.at_follower = number in at_followers
         return self._numbers
 
     def position(self, number: int) -> tuple[int, Lineage] | None:
@@ -212,14 +216,16 @@ class FetchCore(Generic[K]):
         for number in self._over(call):
             self.on_failed(number, error, now)
 
-    def on_failed(self, number: int, error: IsologError, now: float, *, near: bool = False) -> None:
-        """Record that an ask was refused, or did not reach a leader; ``near``: a follower."""
+    def on_failed(
+        self, number: int, error: IsologError, now: float, *, at_follower: bool = False
+    ) -> None:
+        """Record that an ask was refused or did not arrive; ``at_follower``: at a follower."""
         ask = self._asks.get(number)
         if ask is None:
             return
         found = self._settle(number)
         assert found is not None
-        found.core.at_follower |= near
+        found.core.at_follower |= at_follower
         try:
             left = found.core.on_failed(error, now)
         except IsologError as lasting:

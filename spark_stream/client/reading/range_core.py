@@ -14,18 +14,18 @@ from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import IsologError, RequestTimeout
 
 RETRY_PAUSE_S: Final = 0.1
-NEAR_PAUSE_S: Final = 10.0
+FOLLOWER_PAUSE_S: Final = 10.0
 
 
 class Ask(Struct, frozen=True):
     """Ask the leader for what is visible from ``start`` on; ``lineage`` is that of ``start``.
 
-    ``near``: a follower may be asked in its place.
+    ``may_ask_follower``: one may be asked in its place.
     """
 
     start: int
     lineage: Lineage
-    near: bool = False
+    may_ask_follower: bool = False
 
 
 class PauseUntil(Struct, frozen=True):
@@ -39,7 +39,7 @@ class RangeCore:
 
     ``lineage``: that of ``start``. ``checks``: if the range is empty, ask whether the log has, or
     had, such an offset. ``patience_s``: how long to retry. Without ``fail_on_loss`` continue with
-    what is left if records are gone. ``near``: followers may be asked for records.
+    what is left if records are gone. ``followers``: they may be asked for records.
 
     ===========  ===================================================  ==============
     state        event                                                then
@@ -63,8 +63,8 @@ class RangeCore:
       it is where the leader says, and its lineage is unknown.
     * A range without an ``end`` is never over by itself.
     * A follower only brings records. What it does not bring (the rest of a range, news, an error)
-      the leader is asked for at once. It is left alone for ``NEAR_PAUSE_S`` after it failed, for
-      one ask after it had nothing new, and for the rest of a range of which it lacks records.
+      the leader is asked for at once. It is left alone for ``FOLLOWER_PAUSE_S`` after it failed,
+      for one ask after it had nothing new, and for the rest of a range of which it lacks records.
 
     Order of effects: ``position`` and ``lineage`` move first, then the batch is delivered. A shell
     that stops after any batch, or any error, can continue there with another core.
@@ -79,7 +79,7 @@ class RangeCore:
         patience_s: float,
         checks: bool = False,
         fail_on_loss: bool = True,
-        near: bool = False,
+        followers: bool = False,
     ) -> None:
         self.position = start
         self.lineage = lineage
@@ -89,7 +89,7 @@ class RangeCore:
         self._fail_on_loss = fail_on_loss
         self.at_follower = False
         """Whether the present ask is one of a follower; the shell sets it."""
-        self._near = near and not checks
+        self._followers = followers and not checks
         self._leader_next = False
         self._leader_until = 0.0
         self._asked_from = start
@@ -107,8 +107,8 @@ class RangeCore:
             return PauseUntil(self._pause_until)
         self._pause_until = None
         self._asked_from, self._heard, self.at_follower = self.position, now, False
-        may_be_near = self._near and not self._leader_next and now >= self._leader_until
-        return Ask(self.position, self.lineage, may_be_near)
+        may_ask = self._followers and not self._leader_next and now >= self._leader_until
+        return Ask(self.position, self.lineage, may_ask)
 
     def on_received(
         self, following: int, lineage: Lineage, rows: int, partitions: int | None, now: float
@@ -130,7 +130,7 @@ class RangeCore:
         if self.at_follower:
             self._leader_next = self.position == self._asked_from  # nothing came
             if self._leader_next and self.end is not None:
-                self._near = False
+                self._followers = False
             return
         self._failing_since, self._leader_next = None, False
         if self.end is not None:  # a failover may have lowered the bound
@@ -145,7 +145,7 @@ class RangeCore:
             IsologError: ``error`` itself, if it is final or patience has run out.
         """
         if self.at_follower:
-            self._leader_until = now + NEAR_PAUSE_S
+            self._leader_until = now + FOLLOWER_PAUSE_S
             return None
         if isinstance(error, GONE):
             self.position = where_to_go_on(error, fail=self._fail_on_loss)

@@ -47,9 +47,9 @@ class Reader(Protocol):
         """Send these requests in one call."""
 
     def refuse(
-        self, asks: Sequence[AskRange[int]], error: IsologError, *, near: bool = False
+        self, asks: Sequence[AskRange[int]], error: IsologError, *, at_followers: bool = False
     ) -> None:
-        """Record that these asks do not reach their leaders; with ``near``, their followers."""
+        """Record that asks do not arrive; ``at_followers``: at followers, not leaders."""
 
     def fail(self, error: Exception) -> None:
         """Report an unexpected error."""
@@ -93,12 +93,14 @@ class Ways:
             source = self._sources[ask.key]
             topic = source.view.topic, source.topic_id
             route = self._router.known(*topic, source.partition)
-            if route is None or (ask.near and not self._router.has_asked(*topic)):
+            if route is None or (ask.may_ask_follower and not self._router.has_asked(*topic)):
                 by_topic[topic].append(ask)
                 continue
-            if ask.near and self._router.take_look_up(*topic):
+            if ask.may_ask_follower and self._router.take_look_up(*topic):
                 call_elsewhere(("look up", id(self._router)), weakly(self._look_up, topic))
-            sending = Sending(ask, route, self._router.near(route) if ask.near else None)
+            sending = Sending(
+                ask, route, self._router.near(route) if ask.may_ask_follower else None
+            )
             by_broker[sending.broker].append(sending)
         for topic, unknown in by_topic.items():  # all at once, so that they can share a call
             with self._lock:
@@ -148,7 +150,7 @@ class Ways:
         reader = self._reader()
         if reader is not None:
             reader.refuse([each.ask for each in sendings if each.near is None], error)
-            reader.refuse([each.ask for each in sendings if each.near], error, near=True)
+            reader.refuse([each.ask for each in sendings if each.near], error, at_followers=True)
 
     # -- on a thread that may wait --------------------------------------------------------------
 

@@ -60,7 +60,7 @@ class Shell:
         self.chance = random.Random(seed)
         self.leaders = [Leader(self.chance) for _ in range(ranges)]
         self.ranges = {
-            key: RangeCore(0, None, patience_s=1e9, fail_on_loss=False, near=key % 2 == 1)
+            key: RangeCore(0, None, patience_s=1e9, fail_on_loss=False, followers=key % 2 == 1)
             for key in range(ranges)
         }
         self.core = FetchCore(
@@ -121,14 +121,14 @@ class Shell:
             return
         chance.shuffle(self.on_the_way)
         group = [self.on_the_way.pop() for _ in range(chance.randint(1, len(self.on_the_way)))]
-        near = {ask.number for ask in group if ask.near and chance.random() < 0.7}
+        near = {ask.number for ask in group if ask.may_ask_follower and chance.random() < 0.7}
         if chance.random() < 0.1:
             for ask in group:
                 error = BrokerUnavailable("no broker")
-                self.core.on_failed(ask.number, error, self.now, near=ask.number in near)
+                self.core.on_failed(ask.number, error, self.now, at_follower=ask.number in near)
             self.pass_on()
             return
-        number = self.core.begin([ask.number for ask in group], self.now, near=near)
+        number = self.core.begin([ask.number for ask in group], self.now, at_followers=near)
         if number is None:
             assert not any(map(self.is_asked, group))
             return

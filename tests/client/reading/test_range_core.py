@@ -8,7 +8,7 @@ import random
 import pytest
 
 from spark_stream.client.reading.range_core import (
-    NEAR_PAUSE_S,
+    FOLLOWER_PAUSE_S,
     RETRY_PAUSE_S,
     Ask,
     PauseUntil,
@@ -93,7 +93,7 @@ class Reader:
             assert step.moment > self.now
             self.now = step.moment
             return True
-        if step.near:
+        if step.may_ask_follower:
             self.ask_follower(step)
             return True
         try:
@@ -130,7 +130,7 @@ class Reader:
         except IsologError as error:
             leader.losses[:] = losses  # what a follower says of losses is nothing
             assert self.core.on_failed(error, self.now) is None  # noqa: PT017 -- no loss
-            self.now += chance.choice((0.0, NEAR_PAUSE_S))
+            self.now += chance.choice((0.0, FOLLOWER_PAUSE_S))
         else:
             self.core.on_ended()
 
@@ -166,7 +166,9 @@ def test_in_any_order_of_events_all_that_is_left_is_read_once_and_losses_are_tol
     for seed in range(100 * block, 100 * block + 100):
         chance = random.Random(seed)
         leader = Leader(chance)
-        read = RangeCore(0, None, patience_s=PATIENCE_S, fail_on_loss=False, near=seed % 2 == 1)
+        read = RangeCore(
+            0, None, patience_s=PATIENCE_S, fail_on_loss=False, followers=seed % 2 == 1
+        )
         reader = Reader(leader, read)
         for _ in range(60):
             unknown = reader.core.lineage == NOTHING_KNOWN  # then a cut cannot be noticed
@@ -188,7 +190,7 @@ def test_a_bounded_range_is_over_at_its_end_or_at_a_bound_that_does_not_move(see
     leader = Leader(chance)
     leader.records = list(range(30))
     start, end = sorted((chance.randint(0, 30), chance.randint(0, 40)))
-    reader = Reader(leader, RangeCore(start, end, patience_s=PATIENCE_S, near=seed % 2 == 1))
+    reader = Reader(leader, RangeCore(start, end, patience_s=PATIENCE_S, followers=seed % 2 == 1))
     while reader.step():
         pass
     assert reader.kept == {at: at for at in range(start, min(end, 30))}
@@ -252,7 +254,7 @@ def test_a_batch_without_rows_is_worth_giving_if_it_tells_something():
 
 
 def ask_follower(tried: RangeCore, now: float) -> None:
-    assert tried.next(now) == Ask(tried.position, tried.lineage, near=True)
+    assert tried.next(now) == Ask(tried.position, tried.lineage, may_ask_follower=True)
     tried.at_follower = True
 
 
@@ -261,7 +263,7 @@ def ask_leader(tried: RangeCore, now: float) -> None:
 
 
 def test_the_leader_is_asked_at_once_if_a_follower_fails_and_for_a_while():
-    tried = core(near=True)
+    tried = core(followers=True)
     for error in (BrokerUnavailable("dead"), DataLoss("cut", left=3), OffsetEvicted("gone")):
         now = tried._leader_until
         ask_follower(tried, now)
@@ -269,11 +271,11 @@ def test_the_leader_is_asked_at_once_if_a_follower_fails_and_for_a_while():
         ask_leader(tried, now)
         tried.on_received(tried.position + 1, ((0, tried.position + 1),), 1, None, now)
         tried.on_ended()
-        ask_leader(tried, now + NEAR_PAUSE_S - 1)
+        ask_leader(tried, now + FOLLOWER_PAUSE_S - 1)
 
 
 def test_what_a_follower_lacks_of_a_range_the_leader_is_asked_for():
-    tried = core(near=True)
+    tried = core(followers=True)
     ask_follower(tried, 0)
     tried.on_received(7, ((0, 7),), 2, None, 0)
     tried.on_ended()
@@ -286,7 +288,7 @@ def test_what_a_follower_lacks_of_a_range_the_leader_is_asked_for():
 
 
 def test_a_reader_without_an_end_asks_the_leader_once_if_a_follower_has_nothing_new():
-    tried = core(end=None, near=True)
+    tried = core(end=None, followers=True)
     for _ in range(3):
         ask_follower(tried, 0)
         tried.on_ended()
@@ -295,7 +297,7 @@ def test_a_reader_without_an_end_asks_the_leader_once_if_a_follower_has_nothing_
 
 
 def test_a_follower_without_news_does_not_excuse_a_leader_that_fails():
-    tried = core(end=None, near=True)
+    tried = core(end=None, followers=True)
     ask_follower(tried, 0)
     tried.on_received(5, ((0, 5),), 0, None, 0)
     tried.on_ended()
