@@ -181,7 +181,7 @@ class Broker:
             clock,
             settings,
             audit,
-            core.host.try_refresh,
+            core.host.contact.try_refresh,
         )
         core.host.guesses = not config.authentication
         core.registration.decide_generation()

@@ -148,7 +148,7 @@ def _of_partitions(kind: ProblemKind, those: Iterable[Watched], what: str) -> Pr
 
 
 def describe_cluster(context: BrokerContext, asked: Empty) -> ClusterDescription:
-    context.host.try_refresh()
+    context.host.contact.try_refresh()
     return known_cluster(context)
 
 

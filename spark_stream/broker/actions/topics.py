@@ -79,12 +79,12 @@ def delete_topic(context: BrokerContext, asked: NamedTopic) -> Empty:
 
 
 def describe_topic(context: BrokerContext, asked: NamedTopic) -> TopicDescription:
-    context.host.try_refresh()  # another broker may have changed it a moment ago
+    context.host.contact.try_refresh()  # another broker may have changed it a moment ago
     return _described(context, context.host.topic(asked.topic))
 
 
 def list_topics(context: BrokerContext, asked: ListTopics) -> TopicNames:
-    context.host.try_refresh()
+    context.host.contact.try_refresh()
     operation = Operation.READ if asked.readable else Operation.DESCRIBE
     return TopicNames(topics=_names(context, operation))
 
@@ -102,7 +102,7 @@ def list_offsets(context: BrokerContext, asked: ListOffsets) -> ListedOffsets:
     found: dict[str, PartitionOffsets] = {}
     unknown: dict[str, IsologError] = {}
     if asked.names:
-        context.host.try_refresh()  # another broker may have made a topic a moment ago
+        context.host.contact.try_refresh()  # another broker may have made a topic a moment ago
     for each in asked.topics:
         try:
             need = Operation.DESCRIBE, Resource(ResourceKind.TOPIC, each.topic)
@@ -255,7 +255,7 @@ def _states(partition: Partition, asked: tuple[int, int] | None) -> list[RecordR
 
 
 def find_leaders(context: BrokerContext, asked: FindLeaders) -> Leaders:
-    context.host.check_in_touch()  # otherwise another broker is to be asked
+    context.host.contact.check()  # otherwise another broker is to be asked
     topic = context.host.find(asked.topic, asked.topic_id)
     reader, numbers = Spot(asked.rack, asked.machine), range(topic.partitions)
     return Leaders(topic_id=topic.id, partitions=leaders_of(context.host, topic, numbers, reader))

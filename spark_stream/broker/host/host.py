@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from spark_stream.broker.counts import BrokerCounts
+from spark_stream.broker.host.contact import StoreContact
 from spark_stream.broker.host.folders import TopicFolders
 from spark_stream.broker.host.hosted import (
     FollowerLinks,
@@ -46,7 +47,6 @@ from spark_stream.errors import (
     BrokerStopping,
     IsologError,
     LeaderUnavailable,
-    MetadataUnavailable,
     NotLeader,
     UnknownTopic,
 )
@@ -60,7 +60,6 @@ from spark_stream.storage.settings import LogSettings, parse_settings
 logger = logging.getLogger(__name__)
 
 PRODUCER_AGE_US: Final = 24 * 3_600 * 1_000_000
-_AWAY_S: Final = 2.0
 
 
 class Host:
@@ -112,12 +111,11 @@ class Host:
         self._unsettled: set[str] = set()
         """Names of topics that failed at the last look, or have a replica that is to lead later."""
         self._promises = promises
-        self._away_until = 0.0  # by the monotonic clock: the store did not answer a moment ago
         self._stopping = False
         self.generation: Generation | None = None
         """The generation of this broker's logs; None until it has decided about vouching."""
         self._has_begun = False
-        self._serves: Callable[[], bool] = lambda: True
+        self.contact = StoreContact(self.broker_id, clock, self.refresh, self._has_company)
         self.guesses = True
         """Whether the error about an unknown topic may name a similar one, whoever asks."""
         self._hosted: dict[str, HostedTopic] = {}
@@ -231,7 +229,7 @@ class Host:
             NotLeader, LeaderUnavailable: it may not; the leader does.
         """
         stored = self.view_of(PartitionId(partition.topic_id, partition.number))
-        if stored is not None and self.generation is not None and self._serves():
+        if stored is not None and self.generation is not None and self.contact.serves():
             me = Member(self.broker_id, self.generation)
             if may_answer(stored.record, me, partition.leader_epoch):
                 return
@@ -293,7 +291,7 @@ class Host:
         the streams to leaders; without them this broker follows no other.
         """
         with self._applying:
-            self._has_begun, self._serves = True, serves
+            self._has_begun, self.contact.serves = True, serves
             self._links = self._links if links is None else links
             self._remove_strays()
             self._assign(self.open_replicas())
@@ -345,47 +343,7 @@ class Host:
             if self._refreshed <= asked_after:
                 self._apply(fresh=True)
 
-    def try_refresh(self) -> None:
-        """See what was changed before this call, or go on with what is known.
-
-        While the store is away, what was seen last is better than nothing. It is not asked more
-        often than once in ``_AWAY_S``.
-
-        Raises:
-            MetadataUnavailable: as :meth:`check_in_touch`.
-        """
-        if self._clock.monotonic() >= self._away_until:
-            try:
-                self.refresh()
-                return
-            except MetadataUnavailable:
-                self._away_until = self._clock.monotonic() + _AWAY_S
-        self.check_in_touch()
-
-    def refresh_if_served(self) -> None:
-        """As :meth:`refresh`, unless this broker's lease is over, and those of others too.
-
-        Then whoever leads does so by the promises of all who could replace it.
-
-        Raises:
-            MetadataUnavailable: the store is away, and leases may still last.
-        """
-        if self._serves() or not self.has_company():
-            self.refresh()
-
-    def check_in_touch(self) -> None:
-        """Check that others do not know better: this broker is alive for them, or cut off as they.
-
-        Raises:
-            MetadataUnavailable: its lease is over, and no other broker is known to be cut off from
-                the store too. So others may lead by now what it knows leaders of.
-        """
-        if not (self._serves() or self.has_company()):
-            raise MetadataUnavailable(
-                f"broker {self.broker_id} cannot reach the metadata store; other brokers may"
-            )
-
-    def has_company(self) -> bool:
+    def _has_company(self) -> bool:
         """Return whether other brokers are cut off from the store too, by their promises."""
         return self._promises() or any(each.leads for each in self.open_replicas())
 
@@ -481,7 +439,7 @@ class Host:
                     partition.role.rest(record.leader_epoch)
                     self._unsettled.add(partition.topic)
                 else:
-                    partition.role.lead(me, record, found.version, self._serves)
+                    partition.role.lead(me, record, found.version, self.contact.serves)
             elif record.leader in (None, self.broker_id):
                 self._links.unfollow(partition)
                 partition.role.rest(record.leader_epoch)

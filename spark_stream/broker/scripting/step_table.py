@@ -81,7 +81,9 @@ class StepTable:
             TakeNumber: lambda step: self._numbers[step.of].take(step.above),
             FindTopic: lambda step: host.find(step.name, step.topic_id),
             RemoveFiles: lambda step: host.remove_files(step.topic),
-            Refresh: lambda step: host.refresh_if_served() if step.optional else host.refresh(),
+            Refresh: lambda step: (
+                host.contact.refresh_if_served() if step.optional else host.refresh()
+            ),
             CatchUp: lambda step: host.follow_store(known=True),
             ReadEpochs: self._epochs,
             Pause: lambda step: time.sleep(step.seconds),
