@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from typing import Final
 
 from msgspec import Struct
 
@@ -51,6 +52,9 @@ class FollowerLag(Struct, frozen=True):
     follower: str
     entries: int
     seconds: float
+
+
+_STABLE: Final = Isolation.READ_COMMITTED
 
 
 class Consumed(Struct, frozen=True):
@@ -169,7 +173,9 @@ class Scrape:
     def consumed(self) -> list[Consumed]:
         """Where named consumers and queries are; nothing while the metadata store is away.
 
-        Lag is counted under the isolation level, or up to the log's end if that is not known.
+        Lag is counted under the isolation level. If that is not known, lag is counted up to the
+        log's end; but who stands at the last stable offset is taken to wait there, and lacks
+        nothing.
         """
         try:
             named = self.here.transactions.run(read_named(fresh=False))
@@ -198,14 +204,14 @@ class Scrape:
         # The cut of a partition is computed under its lock; it is at or below what is stable.
         bound = isolation or Isolation.READ_UNCOMMITTED
         if bound is Isolation.READ_ATOMIC:
-            bound = Isolation.READ_COMMITTED
+            bound = _STABLE
         for each in positions:
             partition = self.host.replica(Joined(each.topic, each.topic_id, each.partition))
             place = each.topic, each.partition
             if partition is None or (led := self.led.get(place)) is None:
                 continue
-            end = upper_bound(led[1], bound)
-            lag = max(0, int(end) - each.offset)
+            waits = isolation is None and each.offset == upper_bound(led[1], _STABLE)
+            lag = 0 if waits else max(0, int(upper_bound(led[1], bound)) - each.offset)
             yield Consumed(name, kind, isolation, place, each.offset, lag)
 
     def consumers(self) -> dict[tuple[str, ...], tuple[int, int]]:

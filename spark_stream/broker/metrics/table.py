@@ -299,7 +299,8 @@ TABLE: Final[tuple[Series, ...]] = (
     Series(CONSUMERS, "isolog_consumer_lag_records", GAUGE,
            "Records that a named consumer or query may read under its isolation and has not read,"
            " in partitions that the broker leads. A client's level is `unknown`: its lag is"
-           " counted up to the log's end. Take `sum` over brokers",
+           " counted up to the log's end, and is 0 at the last stable offset. Take `sum` over"
+           " brokers",
            lambda s: {key: lag for key, (_, lag) in s.consumers().items()},
            ("consumer", "kind", "isolation")),
     Series(CONSUMERS, "isolog_consumer_position_records", GAUGE,

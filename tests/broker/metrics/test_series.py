@@ -106,12 +106,15 @@ def with_open(broker: Broker) -> Samples | None:
 
 @pytest.mark.rule("up to where lag is counted", "broker/metrics/scrape.py")
 def test_lag_is_that_of_the_isolation_level(shown, client, ten):
-    """A client's lag is counted up to the log's end, a query's under its own level."""
+    """A query's lag is counted under its own level, a client's up to the log's end.
+
+    A client at the last stable offset is taken to wait for the transaction there.
+    """
     topic_id = shown.core.host.find(ten).id
-    with client.consumer(ten, name="reader", partitions=[0]) as consumer:
-        next(iter(consumer.batches()))
-        consumer.commit()
-        position = sum(consumer.position().values())
+    for name, position in (("reader", 4), ("waiting", 10)):
+        with client.consumer(ten, name=name, partitions=[0]) as consumer:
+            consumer.seek({(ten, 0): position})
+            consumer.commit()
     with client.producer(transactional_id="loader") as producer:
         producer.begin_transaction()
         producer.append(ten, numbers(10, 4), partition=0)
@@ -125,9 +128,10 @@ def test_lag_is_that_of_the_isolation_level(shown, client, ten):
         shown.core.driver.run(record_progress("flights", query, 0, claim=True))
         found = scraped(shown.metrics_address)
         producer.abort_transaction()
-    who = {"consumer": "reader", "kind": "client"}
-    assert found("isolog_consumer_position_records", **who, isolation="unknown") == position
-    assert found("isolog_consumer_lag_records", **who, isolation="unknown") == 14 - position
+    for name, position, lag in (("reader", 4, 10), ("waiting", 10, 0)):
+        who = {"consumer": name, "kind": "client", "isolation": "unknown"}
+        assert found("isolog_consumer_position_records", **who) == position
+        assert found("isolog_consumer_lag_records", **who) == lag
     who = {"consumer": "flights", "kind": "query"}
     assert found("isolog_consumer_position_records", **who, isolation="read_committed") == 4
     assert found("isolog_consumer_lag_records", **who, isolation="read_committed") == 6
