@@ -257,10 +257,9 @@ class SimulatedDisk(Disk):
         for each in [each for each in self._names if path in each.parents]:
             self._rename(_Renaming(each, None))
         self._directories = {each for each in self._directories if not _is_below(each, path)}
-        if path.parent in self._directories:
-            self.sync_directory(path.parent)
-            forced = self._forced_directories
-            self._forced_directories = {each for each in forced if not _is_below(each, path)}
+        above = next((each for each in path.parents if each in self._directories), None)
+        if above is not None:
+            self.sync_directory(above)
 
     def remove_empty_directory(self, path: Path) -> None:
         if not self.names(path):
@@ -366,8 +365,12 @@ class SimulatedDisk(Disk):
             for each in self._renamings[: later[-1] + 1]:
                 each.apply(self._forced_names)
             del self._renamings[: later[-1] + 1]
+        forced = self._forced_directories
+        gone = {each for each in forced - self._directories if each.parent == directory}
         below = {each for each in self._directories if each.parent == directory}
-        self._forced_directories |= below
+        self._forced_directories = below | {
+            each for each in forced if not any(_is_below(each, top) for top in gone)
+        }
 
 
 class SimulatedFile(DiskFile):

@@ -185,17 +185,24 @@ def test_a_folder_is_gone_for_good_only_once_that_could_be_forced(tmp_path: Path
         with pytest.raises(StorageFailure):
             disk.remove_tree(folder)
         assert not folder.exists()
+    folder.parent.rmdir()
+    with pytest.raises(StorageFailure):
+        disk.remove_tree(folder)
     disk.refused = None
     disk.remove_tree(folder)
     disk.remove_tree(tmp_path / "never" / "there")
 
 
+@pytest.mark.parametrize("parent_is_gone", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_a_folder_that_was_removed_twice_does_not_come_back(seed: int):
-    disk, _ = log_of()
+def test_a_folder_that_was_removed_twice_does_not_come_back(seed: int, parent_is_gone: bool):
+    disk, folder = SimulatedDisk(), Path("/topics/t/id")
+    disk.make_directory(folder)
     disk.fail_next_force()
     with pytest.raises(StorageFailure):
-        disk.remove_tree(HERE)
-    disk.remove_tree(HERE)
+        disk.remove_tree(folder)
+    if parent_is_gone:
+        disk.remove_empty_directory(folder.parent)
+    disk.remove_tree(folder)
     disk.crash(random.Random(seed))
-    assert HERE.name not in disk.names(HERE.parent)
+    assert folder.name not in disk.names(folder.parent)

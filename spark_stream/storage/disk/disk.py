@@ -370,13 +370,12 @@ class OsDisk:
     def remove_tree(self, path: Path) -> None:
         """Remove the directory and everything in it, durably: after a power cut too.
 
-        The parent is forced even if the directory is gone: an earlier removal may have died before
-        its force.
+        What is above it is forced even if the directory is gone, perhaps with its parent: an
+        earlier removal may have died before its force.
         """
         with _named(path), suppress(FileNotFoundError):
             shutil.rmtree(path)
-        if path.parent.is_dir():
-            self.sync_directory(path.parent)
+        self.sync_directory(next(each for each in path.parents if each.is_dir()))
 
     def remove_empty_directory(self, path: Path) -> None:
         """Remove the directory if it is empty."""
