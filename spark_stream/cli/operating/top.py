@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import sys
+import termios
 import time
-from collections.abc import Callable, Iterable
+import tty
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Final, TypeVar
@@ -60,7 +65,7 @@ def top(
 
     Rates are of what is written. A trend is over the last two minutes; a reader that has not moved
     for 45 seconds is stalled, or waits for a transaction: the first that is undecided in a
-    partition holds readers under read_committed back. Ctrl-C ends it.
+    partition holds readers under read_committed back. ``q`` or Ctrl-C ends it.
 
     \b
     isolog top --bootstrap localhost:9092
@@ -117,14 +122,19 @@ def _topics(opened: Log) -> list[TopicDescription]:
 
 
 def _follow(
-    opened: Log, looks: list[Look], pause_s: float, show: Callable[[ClusterFrame, str | None], None]
+    opened: Log,
+    looks: list[Look],
+    pause_s: float,
+    show: Callable[[ClusterFrame, str | None], None],
+    pause: Callable[[float], None] = time.sleep,
 ) -> None:
     """Show a frame after each look, without end. An error is shown, and the next look tries again.
 
-    The cluster may be out of reach for a while, which is when somebody watches it.
+    The cluster may be out of reach for a while, which is when somebody watches it. ``pause`` may
+    raise KeyboardInterrupt.
     """
     while True:
-        time.sleep(pause_s)
+        pause(pause_s)
         try:
             looks.append(look_at(opened))
         except IsologError as error:
@@ -136,13 +146,37 @@ def _follow(
 
 
 def _watch(opened: Log, looks: list[Look], pause_s: float) -> None:
-    with Live(drawn(frame_of(looks)), console=console(), screen=True, auto_refresh=False) as live:
+    first = drawn(frame_of(looks))
+    with Live(first, console=console(), screen=True, auto_refresh=False) as live, _keys() as pause:
         _follow(
             opened,
             looks,
             pause_s,
             lambda frame, error: live.update(drawn(frame, error), refresh=True),
+            pause,
         )
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], None]]:
+    """Take keys as they are typed. Yield a pause that ends at a key, and at ``q`` the command."""
+    if not sys.stdin.isatty():
+        yield time.sleep
+        return
+    keyboard = sys.stdin.fileno()
+
+    def pause(seconds: float) -> None:
+        if select.select([keyboard], [], [], seconds)[0]:
+            typed = os.read(keyboard, 64)
+            if not typed or b"q" in typed.lower():
+                raise KeyboardInterrupt
+
+    before = termios.tcgetattr(keyboard)
+    tty.setcbreak(keyboard)
+    try:
+        yield pause
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 def print_frame(frame: ClusterFrame, error: str | None, output: Listing) -> None:

@@ -252,7 +252,8 @@ def test_one_frame_of_a_cluster(served: Served, call: Call, monkeypatch):
 
 
 @pytest.mark.full
-def test_it_is_drawn_again_in_a_terminal_until_control_c(served: Served):
+@pytest.mark.parametrize("key", ["q", "Ctrl-C"])
+def test_it_is_drawn_again_in_a_terminal_until(key: str, served: Served):
     """``make test`` draws the same frames without a terminal."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (40, 80))
@@ -265,14 +266,19 @@ def test_it_is_drawn_again_in_a_terminal_until_control_c(served: Served):
         | {"TERM": "xterm"},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    os.close(theirs)
+    before = termios.tcgetattr(theirs)
     shown = ""
     while shown.count("cluster ") < 3:
         shown += os.read(ours, 1 << 16).decode()
-    running.send_signal(signal.SIGINT)
+    if key == "q":
+        os.write(ours, b"q")
+    else:
+        running.send_signal(signal.SIGINT)
     drain = threading.Thread(target=drained, args=(ours,))
     drain.start()
     _, errors = running.communicate(timeout=30)
+    assert termios.tcgetattr(theirs) == before
+    os.close(theirs)
     drain.join()
     os.close(ours)
     assert (running.returncode, errors) == (0, b"")
