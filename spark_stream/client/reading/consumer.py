@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from numbers import Integral
@@ -31,8 +30,9 @@ from spark_stream.client.reading.feed import WATCH_S, Asked, Feed
 from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.group_reader import GroupOptions, GroupReader, check_options
 from spark_stream.client.reading.losses import FAIL, GONE, fails_on, where_to_go_on
+from spark_stream.client.reading.named_reader import NamedReader, check_name
 from spark_stream.client.reading.polling import RECORDS_MAX, Patience, Polling, checked_records_max
-from spark_stream.client.reading.positions import Key, Place, resolve, resolve_with_lineages
+from spark_stream.client.reading.positions import Key, Place, resolve_with_lineages
 from spark_stream.client.reading.ranges import check_place
 from spark_stream.client.reading.records import records_of
 from spark_stream.client.reading.subscription import Asked as Topics
@@ -47,7 +47,6 @@ from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
 from spark_stream.structs import INT64_MAX
 from spark_stream.transport.forks import in_child_while_used
 from spark_stream.wire.messages import EARLIEST, LATEST
-from spark_stream.wire.transaction_messages import NamedConsumer
 
 _CUT_PAUSE_FIRST_S: Final = 0.05
 _CUT_PAUSE_MAX_S: Final = 0.5
@@ -98,18 +97,11 @@ class Consumer(Closing):
         group: GroupOptions | None = None,
     ) -> None:
         if name is not None:
-            try:
-                NamedConsumer.of(consumer=name)  # checked before any call
-            except InvalidRequest:
-                raise InvalidOption(
-                    f"a consumer's name is a text of 1 to 255 characters, not {name!r}"
-                ) from None
+            check_name(name)  # before any call
         self._connection = connection
         self._filter = filter
         self._topics = topics
         self._transactions = TransactionsClient(connection)
-        self._name = name
-        self._instance = uuid.uuid4().hex
         self._isolation = level(isolation)
         if group is not None:
             check_options(name, partitions, self._isolation)
@@ -130,24 +122,11 @@ class Consumer(Closing):
         if start == "latest" and self._atomic:
             self._position = self._cut({})
             self._lineages.clear()  # a cut comes without lineages
-        if name is not None:
-            stored = self._taken_over(name)
-            self._position.update(stored)
-            self._start_added(stored)
-        self._committed = dict(self._position)
-        self._member: GroupReader | None = None
-        if group is not None:
-            self._member = GroupReader(
-                group,
-                connection,
-                topics,
-                self._subscription,
-                self._isolation,
-                start,
-                self._position,
-                self._lineages,
-            )
-            self._committed = self._member.committed
+        begin = connection, topics, self._subscription, self._isolation
+        mine = self._position, self._lineages
+        self._named = None if name is None else NamedReader(name, *begin, *mine)
+        self._began = dict(self._position)
+        self._member = None if group is None else GroupReader(group, *begin, start, *mine)
         self._handed_out: tuple[Key, int] | None = None
         """What may not be processed yet, and where it begins."""
         self._checked = time.monotonic()
@@ -161,7 +140,7 @@ class Consumer(Closing):
     @property
     def name(self) -> str | None:
         """The name under which positions are stored; None if they are not stored."""
-        return self._name
+        return None if self._named is None else self._named.name
 
     @property
     def group(self) -> str | None:
@@ -293,18 +272,13 @@ class Consumer(Closing):
             InvalidRequest: the consumer is closed.
         """
         self._check_open()
-        if self._member is not None:
-            self._member.store(self._member.places())
-            return
-        places = self.places(self._connection)
-        self._transactions.commit_position(places, self.owner())
-        self.note_committed(places)
+        keeper = self._keeper()
+        keeper.store(keeper.places())
 
     def owner(self) -> dict[str, str]:
         """Return ``{name: instance}``: who must own the name for the position to be stored."""
-        if self._member is not None:
-            return self._member.owner
-        return {} if self._name is None else {self._name: self._instance}
+        keeper = self._named or self._member
+        return {} if keeper is None else keeper.owner
 
     def check_owner(self) -> None:
         """Raise ConsumerFenced if another consumer has taken over the name."""
@@ -314,10 +288,7 @@ class Consumer(Closing):
 
     def note_committed(self, places: Iterable[PositionOf]) -> None:
         """Note that these positions are stored."""
-        if self._member is not None:
-            self._member.note_stored(places)
-        else:
-            self._committed.update({(each.topic, each.partition): each.offset for each in places})
+        self._keeper().note_stored(places)
 
     def places(self, connection: ClusterConnection) -> list[PositionOf]:
         """Return the position in the form in which it is stored through this connection.
@@ -327,12 +298,7 @@ class Consumer(Closing):
                 stores positions automatically, and not with a transaction.
             ConsumerFenced: another member of the group reads what this one has read.
         """
-        if self._member is None and self._name is None:
-            raise InvalidOption(
-                "the consumer has no name to store a position under",
-                option="name",
-                hint="Give it one: log.consumer(topics, name=...).",
-            )
+        keeper = self._keeper()
         if self._member is not None and self._member.options.auto_commit:
             raise InvalidOption(
                 "this consumer stores positions by itself, whatever becomes of the transaction",
@@ -341,24 +307,22 @@ class Consumer(Closing):
             )
         if connection.cluster_id != self._connection.cluster_id:
             raise InvalidOption(
-                f"consumer {self._name or self.group!r} reads another log",
+                f"consumer {self.name or self.group!r} reads another log",
                 option="name",
                 hint="A transaction stores positions of consumers of its own log only.",
             )
-        if self._member is not None:
-            return self._member.places()
-        assert self._name is not None
-        return [
-            PositionOf(
-                consumer=self._name,
-                topic=topic,
-                topic_id=self._subscription.ids[topic],
-                partition=number,
-                offset=offset,
-                lineage=self._lineages.get((topic, number), NOTHING_KNOWN),
+        return keeper.places()
+
+    def _keeper(self) -> NamedReader | GroupReader:
+        """Return who stores the position; raise InvalidOption if nobody does."""
+        keeper = self._named or self._member
+        if keeper is None:
+            raise InvalidOption(
+                "the consumer has no name to store a position under",
+                option="name",
+                hint="Give it one: log.consumer(topics, name=...).",
             )
-            for (topic, number), offset in self._position.items()
-        ]
+        return keeper
 
     def seek(self, position: str | Mapping[Key, int]) -> None:
         """Go on from ``"earliest"``, ``"latest"``, or the offset of each named partition.
@@ -377,8 +341,10 @@ class Consumer(Closing):
             found = self._cut({}) if at == LATEST and self._atomic else self._bounds(at)
             position = {key: offset for key, offset in found.items() if key in self._position}
         elif position == "committed":
-            began = {} if self._member is None else self._member.began
-            position = {key: self._committed.get(key, began.get(key, 0)) for key in self._position}
+            keeper = self._named or self._member
+            stored = {} if keeper is None else keeper.committed
+            began = self._began if self._member is None else self._member.began
+            position = {key: stored.get(key, began.get(key, 0)) for key in self._position}
         if not isinstance(position, Mapping):
             raise InvalidOption(
                 "a position is 'earliest', 'latest', 'committed' or {(topic, partition): offset},"
@@ -491,7 +457,7 @@ class Consumer(Closing):
         self._find_topics(now=True)
         ends = self._bounds() if until and not self._atomic else None
         self._take_up(ends or ())
-        watch = None if self._name is None else self.check_owner
+        watch = None if self._named is None else self.check_owner
         pause = _CUT_PAUSE_FIRST_S
         while not self._closed.is_set():
             self._stop_feed()
@@ -612,15 +578,6 @@ class Consumer(Closing):
         self._take_up(self._subscription.chosen(added))
         return len(self._position) > before
 
-    def _start_added(self, stored: Mapping[Key, int]) -> None:
-        """Start partitions that were added since the position was stored at their first record."""
-        for topic in {topic for topic, _ in stored}:
-            first = resolve(self._topics, topic, "earliest", self._isolation, "earliest")
-            for key in self._subscription.chosen({(topic, number): 0 for number in first}):
-                if key not in stored:
-                    self._position[key] = first[key[1]]
-                    self._lineages.pop(key, None)
-
     def _keep_lineage(self, key: Key, fetched: Fetched) -> None:
         """Keep the lineage of what was fetched, before the position moves through it."""
         self._lineages[key] = fetched.lineage
@@ -638,18 +595,6 @@ class Consumer(Closing):
             except GONE as error:
                 self._position[key] = where_to_go_on(error, fail=self._fail_on_loss)
                 self._lineages.pop(key, None)
-
-    def _taken_over(self, name: str) -> dict[Key, int]:
-        """Take over the name; return its positions, except in topics deleted or recreated since."""
-        stored = self._subscription.chosen(
-            {
-                (each.topic, each.partition): each
-                for each in self._transactions.take_consumer(name, self._instance)
-                if self._subscription.ids.get(each.topic) == each.topic_id
-            }
-        )
-        self._lineages.update({key: each.lineage for key, each in stored.items()})
-        return {key: each.offset for key, each in stored.items()}
 
     def _source(self, view: View, key: Key) -> Source:
         return Source(
