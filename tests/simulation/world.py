@@ -223,6 +223,7 @@ class World:
         while not rests:  # a move may be under way
             self._wait_until(self._all_is_led, "partitions have no leaders")
             self._wait_until(self._all_is_replicated, "replicas have not caught up")
+            self._wait_until(self._all_is_stable, "records are not stable")
             self._wait_until(self._all_is_removed, "something is left of deleted topics")
             placed = [each.record for each in self.history.there()]
             self._advance_for(_REST_S)
@@ -283,6 +284,11 @@ class World:
 
     def _all_is_replicated(self) -> bool:
         return all(map(self._is_replicated, self.history.there()))
+
+    def _all_is_stable(self) -> bool:
+        led = [self._view.partition(each.place) for each in self.history.there()]
+        bounds = [each.bounds() for each in led if each is not None]
+        return all(each.last_stable_offset == each.log_end_offset for each in bounds)
 
     def _all_is_removed(self) -> bool:
         """What an alteration that was given up has left stays announced, as the topic stays."""
