@@ -109,10 +109,13 @@ class ACommitIsForcedFirst(Invariant):
                 self._promised.setdefault(promised, set()).update(meant)
 
     def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
+        """A copy that is fetched again after a loss that is explained need not be forced again."""
         gone = unexplained(line, lost, self.history.led(line.place))
-        forced = self._promised.get(line, set()).intersection(gone)
+        promised = self._promised.get(line, set())
+        forced = promised.intersection(gone)
         numbers = sorted({each.part[0] for each in forced})
         self.require(not forced, f"{line.name} has lost what it forced of transactions {numbers}")
+        promised.difference_update(lost)
 
 
 class MarkersOfACommitAreForced(Invariant):
