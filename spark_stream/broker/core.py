@@ -190,7 +190,7 @@ class BrokerCore:
         yield from self.topics.removing_left_overs(starts=True)
         yield from self.transactions.recovering()
 
-    def promise_s(self) -> float | None:
+    def promise_to_ask_s(self) -> float | None:
         """Return for how long followers are to promise that they do not lead; None: no need."""
         return self.leases.duration_s if self.leases.is_overdue() else None
 

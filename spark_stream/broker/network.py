@@ -61,7 +61,7 @@ class ConnectedNetwork:
             settings,
             clock,
             self._background,
-            core.promise_s,
+            core.promise_to_ask_s,
         )
         lines = Lines(settings, self._background, self._tls)
         self._fetchers = Fetchers(

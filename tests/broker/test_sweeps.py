@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spark_stream.broker.host.folders import TopicFolders
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.cluster.topics import TOPICS, Topic, encode
@@ -15,7 +16,12 @@ from spark_stream.consistency.control.partition_record import Member, PartitionR
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.transactions.transactions import Joined, State
-from spark_stream.errors import LeaderUnavailable, TransactionAborted, UnknownTransaction
+from spark_stream.errors import (
+    LeaderUnavailable,
+    StorageFailure,
+    TransactionAborted,
+    UnknownTransaction,
+)
 from spark_stream.scripts.steps import PartitionStep
 from spark_stream.scripts.transactions import deciding, records
 from spark_stream.scripts.transactions.sweeping import FORGET_AFTER_MS
@@ -154,3 +160,24 @@ def test_a_lost_marker_that_a_full_disk_kept_out_is_written_later(tmp_path: Path
     found.transactions.run(found.transactions.sweeping())
     assert partition.bounds().last_stable_offset == 1
     assert partition.log.has_aborted(0, 1)
+
+
+def test_a_folder_is_removed_once_and_again_only_if_it_was_made_again(tmp_path: Path):
+    """Its announcement may stay for hours, and all brokers look at it twice a second."""
+    disk, directory = SimulatedDisk(), LogDirectory(tmp_path, "cluster", "here")
+    logs = FileLogs(disk)
+    folders, topic = TopicFolders(directory, logs, lambda: None), Topic("t", "id", NUMBERS, 1, {})
+    folder = directory.topic("t", "id")
+    logs.make_folder(folder)
+    disk.fail_next_force()
+    with pytest.raises(StorageFailure):
+        folders.remove(topic)
+    before = disk.forces
+    folders.remove(topic)
+    assert disk.forces > before
+    before = disk.forces
+    folders.remove(topic)
+    assert disk.forces == before
+    logs.make_folder(folder)
+    folders.remove(topic)
+    assert not logs.has_folder(folder)

@@ -281,7 +281,7 @@ class SimulatedBroker:
             self._replication(),
             around.clock,
             self._threads().background,
-            core.promise_s,
+            core.promise_to_ask_s,
         )
         core.registration.register(
             RegisteredBroker(self.broker_id, self.broker_id, incarnation, "1", rack=self.broker_id)

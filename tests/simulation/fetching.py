@@ -62,7 +62,7 @@ class SimulatedReader:
                 start,
                 end,
                 patience_s=_PATIENCE_S,
-                followers=isolation is not Isolation.READ_UNCOMMITTED,
+                may_ask_followers=isolation is not Isolation.READ_UNCOMMITTED,
             )
             for place, (_, start, end) in wanted.items()
         }
@@ -139,7 +139,7 @@ class SimulatedReader:
             return
         near = session.near(route) if ask.may_ask_follower else None
         begun = [ask.number] if near is not None else []
-        number = self._core.begin([ask.number], self._world.clock.monotonic(), at_followers=begun)
+        number = self._core.begin([ask.number], self._world.clock.monotonic(), follower_asks=begun)
         if number is None:
             return
         asked = FetchRange(

@@ -219,16 +219,16 @@ class World:
         for broker in self.brokers:
             broker.start()
         self._wait_until(self._all_serve, "brokers have not started")
-        rests = False
-        while not rests:  # a move may be under way
+        is_settled = False
+        while not is_settled:  # a move may be under way
             self._wait_until(self._all_is_led, "partitions have no leaders")
             self._wait_until(self._all_is_replicated, "replicas have not caught up")
             self._wait_until(self._all_is_stable, "records are not stable")
             self._wait_until(self._all_is_removed, "something is left of deleted topics")
             placed = [each.record for each in self.history.there()]
             self._advance_for(_REST_S)
-            rests = placed == [each.record for each in self.history.there()]
-            rests = rests and self._all_is_led() and self._all_is_replicated()
+            is_settled = placed == [each.record for each in self.history.there()]
+            is_settled = is_settled and self._all_is_replicated() and self._all_is_stable()
         if self.rests:
             self._wait_until(self._all_rest, "a group is not at rest")
         folders = {each.broker_id: each.logs.folders() for each in self.brokers}
@@ -287,11 +287,11 @@ class World:
 
     def _all_is_stable(self) -> bool:
         led = [self._view.partition(each.place) for each in self.history.there()]
-        bounds = [each.bounds() for each in led if each is not None]
-        return all(each.last_stable_offset == each.log_end_offset for each in bounds)
+        bounds = [None if each is None else each.bounds() for each in led]
+        return all(each and each.last_stable_offset == each.log_end_offset for each in bounds)
 
     def _all_is_removed(self) -> bool:
-        """What an alteration that was given up has left stays announced, as the topic stays."""
+        """An alteration that was given up stays announced while its topic is there."""
         announced = {each for each in self.records.kept if each.startswith(REMOVED)}
         return announced <= {REMOVED + topic.id for topic in self.topics()}
 

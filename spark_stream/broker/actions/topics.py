@@ -255,7 +255,7 @@ def _states(partition: Partition, asked: tuple[int, int] | None) -> list[RecordR
 
 
 def find_leaders(context: BrokerContext, asked: FindLeaders) -> Leaders:
-    context.host.contact.check()  # otherwise another broker is to be asked
+    context.host.contact.check_may_answer()  # otherwise another broker is to be asked
     topic = context.host.find(asked.topic, asked.topic_id)
     reader, numbers = Spot(asked.rack, asked.machine), range(topic.partitions)
     return Leaders(topic_id=topic.id, partitions=leaders_of(context.host, topic, numbers, reader))

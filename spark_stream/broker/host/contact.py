@@ -19,16 +19,17 @@ class StoreContact:
         broker_id: str,
         clock: Clock,
         refresh: Callable[[], None],
-        has_company: Callable[[], bool],
+        others_are_cut_off: Callable[[], bool],
     ) -> None:
         """``refresh`` sees, and acts on, all that was changed before; it may fail.
 
-        ``has_company`` returns whether other brokers are cut off from the store too.
+        ``others_are_cut_off`` returns whether it is known of other brokers that they cannot reach
+        the store either.
         """
         self._broker_id = broker_id
         self._clock = clock
         self._refresh = refresh
-        self._has_company = has_company
+        self._others_are_cut_off = others_are_cut_off
         self.serves: Callable[[], bool] = lambda: True
         """Whether this broker's lease lasts."""
         self._away_until = 0.0  # by the monotonic clock: the store did not answer a moment ago
@@ -40,7 +41,7 @@ class StoreContact:
         often than once in ``_AWAY_S``.
 
         Raises:
-            MetadataUnavailable: as :meth:`check`.
+            MetadataUnavailable: as :meth:`check_may_answer`.
         """
         if self._clock.monotonic() >= self._away_until:
             try:
@@ -48,27 +49,30 @@ class StoreContact:
                 return
             except MetadataUnavailable:
                 self._away_until = self._clock.monotonic() + _AWAY_S
-        self.check()
+        self.check_may_answer()
 
-    def refresh_if_served(self) -> None:
-        """See what was changed, unless this broker's lease is over, and those of others too.
+    def refresh_unless_all_are_cut_off(self) -> None:
+        """See what was changed, unless this broker and others are cut off from the store.
 
-        Then whoever leads does so by the promises of all who could replace it.
+        Then leaders lead by promises (``consistency.replication.promises``), and none is replaced:
+        what was known when the store went away is still true.
 
         Raises:
-            MetadataUnavailable: the store is away, and leases may still last.
+            MetadataUnavailable: the store is away, and other brokers may not be cut off from it.
         """
-        if self.serves() or not self._has_company():
+        if self.serves() or not self._others_are_cut_off():
             self._refresh()
 
-    def check(self) -> None:
-        """Check that others do not know better: this broker is alive for them, or cut off as they.
+    def check_may_answer(self) -> None:
+        """Check that what this broker knows may be told.
+
+        It may while its lease lasts, or others are cut off from the store too.
 
         Raises:
             MetadataUnavailable: its lease is over, and no other broker is known to be cut off from
                 the store too. So others may lead by now what it knows leaders of.
         """
-        if not (self.serves() or self._has_company()):
+        if not (self.serves() or self._others_are_cut_off()):
             raise MetadataUnavailable(
                 f"broker {self._broker_id} cannot reach the metadata store; other brokers may"
             )

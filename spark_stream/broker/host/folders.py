@@ -41,6 +41,8 @@ class TopicFolders:
         self._losing = losing
         self._me = BrokerId(directory.broker_id)
         self._removed: set[str] = set()
+        self._gone: set[str] = set()
+        """The ids of topics whose folders were removed durably."""
 
     def has(self, topic: Topic) -> bool:
         """Return whether the topic's folder is there."""
@@ -127,10 +129,15 @@ class TopicFolders:
     def remove(self, topic: Topic) -> None:
         """Remove the folder of a deleted topic, with everything in it.
 
+        A second call does nothing, unless the folder was made again.
+
         Raises:
             StorageFailure: some of its files may be left.
         """
         folder = self._directory.topic(topic.name, topic.id)
         self._removed.add(topic.id)
+        if topic.id in self._gone and not self._logs.has_folder(folder):
+            return
         self._logs.remove(folder)
+        self._gone.add(topic.id)
         self._logs.remove_empty(folder.parent)

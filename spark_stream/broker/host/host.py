@@ -115,7 +115,7 @@ class Host:
         self.generation: Generation | None = None
         """The generation of this broker's logs; None until it has decided about vouching."""
         self._has_begun = False
-        self.contact = StoreContact(self.broker_id, clock, self.refresh, self._has_company)
+        self.contact = StoreContact(self.broker_id, clock, self.refresh, self._others_are_cut_off)
         self.guesses = True
         """Whether the error about an unknown topic may name a similar one, whoever asks."""
         self._hosted: dict[str, HostedTopic] = {}
@@ -343,8 +343,11 @@ class Host:
             if self._refreshed <= asked_after:
                 self._apply(fresh=True)
 
-    def _has_company(self) -> bool:
-        """Return whether other brokers are cut off from the store too, by their promises."""
+    def _others_are_cut_off(self) -> bool:
+        """Return whether a promise shows that other brokers are cut off from the store too.
+
+        This broker has given one, or leads by those of its followers: its lease is over then.
+        """
         return self._promises() or any(each.leads for each in self.open_replicas())
 
     def follow_store(self, *, known: bool = False) -> None:

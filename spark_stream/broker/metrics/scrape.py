@@ -173,9 +173,8 @@ class Scrape:
     def consumed(self) -> list[Consumed]:
         """Where named consumers and queries are; nothing while the metadata store is away.
 
-        Lag is counted under the isolation level. If that is not known, lag is counted up to the
-        log's end; but who stands at the last stable offset is taken to wait there, and lacks
-        nothing.
+        Lag is counted under the isolation level, or up to the log's end if that is not known. But
+        a client at the last stable offset is assumed to wait there: its lag is 0.
         """
         try:
             named = self.here.transactions.run(read_named(fresh=False))
@@ -210,7 +209,7 @@ class Scrape:
             place = each.topic, each.partition
             if partition is None or (led := self.led.get(place)) is None:
                 continue
-            waits = isolation is None and each.offset == upper_bound(led[1], _STABLE)
+            waits = kind == "client" and each.offset == upper_bound(led[1], _STABLE)
             lag = 0 if waits else max(0, int(upper_bound(led[1], bound)) - each.offset)
             yield Consumed(name, kind, isolation, place, each.offset, lag)
 

@@ -64,7 +64,7 @@ class Members:
         return sum(each.state is BrokerState.ACTIVE for each in known)
 
     def takers(self, alive: Alive) -> Racks:
-        """Return those of ``alive`` that may get replicas (they do not leave), with their racks."""
+        """Return those of ``alive`` that may get replicas (not those that leave), with racks."""
         return {
             broker: each.rack
             for broker, each in self._view.now.brokers.items()

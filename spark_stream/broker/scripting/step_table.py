@@ -82,7 +82,7 @@ class StepTable:
             FindTopic: lambda step: host.find(step.name, step.topic_id),
             RemoveFiles: lambda step: host.remove_files(step.topic),
             Refresh: lambda step: (
-                host.contact.refresh_if_served() if step.optional else host.refresh()
+                host.contact.refresh_unless_all_are_cut_off() if step.optional else host.refresh()
             ),
             CatchUp: lambda step: host.follow_store(known=True),
             ReadEpochs: self._epochs,

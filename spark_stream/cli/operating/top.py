@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import sys
 import termios
 import time
@@ -65,7 +66,7 @@ def top(
 
     Rates are of what is written. A trend is over the last two minutes; a reader that has not moved
     for 45 seconds is stalled, or waits for a transaction: the first that is undecided in a
-    partition holds readers under read_committed back. ``q`` or Ctrl-C ends it.
+    partition holds readers under read_committed back. In a terminal, q or Ctrl-C ends it.
 
     \b
     isolog top --bootstrap localhost:9092
@@ -159,21 +160,23 @@ def _watch(opened: Log, looks: list[Look], pause_s: float) -> None:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], None]]:
-    """Take keys as they are typed. Yield a pause that ends at a key, and at ``q`` the command."""
+    """Take keys as they are typed. Yield a pause that raises KeyboardInterrupt when q is typed."""
     if not sys.stdin.isatty():
         yield time.sleep
         return
     keyboard = sys.stdin.fileno()
 
     def pause(seconds: float) -> None:
-        if select.select([keyboard], [], [], seconds)[0]:
+        until = time.monotonic() + seconds
+        while select.select([keyboard], [], [], max(0.0, until - time.monotonic()))[0]:
             typed = os.read(keyboard, 64)
             if not typed or b"q" in typed.lower():
                 raise KeyboardInterrupt
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is put back then, too
     before = termios.tcgetattr(keyboard)
-    tty.setcbreak(keyboard)
     try:
+        tty.setcbreak(keyboard)
         yield pause
     finally:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, before)

@@ -2,7 +2,7 @@
 
 ``consumer``   ``Consumer``: follows all partitions of topics
 ``subscription``  what a consumer reads: topics, a pattern of them, chosen partitions
-``named_reader``  the positions that a consumer stores under its name
+``named_positions``  the positions that a consumer stores under its name
 ``group_reader``  the partitions that a member of a group reads, and the positions that it stores
 ``polling``    what is kept from one poll to the next
 ``feed``       the fetching threads behind a consumer

@@ -30,7 +30,7 @@ from spark_stream.client.reading.feed import WATCH_S, Asked, Feed
 from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.group_reader import GroupOptions, GroupReader, check_options
 from spark_stream.client.reading.losses import FAIL, GONE, fails_on, where_to_go_on
-from spark_stream.client.reading.named_reader import NamedReader, check_name
+from spark_stream.client.reading.named_positions import NamedPositions, check_name
 from spark_stream.client.reading.polling import RECORDS_MAX, Patience, Polling, checked_records_max
 from spark_stream.client.reading.positions import Key, Place, resolve_with_lineages
 from spark_stream.client.reading.ranges import check_place
@@ -122,11 +122,32 @@ class Consumer(Closing):
         if start == "latest" and self._atomic:
             self._position = self._cut({})
             self._lineages.clear()  # a cut comes without lineages
-        begin = connection, topics, self._subscription, self._isolation
-        mine = self._position, self._lineages
-        self._named = None if name is None else NamedReader(name, *begin, *mine)
+        self._name = name
+        self._member: GroupReader | None = None
+        self._keeper: NamedPositions | GroupReader | None = None
+        """Stores the position; None: it is not stored."""
+        if name is not None:
+            self._keeper = NamedPositions(
+                name,
+                connection,
+                topics,
+                self._subscription,
+                self._isolation,
+                self._position,
+                self._lineages,
+            )
         self._began = dict(self._position)
-        self._member = None if group is None else GroupReader(group, *begin, start, *mine)
+        if group is not None:
+            self._keeper = self._member = GroupReader(
+                group,
+                connection,
+                topics,
+                self._subscription,
+                self._isolation,
+                start,
+                self._position,
+                self._lineages,
+            )
         self._handed_out: tuple[Key, int] | None = None
         """What may not be processed yet, and where it begins."""
         self._checked = time.monotonic()
@@ -140,7 +161,7 @@ class Consumer(Closing):
     @property
     def name(self) -> str | None:
         """The name under which positions are stored; None if they are not stored."""
-        return None if self._named is None else self._named.name
+        return self._name
 
     @property
     def group(self) -> str | None:
@@ -272,13 +293,12 @@ class Consumer(Closing):
             InvalidRequest: the consumer is closed.
         """
         self._check_open()
-        keeper = self._keeper()
+        keeper = self._keeper or self._refuse_storing()
         keeper.store(keeper.places())
 
     def owner(self) -> dict[str, str]:
         """Return ``{name: instance}``: who must own the name for the position to be stored."""
-        keeper = self._named or self._member
-        return {} if keeper is None else keeper.owner
+        return {} if self._keeper is None else self._keeper.owner
 
     def check_owner(self) -> None:
         """Raise ConsumerFenced if another consumer has taken over the name."""
@@ -288,7 +308,8 @@ class Consumer(Closing):
 
     def note_committed(self, places: Iterable[PositionOf]) -> None:
         """Note that these positions are stored."""
-        self._keeper().note_stored(places)
+        keeper = self._keeper or self._refuse_storing()
+        keeper.note_stored(places)
 
     def places(self, connection: ClusterConnection) -> list[PositionOf]:
         """Return the position in the form in which it is stored through this connection.
@@ -298,7 +319,7 @@ class Consumer(Closing):
                 stores positions automatically, and not with a transaction.
             ConsumerFenced: another member of the group reads what this one has read.
         """
-        keeper = self._keeper()
+        keeper = self._keeper or self._refuse_storing()
         if self._member is not None and self._member.options.auto_commit:
             raise InvalidOption(
                 "this consumer stores positions by itself, whatever becomes of the transaction",
@@ -313,16 +334,12 @@ class Consumer(Closing):
             )
         return keeper.places()
 
-    def _keeper(self) -> NamedReader | GroupReader:
-        """Return who stores the position; raise InvalidOption if nobody does."""
-        keeper = self._named or self._member
-        if keeper is None:
-            raise InvalidOption(
-                "the consumer has no name to store a position under",
-                option="name",
-                hint="Give it one: log.consumer(topics, name=...).",
-            )
-        return keeper
+    def _refuse_storing(self) -> NoReturn:
+        raise InvalidOption(
+            "the consumer has no name to store a position under",
+            option="name",
+            hint="Give it one: log.consumer(topics, name=...).",
+        )
 
     def seek(self, position: str | Mapping[Key, int]) -> None:
         """Go on from ``"earliest"``, ``"latest"``, or the offset of each named partition.
@@ -341,8 +358,7 @@ class Consumer(Closing):
             found = self._cut({}) if at == LATEST and self._atomic else self._bounds(at)
             position = {key: offset for key, offset in found.items() if key in self._position}
         elif position == "committed":
-            keeper = self._named or self._member
-            stored = {} if keeper is None else keeper.committed
+            stored = {} if self._keeper is None else self._keeper.committed
             began = self._began if self._member is None else self._member.began
             position = {key: stored.get(key, began.get(key, 0)) for key in self._position}
         if not isinstance(position, Mapping):
@@ -457,7 +473,7 @@ class Consumer(Closing):
         self._find_topics(now=True)
         ends = self._bounds() if until and not self._atomic else None
         self._take_up(ends or ())
-        watch = None if self._named is None else self.check_owner
+        watch = None if self._name is None else self.check_owner
         pause = _CUT_PAUSE_FIRST_S
         while not self._closed.is_set():
             self._stop_feed()

@@ -162,7 +162,7 @@ class Feed:
                     patience_s=router.timeout_s if patience_s is None else patience_s,
                     checks=asked.checks or (asked.end is not None and asked.start > asked.end),
                     fail_on_loss=fail_on_loss,
-                    followers=asked.source.isolation is not Isolation.READ_UNCOMMITTED,
+                    may_ask_followers=asked.source.isolation is not Isolation.READ_UNCOMMITTED,
                 )
                 for number, asked in enumerate(ranges)
             },
@@ -360,7 +360,7 @@ class Feed:
     def refuse(
         self, asks: Sequence[AskRange[int]], error: IsologError, *, at_followers: bool = False
     ) -> None:
-        """Tell the core that asks do not arrive; ``at_followers``: at followers, not leaders."""
+        """Tell the core that asks were refused, or not sent; ``at_followers``: to followers."""
         with self._lock:
             for ask in asks:
                 self._core.on_failed(ask.number, error, time.monotonic(), at_follower=at_followers)
@@ -382,8 +382,8 @@ class Feed:
             return
         with self._lock:
             numbers = [each.ask.number for each in group]
-            at_followers = {each.ask.number for each in group if each.near is not None}
-            number = self._core.begin(numbers, time.monotonic(), at_followers=at_followers)
+            follower_asks = {each.ask.number for each in group if each.follower is not None}
+            number = self._core.begin(numbers, time.monotonic(), follower_asks=follower_asks)
         if number is None:
             return
         ranges = [self._range_of(each, is_alone=len(group) == 1) for each in group]
@@ -406,10 +406,10 @@ class Feed:
             self._calls.clear()
 
     def _range_of(self, sending: Sending, *, is_alone: bool) -> FetchRange:
-        ask, route, near = sending
+        ask, route, follower = sending
         source, _, end = self._ranges[ask.key][1:4]
         # A follower that lacks the rest of a range is not waited for: the leader has it.
-        wait_ms = self._wait_of(ask.key) if near is None or end is None else 0
+        wait_ms = self._wait_of(ask.key) if follower is None or end is None else 0
         asked = source.fetch(ask.start, end, wait_ms, self._max_bytes)
         maps = is_alone and source.maps and ask.key not in self._unmapped
         self._unmapped.discard(ask.key)
@@ -419,13 +419,13 @@ class Feed:
             follow=end is None and is_alone,
             leader_epoch=route.epoch,
             machine=LEADERS.machine(sending.broker[1]) if maps else None,
-            near=near is not None,
+            near=follower is not None,
         )
 
     def _lose(self, call: _FetchCall, error: IsologError) -> None:
         self._calls.pop(call.number, None)
-        for _, route, near in call.sendings:
-            self._router.on_failed(route, error, near)
+        for _, route, follower in call.sendings:
+            self._router.on_failed(route, error, follower)
         with self._lock:
             self._core.on_lost(call.number, error, time.monotonic())
             self._pass_on()
@@ -462,10 +462,10 @@ class Feed:
                 raise InvalidRequest("an answer names places that were not asked for")
         else:
             place = facts.range
-        ask, route, near = call.sendings[place]
+        ask, route, follower = call.sendings[place]
         if isinstance(facts, FailureFacts):
             self._consume(call, frame)
-            self._router.on_failed(route, facts.error, near)
+            self._router.on_failed(route, facts.error, follower)
             self.refuse([ask], facts.error)
             return
         partitions = None

@@ -22,7 +22,7 @@ AHEAD_ITEMS: Final = 4
 class AskRange(Struct, Generic[K], frozen=True):
     """Ask the leader of this range for what is visible from ``start`` on.
 
-    ``may_ask_follower``: one may be asked in its place.
+    ``may_ask_follower``: a follower may be asked in its place.
     """
 
     number: int
@@ -146,11 +146,11 @@ class FetchCore(Generic[K]):
         return min(moments, default=None)
 
     def begin(
-        self, numbers: list[int], now: float, *, at_followers: Collection[int] = ()
+        self, numbers: list[int], now: float, *, follower_asks: Collection[int] = ()
     ) -> int | None:
         """Start a call with these asks, and return its number; None if all of them are over.
 
-        ``at_followers``: those that ask a follower.
+        ``follower_asks``: those that ask a follower.
         """
         asks = {number for number in numbers if number in self._asks}
         if not asks:
@@ -160,7 +160,7 @@ class FetchCore(Generic[K]):
         for number in asks:
             ask = self._asks[number]
             ask.call = self._numbers
-            self._ranges[ask.key].core.at_follower = number in at_followers
+            self._ranges[ask.key].core.at_follower = number in follower_asks
         return self._numbers
 
     def position(self, number: int) -> tuple[int, Lineage] | None:
@@ -219,7 +219,7 @@ class FetchCore(Generic[K]):
     def on_failed(
         self, number: int, error: IsologError, now: float, *, at_follower: bool = False
     ) -> None:
-        """Record that an ask was refused or did not arrive; ``at_follower``: at a follower."""
+        """Record that an ask was refused or not sent; ``at_follower``: it was not sent to one."""
         ask = self._asks.get(number)
         if ask is None:
             return

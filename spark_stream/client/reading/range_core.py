@@ -20,7 +20,7 @@ FOLLOWER_PAUSE_S: Final = 10.0
 class Ask(Struct, frozen=True):
     """Ask the leader for what is visible from ``start`` on; ``lineage`` is that of ``start``.
 
-    ``may_ask_follower``: one may be asked in its place.
+    ``may_ask_follower``: a follower may be asked in its place.
     """
 
     start: int
@@ -39,7 +39,7 @@ class RangeCore:
 
     ``lineage``: that of ``start``. ``checks``: if the range is empty, ask whether the log has, or
     had, such an offset. ``patience_s``: how long to retry. Without ``fail_on_loss`` continue with
-    what is left if records are gone. ``followers``: they may be asked for records.
+    what is left if records are gone. ``may_ask_followers``: for records.
 
     ===========  ===================================================  ==============
     state        event                                                then
@@ -79,7 +79,7 @@ class RangeCore:
         patience_s: float,
         checks: bool = False,
         fail_on_loss: bool = True,
-        followers: bool = False,
+        may_ask_followers: bool = False,
     ) -> None:
         self.position = start
         self.lineage = lineage
@@ -89,7 +89,7 @@ class RangeCore:
         self._fail_on_loss = fail_on_loss
         self.at_follower = False
         """Whether the present ask is one of a follower; the shell sets it."""
-        self._followers = followers and not checks
+        self._may_ask_followers = may_ask_followers and not checks
         self._leader_next = False
         self._leader_until = 0.0
         self._asked_from = start
@@ -107,7 +107,7 @@ class RangeCore:
             return PauseUntil(self._pause_until)
         self._pause_until = None
         self._asked_from, self._heard, self.at_follower = self.position, now, False
-        may_ask = self._followers and not self._leader_next and now >= self._leader_until
+        may_ask = self._may_ask_followers and not self._leader_next and now >= self._leader_until
         return Ask(self.position, self.lineage, may_ask)
 
     def on_received(
@@ -130,7 +130,7 @@ class RangeCore:
         if self.at_follower:
             self._leader_next = self.position == self._asked_from  # nothing came
             if self._leader_next and self.end is not None:
-                self._followers = False
+                self._may_ask_followers = False
             return
         self._failing_since, self._leader_next = None, False
         if self.end is not None:  # a failover may have lowered the bound

@@ -31,13 +31,15 @@ class Sending(NamedTuple):
 
     ask: AskRange[int]
     route: Route
-    near: BrokerAddress | None = None
+    follower: BrokerAddress | None = None
 
     @property
     def broker(self) -> tuple[str, str]:
         """The id and the address of the broker that is asked."""
-        near, route = self.near, self.route
-        return (route.leader, route.address) if near is None else (near.id, near.address)
+        follower, route = self.follower, self.route
+        return (
+            (route.leader, route.address) if follower is None else (follower.id, follower.address)
+        )
 
 
 class Reader(Protocol):
@@ -49,7 +51,7 @@ class Reader(Protocol):
     def refuse(
         self, asks: Sequence[AskRange[int]], error: IsologError, *, at_followers: bool = False
     ) -> None:
-        """Record that asks do not arrive; ``at_followers``: at followers, not leaders."""
+        """Record that asks were refused, or not sent; ``at_followers``: to followers."""
 
     def fail(self, error: Exception) -> None:
         """Report an unexpected error."""
@@ -145,12 +147,14 @@ class Ways:
         return str([view.field(name) for name in view.asked])
 
     def _refuse(self, sendings: list[Sending], error: IsologError) -> None:
-        for _, route, near in sendings:
-            self._router.on_failed(route, error, near)
+        for _, route, follower in sendings:
+            self._router.on_failed(route, error, follower)
         reader = self._reader()
         if reader is not None:
-            reader.refuse([each.ask for each in sendings if each.near is None], error)
-            reader.refuse([each.ask for each in sendings if each.near], error, at_followers=True)
+            reader.refuse([each.ask for each in sendings if each.follower is None], error)
+            reader.refuse(
+                [each.ask for each in sendings if each.follower], error, at_followers=True
+            )
 
     # -- on a thread that may wait --------------------------------------------------------------
 

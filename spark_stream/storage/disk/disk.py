@@ -370,8 +370,8 @@ class OsDisk:
     def remove_tree(self, path: Path) -> None:
         """Remove the directory and everything in it, durably: after a power cut too.
 
-        What is above it is forced even if the directory is gone, perhaps with its parent: an
-        earlier removal may have died before its force.
+        The nearest directory above it that exists is forced even if the directory itself is gone:
+        an earlier removal may have died before its force.
         """
         with _named(path), suppress(FileNotFoundError):
             shutil.rmtree(path)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import termios
@@ -269,18 +270,20 @@ def test_it_is_drawn_again_in_a_terminal_until(key: str, served: Served):
     before = termios.tcgetattr(theirs)
     shown = ""
     while shown.count("cluster ") < 3:
+        assert select.select([ours], [], [], 60)[0], "it shows nothing"
         shown += os.read(ours, 1 << 16).decode()
     if key == "q":
         os.write(ours, b"q")
     else:
         running.send_signal(signal.SIGINT)
-    drain = threading.Thread(target=drained, args=(ours,))
+    drain = threading.Thread(target=drained, args=(ours,), daemon=True)
     drain.start()
     _, errors = running.communicate(timeout=30)
-    assert termios.tcgetattr(theirs) == before
+    after = termios.tcgetattr(theirs)
     os.close(theirs)
     drain.join()
     os.close(ours)
+    assert after == before
     assert (running.returncode, errors) == (0, b"")
     assert "\x1b[" in shown
 

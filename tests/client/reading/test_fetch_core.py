@@ -60,7 +60,9 @@ class Shell:
         self.chance = random.Random(seed)
         self.leaders = [Leader(self.chance) for _ in range(ranges)]
         self.ranges = {
-            key: RangeCore(0, None, patience_s=1e9, fail_on_loss=False, followers=key % 2 == 1)
+            key: RangeCore(
+                0, None, patience_s=1e9, fail_on_loss=False, may_ask_followers=key % 2 == 1
+            )
             for key in range(ranges)
         }
         self.core = FetchCore(
@@ -128,7 +130,7 @@ class Shell:
                 self.core.on_failed(ask.number, error, self.now, at_follower=ask.number in near)
             self.pass_on()
             return
-        number = self.core.begin([ask.number for ask in group], self.now, at_followers=near)
+        number = self.core.begin([ask.number for ask in group], self.now, follower_asks=near)
         if number is None:
             assert not any(map(self.is_asked, group))
             return

@@ -167,7 +167,7 @@ def test_in_any_order_of_events_all_that_is_left_is_read_once_and_losses_are_tol
         chance = random.Random(seed)
         leader = Leader(chance)
         read = RangeCore(
-            0, None, patience_s=PATIENCE_S, fail_on_loss=False, followers=seed % 2 == 1
+            0, None, patience_s=PATIENCE_S, fail_on_loss=False, may_ask_followers=seed % 2 == 1
         )
         reader = Reader(leader, read)
         for _ in range(60):
@@ -190,7 +190,9 @@ def test_a_bounded_range_is_over_at_its_end_or_at_a_bound_that_does_not_move(see
     leader = Leader(chance)
     leader.records = list(range(30))
     start, end = sorted((chance.randint(0, 30), chance.randint(0, 40)))
-    reader = Reader(leader, RangeCore(start, end, patience_s=PATIENCE_S, followers=seed % 2 == 1))
+    reader = Reader(
+        leader, RangeCore(start, end, patience_s=PATIENCE_S, may_ask_followers=seed % 2 == 1)
+    )
     while reader.step():
         pass
     assert reader.kept == {at: at for at in range(start, min(end, 30))}
@@ -263,7 +265,7 @@ def ask_leader(tried: RangeCore, now: float) -> None:
 
 
 def test_the_leader_is_asked_at_once_if_a_follower_fails_and_for_a_while():
-    tried = core(followers=True)
+    tried = core(may_ask_followers=True)
     for error in (BrokerUnavailable("dead"), DataLoss("cut", left=3), OffsetEvicted("gone")):
         now = tried._leader_until
         ask_follower(tried, now)
@@ -275,7 +277,7 @@ def test_the_leader_is_asked_at_once_if_a_follower_fails_and_for_a_while():
 
 
 def test_what_a_follower_lacks_of_a_range_the_leader_is_asked_for():
-    tried = core(followers=True)
+    tried = core(may_ask_followers=True)
     ask_follower(tried, 0)
     tried.on_received(7, ((0, 7),), 2, None, 0)
     tried.on_ended()
@@ -288,7 +290,7 @@ def test_what_a_follower_lacks_of_a_range_the_leader_is_asked_for():
 
 
 def test_a_reader_without_an_end_asks_the_leader_once_if_a_follower_has_nothing_new():
-    tried = core(end=None, followers=True)
+    tried = core(end=None, may_ask_followers=True)
     for _ in range(3):
         ask_follower(tried, 0)
         tried.on_ended()
@@ -297,7 +299,7 @@ def test_a_reader_without_an_end_asks_the_leader_once_if_a_follower_has_nothing_
 
 
 def test_a_follower_without_news_does_not_excuse_a_leader_that_fails():
-    tried = core(end=None, followers=True)
+    tried = core(end=None, may_ask_followers=True)
     ask_follower(tried, 0)
     tried.on_received(5, ((0, 5),), 0, None, 0)
     tried.on_ended()

@@ -30,10 +30,11 @@ def check_name(name: str) -> None:
         ) from None
 
 
-class NamedReader:
+class NamedPositions:
     """What one consumer stores under its name.
 
-    ``position`` and ``lineages`` are the consumer's own: where it begins, and later where it is.
+    ``position`` and ``lineages`` are the consumer's own. The name is taken over at once, and the
+    position moves to what is stored under it.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class NamedReader:
         self._take_over()
 
     def _take_over(self) -> None:
-        """Take over the name, and begin at its positions, except in topics recreated since."""
+        """Take over the name, and begin at its positions; those of topics made anew are void."""
         stored = self._subscription.chosen(
             {
                 (each.topic, each.partition): each
@@ -73,7 +74,7 @@ class NamedReader:
         self._start_added(stored)
 
     def _start_added(self, stored: Mapping[Key, object]) -> None:
-        """Start partitions that were added since the position was stored at their first record."""
+        """Start partitions that are newer than the stored position at their first record."""
         for topic in {topic for topic, _ in stored}:
             first = resolve(self._topics, topic, "earliest", self._isolation, "earliest")
             for key in self._subscription.chosen({(topic, number): 0 for number in first}):
