@@ -34,7 +34,10 @@ from spark_stream.wire.messages import (
     AlterTopic,
     AskedTopic,
     CreateTopic,
+    DeleteTopic,
     Empty,
+    ListedOffsets,
+    ListOffsets,
     ListTopics,
     NamedTopic,
     PartitionOffsets,
@@ -165,8 +168,34 @@ class TopicsClient:
         return self._remember(self._connection.act("alter-topic", asked, TopicDescription))
 
     def delete(self, topic: str) -> None:
+        """Delete the topic that has this name now.
+
+        The request may be repeated, and a broker that has hung may run it late: the topic's id
+        keeps it from deleting a later topic of the name.
+
+        Raises:
+            UnknownTopic: there is none, or it was deleted and created again meanwhile.
+        """
         self.forget(topic)
-        self._connection.act("delete-topic", named_topic(topic), Empty)
+        named = named_topic(topic)
+        asked = DeleteTopic(topic=named.topic, topic_id=self._id_of(named.topic))
+        try:
+            self._connection.act("delete-topic", asked, Empty)
+        except UnknownTopic as error:
+            if "topic_id" in error.details:  # there is a later one
+                raise
+        except InvalidRequest as error:
+            if error.details.get("field") != "topic_id":
+                raise
+            self._connection.act("delete-topic", named, Empty)  # the broker's release takes no id
+
+    def _id_of(self, topic: str) -> str:
+        """Return the topic's id, as the metadata store has it; ask no leader."""
+        asked = ListOffsets(topics=[AskedTopic(topic=topic, partitions=[])], names=True)
+        found = self._connection.act("list-offsets", asked, ListedOffsets)
+        if topic not in found.topics:
+            raise found.unknown[topic]
+        return found.topics[topic].topic_id
 
     def offsets(
         self,

@@ -88,6 +88,17 @@ def unknown(name: str, names: Collection[str] = ()) -> UnknownTopic:
     return UnknownTopic(f"there is no topic {name!r}{guess}", topic=name)
 
 
+def check_id(topic: Topic, topic_id: str | None) -> None:
+    """Raise UnknownTopic if ``topic_id`` is not this topic's, but an earlier one's of its name."""
+    if topic_id is not None and topic_id != topic.id:
+        raise UnknownTopic(
+            f"topic {topic.name!r} was deleted and created again:"
+            f" its id is {topic.id}, not {topic_id}",
+            topic=topic.name,
+            topic_id=topic.id,
+        )
+
+
 def encode(topic: Topic) -> dict[str, Any]:
     """Return what the store holds of a topic."""
     return stored(topic)

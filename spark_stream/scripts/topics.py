@@ -16,7 +16,7 @@ from spark_stream.cluster.brokers import BROKERS
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, decode_value, put_of
 from spark_stream.cluster.stores.store import Put as StorePut
 from spark_stream.cluster.stores.store import StoreRecord
-from spark_stream.cluster.topics import TOPICS, Topic, decode, encode, unknown
+from spark_stream.cluster.topics import TOPICS, Topic, check_id, decode, encode, unknown
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.transactions.transactions import Joined
@@ -170,15 +170,16 @@ def _put_altered(record: StoreRecord, new: Topic) -> Script[None]:
         raise _was_changed(new.name)
 
 
-def delete_topic(name: str) -> Script[Topic]:
+def delete_topic(name: str, topic_id: str | None = None) -> Script[Topic]:
     """Delete the topic's record, and return the topic; its brokers then remove their files.
 
     Raises:
-        UnknownTopic: there is no such topic.
+        UnknownTopic: there is no such topic, or ``topic_id`` is that of an earlier one.
     """
     while True:
         record = yield from find_record(name)
         topic = decode(record)
+        check_id(topic, topic_id)
         brokers = yield from brokers_of(topic)
         yield from announce_removal(topic, brokers)
         if (yield from DeleteRecord(record.key, record.version)):

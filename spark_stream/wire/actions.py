@@ -55,6 +55,7 @@ from spark_stream.wire.messages import (
     BrokerStatus,
     CreateTopic,
     Cut,
+    DeleteTopic,
     Empty,
     FindLeaders,
     Leaders,
@@ -104,7 +105,7 @@ class Action(Struct, frozen=True):
 ACTIONS: Final[dict[str, Action]] = {
     "create-topic": Action(CreateTopic, TopicDescription),
     "alter-topic": Action(AlterTopic, TopicDescription),
-    "delete-topic": Action(NamedTopic, Empty),
+    "delete-topic": Action(DeleteTopic, Empty),
     "describe-topic": Action(NamedTopic, TopicDescription),
     "list-topics": Action(ListTopics, TopicNames),
     "list-offsets": Action(ListOffsets, ListedOffsets),

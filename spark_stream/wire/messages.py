@@ -292,6 +292,13 @@ class NamedTopic(Message):
     topic: Name
 
 
+class DeleteTopic(Message):
+    """Deletes a topic; with ``topic_id`` only the one of this id, and no later one of its name."""
+
+    topic: Name
+    topic_id: str | None = None
+
+
 class PartitionDescription(Description, kw_only=False):
     """A partition as its leader sees it. ``error`` is None unless the partition cannot be used.
 

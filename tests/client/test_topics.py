@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pytest
 
 import spark_stream as isolog
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.errors import (
     InvalidAssignment,
     InvalidConfig,
     InvalidOption,
+    InvalidRequest,
     InvalidTopic,
     IsologError,
     SchemaMismatch,
@@ -22,6 +27,7 @@ from spark_stream.errors import (
     UnsupportedType,
 )
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
+from spark_stream.wire.messages import Message
 from tests.support import NUMBERS, numbers
 
 
@@ -85,6 +91,59 @@ def test_a_topic_made_anew_has_another_id_and_no_records(log, topic):
     assert second.id != first.id
     assert second.partitions[0].log_end_offset == 0
     assert log.read(topic).num_rows == 0
+
+
+class Requests:
+    """What clients send to delete topics; ``before`` is called before each of these requests."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.deletes: list[Callable[[], object]] = []
+        self.before: Callable[[Message], object] = lambda _: None
+        self._act = ClusterConnection.act
+        monkeypatch.setattr(ClusterConnection, "act", lambda *asked: self.pass_on(*asked))
+
+    def pass_on(self, connection: ClusterConnection, name: str, body: Message, *more: Any) -> Any:
+        if name == "delete-topic":
+            self.deletes.append(partial(self._act, connection, name, body, *more))
+            self.before(body)
+        return self._act(connection, name, body, *more)
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
+    return Requests(monkeypatch)
+
+
+def test_a_request_that_arrives_late_does_not_delete_a_later_topic_of_the_name(
+    log, topic, requests
+):
+    """A broker that has hung carries it out, and the client had repeated it at another."""
+    log.create_topic(topic)
+    log.delete_topic(topic)
+    later = log.create_topic(topic)
+    with pytest.raises(UnknownTopic, match="deleted and created again"):
+        requests.deletes[0]()
+    assert log.describe(topic).id == later.id
+
+
+def test_a_repeated_request_finds_its_topic_gone_and_is_done(log, topic, requests):
+    log.create_topic(topic)
+    requests.before = lambda _: requests.deletes[0]()
+    log.delete_topic(topic)
+    assert topic not in log.topics()
+
+
+def test_a_broker_that_takes_no_id_deletes_by_the_name(log, topic, requests):
+    """Those of the release before."""
+
+    def refuse(body: Message) -> None:
+        if b"topic_id" in body.to_bytes():
+            raise InvalidRequest("DeleteTopic: topic_id: unknown field", field="topic_id")
+
+    log.create_topic(topic)
+    requests.before = refuse
+    log.delete_topic(topic)
+    assert topic not in log.topics()
 
 
 def test_a_second_topic_of_a_name_is_refused_and_the_first_is_untouched(log, topic):

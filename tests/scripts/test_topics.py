@@ -233,6 +233,20 @@ def test_a_deleted_topic_is_gone_and_its_name_is_free(on, other):
     assert is_whole(on)
 
 
+def test_a_delete_of_an_earlier_topic_leaves_the_one_that_has_its_name_now(on, other):
+    """A broker that hung may carry out a request that its client has repeated elsewhere."""
+    on.run(creation(MADE))
+    on.run(delete_topic("flights", MADE.id))
+    for each in (on, other):
+        sweep(each)
+    on.run(creation(LATER))
+    with pytest.raises(UnknownTopic, match="deleted and created again"):
+        on.run(delete_topic("flights", MADE.id))
+    assert Topics(on.store).all() == [LATER]
+    on.run(delete_topic("flights", LATER.id))
+    assert Topics(on.store).all() == []
+
+
 def test_a_broker_that_has_nothing_of_a_topic_deletes_it_for_the_others(on, other):
     on.run(creation(MADE))
     third = on.other(B3)

@@ -37,6 +37,7 @@ from spark_stream.wire.messages import (
     AskedTopic,
     BrokerAddress,
     CreateTopic,
+    DeleteTopic,
     Empty,
     FindLeaders,
     LeaderFacts,
@@ -73,8 +74,8 @@ def alter_topic(context: BrokerContext, asked: AlterTopic) -> TopicDescription:
     return _described(context, altered)
 
 
-def delete_topic(context: BrokerContext, asked: NamedTopic) -> Empty:
-    context.topics.delete(asked.topic)
+def delete_topic(context: BrokerContext, asked: DeleteTopic) -> Empty:
+    context.topics.delete(asked.topic, asked.topic_id)
     return Empty()
 
 

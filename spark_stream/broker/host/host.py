@@ -22,7 +22,6 @@ from spark_stream.broker.host.hosted import (
     FollowerLinks,
     HostedTopic,
     NoLinks,
-    check_id,
     format_of,
     unknown_partition,
 )
@@ -31,7 +30,7 @@ from spark_stream.broker.partition.partition import CloseReason, Partition
 from spark_stream.broker.partition.recent import BROKER_BYTES, MemoryRoom
 from spark_stream.cluster.generations import Ends
 from spark_stream.cluster.partitions import PartitionId, StoredPartition
-from spark_stream.cluster.topics import Topic, unknown
+from spark_stream.cluster.topics import Topic, check_id, unknown
 from spark_stream.cluster.view import ClusterView, News
 from spark_stream.consistency.control import election
 from spark_stream.consistency.control.election import LogEnd

@@ -9,7 +9,7 @@ from typing import Protocol
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import BrokerId, Generation
-from spark_stream.errors import IsologError, NotLeader, UnknownPartition, UnknownTopic
+from spark_stream.errors import IsologError, NotLeader, UnknownPartition
 from spark_stream.schema.schemas import TIMESTAMP_COLUMN, is_default
 from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.settings import LogSettings
@@ -115,14 +115,3 @@ def unknown_partition(topic: Topic, number: int) -> UnknownPartition:
         topic=topic.name,
         partition=number,
     )
-
-
-def check_id(topic: Topic, topic_id: str | None) -> None:
-    """Raise UnknownTopic if ``topic_id`` is not this topic's, but an earlier one's of its name."""
-    if topic_id is not None and topic_id != topic.id:
-        raise UnknownTopic(
-            f"topic {topic.name!r} was deleted and created again:"
-            f" its id is {topic.id}, not {topic_id}",
-            topic=topic.name,
-            topic_id=topic.id,
-        )

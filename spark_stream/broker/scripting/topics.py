@@ -207,10 +207,10 @@ class TopicAdmin:
 
         return change
 
-    def delete(self, name: str) -> None:
-        """Delete a topic and its records. UnknownTopic if there is no such topic."""
+    def delete(self, name: str, topic_id: str | None = None) -> None:
+        """Delete a topic and its records. UnknownTopic as ``scripts.topics.delete_topic``."""
         with self._changes(name):
-            topic = self._driver.run(scripts.delete_topic(name))
+            topic = self._driver.run(scripts.delete_topic(name, topic_id))
             self._driver.run(left_overs.remove_own(topic, self._host.broker_id))
 
     def removing_left_overs(self, *, starts: bool = False) -> Script[list[str]]:
