@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import sys
 import termios
+import threading
 import time
 import tty
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Final, TypeVar
@@ -123,19 +123,14 @@ def _topics(opened: Log) -> list[TopicDescription]:
 
 
 def _follow(
-    opened: Log,
-    looks: list[Look],
-    pause_s: float,
-    show: Callable[[ClusterFrame, str | None], None],
-    pause: Callable[[float], None] = time.sleep,
+    opened: Log, looks: list[Look], pause_s: float, show: Callable[[ClusterFrame, str | None], None]
 ) -> None:
     """Show a frame after each look, without end. An error is shown, and the next look tries again.
 
-    The cluster may be out of reach for a while, which is when somebody watches it. ``pause`` may
-    raise KeyboardInterrupt.
+    The cluster may be out of reach for a while, which is when somebody watches it.
     """
     while True:
-        pause(pause_s)
+        time.sleep(pause_s)
         try:
             looks.append(look_at(opened))
         except IsologError as error:
@@ -147,39 +142,38 @@ def _follow(
 
 
 def _watch(opened: Log, looks: list[Look], pause_s: float) -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is put back then, too
     first = drawn(frame_of(looks))
-    with Live(first, console=console(), screen=True, auto_refresh=False) as live, _keys() as pause:
+    with Live(first, console=console(), screen=True, auto_refresh=False) as live, _ended_by_q():
         _follow(
             opened,
             looks,
             pause_s,
             lambda frame, error: live.update(drawn(frame, error), refresh=True),
-            pause,
         )
 
 
 @contextmanager
-def _keys() -> Iterator[Callable[[float], None]]:
-    """Take keys as they are typed. Yield a pause that raises KeyboardInterrupt when q is typed."""
+def _ended_by_q() -> Iterator[None]:
+    """Interrupt the command when q is typed, also while the cluster does not answer."""
     if not sys.stdin.isatty():
-        yield time.sleep
+        yield
         return
     keyboard = sys.stdin.fileno()
-
-    def pause(seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while select.select([keyboard], [], [], max(0.0, until - time.monotonic()))[0]:
-            typed = os.read(keyboard, 64)
-            if not typed or b"q" in typed.lower():
-                raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is put back then, too
     before = termios.tcgetattr(keyboard)
     try:
         tty.setcbreak(keyboard)
-        yield pause
+        threading.Thread(target=_interrupt_at_q, args=(keyboard,), daemon=True).start()
+        yield
     finally:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+
+
+def _interrupt_at_q(keyboard: int) -> None:
+    with suppress(OSError):  # the terminal is gone
+        while (typed := os.read(keyboard, 64)) and b"q" not in typed.lower():
+            pass
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def print_frame(frame: ClusterFrame, error: str | None, output: Listing) -> None:

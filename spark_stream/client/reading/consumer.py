@@ -72,7 +72,7 @@ class Consumer(Closing):
     one is asked for, :meth:`commit` is called, or the ``with`` block ends without an exception.
 
     Partitions that a topic gets later are read from their first record on, wherever the consumer
-    started.
+    started; so is a partition without a stored position, if its topic has one in another.
 
     ``on_loss``: records that retention removed before they were read, or that a failover removed
     after, are an error (``fail``: OffsetEvicted, DataLoss), or the consumer logs a warning and
@@ -97,7 +97,7 @@ class Consumer(Closing):
         group: GroupOptions | None = None,
     ) -> None:
         if name is not None:
-            check_name(name)  # before any call
+            check_name(name, "name")  # before any call
         self._connection = connection
         self._filter = filter
         self._topics = topics

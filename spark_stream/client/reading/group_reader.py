@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.groups import Membership
+from spark_stream.client.reading.named_positions import check_name
 from spark_stream.client.reading.positions import Key, Place, resolve_with_lineages
 from spark_stream.client.reading.subscription import Subscription
 from spark_stream.client.topics import TopicsClient
@@ -61,11 +62,7 @@ class GroupOptions(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         """Check the options."""
-        if not (isinstance(self.group, str) and 0 < len(self.group) <= 255):
-            raise InvalidOption(
-                f"a group's name is a text of 1 to 255 characters, not {self.group!r}",
-                option="group",
-            )
+        check_name(self.group, "group")
         least, most = SESSION_MS_MIN / 1_000, SESSION_MS_MAX / 1_000
         for option in ("session_timeout", "processing_timeout"):
             value = getattr(self, option)

@@ -20,14 +20,14 @@ from spark_stream.errors import InvalidOption, InvalidRequest
 from spark_stream.wire.transaction_messages import NamedConsumer
 
 
-def check_name(name: str) -> None:
-    """Raise InvalidOption if a consumer cannot have this name."""
+def check_name(name: str, option: str) -> None:
+    """Raise InvalidOption if a consumer or a group cannot have this name, which ``option`` gave."""
     try:
-        NamedConsumer.of(consumer=name)
-    except InvalidRequest:
-        raise InvalidOption(
-            f"a consumer's name is a text of 1 to 255 characters, not {name!r}"
-        ) from None
+        NamedConsumer.of(consumer=name).to_bytes()
+    except (InvalidRequest, UnicodeEncodeError):
+        whose = "a group's" if option == "group" else "a consumer's"
+        text = f"{whose} name is a text of 1 to 255 characters, not {name!r}"
+        raise InvalidOption(text, option=option) from None
 
 
 class NamedPositions:

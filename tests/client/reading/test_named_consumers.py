@@ -102,11 +102,12 @@ def test_without_a_name_there_is_nothing_to_store(log, topic):
         consumer.commit()
 
 
-@pytest.mark.parametrize("wrong", ["", "x" * 256, 7])
-def test_a_name_that_is_none_is_refused(log, topic, wrong):
+@pytest.mark.parametrize("option", ["name", "group"])
+@pytest.mark.parametrize("wrong", ["", "x" * 256, 7, "\ud800"])
+def test_a_name_that_is_none_is_refused(log, topic, wrong, option):
     fill(log, topic, 1)
     with pytest.raises(InvalidOption, match="name is a text of 1 to 255 characters"):
-        log.consumer(topic, name=wrong)
+        log.consumer(topic, **{option: wrong})
 
 
 def test_a_position_moves_with_its_transaction(log, topic, name):
