@@ -179,5 +179,10 @@ def test_a_folder_is_removed_once_and_again_only_if_it_was_made_again(tmp_path: 
     folders.remove(topic)
     assert disk.forces == before
     logs.make_folder(folder)
+    disk.fail_next_force()
+    with pytest.raises(StorageFailure):
+        folders.remove(topic)
+    before = disk.forces
     folders.remove(topic)
+    assert disk.forces > before
     assert not logs.has_folder(folder)

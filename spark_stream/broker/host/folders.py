@@ -138,6 +138,7 @@ class TopicFolders:
         self._removed.add(topic.id)
         if topic.id in self._gone and not self._logs.has_folder(folder):
             return
+        self._gone.discard(topic.id)
         self._logs.remove(folder)
         self._gone.add(topic.id)
         self._logs.remove_empty(folder.parent)
