@@ -191,7 +191,7 @@ class BrokerCore:
         yield from self.transactions.recovering()
 
     def promise_to_ask_s(self) -> float | None:
-        """Return for how long followers are to promise that they do not lead; None: no need."""
+        """Return for how long followers should promise not to lead, or None if they need not."""
         return self.leases.duration_s if self.leases.is_overdue() else None
 
     def control(self) -> Script[None]:

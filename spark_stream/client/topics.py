@@ -36,8 +36,6 @@ from spark_stream.wire.messages import (
     CreateTopic,
     DeleteTopic,
     Empty,
-    ListedOffsets,
-    ListOffsets,
     ListTopics,
     NamedTopic,
     PartitionOffsets,
@@ -191,8 +189,7 @@ class TopicsClient:
 
     def _id_of(self, topic: str) -> str:
         """Return the topic's id, as the metadata store has it; ask no leader."""
-        asked = ListOffsets(topics=[AskedTopic(topic=topic, partitions=[])], names=True)
-        found = self._connection.act("list-offsets", asked, ListedOffsets)
+        found = self.look_up([AskedTopic(topic=topic, partitions=[])], names=True)
         if topic not in found.topics:
             raise found.unknown[topic]
         return found.topics[topic].topic_id

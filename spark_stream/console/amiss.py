@@ -77,7 +77,7 @@ def judge(parts: Mapping[str, Any], now_ms: int) -> list[Amiss]:
 # -- what the brokers say -------------------------------------------------------------------------
 
 _HINTS: Final[Mapping[str, str]] = {
-    ProblemKind.NO_LEADER: "Start a broker that has a replica in sync; nobody can use them before.",
+    ProblemKind.NO_LEADER: "Start a broker that has an in-sync replica: they need a leader.",
     ProblemKind.BELOW_MIN_ISR: "The page of each says which of its replicas are missing.",
     ProblemKind.UNDER_REPLICATED: "The page of each says which replica is missing, and why.",
     ProblemKind.DEAD_BROKER: (

@@ -64,7 +64,7 @@ class StoreContact:
             self._refresh()
 
     def check_may_answer(self) -> None:
-        """Check that what this broker knows may be told.
+        """Check that this broker may answer from what it knows.
 
         It may while its lease lasts, or others are cut off from the store too.
 

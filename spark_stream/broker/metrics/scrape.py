@@ -63,7 +63,7 @@ class Consumed(Struct, frozen=True):
     consumer: str
     kind: str
     isolation: Isolation | None
-    """None: not known, as always for a client."""
+    """None if it is not known; that of a client never is."""
     place: Place
     position: int
     lag: int

@@ -144,7 +144,7 @@ TABLE: Final[tuple[Series, ...]] = (
     Series(CLUSTER, "isolog_topics", GAUGE, "Topics", lambda s: s.cluster.topics),
     Series(CLUSTER, "isolog_partitions", GAUGE, "Partitions", lambda s: s.cluster.partitions),
     Series(CLUSTER, "isolog_partitions_without_leader", GAUGE,
-           "Partitions without a leader that is alive: nobody reads or writes them",
+           "Partitions without a leader that is alive: they can be neither read nor written",
            lambda s: s.cluster.without_leader),
     Series(CLUSTER, "isolog_partitions_below_min_insync", GAUGE,
            "Partitions with fewer in-sync replicas than `min.insync.replicas`: writes that wait"

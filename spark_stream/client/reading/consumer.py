@@ -125,7 +125,7 @@ class Consumer(Closing):
         self._name = name
         self._member: GroupReader | None = None
         self._keeper: NamedPositions | GroupReader | None = None
-        """Stores the position; None: it is not stored."""
+        """What stores the position; None if nothing does."""
         if name is not None:
             self._keeper = NamedPositions(
                 name,

@@ -360,7 +360,7 @@ class Feed:
     def refuse(
         self, asks: Sequence[AskRange[int]], error: IsologError, *, at_followers: bool = False
     ) -> None:
-        """Tell the core that asks were refused, or not sent; ``at_followers``: to followers."""
+        """Tell the core that these asks failed; ``at_followers``: before they got to followers."""
         with self._lock:
             for ask in asks:
                 self._core.on_failed(ask.number, error, time.monotonic(), at_follower=at_followers)

@@ -219,7 +219,7 @@ class FetchCore(Generic[K]):
     def on_failed(
         self, number: int, error: IsologError, now: float, *, at_follower: bool = False
     ) -> None:
-        """Record that an ask was refused or not sent; ``at_follower``: it was not sent to one."""
+        """Record that an ask failed; ``at_follower``: before it got to a follower."""
         ask = self._asks.get(number)
         if ask is None:
             return

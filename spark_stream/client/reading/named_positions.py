@@ -60,7 +60,7 @@ class NamedPositions:
         self._take_over()
 
     def _take_over(self) -> None:
-        """Take over the name, and begin at its positions; those of topics made anew are void."""
+        """Take over the name; begin at its positions, except in topics that were made anew."""
         stored = self._subscription.chosen(
             {
                 (each.topic, each.partition): each

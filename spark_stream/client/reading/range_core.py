@@ -39,7 +39,7 @@ class RangeCore:
 
     ``lineage``: that of ``start``. ``checks``: if the range is empty, ask whether the log has, or
     had, such an offset. ``patience_s``: how long to retry. Without ``fail_on_loss`` continue with
-    what is left if records are gone. ``may_ask_followers``: for records.
+    what is left if records are gone. ``may_ask_followers``: for records, in the leader's place.
 
     ===========  ===================================================  ==============
     state        event                                                then

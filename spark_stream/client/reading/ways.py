@@ -51,7 +51,7 @@ class Reader(Protocol):
     def refuse(
         self, asks: Sequence[AskRange[int]], error: IsologError, *, at_followers: bool = False
     ) -> None:
-        """Record that asks were refused, or not sent; ``at_followers``: to followers."""
+        """Record that these asks failed; ``at_followers``: before they got to followers."""
 
     def fail(self, error: Exception) -> None:
         """Report an unexpected error."""
