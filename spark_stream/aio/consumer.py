@@ -7,7 +7,7 @@ cancelled task loses no record.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -18,7 +18,7 @@ from spark_stream.client.reading import consumer as sync
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched
 from spark_stream.client.reading.polling import RECORDS_MAX, Patience, checked_records_max
-from spark_stream.client.reading.positions import Key
+from spark_stream.client.reading.positions import Key, Target
 from spark_stream.client.values import Record
 from spark_stream.errors import InvalidRequest
 
@@ -128,8 +128,8 @@ class AsyncConsumer(Asynchronous[sync.Consumer]):
         """Store the position under the name, or the group's: the next consumer continues there."""
         await self._worker.call(self.sync.commit)
 
-    async def seek(self, position: str | Mapping[Key, int]) -> None:
-        """Go on from ``"earliest"``, ``"latest"``, ``"committed"``, or offsets by partition."""
+    async def seek(self, position: Target) -> None:
+        """Go on from ``"earliest"``, ``"latest"``, ``"committed"``, a datetime, or places."""
         await self._worker.call(self.sync.seek, position)
 
     async def _end(self, close: Callable[[], object]) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 
 import pytest
@@ -424,6 +425,21 @@ def test_consumers_of_a_group_share_a_topic(shared, topic):
                     each.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
             assert set(found) == {b"%d" % n for n in range(400)}
+
+    run(body)
+
+
+def test_seek_of_a_new_member_moves_the_group_to_a_time(shared, topic):
+    async def body():
+        async with connected(shared, topic) as log:
+            async with log.producer() as producer:
+                for second in range(4):
+                    moment = datetime(2024, 5, 1, 0, 0, second, tzinfo=UTC)
+                    await producer.send(topic, b"", timestamp=moment)
+            async with log.consumer(topic, group=topic) as consumer:
+                await consumer.seek(datetime(2024, 5, 1, 0, 0, 2))
+                await consumer.commit()
+            assert (await log.describe_consumer(topic))[0].partitions[0].offset == 2
 
     run(body)
 

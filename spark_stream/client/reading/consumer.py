@@ -15,6 +15,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from datetime import datetime
 from functools import partial
 from numbers import Integral
 from types import TracebackType
@@ -32,7 +33,13 @@ from spark_stream.client.reading.group_reader import GroupOptions, GroupReader, 
 from spark_stream.client.reading.losses import FAIL, GONE, fails_on, where_to_go_on
 from spark_stream.client.reading.named_positions import NamedPositions, check_name
 from spark_stream.client.reading.polling import RECORDS_MAX, Patience, Polling, checked_records_max
-from spark_stream.client.reading.positions import Key, Place, resolve_with_lineages
+from spark_stream.client.reading.positions import (
+    Key,
+    Place,
+    Target,
+    offsets_of,
+    resolve_with_lineages,
+)
 from spark_stream.client.reading.ranges import check_place
 from spark_stream.client.reading.records import records_of
 from spark_stream.client.reading.subscription import Asked as Topics
@@ -341,18 +348,22 @@ class Consumer(Closing):
             hint="Give it one: log.consumer(topics, name=...).",
         )
 
-    def seek(self, position: str | Mapping[Key, int]) -> None:
-        """Go on from ``"earliest"``, ``"latest"``, or the offset of each named partition.
+    def seek(self, position: Target) -> None:
+        """Go on from ``"earliest"``, ``"latest"``, a datetime, or the place of each partition.
 
-        ``"committed"``: from the stored position, as after a transaction that was aborted; from
-        where the consumer began, if none is stored. Partitions that are not named stay where they
-        are.
+        A place is an offset or a datetime, which means the first record at or after it, or the end
+        if the partition has no later record. ``"committed"``: from the stored position, as after a
+        transaction that was aborted. Without a stored position this is the consumer's first one.
+        Partitions that are not named stay where they are. A member of a group receives its
+        partitions first.
 
         Raises:
             InvalidOption: the position has a form, a partition or an offset that is not taken.
-            InvalidRequest: the consumer is closed.
+            InvalidRequest: the consumer is closed, or the group has assigned no partition to it.
         """
         self._check_open()
+        if self._member is not None and not self._position and position != "committed":
+            self._member.receive_partitions()
         if position in ("earliest", "latest"):
             at = EARLIEST if position == "earliest" else LATEST
             found = self._cut({}) if at == LATEST and self._atomic else self._bounds(at)
@@ -361,24 +372,28 @@ class Consumer(Closing):
             stored = {} if self._keeper is None else self._keeper.committed
             began = self._began if self._member is None else self._member.began
             position = {key: stored.get(key, began.get(key, 0)) for key in self._position}
+        elif isinstance(position, datetime):
+            position = dict.fromkeys(self._position, position)
         if not isinstance(position, Mapping):
             raise InvalidOption(
-                "a position is 'earliest', 'latest', 'committed' or {(topic, partition): offset},"
-                f" not {position!r}",
+                "a position is 'earliest', 'latest', 'committed', a datetime or"
+                f" {{(topic, partition): offset or datetime}}, not {position!r}",
                 hint="`consumer.position()` shows the present one.",
             )
-        for key, offset in position.items():
+        for key, place in position.items():
             if key not in self._position:
                 raise InvalidOption(
                     f"{key} is not a (topic, partition) of this consumer",
                     hint="`consumer.position()` shows those that it reads.",
                 )
-            if not isinstance(offset, Integral) or not 0 <= offset <= INT64_MAX:
+            is_offset = isinstance(place, Integral) and 0 <= place <= INT64_MAX
+            if not is_offset and not isinstance(place, datetime):
                 raise InvalidOption(
-                    f"an offset is at least 0, not {offset!r}",
+                    f"an offset is at least 0, not {place!r}",
                     hint='seek("earliest") goes to the first records, seek("latest") to the end.',
                 )
-        self._position.update({key: int(offset) for key, offset in position.items()})
+        position = offsets_of(self._topics, position, self._isolation)
+        self._position.update(position)
         for key in position:
             self._lineages.pop(key, None)
         if self._member is not None:

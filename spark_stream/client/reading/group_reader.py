@@ -29,7 +29,13 @@ from spark_stream.consistency.groups import Assigned
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
-from spark_stream.errors import ConsumerFenced, InvalidOption, IsologError, UnknownTopic
+from spark_stream.errors import (
+    ConsumerFenced,
+    InvalidOption,
+    InvalidRequest,
+    IsologError,
+    UnknownTopic,
+)
 from spark_stream.wire.limits import SESSION_MS_MAX, SESSION_MS_MIN
 
 logger = logging.getLogger(__name__)
@@ -205,6 +211,23 @@ class GroupReader:
                 self._wait_after(error)
                 return
             self._begin(change.added, places)
+
+    def receive_partitions(self) -> None:
+        """Begin to read the assigned partitions before the first poll.
+
+        Raises:
+            InvalidRequest: the group has assigned none yet.
+            IsologError: the broker refuses that.
+        """
+        self.membership.note_active()
+        self.apply()
+        if not self._assigned:
+            raise InvalidRequest(
+                f"no partition is assigned to this member of the group {self._name!r} yet",
+                hint="Seek in a function that is given as on_assigned=, or poll first. To move the"
+                " whole group, close its members and call log.reset_consumer().",
+                consumer=self._name,
+            )
 
     def _wait_after(self, error: IsologError) -> None:
         """Try again in a moment; raise an error that is final."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from datetime import datetime
 from numbers import Integral
@@ -21,6 +22,12 @@ Place = str | int | Mapping[int, int] | datetime
 A moment is a datetime, which is in UTC if it has no zone; a number is always an offset.
 The number -2 means earliest and -1 latest. Partitions that a mapping leaves out get the default.
 """
+
+Key = tuple[str, int]
+"""Topic and partition."""
+
+Target = str | datetime | Mapping[Key, int] | Mapping[Key, datetime] | Mapping[Key, int | datetime]
+"""The argument of a seek: a name, a moment, or an offset or a moment for each partition."""
 
 _NAMED: Final = {"earliest": EARLIEST, "latest": LATEST}
 _TAKEN: Final = "earliest | latest, an offset, {partition: offset} or a datetime"
@@ -86,5 +93,18 @@ def named_resolved(
     return found
 
 
-Key = tuple[str, int]
-"""Topic and partition."""
+def offsets_of(
+    topics: TopicsClient, places: Mapping[Key, int | datetime], isolation: Isolation
+) -> dict[Key, int]:
+    """Look up the moments among the places. Return the offset of each partition."""
+    moments: dict[tuple[str, int], list[int]] = defaultdict(list)
+    found = {}
+    for (topic, number), place in places.items():
+        if isinstance(place, datetime):
+            moments[topic, to_microseconds(place)].append(number)
+        else:
+            found[topic, number] = int(place)
+    for (topic, moment), numbers in moments.items():
+        at = topics.offsets(topic, timestamp_us=moment, isolation=isolation, partitions=numbers)
+        found.update({(topic, number): at.offsets[number] for number in numbers})
+    return found

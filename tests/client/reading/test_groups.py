@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 
@@ -360,6 +361,60 @@ def test_a_seek_moves_the_position_back_for_good(log, topic, group):
         next(consumer.records())
         consumer.seek("committed")
         assert consumer.position() == {(topic, 0): 2}
+
+
+@SLOW
+def test_seek_before_the_first_poll_moves_the_group_back(log, topic, group):
+    fill(log, topic, 5)
+    with log.consumer(topic, group=group) as consumer:
+        rest(consumer)
+    with log.consumer(topic, group=group) as consumer:
+        consumer.seek("earliest")
+        consumer.commit()
+        assert consumer.position() == dict.fromkeys(stored(log, group), 0)
+    assert stored(log, group) == {(topic, number): 0 for number in range(PARTITIONS)}
+
+
+@SLOW
+def test_seek_of_a_member_without_partitions_fails_with_the_remedy(log, topic, group):
+    fill(log, topic, 1, partitions=1)
+    with log.consumer(topic, group=group) as first:
+        rest(first)
+        with log.consumer(topic, group=group) as second:
+            with pytest.raises(InvalidRequest, match="no partition is assigned") as refused:
+                second.seek("earliest")
+            assert "on_assigned" in refused.value.hint
+            second.seek("committed")  # as a program does after each aborted transaction
+            assert second.position() == {}
+
+
+@SLOW
+def test_members_seek_within_on_assigned(log, topic, group):
+    fill(log, topic, 3, partitions=1)
+    with log.consumer(topic, group=group) as consumer:
+        rest(consumer)
+    consumer = log.consumer(
+        topic, group=group, on_assigned=lambda _: consumer.seek({(topic, 0): 2})
+    )
+    with consumer:
+        assert rest(consumer) == ["0-2"]
+
+
+@SLOW
+def test_seek_takes_a_time_in_a_group(log, topic, group):
+    fill(log, topic, 0, partitions=2)
+    with log.producer() as producer:
+        for number, second in itertools.product(range(2), range(4)):
+            moment = datetime(2024, 5, 1, 0, 0, second, tzinfo=UTC)
+            producer.send(topic, str(second), partition=number, timestamp=moment)
+    with log.consumer(topic, group=group) as consumer:
+        consumer.seek(datetime(2024, 5, 1, 0, 0, 1))
+        consumer.commit()
+        assert stored(log, group) == {(topic, 0): 1, (topic, 1): 1}
+        consumer.seek({(topic, 0): datetime(2024, 5, 1, 0, 0, 3), (topic, 1): 2})
+        assert consumer.position() == {(topic, 0): 3, (topic, 1): 2}
+        consumer.seek({(topic, 0): datetime(2025, 1, 1)})  # after the last record: the end
+        assert consumer.position()[topic, 0] == 4
 
 
 @SLOW
