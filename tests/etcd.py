@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from spark_stream.testing.local_etcd import VARIABLE, etcd_binary
+from spark_stream.testing.local_etcd import VARIABLE, LocalEtcd, etcd_binary
 
 T = TypeVar("T")
 
@@ -33,3 +34,25 @@ def with_etcd(test: T) -> T:
     for mark in needs_etcd:
         test = mark(test)
     return test
+
+
+def copy_data(etcd: LocalEtcd, folder: Path) -> None:
+    """Copy the data of all members to a new folder. The members are paused for that time."""
+    for each in etcd.members:
+        each.pause()
+    try:
+        for each in etcd.members:
+            shutil.copytree(each.data, folder / each.name)
+    finally:
+        for each in etcd.members:
+            each.resume()
+
+
+def put_back_data(etcd: LocalEtcd, folder: Path) -> None:
+    """Restore the members at their addresses from an earlier copy, which is kept."""
+    for each in etcd.members:
+        each.kill()
+    for each in etcd.members:
+        shutil.rmtree(each.data)
+        shutil.copytree(folder / each.name, each.data)
+    etcd.restore()

@@ -50,6 +50,8 @@ class EtcdMember:
         self.endpoint = joined(place.host, _free_port())
         self.peer = f"http://{joined(place.host, _free_port())}"
         self._folder = folder
+        self.data = folder / name
+        """The directory of its data."""
         self._tls = tls
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -58,7 +60,7 @@ class EtcdMember:
         client = f"http{'' if self._tls is None else 's'}://{self.endpoint}"
         flags = {
             "name": self.name,
-            "data-dir": str(self._folder / self.name),
+            "data-dir": str(self.data),
             "listen-client-urls": client,
             "advertise-client-urls": client,
             "listen-peer-urls": self.peer,
