@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,9 +15,14 @@ from spark_stream.access.quotas import Quota
 from spark_stream.access.rules import Operation
 from spark_stream.broker.access.authorizer import ConnectionIdentity
 from spark_stream.broker.access.quotas import Bucket, Quotas, Throttle
-from spark_stream.broker.serving.throttling import ConnectionPlace, ThrottledAppender
-from spark_stream.errors import BrokerBusy
-from spark_stream.protocol import Cancelled
+from spark_stream.broker.serving.throttling import (
+    _STREAM_BYTES,
+    ConnectionPlace,
+    DelayedStart,
+    ThrottledAppender,
+)
+from spark_stream.errors import BrokerBusy, PermissionDenied
+from spark_stream.protocol import Cancelled, Received
 from spark_stream.transport.server import IncomingConnection
 from tests.clocks import FakeClock
 from tests.examples import examples
@@ -269,3 +275,116 @@ def test_a_connection_that_waits_for_its_place_holds_no_more_than_its_principals
     place.hold(lambda _: None, FakeStream(), 32 << 20)  # type: ignore[arg-type]
     assert refused == [BrokerBusy.code]
     assert quotas.hold(ALICE, 32 << 20), "nothing is held any more"
+
+
+@pytest.mark.parametrize("ending", ["served", "cancelled", "connection lost", "too many bytes"])
+def test_a_connection_that_waits_for_its_place_releases_its_bytes(ending: str):
+    clock = FakeClock()
+    loop = FakeLoop(clock)
+    quotas = Quotas(lambda: {"alice": Quota(connections=1)}, clock, memory_bytes=1 << 29)
+    assert quotas.enter(ALICE)
+    incoming = IncomingConnection("host:1")
+    incoming.refuse = lambda code, message: None  # type: ignore[method-assign]
+    identity = ConnectionIdentity("host:1", ALICE)
+    place = ConnectionPlace(quotas, loop, identity, incoming)  # type: ignore[arg-type]
+    place.take()
+    stream, served = FakeStream(), list[Any]()
+    place.hold(served.append, stream, 1000)  # type: ignore[arg-type]
+    frame = Received(1, b"", bytes(500), False)
+    stream.handle(frame)
+    assert quotas.held_bytes == 1000 + frame.size
+    if ending == "served":
+        quotas.leave(ALICE)
+    elif ending == "cancelled":
+        stream.over = Cancelled(1)
+        quotas.leave(ALICE)
+    elif ending == "connection lost":
+        incoming.on_lost()
+    else:
+        stream.handle(Received(1, b"", bytes(33 << 20), False))
+    clock.pass_us(100_000)
+    loop.run_due()
+    assert quotas.held_bytes == 0
+    assert served == ([stream] if ending == "served" else [])
+    if ending != "connection lost":
+        incoming.on_lost()
+    assert quotas.held_bytes == 0
+
+
+DELAYED_ENDINGS = ["started", "cancelled", "denied", "denied at the opening", "too many bytes"]
+
+
+@pytest.mark.rule(
+    "which bytes count as held for a principal's quota", "broker/serving/throttling.py"
+)
+@given(
+    st.lists(st.tuples(st.sampled_from(DELAYED_ENDINGS), st.integers(0, 1 << 20)), max_size=8),
+    st.randoms(use_true_random=False),
+)
+def test_each_stream_that_waits_for_its_quota_releases_its_bytes(endings, random):
+    """Streams end in any order. Each of them starts or ends once."""
+    clock = FakeClock()
+    loop = FakeLoop(clock)
+    limits = {"alice": Quota(write_bytes_per_s=1024)}
+    quotas = Quotas(lambda: limits, clock)
+    throttle = Throttle(quotas, ALICE, Operation.WRITE)
+    throttle.charge(1 << 30)
+    held = {}
+    denied: set[int] = set()
+    outcomes: dict[int, list[object]] = {number: [] for number in range(len(endings))}
+
+    def check(number: int, *, is_open: bool) -> None:
+        if number in denied:
+            raise PermissionDenied("not allowed")
+
+    delayed, streams = [], [FakeStream() for _ in endings]
+    for number, ((ending, nbytes), stream) in enumerate(zip(endings, streams, strict=True)):
+        if ending == "denied at the opening":
+            denied.add(number)
+        each = DelayedStart(
+            quotas,
+            ALICE,
+            throttle,
+            loop,  # type: ignore[arg-type]
+            stream,  # type: ignore[arg-type]
+            partial(check, number),
+            partial(outcomes[number].append, "started"),
+            outcomes[number].append,
+        )
+        delayed.append(each)
+        each.begin(nbytes)
+        if not outcomes[number]:
+            held[number] = _STREAM_BYTES + nbytes
+            assert each.hold(nbytes)
+            held[number] += nbytes
+        assert quotas.held_bytes == sum(held.values())
+    waiting = list(held)
+    random.shuffle(waiting)
+    for number in waiting:
+        ending = endings[number][0]
+        if ending == "started":
+            continue
+        if ending == "cancelled":
+            streams[number].over = Cancelled(1)
+        elif ending == "denied":
+            denied.add(number)
+        else:
+            assert not delayed[number].hold(1 << 30)
+        clock.pass_us(500_000)
+        loop.run_due()
+        del held[number]
+        assert quotas.held_bytes == sum(held.values())
+    limits.clear()
+    clock.pass_us(500_000)
+    loop.run_due()
+    expected: dict[str, type | None] = {
+        "cancelled": type(None),
+        "denied": PermissionDenied,
+        "denied at the opening": PermissionDenied,
+        "too many bytes": BrokerBusy,
+        "started": str,
+    }
+    assert [list(map(type, outcomes[each])) for each in outcomes] == [
+        [expected[ending]] for ending, _ in endings
+    ]
+    assert quotas.held_bytes == 0
