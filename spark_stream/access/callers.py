@@ -99,7 +99,7 @@ def _shared(one: Grant, other: Grant) -> Grant | None:
         operation = one.operation
     elif None in operations:
         operation = one.operation or other.operation
-    elif Operation.DESCRIBE in operations and operations <= INCLUDING_DESCRIBE:
+    elif operations <= INCLUDING_DESCRIBE:
         operation = Operation.DESCRIBE
     else:
         return None

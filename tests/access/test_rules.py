@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -141,6 +142,39 @@ def test_what_two_tokens_allow_together_is_what_each_allows(one, other, operatio
         return rules_of(tuple(grants)).allow(ANYBODY, operation, resource)
 
     assert allows(intersection(one, other)) == (allows(one) and allows(other))
+
+
+@pytest.mark.rule("which resources two patterns share", "access/rules.py")
+@pytest.mark.parametrize("is_prefix", list(product([True, False], repeat=2)))
+@pytest.mark.parametrize("names", list(product(NAMES, repeat=2)))
+def test_two_patterns_share_the_names_that_fit_both(names, is_prefix):
+    """All pairs of names, also a name and a prefix of one text."""
+    one, other = (Pattern(ResourceKind.TOPIC, *each) for each in zip(names, is_prefix, strict=True))
+
+    def fitting(pattern: Pattern | None) -> set[str]:
+        if pattern is None:
+            return set()
+        return {
+            each
+            for each in [*NAMES, "abcd", "ac", "bc", "c"]
+            if each == pattern.name or (pattern.is_prefix and each.startswith(pattern.name))
+        }
+
+    shared = one.shared_with(other)
+    assert fitting(shared) == fitting(one) & fitting(other)
+    grant = Grant(None, one)
+    made = intersection([grant], [Grant(None, other)])
+    assert made == (() if shared is None else (Grant(None, shared),))
+    assert is_covered(grant, [Grant(None, other)]) is (fitting(one) <= fitting(other))
+
+
+def test_a_token_to_read_and_one_to_write_both_describe():
+    topic = Pattern(ResourceKind.TOPIC, "a")
+    read, write, every = (Grant(each, topic) for each in (Operation.READ, Operation.WRITE, None))
+    assert intersection([read], [write]) == (Grant(Operation.DESCRIBE, topic),)
+    assert intersection([every], [write]) == (write,)
+    assert intersection([Grant(Operation.CREATE, topic)], [write]) == ()
+    assert not is_covered(read, [write])
 
 
 @given(GRANTS, GRANTS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -262,6 +262,51 @@ def test_a_caller_is_served_what_the_model_says(rules, grants, who, state) -> No
             found = type(error)
         assert found is expected(rules, told, who, needs, state == "valid"), name
     assert RuleSet(rules) == view.now.access.rule_set
+
+
+class NeedsThatChange(list[Need]):
+    """Needs of a stream. The first check of them is followed by a change of the rules."""
+
+    change: Callable[[], None] | None = None
+
+    def __iter__(self) -> Iterator[Need]:
+        yield from super().__iter__()
+        change, self.change = self.change, None
+        if change is not None:
+            change()
+
+
+@pytest.mark.rule(
+    "when a stream ends whose rule was removed while it opened", "broker/access/authorizer.py"
+)
+@pytest.mark.parametrize("changes", ["rule", "token"])
+def test_a_change_between_the_check_and_the_permit_ends_the_stream(changes: str):
+    store, clock = MemoryStore(MemoryRecords()), FakeClock()
+    view = ClusterView(store)
+    rule = Rule("alice", Effect.ALLOW, Operation.READ, Pattern(ResourceKind.TOPIC, "a"))
+    records = {rule_key(rule): encode(rule), TOKENS + "id": encode(Token("id", "alice", "", 0))}
+    for key, value in records.items():
+        store.put(key, value, 0)
+    view.refresh()
+    authorizer = Authorizer(view, b"", clock, AccessSettings(True), Audit(None, clock))
+    identity = ConnectionIdentity("", Caller("alice", KnownBy.TOKEN, "id"))
+    needs = NeedsThatChange([(Operation.READ, Resource(ResourceKind.TOPIC, "a"))])
+
+    def change() -> None:
+        key = rule_key(rule) if changes == "rule" else TOKENS + "id"
+        found = store.get(key)
+        assert found is not None
+        store.delete(key, found.version)
+        view.refresh()
+
+    needs.change = change
+    refusals: list[IsologError] = []
+    permit = authorizer.admit(identity, needs, refusals.append)
+    expected = PermissionDenied if changes == "rule" else Unauthenticated
+    assert [type(each) for each in refusals] == [expected]
+    authorizer.recheck()
+    assert len(refusals) == 1
+    assert permit.needs is needs
 
 
 def test_streams_come_and_go_while_rules_change():

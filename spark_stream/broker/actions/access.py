@@ -157,7 +157,9 @@ def _those_allowed(caller: Caller, grants: tuple[Grant, ...]) -> tuple[Grant, ..
             hint="Use a token that is made for more: see the rules that a job needs, in"
             " docs/security.md.",
         )
-    return allowed[:GRANTS_MAX]
+    # beyond the limit, describe is lost first: read and write imply it
+    by_use = sorted(allowed, key=lambda each: each.operation is Operation.DESCRIBE)
+    return tuple(by_use[:GRANTS_MAX])
 
 
 def _text(grant: Grant) -> str:
