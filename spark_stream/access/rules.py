@@ -1,8 +1,8 @@
 """Rules: a principal, allowed or denied an operation on a resource.
 
-Deny wins over allow, and what no rule allows is denied. Whoever may read, write, alter or delete a
-resource may describe it as well. For the caller, a resource exists only if the caller may describe
-it: a rule that denies describing a resource denies every other operation on it as well.
+Deny wins over allow, and what no rule allows is denied. Read, write, alter and delete imply
+describe, if they are allowed and not denied. For the caller, a resource exists only if the caller
+may describe it: a rule that denies describing a resource denies every other operation on it too.
 """
 
 from __future__ import annotations
@@ -198,4 +198,4 @@ class RuleSet:
                     denied |= said.denied
         bit = _BIT[operation]
         enough = _DESCRIBING if operation is Operation.DESCRIBE else bit
-        return bool(allowed & enough) and not denied & (bit | _BIT[Operation.DESCRIBE])
+        return bool(allowed & ~denied & enough) and not denied & _BIT[Operation.DESCRIBE]

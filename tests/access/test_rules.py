@@ -63,8 +63,8 @@ RULES = st.lists(
 )
 
 
-def model(rules: Sequence[Rule], who: str, operation: Operation, resource: Resource) -> bool:
-    """What the rules say, one rule after the other."""
+def decides(rules: Sequence[Rule], who: str, operation: Operation, resource: Resource) -> bool:
+    """Whether rules allow an operation by its own name: one rule after the other."""
     allowed = False
     for rule in rules:
         kind, name, is_prefix = rule.resources
@@ -75,9 +75,14 @@ def model(rules: Sequence[Rule], who: str, operation: Operation, resource: Resou
         fits = rule.operation in (None, operation)
         if rule.effect is Effect.DENY and (fits or rule.operation is Operation.DESCRIBE):
             return False
-        implied = operation is Operation.DESCRIBE and rule.operation in DESCRIBING
-        allowed = allowed or (rule.effect is Effect.ALLOW and (fits or implied))
+        allowed = allowed or (rule.effect is Effect.ALLOW and fits)
     return allowed
+
+
+def model(rules: Sequence[Rule], who: str, operation: Operation, resource: Resource) -> bool:
+    """Whether rules allow an operation, or one that implies it."""
+    implying = DESCRIBING if operation is Operation.DESCRIBE else {operation}
+    return any(decides(rules, who, each, resource) for each in implying)
 
 
 @pytest.mark.rule(
@@ -118,6 +123,27 @@ def test_who_reads_writes_alters_or_deletes_may_describe(rules, operation, resou
     found = RuleSet(rules)
     if found.allow("alice", operation, resource):
         assert found.allow("alice", Operation.DESCRIBE, resource)
+
+
+@pytest.mark.rule("when an allowed operation implies describe", "access/rules.py")
+@pytest.mark.parametrize("denied_by", ["the operation", "all", "a prefix", "everybody"])
+@pytest.mark.parametrize("operation", sorted(DESCRIBING - {Operation.DESCRIBE}))
+def test_an_operation_that_is_also_denied_does_not_imply_describe(operation, denied_by):
+    """Deny wins over allow, and then no rule allows anything."""
+    topic = Pattern(ResourceKind.TOPIC, "ab")
+    resource = Resource(ResourceKind.TOPIC, "ab")
+    allowing = Rule("alice", Effect.ALLOW, operation, topic)
+    denied: Operation | None = None if denied_by == "all" else operation
+    denying = Rule(
+        ANYBODY if denied_by == "everybody" else "alice",
+        Effect.DENY,
+        denied,
+        Pattern(ResourceKind.TOPIC, "a", True) if denied_by == "a prefix" else topic,
+    )
+    assert not RuleSet([allowing, denying]).allow("alice", Operation.DESCRIBE, resource)
+    other = next(each for each in sorted(DESCRIBING) if each is not operation)
+    both = RuleSet([allowing, denying, Rule("alice", Effect.ALLOW, other, topic)])
+    assert both.allow("alice", Operation.DESCRIBE, resource) is (denied_by != "all")
 
 
 @given(RULES, st.sampled_from(Operation), st.builds(Resource, st.sampled_from(ResourceKind)))
