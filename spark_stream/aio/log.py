@@ -88,6 +88,7 @@ class AsyncLog(Asynchronous[sync.Log]):
     consumers = on_a_thread(sync.Log.consumers)
     describe_consumer = on_a_thread(sync.Log.describe_consumer)
     delete_consumer = on_a_thread(sync.Log.delete_consumer)
+    reset_consumer = on_a_thread(sync.Log.reset_consumer)
 
     read = on_a_thread(sync.Log.read)
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import uuid
+from collections.abc import Collection, Mapping, Sequence
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.reading.cuts import cut_of
+from spark_stream.client.reading.named_positions import check_name
+from spark_stream.client.reading.positions import Key, Place, resolve_with_lineages
 from spark_stream.client.topics import TopicsClient
+from spark_stream.client.transactions import TransactionsClient
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import UnknownConsumer
+from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.transactions.transactions import PositionOf
+from spark_stream.errors import InvalidRequest, UnknownConsumer, UnknownPartition, UnknownTopic
 from spark_stream.wire.consumer_messages import (
     ConsumedPartition,
     ConsumerDescription,
@@ -22,12 +29,22 @@ from spark_stream.wire.messages import AskedTopic, Empty, PartitionOffsets
 from spark_stream.wire.transaction_messages import NamedConsumer
 
 
+class MovedPosition(Struct, frozen=True):
+    """A reset of a stored position. ``before`` is None if no position was stored."""
+
+    topic: str
+    partition: int
+    before: int | None
+    after: int
+
+
 class ConsumersClient:
     """The consumers' names of a connection's log."""
 
     def __init__(self, connection: ClusterConnection, topics: TopicsClient) -> None:
         self._connection = connection
         self._topics = topics
+        self._transactions = TransactionsClient(connection)
 
     def pin_start(self, asked: PinStart) -> PinnedStart:
         """Return where the query of this name first started."""
@@ -53,6 +70,87 @@ class ConsumersClient:
         asked = NamedConsumer.of(consumer=name)
         self._connection.act("delete-consumer", asked, Empty)
 
+    def reset(
+        self,
+        name: str,
+        to: Place,
+        topics: Sequence[str] | None,
+        partitions: Collection[int] | None,
+        isolation: Isolation,
+        *,
+        dry_run: bool,
+    ) -> list[MovedPosition]:
+        """Replace the stored positions, as ``Log.reset_consumer`` describes."""
+        check_name(name, "name")
+        before = self._stored(name, is_new=topics is not None)
+        moved, positions = [], []
+        for topic in sorted({place for place, _ in before}) if topics is None else topics:
+            try:
+                topic_id = self._topics.describe(topic).id
+            except UnknownTopic:
+                if topics is None:
+                    continue  # it was deleted
+                raise
+            offsets, lineages = self._places(topic, topic_id, to, isolation)
+            for number in _chosen(topic, offsets, to, partitions):
+                old, new = before.get((topic, number)), offsets[number]
+                at = None if old is None or old.topic_id != topic_id else old.offset
+                moved.append(MovedPosition(topic, number, at, new))
+                lineage = lineages.get(number, NOTHING_KNOWN)
+                positions.append(PositionOf(name, topic, topic_id, number, new, lineage))
+        if not dry_run:
+            instance = uuid.uuid4().hex
+            self._transactions.take_consumer(name, instance, keeps_group=True)
+            self._transactions.commit_position(positions, {name: instance})
+        return moved
+
+    def _stored(self, name: str, *, is_new: bool) -> dict[Key, ConsumedPartition]:
+        """Return the stored positions. Without ``is_new`` there must be some.
+
+        Raises:
+            UnknownConsumer: no position is stored.
+            InvalidRequest: a group has members, or the name is that of a query.
+        """
+        found = {each.kind: each for each in self._list() if each.name == name}
+        client = found.get("client")
+        if client is None and found:
+            raise InvalidRequest(
+                f"{name!r} is the name of a Spark query, whose position is in its checkpoint",
+                hint="Start the query with a new checkpoint and startingOffsets.",
+                consumer=name,
+            )
+        if client is not None and client.group is not None and client.group.members:
+            raise InvalidRequest(
+                f"{name!r} is a consumer group with members",
+                hint="Close them. A killed member leaves when its session expires.",
+                consumer=name,
+            )
+        partitions = () if client is None else client.partitions
+        if not partitions and not is_new:
+            raise UnknownConsumer(
+                f"no position of a consumer {name!r} is stored",
+                hint="Check the name, or name the topics of a new one.",
+                consumer=name,
+            )
+        return {(each.topic, each.partition): each for each in partitions}
+
+    def _places(
+        self, topic: str, topic_id: str, to: Place, isolation: Isolation
+    ) -> tuple[dict[int, int], dict[int, Lineage]]:
+        """Return the offset of each partition, between the log's start and its end."""
+        if to == "latest" and isolation is Isolation.READ_ATOMIC:
+            cut = cut_of(self._transactions, {topic: topic_id})
+            return {number: offset for (_, number), offset in cut.items()}, {}
+        offsets, lineages = resolve_with_lineages(self._topics, topic, to, isolation)
+        if isinstance(to, int | Mapping):
+            bounds = self._topics.offsets(topic)
+            first, last = bounds.log_start_offsets, bounds.offsets
+            offsets = {
+                number: max(first[number], min(offset, last[number]))
+                for number, offset in offsets.items()
+            }
+        return offsets, lineages
+
     def _list(self) -> list[ConsumerDescription]:
         return self._connection.act("list-consumers", Empty(), ConsumerDescriptions).consumers
 
@@ -77,6 +175,21 @@ class ConsumersClient:
             )
             for each in found
         ]
+
+
+def _chosen(
+    topic: str, known: Collection[int], to: Place, partitions: Collection[int] | None
+) -> list[int]:
+    """Return the partitions to reset. Raise UnknownPartition if the topic lacks one."""
+    named = to if isinstance(to, Mapping) else known
+    for number in () if partitions is None else partitions:
+        if number not in known:
+            raise UnknownPartition(
+                f"topic {topic!r} has partitions 0 to {len(known) - 1}, not {number!r}",
+                topic=topic,
+                partition=number,
+            )
+    return sorted(set(named) if partitions is None else set(named) & set(partitions))
 
 
 def _level(consumer: ConsumerDescription) -> Isolation:

@@ -16,7 +16,7 @@ from spark_stream.client.closing import Closing
 from spark_stream.client.cluster import ClusterClient
 from spark_stream.client.connecting.access import access_of, bootstrap_of_profile
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.consumers import ConsumersClient
+from spark_stream.client.consumers import ConsumersClient, MovedPosition
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.consumer import Consumer
 from spark_stream.client.reading.cuts import cut_of
@@ -321,6 +321,37 @@ class Log(Closing):
             UnknownConsumer: nothing is known under it.
         """
         self._consumers.delete(name)
+
+    def reset_consumer(
+        self,
+        name: str,
+        to: Place,
+        *,
+        topics: str | Sequence[str] | None = None,
+        partitions: Sequence[int] | None = None,
+        isolation: str = "read_uncommitted",
+        dry_run: bool = False,
+    ) -> list[MovedPosition]:
+        """Move the stored position of a named consumer or a group. Return the moved positions.
+
+        ``to``: ``"earliest"``, ``"latest"`` (under the ``isolation``), an offset,
+        ``{partition: offset}``, or a datetime, which is in UTC if it has no zone. An offset outside
+        of a partition becomes its first offset or its end. ``topics``: by default those with a
+        stored position. ``partitions``: only these of each topic. ``dry_run``: only return the
+        positions.
+
+        A running consumer of the name is fenced: it gets ConsumerFenced. All members of a group
+        have to be closed.
+
+        Raises:
+            UnknownConsumer: no position is stored under the name, and no topic is named.
+            InvalidRequest: the group has members, or the name is that of a query.
+            ConsumerFenced: a consumer took the name over, or joined the group, during the reset.
+            InvalidOption, UnknownTopic, UnknownPartition.
+        """
+        names = [topics] if isinstance(topics, str) else topics
+        chosen = level(isolation)
+        return self._consumers.reset(name, to, names, partitions, chosen, dry_run=dry_run)
 
     # -- records --------------------------------------------------------------------------------
 

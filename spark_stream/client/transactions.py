@@ -29,6 +29,7 @@ from spark_stream.wire.transaction_messages import (
     OwnedConsumer,
     Positions,
     ProducerFacts,
+    TakeConsumer,
     TransactionDescription,
     TransactionList,
 )
@@ -181,9 +182,11 @@ class TransactionsClient:
         asked = NamedConsumer.of(consumer=consumer)
         return self._connection.act("consumer-position", asked, Positions).positions
 
-    def take_consumer(self, consumer: str, instance: str) -> list[PositionOf]:
-        """Take over the consumer's name; return where it continues."""
-        asked = OwnedConsumer.of(consumer=consumer, instance=instance)
+    def take_consumer(
+        self, consumer: str, instance: str, *, keeps_group: bool = False
+    ) -> list[PositionOf]:
+        """Take over the consumer's name. Return its stored positions."""
+        asked = TakeConsumer.of(consumer=consumer, instance=instance, keeps_group=keeps_group)
         return self._connection.act("take-consumer", asked, Positions).positions
 
     def check_consumer(self, consumer: str, instance: str) -> None:

@@ -87,6 +87,7 @@ from spark_stream.wire.transaction_messages import (
     OwnedConsumer,
     Positions,
     ProducerFacts,
+    TakeConsumer,
     TransactionDescription,
     TransactionList,
 )
@@ -136,7 +137,7 @@ ACTIONS: Final[dict[str, Action]] = {
     "list-transactions": Action(Empty, TransactionList),
     "describe-transaction": Action(NamedTransaction, TransactionDescription),
     "kill-transaction": Action(KillTransaction, TransactionDescription),
-    "take-consumer": Action(OwnedConsumer, Positions),
+    "take-consumer": Action(TakeConsumer, Positions),
     "check-consumer": Action(OwnedConsumer, Empty),
     "consumer-position": Action(NamedConsumer, Positions),
     "commit-position": Action(Positions, Empty),

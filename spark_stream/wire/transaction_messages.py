@@ -139,10 +139,21 @@ class NamedConsumer(Message):
 
 
 class OwnedConsumer(Message):
-    """A consumer's name, and the instance that owns it, or takes it over with this call."""
+    """A consumer's name, and the instance that owns it."""
 
     consumer: Name
     instance: Name
+
+
+class TakeConsumer(Message):
+    """A consumer's name, and the instance that takes it over.
+
+    ``keeps_group``: the name stays that of its group. So a reset fences the earlier owner only.
+    """
+
+    consumer: Name
+    instance: Name
+    keeps_group: bool = False
 
 
 class Positions(Message):

@@ -10,11 +10,12 @@ from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.groups import Group, GroupMember, Owner
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf
-from spark_stream.errors import ConsumerFenced, InvalidRequest, UnknownTopic
+from spark_stream.errors import ConsumerFenced, InvalidRequest, IsologError, UnknownTopic
 from spark_stream.scripts import groups
 from spark_stream.scripts.groups import SessionWatch
 from spark_stream.scripts.queries import read_named
-from spark_stream.scripts.steps import FindTopic, ListRecords
+from spark_stream.scripts.steps import FindTopic, ListRecords, Script
+from spark_stream.scripts.transactions.consumers import take_consumer
 from spark_stream.scripts.transactions.finishing import Finished
 from spark_stream.scripts.transactions.positions import own_name, store_positions
 from tests.scripts.on_store import OnStore
@@ -183,6 +184,41 @@ def test_a_member_begins_where_a_partition_is_stored_if_it_is_its_own(on):
     assert not any(map(now.is_later, told.assigned))
     with pytest.raises(ConsumerFenced):
         on.run(groups.take_partitions(Finished(), "g", "2", told.assigned))
+
+
+def reset_positions(place: PositionOf) -> Script[None]:
+    """The two calls of a client's reset."""
+    yield from take_consumer(Finished(), "g", "reset", "operator", keeps_group=True)
+    yield from store_positions([place], {"g": "reset"})
+
+
+def test_reset_keeps_the_group_and_waits_for_its_members(on):
+    told = on.run(groups.join("g", member("1")))
+    on.run(store_positions([position(5)], {"g": str(Owner("1", told.epoch, 0))}))
+    with pytest.raises(InvalidRequest, match="members"):
+        on.run(reset_positions(position(2)))
+    on.run(groups.leave("g", "1"))
+    before = group(on)
+    on.run(reset_positions(position(2)))
+    assert (group(on), on.run(read_named()).consumers["g"]) == (before, [position(2)])
+    told = on.run(groups.join("g", member("2")))
+    assert on.run(groups.take_partitions(Finished(), "g", "2", told.assigned))[0] == [position(2)]
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_reset_fails_if_a_member_joins_meanwhile(on, steps):
+    told = on.run(groups.join("g", member("1")))
+    on.run(store_positions([position(5)], {"g": str(Owner("1", told.epoch, 0))}))
+    on.run(groups.leave("g", "1"))
+    late = on.start(reset_positions(position(2)))
+    for _ in range(steps):
+        late.advance()
+    told = on.run(groups.join("g", member("2")))
+    read, _ = on.run(groups.take_partitions(Finished(), "g", "2", told.assigned))
+    with pytest.raises(IsologError) as refused:
+        late.end()
+    assert refused.type in (ConsumerFenced, InvalidRequest)
+    assert on.run(read_named()).consumers["g"] == read == [position(5)]
 
 
 def test_looking_at_sessions_is_one_list(on):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from spark_stream.consistency.transactions.transactions import PositionOf, State
 from spark_stream.errors import ConsumerFenced, InvalidTransaction, IsologError, LeaderUnavailable
 from spark_stream.scripts.steps import Get, PartitionStep, Pause, Script, WriteMarkers
-from spark_stream.scripts.transactions import consumers, deciding, finishing, sweeping
+from spark_stream.scripts.transactions import consumers, deciding, finishing, positions, sweeping
 from spark_stream.scripts.transactions.deciding import Commit
 from spark_stream.scripts.transactions.finishing import Finished
 from spark_stream.scripts.transactions.records import read_all
@@ -261,6 +261,37 @@ def test_a_position_that_the_new_owner_has_read_moves_for_nobody_else(before, be
         assert (read, world.store.transaction("x").state) == ([], State.OPEN)
     else:
         assert (asked.error, read) == (None, [MOVE])
+
+
+def reset_position(finished, place):
+    """The two calls of a client's reset."""
+    yield from consumers.take_consumer(finished, "c", "new", keeps_group=True)
+    yield from positions.store_positions([place], {"c": "new"})
+
+
+@pytest.mark.parametrize("before", range(14))
+@pytest.mark.parametrize("between", range(6))
+def test_no_commit_of_the_fenced_owner_undoes_a_reset(before, between):
+    world = watched()
+    world.run(A, consumers.take_consumer(world.brokers[A].finished, "c", "old"))
+    begun = begin(world, A, "x")
+    world.run(A, write("x", begun, world.at(0), 1))
+    asked = commit(world, A, "x", begun, positions=(MOVE,), owners={"c": "old"})
+    place = PositionOf("c", "t", "id", 0, 3)
+    reset = world.start(B, reset_position(world.brokers[B].finished, place))
+    for _ in range(between):
+        if not reset.over:
+            world.advance(reset)
+    for _ in range(before):
+        if not asked.over:
+            world.advance(asked)
+    while not reset.over:
+        world.advance(reset)
+    while not asked.over:
+        world.advance(asked)
+    assert reset.error is None
+    assert world.run(A, consumers.go_on(world.brokers[A].finished, "c")) == [place]
+    assert asked.error is None or isinstance(asked.error, ConsumerFenced)
 
 
 def test_a_late_finisher_stores_no_old_position():

@@ -33,7 +33,12 @@ from spark_stream.wire.consumer_messages import (
     TakePartitions,
 )
 from spark_stream.wire.messages import Empty
-from spark_stream.wire.transaction_messages import NamedConsumer, OwnedConsumer, Positions
+from spark_stream.wire.transaction_messages import (
+    NamedConsumer,
+    OwnedConsumer,
+    Positions,
+    TakeConsumer,
+)
 
 _OPTION: Final = re.compile(r"(assign|subscribe|subscribePattern) ")
 _WORD: Final = re.compile(r"[A-Za-z0-9._-]+")
@@ -209,9 +214,13 @@ def delete_consumer(context: BrokerContext, asked: NamedConsumer) -> Empty:
     return Empty()
 
 
-def take_consumer(context: BrokerContext, asked: OwnedConsumer) -> Positions:
+def take_consumer(context: BrokerContext, asked: TakeConsumer) -> Positions:
     script = consumers.take_consumer(
-        context.transactions.finished, asked.consumer, asked.instance, context.known_principal
+        context.transactions.finished,
+        asked.consumer,
+        asked.instance,
+        context.known_principal,
+        keeps_group=asked.keeps_group,
     )
     return _shown(context, context.transactions.run(script))
 

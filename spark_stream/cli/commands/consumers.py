@@ -1,4 +1,4 @@
-"""``isolog consumers``: list, describe, delete.
+"""``isolog consumers``: list, describe, reset, delete.
 
 For a consumer's name the store keeps the position of a client's named consumer or of a consumer
 group with its members, and where a Spark query with the option ``consumer`` first started and how
@@ -15,8 +15,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from spark_stream.cli.commands.ranges import place_of
 from spark_stream.cli.options import (
     Bootstrap,
+    Isolation,
     Listing,
     LogPath,
     Output,
@@ -29,6 +31,8 @@ from spark_stream.cli.options import (
 from spark_stream.cli.output.show import console
 from spark_stream.cli.output.show_transactions import duration
 from spark_stream.cli.texts import as_json, cell
+from spark_stream.client.consumers import MovedPosition
+from spark_stream.errors import InvalidOption
 from spark_stream.wire.consumer_messages import ConsumerDescription, GroupDescription
 
 
@@ -123,6 +127,23 @@ def _partitions(consumer: ConsumerDescription) -> Table:
     return table
 
 
+def show_moved(moved: Sequence[MovedPosition], shape: Listing) -> None:
+    """Print the positions of a reset, one partition a line."""
+    if shape is Listing.JSON:
+        rows = [
+            {"topic": at.topic, "partition": at.partition, "from": at.before, "to": at.after}
+            for at in moved
+        ]
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table("topic")
+    for name in ("partition", "from", "to"):
+        table.add_column(name, justify="right")
+    for at in moved:
+        table.add_row(cell(at.topic), str(at.partition), _number(at.before), str(at.after))
+    console().print(table)
+
+
 def _as_json(found: ConsumerDescription) -> dict[str, Any]:
     shown: dict[str, Any] = as_json(found) | {"lag": found.lag}
     for place, each in zip(shown["partitions"], found.partitions, strict=True):
@@ -140,7 +161,7 @@ def _number(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-app = typer.Typer(no_args_is_help=True, help="List, describe and forget consumers' names.")
+app = typer.Typer(no_args_is_help=True, help="List, describe, reset and forget consumers' names.")
 
 ConsumerName = Annotated[
     str,
@@ -186,6 +207,69 @@ def describe(
     with log(bootstrap, path) as opened:
         found = opened.describe_consumer(name)
     show_consumer(found, _now_ms(), output)
+
+
+@app.command()
+def reset(
+    name: ConsumerName,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="PLACE",
+            help="earliest, latest, an offset, a moment (2024-05-01T12:30:00Z; UTC without a zone),"
+            " or how long ago (90s, 30m, 1h, 2d).",
+            show_default=False,
+        ),
+    ],
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOPIC",
+            help="Only this topic; repeatable. Default: those with a stored position.",
+            show_default=False,
+        ),
+    ] = None,
+    partition: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", min=0, help="Only this partition; repeatable."),
+    ] = None,
+    isolation: Isolation = "read_uncommitted",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the new positions.")
+    ] = False,
+    output: Output = Listing.TABLE,
+) -> None:
+    """Move the position of a client's consumer or a group: its next consumer begins there.
+
+    Close the members of a group before. A running consumer of the name gets an error. An offset
+    outside of a partition becomes its first offset or its end.
+
+    \b
+    isolog consumers reset billing --to earliest --path data/ --dry-run
+    isolog consumers reset billing --to 2024-05-01T12:30:00Z --path data/
+    isolog consumers reset billing --to 120 --topic orders --partition 3 --path data/
+    """
+    place = place_of("--to", to)
+    if isinstance(place, int) and place < 0:
+        raise InvalidOption(
+            f"--to takes earliest, latest, an offset or a moment, not {to!r}",
+            hint="An offset is at least 0.",
+            option="--to",
+        )
+    with log(bootstrap, path) as opened:
+        moved = opened.reset_consumer(
+            name,
+            place,
+            topics=topic,
+            partitions=partition,
+            isolation=isolation,
+            dry_run=dry_run,
+        )
+    show_moved(moved, output)
+    if dry_run:
+        note("dry run: no position was changed")
 
 
 @app.command()

@@ -33,10 +33,15 @@ from spark_stream.scripts.transactions.positions import own_name, read_positions
 
 
 def take_consumer(
-    finished: Finished, consumer: str, instance: str, principal: str = ""
+    finished: Finished,
+    consumer: str,
+    instance: str,
+    principal: str = "",
+    *,
+    keeps_group: bool = False,
 ) -> Script[list[PositionOf]]:
     """Give the principal's instance the consumer's name, and return where it continues."""
-    yield from own_name(consumer, instance, principal)
+    yield from own_name(consumer, instance, principal, keeps_group=keeps_group)
     return (yield from take_over(finished, consumer, lambda position: True))
 
 

@@ -31,8 +31,13 @@ def read_positions(consumer: str) -> Script[list[PositionOf]]:
     return [] if record is None else decode_positions(record.value["positions"])
 
 
-def own_name(consumer: str, instance: str, principal: str = "") -> Script[None]:
+def own_name(
+    consumer: str, instance: str, principal: str = "", *, keeps_group: bool = False
+) -> Script[None]:
     """Give the principal's instance the name, and fence its earlier owner.
+
+    ``keeps_group``: the name stays that of its group and of its principal, and only the earlier
+    owner is fenced.
 
     Raises:
         InvalidRequest: the name is that of a group, which has members.
@@ -43,6 +48,8 @@ def own_name(consumer: str, instance: str, principal: str = "") -> Script[None]:
         group = group_of(value)
         if group is not None and group.members:
             raise _group_in_use(consumer)
+        if keeps_group:
+            return {**value, "instance": instance}
         return {key: each for key, each in value.items() if key != "group"} | owner
 
     yield from _change(consumer, lambda value: _constant(take(value)))
@@ -143,7 +150,8 @@ def _check_owner(name: str, value: Value, owner: str, mine: Sequence[PositionOf]
     if member is None:
         if value.get("instance") != owner:
             raise ConsumerFenced(
-                f"another consumer has taken over the name {name!r}", consumer=name
+                f"another consumer has taken over the name {name!r}, or its position was reset",
+                consumer=name,
             )
     elif not groups.may_store(group_of(value) or Group(), member, mine):
         raise ConsumerFenced(
@@ -156,6 +164,7 @@ def _check_owner(name: str, value: Value, owner: str, mine: Sequence[PositionOf]
 def _group_in_use(name: str) -> InvalidRequest:
     return InvalidRequest(
         f"{name!r} is a consumer group with members",
-        hint="Join it with group=, or wait until its members have left.",
+        hint="Join it with group=, or close its members. A killed member leaves when its session"
+        " expires.",
         consumer=name,
     )

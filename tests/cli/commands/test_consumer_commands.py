@@ -109,3 +109,42 @@ def test_delete_asks_first(here, readers):
     names = {each["name"] for each in json.loads(here("consumers", "list", "-o", "json").out)}
     assert "the query" not in names
     assert "the client" in names
+
+
+def test_reset_prints_the_plan_and_then_moves_the_position(here, served, readers):
+    def reset(*options: str) -> Any:
+        return here("consumers", "reset", "the client", "--topic", readers, *options)
+
+    plan = reset("--to", "earliest", "--dry-run")
+    assert (plan.code, plan.err) == (0, "dry run: no position was changed\n")
+    for word in ("topic", "partition", "from", "to", readers, "5", "0"):
+        assert word in plan.out
+    assert _position(served, "the client") == 5
+    done = reset("--to", "earliest")
+    assert (done.code, done.out, done.err) == (0, plan.out, "")
+    assert _position(served, "the client") == 0
+    done = reset("--to", "3", "--partition", "0", "-o", "json")
+    assert json.loads(done.out) == [{"topic": readers, "partition": 0, "from": 0, "to": 3}]
+    assert _position(served, "the client") == 3
+    reset("--to", "1d")
+    assert _position(served, "the client") == 0
+    reset("--to", "2999-01-01")
+    assert _position(served, "the client") == 5
+
+
+def _position(served: Served, name: str) -> int:
+    [found] = served.log.describe_consumer(name)
+    return found.partitions[0].offset
+
+
+@pytest.mark.parametrize("to", ["-3", "yesterday", ""])
+def test_reset_to_no_place_is_refused(here, readers, to):
+    shown = here("consumers", "reset", "the client", f"--to={to}")
+    assert (shown.code, shown.out) == (2, "")
+    assert "earliest, latest, an offset or a moment" in shown.err
+
+
+def test_reset_of_a_query_says_what_to_do(here, readers):
+    shown = here("consumers", "reset", "the query", "--to", "earliest")
+    assert shown.code == 1
+    assert "Spark query" in shown.err
