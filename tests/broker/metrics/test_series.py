@@ -139,6 +139,20 @@ def test_lag_is_that_of_the_isolation_level(shown, client, ten):
     assert found("isolog_consumer_partition_lag_records", **who, **place) == 0
 
 
+def test_a_position_in_a_deleted_topic_has_no_lag_in_a_new_topic_of_the_name(shown, client, ten):
+    with client.consumer(ten, name="reader", partitions=[0]) as consumer:
+        consumer.seek({(ten, 0): 4})
+        consumer.commit()
+    client.delete_topic(ten)
+    client.create_topic(ten, schema=NUMBERS)
+    with client.producer() as producer:
+        producer.append(ten, numbers(0, 7), partition=0)
+    found = scraped(shown.metrics_address)
+    assert found("isolog_partition_log_end_offset", topic=ten, partition="0") == 7
+    assert found.of("isolog_consumer_partition_lag_records") == {}
+    assert found.of("isolog_consumer_lag_records") == {}
+
+
 @pytest.mark.rule("what a scrape may wait for", "broker/metrics/scrape.py")
 def test_a_scrape_waits_for_no_partition(shown, client, ten):
     """Whoever appends holds a partition's lock, for as long as a slow disk takes."""
