@@ -8,6 +8,7 @@
 ``consumers``      consumers' names, and where each reads
 ``groups``         a member of a consumer group, and its heartbeats
 ``transactions``   the broker's actions for transactions and positions
+``leaders``        partitions as their leaders describe them, and what is held back there
 ``trends``         whether a consumer is stalled, falls behind or catches up
 ``moments``        moments as whole microseconds since 1970
 ``closing``        the base of what a ``with`` block closes

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import structs
 
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.leaders import Partitions, held_back, see_partitions
 from spark_stream.consistency.transactions.transactions import Content, PositionOf
 from spark_stream.errors import InvalidRequest, UnknownTransaction
 from spark_stream.wire.messages import AtomicCut, Cut, CutTopic, Empty
@@ -18,6 +21,7 @@ from spark_stream.wire.sink_messages import (
     StopRun,
 )
 from spark_stream.wire.transaction_messages import (
+    UNFINISHED,
     BeginTransaction,
     Branch,
     CommitTransaction,
@@ -32,6 +36,7 @@ from spark_stream.wire.transaction_messages import (
     TakeConsumer,
     TransactionDescription,
     TransactionList,
+    TransactionPartition,
 )
 
 
@@ -151,7 +156,8 @@ class TransactionsClient:
 
     def all(self) -> list[TransactionDescription]:
         """Return all transactional ids with their present or last transaction."""
-        return self._connection.act("list-transactions", Empty(), TransactionList).transactions
+        found = self._connection.act("list-transactions", Empty(), TransactionList).transactions
+        return self._with_places(found)
 
     def describe(self, transactional_id: str) -> TransactionDescription:
         """Return one transactional id with its transaction, or raise UnknownTransaction."""
@@ -159,7 +165,8 @@ class TransactionsClient:
             asked = NamedTransaction.of(transactional_id=transactional_id)
         except InvalidRequest:
             raise UnknownTransaction(f"there is no transactional id {transactional_id!r}") from None
-        return self._connection.act("describe-transaction", asked, TransactionDescription)
+        found = self._connection.act("describe-transaction", asked, TransactionDescription)
+        return self._with_places([found])[0]
 
     def kill(self, transactional_id: str, number: int | None = None) -> TransactionDescription:
         """Abort the transaction that is open now, whoever owns it: its writes and commit fail.
@@ -176,6 +183,18 @@ class TransactionsClient:
             transactional_id=transactional_id, number=None if number < 0 else number
         )
         return self._connection.act("kill-transaction", asked, TransactionDescription)
+
+    def _with_places(self, found: Sequence[TransactionDescription]) -> list[TransactionDescription]:
+        """Add what the leaders of the partitions of unfinished transactions answer."""
+        unfinished = [each for each in found if each.state in UNFINISHED]
+        names = {at.topic for each in unfinished for at in each.partitions}
+        seen = see_partitions(self._connection, sorted(names))
+        return [
+            structs.replace(
+                each, partitions=tuple(_placed(at, each.number, seen) for at in each.partitions)
+            )
+            for each in found
+        ]
 
     def position(self, consumer: str) -> list[PositionOf]:
         """Return where a named consumer continues; empty if it never committed a position."""
@@ -207,3 +226,15 @@ class TransactionsClient:
     def cut(self, topics: Iterable[CutTopic]) -> Mapping[str, Mapping[int, int]]:
         """Return a cut, by topic and partition: offsets that split no transaction."""
         return self._connection.act("atomic-cut", AtomicCut(topics=list(topics)), Cut).offsets
+
+
+def _placed(at: TransactionPartition, number: int, seen: Partitions) -> TransactionPartition:
+    partition = seen.get(at.topic, {}).get(at.partition)
+    if partition is None or (facts := partition.found.facts) is None:
+        return at
+    firsts = {each.transaction: each.first_offset for each in facts.open}
+    return structs.replace(
+        at,
+        first_offset=firsts.get(number, at.first_offset),
+        held_back=held_back(facts).get(number, 0),
+    )

@@ -57,7 +57,7 @@ class Amiss(Struct, frozen=True):
 
 
 def judge(parts: Mapping[str, Any], now_ms: int) -> list[Amiss]:
-    """Return what the parts of the board show to be amiss, the worst first.
+    """Return what the parts of the board show to be amiss, the worst first, causes before effects.
 
     ``parts``: by name; what is not known is left out, and not judged.
     """
@@ -65,10 +65,12 @@ def judge(parts: Mapping[str, Any], now_ms: int) -> list[Amiss]:
     consumers = (parts.get("consumers") or {}).get("consumers", [])
     found: list[Amiss] = []
     if cluster is not None:
-        found += of_cluster(cluster["problems"])
+        problems = list(of_cluster(cluster["problems"]))
+        found += [each for each in problems if each.key.split()[0] in _CAUSES]
         found += of_answers(cluster["brokers"])
         for broker in cluster["brokers"]:
             found += of_disk(broker)
+        found += [each for each in problems if each.key.split()[0] not in _CAUSES]
     found += of_transactions(parts.get("transactions") or [], consumers, now_ms)
     found += of_consumers(consumers)
     return sorted(found, key=lambda each: list(Severity).index(each.severity))
@@ -84,6 +86,15 @@ _HINTS: Final[Mapping[str, str]] = {
         "Start it again. If it is lost for good: isolog cluster decommission {name}"
     ),
 }
+
+
+_CAUSES: Final = (
+    ProblemKind.METADATA_LOST,
+    ProblemKind.METADATA_AWAY,
+    ProblemKind.DEAD_BROKER,
+    ProblemKind.CANNOT_LEAVE,
+)
+"""Problems of the store and of brokers, which cause those of partitions."""
 
 
 def of_cluster(problems: Sequence[Mapping[str, Any]]) -> Iterator[Amiss]:

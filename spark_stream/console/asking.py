@@ -6,12 +6,9 @@ says so. All of them ask as the user of the connection, so they show what this u
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -20,48 +17,27 @@ from msgspec import Struct
 from spark_stream.client.cluster import ClusterClient
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient
+from spark_stream.client.leaders import (
+    Partitions,
+    PartitionSeen,
+    ask_each,
+    held_back,
+    see_partitions,
+)
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.console.samples import ANSWERS_S, BrokerAnswers, RecentSamples, answers_of
-from spark_stream.errors import IsologError
 from spark_stream.schema.schemas import is_default
 from spark_stream.schema.type_names import type_name
-from spark_stream.wire.messages import (
-    AskedTopic,
-    BrokerAddress,
-    BrokerList,
-    BrokerStatus,
-    Empty,
-    ListedOffsets,
-    ListOffsets,
-    Message,
-    PartitionOffset,
-    to_plain,
-)
+from spark_stream.wire.messages import BrokerStatus, Empty, to_plain
+from spark_stream.wire.transaction_messages import UNFINISHED
 
-T = TypeVar("T", bound=Message)
-
-_PATIENCE_S: Final = 2.0
 _TOPICS_AT_ONCE: Final = 200
-_BROKERS_AT_ONCE: Final = 8
 _CHANGES_MAX: Final = 200
+_EPOCHS_MAX: Final = 16  # of a partition
 _ON_DISK_MAX: Final = 3
 _ACTIONS: Final = ("status", "list-offsets")
 """What each broker is asked for again and again."""
-_UNFINISHED: Final = ("open", "committing", "aborting")
-
-
-class PartitionSeen(Struct, frozen=True):
-    """A partition as its leader has described it at a moment; ``leader`` is the broker's id."""
-
-    leader: str
-    at_s: float
-    topic_id: str
-    found: PartitionOffset
-
-
-Partitions = Mapping[str, Mapping[int, PartitionSeen]]
-"""By topic and number, those whose leader has answered."""
 
 
 class Asking:
@@ -76,7 +52,7 @@ class Asking:
         self.answers: RecentSamples[tuple[str, str], float | None] = RecentSamples(ANSWERS_S)
         """How long each broker took for each action; None: it did not answer in time."""
         self._turn = 0
-        self._seen: dict[str, dict[int, PartitionSeen]] = {}
+        self._seen: dict[str, Mapping[int, PartitionSeen]] = {}
 
     def status(self) -> BrokerStatus:
         """Return the status of one broker, which also says who the caller is."""
@@ -88,7 +64,9 @@ class Asking:
         """Return the cluster, with the status of each broker that answers."""
         found = self._cluster.describe()
         links = {each.id: each.address for each in found.brokers if each.alive}
-        statuses = self._of_each(links, "status", Empty(), BrokerStatus)
+        statuses = ask_each(
+            self.connection, links, "status", Empty(), BrokerStatus, self._note_answer
+        )
         self.answers.keep({(each, action) for each in links for action in _ACTIONS})
         shown: dict[str, Any] = plain(found)
         for each in shown["brokers"]:
@@ -113,26 +91,8 @@ class Asking:
             status.asked + offsets.asked, status.unanswered + offsets.unanswered, status.median_s
         )
 
-    def _of_each(
-        self, links: Mapping[str, str], action: str, body: Message, result: type[T]
-    ) -> dict[str, T]:
-        """Ask brokers (id → address) all at once; return the answers of those that answer soon."""
-
-        def answer(broker: str) -> T | None:
-            began = time.monotonic()
-            found = None
-            with suppress(IsologError):
-                link = self.connection.to(broker, links[broker])
-                found = link.act(action, body, result, _PATIENCE_S)
-            now = time.monotonic()
-            self.answers.add((broker, action), now, None if found is None else now - began)
-            return found
-
-        with ThreadPoolExecutor(_BROKERS_AT_ONCE) as askers:
-            answers = list(askers.map(answer, links))
-        return {
-            broker: each for broker, each in zip(links, answers, strict=True) if each is not None
-        }
+    def _note_answer(self, broker: str, action: str, took_s: float | None) -> None:
+        self.answers.add((broker, action), time.monotonic(), took_s)
 
     # -- topics -----------------------------------------------------------------------------------
 
@@ -148,22 +108,9 @@ class Asking:
             first = self._turn % len(names)
             asked = (names[first:] + names[:first])[:_TOPICS_AT_ONCE]
             self._turn = first + _TOPICS_AT_ONCE
-        request = ListOffsets(topics=[AskedTopic(topic=name, facts=True) for name in asked])
-        links = {each.id: each.address for each in self._brokers()}
-        answers = self._of_each(links, "list-offsets", request, ListedOffsets)
-        now = time.time()
-        for name in asked:
-            self._seen[name] = {
-                number: PartitionSeen(broker, now, answer.topics[name].topic_id, found)
-                for broker, answer in answers.items()
-                if name in answer.topics
-                for number, found in answer.topics[name].partitions.items()
-            }
+        self._seen.update(see_partitions(self.connection, asked, self._note_answer))
         self._seen = {name: self._seen.get(name, {}) for name in names}
         return self._seen
-
-    def _brokers(self) -> Sequence[BrokerAddress]:
-        return self.connection.act("list-brokers", Empty(), BrokerList).brokers
 
     def topic(self, name: str) -> dict[str, Any]:
         """Return a topic with its settings, its columns and where its replicas are."""
@@ -180,7 +127,7 @@ class Asking:
     def list_transactions(self) -> list[dict[str, Any]]:
         """Return all transactions, those that are not finished first, the oldest of them first."""
         found = self.transactions.all()
-        found.sort(key=lambda each: (each.state not in _UNFINISHED, each.began_ms))
+        found.sort(key=lambda each: (each.state not in UNFINISHED, each.began_ms))
         return [plain(each) for each in found]
 
     def consumers(self) -> dict[str, Any]:
@@ -232,7 +179,9 @@ def columns_of(schema: pa.Schema, added: Sequence[str] = ()) -> list[dict[str, A
 # -- what follows from the answers ----------------------------------------------------------------
 
 
-def partition_shown(number: int, seen: PartitionSeen, leaders: Mapping[int, str]) -> dict[str, Any]:
+def partition_shown(
+    number: int, seen: PartitionSeen, leaders: Mapping[int, LeaderSeen]
+) -> dict[str, Any]:
     """Return a partition as the page draws it; ``leaders``: those that were seen, by epoch."""
     found, facts = seen.found, seen.found.facts
     assert facts is not None
@@ -246,21 +195,30 @@ def partition_shown(number: int, seen: PartitionSeen, leaders: Mapping[int, str]
         "last_stable": facts.last_stable_offset,
         "size": facts.size,
         "followers": facts.followers,
-        "epochs": [plain(each) | {"leader": leaders.get(each.epoch)} for each in facts.epochs],
+        "epochs": [
+            plain(each) | {"leader": _broker(leaders.get(each.epoch))} for each in facts.epochs
+        ],
         "open": plain(facts.open),
     }
 
 
-Leaders = dict[tuple[str, int], dict[int, str]]
-"""Which broker led in which epoch, by topic id and partition, as far as it was seen."""
+class LeaderSeen(Struct, frozen=True):
+    """The leader of an epoch, and when the console first saw it there."""
+
+    broker: str
+    at_ms: int
+
+
+Leaders = dict[tuple[str, int], dict[int, LeaderSeen]]
+"""The leaders that the console has seen, by topic id and partition, and by epoch."""
 
 
 def note_leaders(leaders: Leaders, partitions: Partitions) -> Leaders:
     """Return the leaders with those of now; partitions that are gone are left out."""
     return {
         (seen.topic_id, number): {
+            seen.found.epoch: LeaderSeen(seen.leader, round(seen.at_s * 1000)),
             **leaders.get((seen.topic_id, number), {}),
-            seen.found.epoch: seen.leader,
         }
         for numbers in partitions.values()
         for number, seen in numbers.items()
@@ -270,18 +228,38 @@ def note_leaders(leaders: Leaders, partitions: Partitions) -> Leaders:
 def leader_changes(partitions: Partitions, leaders: Leaders) -> list[dict[str, Any]]:
     """Return the leader epochs that began after a partition's first one, the latest first.
 
-    ``before`` and ``leader``: who led before and in it; None if nobody has looked meanwhile.
+    ``before`` and ``leader``: the leaders before and in it, None where the console has not seen
+    them. A log has no entry of an epoch in which nothing was appended: its ``offset`` is None, and
+    ``began_ms`` is when the console first saw it, or None.
     """
     found = []
     for topic, numbers in partitions.items():
         for number, seen in numbers.items():
             led = leaders.get((seen.topic_id, number), {})
-            epochs = [] if seen.found.facts is None else seen.found.facts.epochs
-            for before, epoch in itertools.pairwise(epochs):
-                who = {"before": led.get(before.epoch), "leader": led.get(epoch.epoch)}
-                found.append({"topic": topic, "partition": number, **plain(epoch), **who})
-    found.sort(key=lambda each: each["began_ms"], reverse=True)
-    return found[:_CHANGES_MAX]
+            logged = [] if seen.found.facts is None else seen.found.facts.epochs
+            starts = {each.epoch: each for each in logged}
+            first, last = min(starts, default=0), seen.found.epoch
+            later_ms = round(seen.at_s * 1000)
+            for epoch in range(last, max(first, last - _EPOCHS_MAX), -1):
+                start, who = starts.get(epoch), led.get(epoch)
+                began_ms = start.began_ms if start else who.at_ms if who else None
+                later_ms = later_ms if began_ms is None else min(later_ms, began_ms)
+                change = {
+                    "topic": topic,
+                    "partition": number,
+                    "epoch": epoch,
+                    "offset": start.offset if start else None,
+                    "began_ms": began_ms,
+                    "before": _broker(led.get(epoch - 1)),
+                    "leader": _broker(who),
+                }
+                found.append((later_ms, change))
+    found.sort(key=lambda each: each[0], reverse=True)
+    return [change for _, change in found[:_CHANGES_MAX]]
+
+
+def _broker(seen: LeaderSeen | None) -> str | None:
+    return None if seen is None else seen.broker
 
 
 def on_disks(
@@ -332,20 +310,19 @@ def holders(
 def open_places(partitions: Partitions) -> dict[int, list[dict[str, Any]]]:
     """Return by open transaction the partitions that it has written to, as far as they are known.
 
-    ``first_offset``: of its records there; ``held_back``: how many records read_committed does not
-    show because of it, which is none if an earlier transaction is open there.
+    ``first_offset``: of its records there; ``held_back``: see :func:`client.leaders.held_back`.
     """
     found: dict[int, list[dict[str, Any]]] = {}
     for topic, numbers in partitions.items():
         for partition, seen in numbers.items():
             facts = seen.found.facts
+            held = held_back(facts)
             for each in facts.open if facts is not None else ():
-                is_first = facts is not None and facts.last_stable_offset == each.first_offset
                 place = {
                     "topic": topic,
                     "partition": partition,
                     "first_offset": each.first_offset,
-                    "held_back": seen.found.log_end_offset - each.first_offset if is_first else 0,
+                    "held_back": held.get(each.transaction, 0),
                 }
                 found.setdefault(each.transaction, []).append(place)
     return found

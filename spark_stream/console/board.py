@@ -19,12 +19,12 @@ from typing import Any, Final
 import anyio.to_thread
 from msgspec import Struct
 
+from spark_stream.client.leaders import Partitions
 from spark_stream.client.trends import LagSample, LagTrend, Window, holder_of, worst
 from spark_stream.console.amiss import FirstSeen, is_silent, is_slow, judge
 from spark_stream.console.asking import (
     Asking,
     Leaders,
-    Partitions,
     holders,
     leader_changes,
     note_leaders,

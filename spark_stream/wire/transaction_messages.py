@@ -5,7 +5,7 @@ They are bodies and results of DoAction, by the action's name (``wire.actions``)
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta
 
@@ -92,12 +92,21 @@ class KillTransaction(Message):
     number: OffsetField | None = None
 
 
+UNFINISHED: Final = ("open", "committing", "aborting")
+"""The states of a transaction that may hold records back."""
+
+
 class TransactionPartition(Description, kw_only=False):
-    """A partition a transaction wrote to; ``first_offset`` while it is open there."""
+    """A partition a transaction wrote to; ``first_offset`` while it is open there.
+
+    ``held_back``: the replicated records that read_committed does not return because of it. The
+    client adds it from the answer of the partition's leader, None if the leader did not answer.
+    """
 
     topic: str
     partition: int
     first_offset: int | None = None
+    held_back: int | None = None
 
 
 class TransactionDescription(Description, kw_only=False):

@@ -54,15 +54,15 @@ def test_nothing_is_amiss_where_all_replicas_are_in_sync_or_on_their_way():
 
 def test_a_partition_without_a_leader_is_named_with_the_broker_that_is_dead():
     found = problems(partition("a", "a", name="t/7"), partition("bc", "bc"), dead="a")
-    assert kinds(found) == ["no_leader", "dead_broker"]
-    assert (found[0].count, found[0].names) == (1, ("t/7",))
-    assert found[1].message == "broker a is dead; it holds replicas of 1 partition"
+    assert kinds(found) == ["dead_broker", "no_leader"]
+    assert found[0].message == "broker a is dead; it holds replicas of 1 partition"
+    assert (found[1].count, found[1].names) == (1, ("t/7",))
 
 
 def test_partitions_of_hidden_topics_are_counted_and_not_named():
     found = problems(partition("a", "a", name=None), partition("a", "a", name="t/7"), dead="a")
-    assert (found[0].count, found[0].names) == (2, ("t/7",))
-    assert found[0].message.endswith(": 2")
+    assert (found[1].count, found[1].names) == (2, ("t/7",))
+    assert found[1].message.endswith(": 2")
 
 
 def test_too_few_in_sync_is_more_than_a_replica_that_is_not():

@@ -79,6 +79,21 @@ def test_nothing_is_amiss_where_nothing_is():
     assert judge({}, NOW_MS) == []
 
 
+def test_causes_come_before_their_effects():
+    found = judged(
+        [broker("1", status={"disk_free": 0}), broker("3", answers=answers(30, 30, None))],
+        [
+            {"kind": kind, "message": kind, "count": 1, "names": []}
+            for kind in ("metadata_lost", "dead_broker", "no_leader", "under_replicated")
+        ],
+        [transaction(900)],
+        [reader("a", "stalled")],
+    )
+    order = ["metadata_lost", "dead_broker", "no_answer 3", "disk 1", "no_leader", "under_repl"]
+    assert [each.key[: len(start)] for each, start in zip(found, order, strict=False)] == order
+    assert [each.key.split()[0] for each in found[6:]] == ["holds", "stalled"]
+
+
 def test_what_the_brokers_say_comes_with_what_to_do():
     dead = {"kind": "dead_broker", "message": "broker 2 is dead", "count": 1, "names": ["2"]}
     lacks = {"kind": "under_replicated", "message": "m", "count": 1, "names": ["orders/2"]}

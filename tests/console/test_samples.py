@@ -56,7 +56,7 @@ def seen(leader: str, epoch: int, *epochs: int, size: int = 100) -> PartitionSee
     found = PartitionOffset(
         offset=0, epoch=epoch, log_start_offset=0, log_end_offset=9, facts=facts
     )
-    return PartitionSeen(leader, 0.0, "id", found)
+    return PartitionSeen(leader, 1.0, "id", found)
 
 
 def test_a_change_of_leaders_names_those_that_were_seen():
@@ -64,8 +64,25 @@ def test_a_change_of_leaders_names_those_that_were_seen():
     leaders = note_leaders(note_leaders({}, first), second)
     changes = leader_changes(second, leaders)
     found = [(each["epoch"], each["before"], each["leader"]) for each in changes]
-    assert found == [(4, "1", "2"), (3, None, "1")]
+    assert found == [(4, "1", "2"), (3, None, "1"), (2, None, None), (1, None, None)]
     assert note_leaders(leaders, {}) == {}
+
+
+def test_every_change_of_leaders_is_listed_also_without_records_of_its_epoch():
+    """A log has no entry of an epoch in which nothing was appended."""
+    first, second = {"t": {0: seen("1", 1, 0)}}, {"t": {0: seen("2", 5, 0, 3)}}
+    leaders = note_leaders(note_leaders({}, first), second)
+    changes = leader_changes(second, leaders)
+    found = [(each["epoch"], each["before"], each["leader"], each["offset"]) for each in changes]
+    assert found == [
+        (5, None, "2", None),
+        (4, None, None, None),
+        (3, None, None, 30),
+        (2, "1", None, None),
+        (1, None, "1", None),
+    ]
+    assert [each["began_ms"] for each in changes] == [1000, None, 3, None, 1000]
+    assert [each["epoch"] for each in leader_changes({"t": {0: seen("1", 2)}}, {})] == [2, 1]
 
 
 def test_what_is_on_a_disk_is_told_by_how_fast_it_grows():

@@ -75,12 +75,22 @@ def find_problems(
     alive: Alive,
     takers: Set[BrokerId],
 ) -> list[Problem]:
-    """Return what an operator has to look at, the worst first.
+    """Return the problems that an operator has to look at, causes before their effects.
 
     ``takers`` are the brokers that may be given replicas.
     """
+    dead = [each for each in brokers if not each.alive and each.replicas]
     led = [each for each in partitions if each.record.leader in alive]
     found = [
+        *(
+            Problem(
+                ProblemKind.DEAD_BROKER,
+                f"broker {each.id} is dead; it holds replicas of {_count(each.replicas)}",
+                1,
+                (each.id,),
+            )
+            for each in dead
+        ),
         _of_partitions(
             ProblemKind.NO_LEADER,
             (each for each in partitions if each.record.leader not in alive),
@@ -100,16 +110,6 @@ def find_problems(
             (each for each in partitions if each.lacks_replicas),
             "with replicas that are not in sync",
         ),
-    ]
-    dead = [each for each in brokers if not each.alive and each.replicas]
-    found += [
-        Problem(
-            ProblemKind.DEAD_BROKER,
-            f"broker {each.id} is dead; it holds replicas of {_count(each.replicas)}",
-            1,
-            (each.id,),
-        )
-        for each in dead
     ]
     stuck = [
         each.id

@@ -25,7 +25,7 @@ from spark_stream.cli.options import (
 )
 from spark_stream.cli.output.show_transactions import (
     Aged,
-    HeldBack,
+    ReadableRange,
     duration,
     places,
     show_transaction,
@@ -112,8 +112,8 @@ def describe(
     """
     with log(bootstrap, path) as opened:
         facts = opened.describe_transaction(transactional_id)
-        held = _held_back(opened, facts)
-    show_transaction(_aged([facts], None)[0], held, output)
+        ends = _readable(opened, facts)
+    show_transaction(_aged([facts], None)[0], ends, output)
 
 
 @app.command()
@@ -154,8 +154,8 @@ def _aged(found: list[TransactionDescription], hangs_after_s: float | None) -> l
     return [Aged.of(each, now_ms, hangs_after_s) for each in found]
 
 
-def _held_back(opened: Log, facts: TransactionDescription) -> dict[tuple[str, int], HeldBack]:
-    """Return how far readers under read_committed are behind, for the partitions that answer."""
+def _readable(opened: Log, facts: TransactionDescription) -> dict[tuple[str, int], ReadableRange]:
+    """Return the bounds of the partitions that answer."""
     known: dict[tuple[str, int], PartitionDescription] = {}
     for topic in sorted({each.topic for each in facts.partitions}):
         try:
@@ -164,7 +164,7 @@ def _held_back(opened: Log, facts: TransactionDescription) -> dict[tuple[str, in
             continue
         known |= {(topic, each.partition): each for each in described}
     return {
-        place: HeldBack(each.last_stable_offset, each.log_end_offset)
+        place: ReadableRange(each.last_stable_offset, each.log_end_offset)
         for place, each in known.items()
         if each.last_stable_offset is not None and each.log_end_offset is not None
     }

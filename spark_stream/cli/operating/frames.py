@@ -6,7 +6,6 @@ No I/O here. A rate is counted between the last two looks, a trend over all that
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
 
 from msgspec import Struct
 
@@ -14,9 +13,7 @@ from spark_stream.client.trends import LagSample, LagTrend, holder_of, trend_of,
 from spark_stream.wire.cluster_messages import ClusterDescription
 from spark_stream.wire.consumer_messages import ConsumerDescription
 from spark_stream.wire.messages import PartitionDescription, TopicDescription
-from spark_stream.wire.transaction_messages import TransactionDescription
-
-UNDECIDED: Final = ("open", "committing", "aborting")
+from spark_stream.wire.transaction_messages import UNFINISHED, TransactionDescription
 
 
 class Look(Struct, frozen=True):
@@ -203,19 +200,10 @@ def _topic_lines(now: Look, flows: Mapping[Place, Flow]) -> list[TopicLine]:
 
 def _transaction_lines(now: Look) -> list[TransactionLine]:
     """Return the unfinished transactions, those that hold the most records back first."""
-    ends = {(topic.name, each.partition): each for topic in now.topics for each in topic.partitions}
     lines = []
     for each in now.transactions:
-        if each.state not in UNDECIDED:
+        if each.state not in UNFINISHED:
             continue
-        held = 0
-        for at in each.partitions:
-            found = ends.get((at.topic, at.partition))
-            if found is None or found.last_stable_offset is None:
-                continue
-            # Only the transaction at the last stable offset holds readers back.
-            if at.first_offset is not None and at.first_offset <= found.last_stable_offset:
-                held += (found.high_watermark or 0) - found.last_stable_offset
         lines.append(
             TransactionLine(
                 each.transactional_id,
@@ -223,7 +211,7 @@ def _transaction_lines(now: Look) -> list[TransactionLine]:
                 max(0.0, (now.now_ms - each.began_ms) / 1000),
                 each.state == "open" and now.now_ms > each.deadline_ms,
                 tuple(f"{at.topic}/{at.partition}" for at in each.partitions),
-                held,
+                sum(at.held_back or 0 for at in each.partitions),
             )
         )
     return sorted(lines, key=lambda each: (-each.held_back, -each.age_s, each.transactional_id))
@@ -236,7 +224,7 @@ def _consumer_lines(looks: Sequence[Look]) -> list[ConsumerLine]:
         bounds = {place: each.last_stable_offset for place, each in _partitions(look)}
         open_: dict[tuple[str, int], list[tuple[int, int | None]]] = {}
         for each in look.transactions:
-            if each.state in UNDECIDED:
+            if each.state in UNFINISHED:
                 for at in each.partitions:
                     open_.setdefault((at.topic, at.partition), []).append(
                         (each.number, at.first_offset)

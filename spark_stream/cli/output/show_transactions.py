@@ -15,10 +15,13 @@ from spark_stream.cli.options import Listing
 from spark_stream.cli.output.show import console
 from spark_stream.cli.output.show_replicas import drawn_together
 from spark_stream.cli.texts import as_json, cell
-from spark_stream.wire.transaction_messages import TransactionDescription, TransactionPartition
+from spark_stream.wire.transaction_messages import (
+    UNFINISHED,
+    TransactionDescription,
+    TransactionPartition,
+)
 
 _UNDECIDED: Final = "open"
-_UNFINISHED: Final = ("open", "committing", "aborting")
 _BEGUN_NEVER: Final = -1
 _WIDE: Final = 100
 _ID_WIDTH: Final = 24
@@ -49,7 +52,7 @@ class Aged(Struct, frozen=True):
             facts,
             age_s,
             left_s if facts.state == _UNDECIDED else None,
-            over and facts.state in _UNFINISHED,
+            over and facts.state in UNFINISHED,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -61,15 +64,11 @@ class Aged(Struct, frozen=True):
         }
 
 
-class HeldBack(Struct, frozen=True):
-    """Up to where readers under read_committed may read a partition, and where it ends."""
+class ReadableRange(Struct, frozen=True):
+    """The bound of readers under read_committed in a partition, and its end."""
 
     last_stable_offset: int
     log_end_offset: int
-
-    @property
-    def records(self) -> int:
-        return self.log_end_offset - self.last_stable_offset
 
 
 def show_transactions(found: list[Aged], shape: Listing, out: Console | None = None) -> None:
@@ -103,12 +102,14 @@ def show_transactions(found: list[Aged], shape: Listing, out: Console | None = N
     out.print(table)
 
 
-def show_transaction(found: Aged, held: Mapping[tuple[str, int], HeldBack], shape: Listing) -> None:
-    """Print one transaction with all fields; ``held`` by topic and partition, where it is known."""
+def show_transaction(
+    found: Aged, ends: Mapping[tuple[str, int], ReadableRange], shape: Listing
+) -> None:
+    """Print one transaction with all fields; ``ends`` by topic and partition, where it is known."""
     if shape is Listing.JSON:
         shown = found.as_json()
         for place in shown["partitions"]:
-            there = held.get((place["topic"], place["partition"]))
+            there = ends.get((place["topic"], place["partition"]))
             place["last_stable_offset"] = None if there is None else there.last_stable_offset
             place["log_end_offset"] = None if there is None else there.log_end_offset
         print(json.dumps(shown, indent=2))
@@ -132,11 +133,11 @@ def show_transaction(found: Aged, held: Mapping[tuple[str, int], HeldBack], shap
         table.add_row(name, value)
     console().print(table)
     if facts.partitions:
-        console().print(_partitions_table(facts.partitions, held))
+        console().print(_partitions_table(facts.partitions, ends))
 
 
 def _partitions_table(
-    partitions: Iterable[TransactionPartition], held: Mapping[tuple[str, int], HeldBack]
+    partitions: Iterable[TransactionPartition], ends: Mapping[tuple[str, int], ReadableRange]
 ) -> Table:
     table = Table("topic")
     for name in (
@@ -148,14 +149,14 @@ def _partitions_table(
     ):
         table.add_column(name, justify="right")
     for each in sorted(partitions, key=_place):
-        there = held.get((each.topic, each.partition))
+        there = ends.get((each.topic, each.partition))
         table.add_row(
             cell(each.topic),
             str(each.partition),
             "-" if each.first_offset is None else str(each.first_offset),
             "-" if there is None else str(there.last_stable_offset),
             "-" if there is None else str(there.log_end_offset),
-            "-" if there is None else str(there.records),
+            "-" if each.held_back is None else str(each.held_back),
         )
     return table
 

@@ -113,6 +113,7 @@ def test_describe(served, here):
             "topic": "described",
             "partition": 0,
             "first_offset": 3,
+            "held_back": 4,
             "last_stable_offset": 3,
             "log_end_offset": 7,
         }

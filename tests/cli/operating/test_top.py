@@ -19,9 +19,11 @@ from msgspec import structs
 from rich.console import Console
 
 from spark_stream.cli.operating.frames import ClusterFrame, Look, frame_of
-from spark_stream.cli.operating.top import drawn, print_frame
+from spark_stream.cli.operating.top import drawn, look_at, print_frame
 from spark_stream.cli.options import Listing
 from spark_stream.client.trends import LagTrend
+from spark_stream.console.asking import Asking, open_places
+from spark_stream.testing import LocalCluster
 from spark_stream.wire.cluster_messages import (
     BrokerDescription,
     ClusterDescription,
@@ -32,6 +34,7 @@ from spark_stream.wire.consumer_messages import ConsumedPartition, ConsumerDescr
 from spark_stream.wire.messages import PartitionDescription, TopicDescription
 from spark_stream.wire.transaction_messages import TransactionDescription, TransactionPartition
 from tests.cli.conftest import COMMAND, Call, Served
+from tests.support import NUMBERS, numbers
 
 
 def partition(number: int, leader: str, end: int, size: int, **more: Any) -> PartitionDescription:
@@ -136,7 +139,9 @@ def test_trends(before, now, passed, trend):
     assert line.trend is (LagTrend.UP_TO_DATE if trend is LagTrend.UP_TO_DATE else LagTrend.UNKNOWN)
 
 
-def transaction(name: str, first_offset: int, state: str = "open") -> TransactionDescription:
+def transaction(
+    name: str, first_offset: int, state: str = "open", held_back: int = 0
+) -> TransactionDescription:
     return TransactionDescription(
         transactional_id=name,
         state=state,
@@ -145,7 +150,7 @@ def transaction(name: str, first_offset: int, state: str = "open") -> Transactio
         epoch=0,
         query="",
         branches=(),
-        partitions=(TransactionPartition("t", 0, first_offset),),
+        partitions=(TransactionPartition("t", 0, first_offset, held_back),),
         timeout_ms=60_000,
         began_ms=1_000_000,
         deadline_ms=1_060_000,
@@ -153,14 +158,14 @@ def transaction(name: str, first_offset: int, state: str = "open") -> Transactio
     )
 
 
-def test_the_first_undecided_transaction_holds_readers_back():
+def test_transactions_that_hold_the_most_records_back_come_first():
     looks = [
         look(
             90,
             topic("t", partition(0, "1", 100, 0, last_stable_offset=40)),
             transactions=(
                 transaction("later", 60),
-                transaction("first", 40),
+                transaction("first", 40, held_back=60),
                 transaction("done", 10, "committed"),
             ),
         )
@@ -168,6 +173,26 @@ def test_the_first_undecided_transaction_holds_readers_back():
     found = [(each.transactional_id, each.held_back) for each in frame_of(looks).transactions]
     assert found == [("first", 60), ("later", 0)]
     assert all(each.overdue and each.age_s == 90 for each in frame_of(looks).transactions)
+
+
+def test_records_held_back_are_those_of_all_brokers(tmp_path):
+    """Each broker sees the first offsets of the partitions that it leads, and no others."""
+    with (
+        LocalCluster(2, folder=tmp_path, cuttable=False) as cluster,
+        cluster.connect() as log,
+    ):
+        log.create_topic("t", schema=NUMBERS, assignment=[["1"], ["2"]])
+        with log.producer(transactional_id="slow") as producer:
+            producer.begin_transaction()
+            for number in (0, 1):
+                producer.append("t", numbers(0, 5 + number), partition=number)
+            producer.flush()
+            (line,) = frame_of([look_at(log)]).transactions
+            seen = open_places(Asking(log._connection).partitions())
+            producer.abort_transaction()
+    assert line.held_back == 11
+    (places,) = seen.values()
+    assert sum(each["held_back"] for each in places) == 11
 
 
 @pytest.mark.parametrize("output", [Listing.JSON, Listing.TABLE])

@@ -38,8 +38,8 @@ function rolledBack(all) {
 
 function changes(all) {
   const columns = [["Partition", ""], ["When", ""], ["Led before", ""], ["Leads since", ""], ["From offset", "number"], ["Leader epoch", "number"]];
-  return [h("p", { class: "quiet" }, `The latest ${counted(all.length, "change")} of which a log still has records. Who led is known of what this console has seen; why it stopped, the log file of that broker says.`),
+  return [h("p", { class: "quiet" }, `The latest ${counted(all.length, "change")}, one for each leader epoch. The log has the time and the first offset of an epoch with records. Leaders are shown as far as this console has seen them. The log file of a broker has the reason why it stopped.`),
     table("Changes of leaders", columns, all.map((each) => h("tr", { key: `${each.topic} ${each.partition} ${each.epoch}` },
-      h("th", { scope: "row" }, where(each)), h("td", {}, ago(each.began_ms)), h("td", {}, led(each.before)), h("td", {}, each.leader !== null && each.leader === each.before ? `${led(each.leader)} again: it was started anew, or had lost its lease` : led(each.leader)),
-      h("td", { class: "number" }, count(each.offset)), h("td", { class: "number" }, count(each.epoch)))))];
+      h("th", { scope: "row" }, where(each)), h("td", {}, each.began_ms === null ? h("span", { class: "quiet" }, "not seen") : ago(each.began_ms)), h("td", {}, led(each.before)), h("td", {}, each.leader !== null && each.leader === each.before ? `${led(each.leader)} again: it was started anew, or had lost its lease` : led(each.leader)),
+      h("td", { class: "number" }, each.offset === null ? "no records" : count(each.offset)), h("td", { class: "number" }, count(each.epoch)))))];
 }
