@@ -14,6 +14,7 @@ from spark_stream.client.access import AccessClient
 from spark_stream.client.connecting.access import access_of
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.cluster.stores.backends import SqliteBackend
+from tests.certificates import HERE, Files, conf_of
 from tests.support import BrokerProcess
 
 PASSWORD = "correct horse battery"
@@ -26,6 +27,30 @@ def asking_broker(folder: Path, conf: str = "") -> Iterator[BrokerProcess]:
     with BrokerProcess(folder / "log", conf=conf) as broker:
         _add_to_store(SqliteBackend(broker.directory / "metadata.sqlite"), "root", PASSWORD)
         yield broker
+
+
+@contextlib.contextmanager
+def secure_brokers(
+    folder: Path, files: Files, *, tls: bool = True
+) -> Iterator[list[BrokerProcess]]:
+    """Three brokers on one store, each with a certificate of its own for both of its doors.
+
+    Without ``tls`` clients connect in plain text, and still have to authenticate.
+    """
+    store = folder / "metadata.sqlite"
+    with contextlib.ExitStack() as stack:
+        brokers = []
+        for name in ("1", "2", "3"):
+            pair = files.issue(name, name, *HERE)
+            conf = (
+                f'id = "{name}"\nmetadata = "{store}"\npeer_listen = "127.0.0.1:0"\n'
+                'authentication = true\nsuper_users = ["root"]\n'
+                f"{conf_of(pair) if tls else ''}{conf_of(pair, 'peer_tls', ca=files.ca)}"
+                '[topic]\n"min.insync.replicas" = 2\n'
+            )
+            brokers.append(stack.enter_context(BrokerProcess(folder / name, conf=conf)))
+        _add_to_store(SqliteBackend(store), "root", PASSWORD)
+        yield brokers
 
 
 @pytest.fixture(scope="module")

@@ -223,8 +223,9 @@ class Broker:
             self._authorizer,
             Quotas(lambda: core.host.view.now.access.quotas, clock, config.memory_bytes),
         )
-        self._loop = Loop("isolog-io")
+        self._loop, self._peer_loop = Loop("isolog-io"), Loop("isolog-peer-io")
         undo.callback(self._loop.close)
+        undo.callback(self._peer_loop.close)
         self._serving = Serving(
             here,
             core.table,
@@ -232,16 +233,19 @@ class Broker:
             self.activity,
             clock,
             self._loop,
+            self._peer_loop,
             config.memory_bytes,
             self._network.leading,
             boot_id,
         )
         undo.callback(self._serving.stop)
-        self._server = Server(self._loop)
+        self._server, self._peer_server = Server(self._loop), Server(self._peer_loop)
         undo.callback(self._server.stop, "the broker did not start", 0.0)
+        undo.callback(self._peer_server.stop, "the broker did not start", 0.0)
         greeting = greeting_bytes(me.cluster_id, me.broker_id)
         certificates = self._certificates
         self._open_door(
+            self._server,
             bound,
             self._serving.welcome_client,
             greeting,
@@ -250,6 +254,7 @@ class Broker:
         )
         if peers is not None:
             self._open_door(
+                self._peer_server,
                 peers,
                 self._serving.welcome_peer,
                 greeting,
@@ -287,7 +292,7 @@ class Broker:
             here,
             self._config.rack or "",
             self._config.memory_bytes,
-            connections=lambda: self._server.connections,
+            connections=lambda: self._server.connections + self._peer_server.connections,
             calls=lambda: self.activity.calls,
             fetches_waiting=lambda: self._serving.fetches_waiting,
             holds_lease=self._holds_lease,
@@ -322,6 +327,7 @@ class Broker:
 
     def _open_door(
         self,
+        server: Server,
         bound: socket.socket,
         welcome: Callable[[IncomingConnection], Serve],
         greeting: bytes,
@@ -332,7 +338,7 @@ class Broker:
         """Accept connections. A Unix socket is protected by its file's permissions, not by TLS."""
         speaks_tls = tls is not None and bound.family != socket.AF_UNIX
         context = tls.current if tls is not None and speaks_tls else None
-        self._server.open(Door(bound, welcome, lambda: greeting, context, trusts_all))
+        server.open(Door(bound, welcome, lambda: greeting, context, trusts_all))
 
     def _end_flight(self) -> None:
         if self._flight is not None:
@@ -432,8 +438,10 @@ class Broker:
         in_order = core.host.close()
         self._network.stop()
         self._server.stop("the broker stops", _GRACE_SECONDS)
+        self._peer_server.stop("the broker stops", _GRACE_SECONDS)
         self._serving.stop()
         self._loop.close()
+        self._peer_loop.close()
         if self._flight is not None:
             ended = threading.Thread(target=self._end_flight, name="shutdown", daemon=True)
             ended.start()

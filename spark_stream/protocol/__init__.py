@@ -21,9 +21,10 @@ from spark_stream.protocol.connection import (
     StreamOver,
     data_bytes,
 )
-from spark_stream.protocol.frames import Allocate, Body, Bytes, nbytes_of
+from spark_stream.protocol.frames import FRAMES_AT_ONCE, Allocate, Body, Bytes, nbytes_of
 
 __all__ = [
+    "FRAMES_AT_ONCE",
     "OLDEST",
     "VERSION",
     "Allocate",

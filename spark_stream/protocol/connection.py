@@ -28,6 +28,9 @@ Invariants:
 * A frame of a stream that is over is dropped: its sender may not have heard yet.
 * After ``Lost`` nothing is received any more. What the connection still has to send (the reason,
   in GOODBYE) is worth one attempt.
+* *Floods.* One call takes a bounded number of frames (:attr:`Connection.has_more`). A client that
+  sends more control frames than it needs is lost, and so is a client that sends more than a few
+  frames before it is trusted.
 * A peer that is silent for ``silence_s``, or takes too long for its HELLO or for a frame, is lost.
 """
 
@@ -66,6 +69,14 @@ _CREDIT_MAX: Final = 2**40
 _STRANGER: Final = (64 << 10, 64 << 10)
 """The largest header and body of a peer that is not trusted yet."""
 _STREAMS_OF_STRANGER: Final = 8
+FRAMES_OF_STRANGER: Final = 32
+"""Frames of a client that is not trusted yet: HELLO, its credential, and PINGs while it waits."""
+CONTROL_BURST: Final = 1000
+CONTROL_PER_S: Final = 100.0
+"""Control frames that a client may send besides those it has earned. It needs one each second."""
+_CONTROL_EARNED_MAX: Final = 20_000
+_LATE_FRAME_BYTES: Final = 4096
+"""The most that a DATA frame of a stream that is over counts: its credit is not known exactly."""
 
 
 class ConnectionLimits(Struct, frozen=True):
@@ -208,6 +219,34 @@ class _Stream(Struct):
     receives: bool = True
 
 
+class ControlBudget:
+    """The control frames that a client may send.
+
+    They are PING, PONG, CREDIT, CANCEL of an old stream, and DATA without content.
+
+    Each stream that the client opens and each DATA frame that it gets allows one more: a CANCEL
+    that crosses the answer, or the CREDIT for the frame. Heartbeats need one frame each second.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._left: float = CONTROL_BURST
+        self._refilled = now
+
+    def earn(self) -> None:
+        """Allow one more frame."""
+        if self._left < _CONTROL_EARNED_MAX:
+            self._left += 1
+
+    def spend(self, now: float) -> bool:
+        """Count a frame. Return False if it is one too many."""
+        if self._left < CONTROL_BURST:
+            earned = (now - self._refilled) * CONTROL_PER_S
+            self._left = min(CONTROL_BURST, self._left + earned)
+        self._refilled = now
+        self._left -= 1
+        return self._left >= 0
+
+
 class Connection:
     """One side of a connection. Not thread-safe: its shell has a lock.
 
@@ -228,6 +267,10 @@ class Connection:
         trusted: bool = True,
     ) -> None:
         self._trusted = trusted
+        self._frames_of_stranger = FRAMES_OF_STRANGER
+        self._control = ControlBudget(now)
+        self._late_bytes = 0  # that may still come on streams that this side has failed
+        self._has_ponged = False  # a PONG is in the output
         self._is_client = is_client
         self._limits = limits
         self._versions = versions
@@ -248,6 +291,8 @@ class Connection:
         self._ending = False
         self.lost: Lost | None = None
         """Why the connection is over; None while it is not."""
+        self.was_refused = False
+        """Whether this side ended the connection because of received frames, or by `refuse`."""
         if is_client:
             self._hello(*versions)
 
@@ -263,8 +308,16 @@ class Connection:
         return self._events(self._reader.on_filled(count), now)
 
     def receive(self, data: Bytes, now: float) -> list[Event]:
-        """Take received bytes; none of ``data`` is referenced afterwards."""
+        """Take received bytes; none of ``data`` is referenced afterwards.
+
+        One call takes at most ``FRAMES_AT_ONCE`` frames.
+        """
         return self._events(self._reader.receive(data), now)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether whole frames are left. Call :meth:`receive` again, without data."""
+        return self.lost is None and self._reader.has_more
 
     def closed_by_peer(self, message: str = "the peer closed the connection") -> list[Event]:
         """Note that the socket is at its end, or broken."""
@@ -277,7 +330,10 @@ class Connection:
 
     def refuse(self, code: str, message: str) -> list[Event]:
         """Give the connection up, and tell the peer why."""
-        return [] if self.lost else [self._end(code, message)]
+        if self.lost:
+            return []
+        self.was_refused = True
+        return [self._end(code, message)]
 
     def on_heard(self, now: float) -> None:
         """Note that the peer takes what was sent, while this side receives nothing on purpose.
@@ -329,19 +385,57 @@ class Connection:
         try:
             for frame in frames:
                 self._frame_began = None
+                self._check_rate(frame, now)
                 event = self._event_of(frame)
                 if event is not None:
                     events.append(event)
                     if self.lost:
                         return events
         except ProtocolError as error:
-            events.append(self._end(error.code, error.message))
+            events += self.refuse(error.code, error.message)
             return events
         if self._reader.is_between_frames:
             self._frame_began = None
         elif self._frame_began is None:
             self._frame_began = now
         return events
+
+    def _check_rate(self, frame: RawFrame, now: float) -> None:
+        """Count a client's frame.
+
+        Raises:
+            ProtocolError: the client sends more frames than any client needs.
+        """
+        if self._is_client:
+            return
+        if not self._trusted:
+            self._frames_of_stranger -= 1
+            if self._frames_of_stranger < 0:
+                raise ProtocolError(
+                    "TOO_MANY_FRAMES",
+                    f"more than {FRAMES_OF_STRANGER} frames without authentication",
+                )
+        match frame.kind:
+            case FrameKind.OPEN:
+                self._control.earn()
+            case FrameKind.PING | FrameKind.PONG | FrameKind.CREDIT:
+                self._check_control(frame, now)
+            case FrameKind.CANCEL if frame.stream not in self._streams:
+                self._check_control(frame, now)
+            case FrameKind.DATA if not (frame.header or frame.body or frame.end):
+                self._check_control(frame, now)
+            case FrameKind.DATA if frame.stream not in self._streams:
+                self._late_bytes -= min(data_bytes(frame.header, frame.body), _LATE_FRAME_BYTES)
+                if self._late_bytes < 0 and frame.stream <= self._last_stream:
+                    raise ProtocolError("NO_CREDIT", f"DATA on stream {frame.stream} after its end")
+            case _:
+                pass
+
+    def _check_control(self, frame: RawFrame, now: float) -> None:
+        if not self._control.spend(now):
+            raise ProtocolError(
+                "TOO_MANY_FRAMES", f"more {frame.kind.name} and other control frames than needed"
+            )
 
     def _event_of(self, frame: RawFrame) -> Event | None:
         if self._peer is None and frame.kind not in (FrameKind.HELLO, FrameKind.GOODBYE):
@@ -362,7 +456,9 @@ class Connection:
                 self._check_sent_by(frame, is_client=True)
                 return Cancelled(frame.stream) if self._drop(frame.stream) else None
             case FrameKind.PING:
-                self._put(FrameKind.PONG, 0)
+                if not self._has_ponged:  # one answers all PINGs before it
+                    self._has_ponged = True
+                    self._put(FrameKind.PONG, 0)
                 return None
             case FrameKind.PONG:
                 return None
@@ -513,6 +609,7 @@ class Connection:
         if found.credit <= 0 and not (end and size == PREFIX.size):
             raise ValueError(f"stream {stream} has no credit")
         found.credit -= size
+        self._control.earn()
         self._put(FrameKind.DATA, stream, header, body, end=end)
         if end:
             found.sends = False
@@ -532,7 +629,12 @@ class Connection:
     def fail(self, stream: int, error: bytes) -> None:
         """End a stream with an error, if it is not over; for brokers."""
         assert not self._is_client
-        if self._drop(stream):
+        found = self._streams.pop(stream, None)
+        if found is not None:
+            if found.receives:  # the client may have sent more before it gets the error
+                self._late_bytes += PREFIX.size
+                if found.granted > 0:
+                    self._late_bytes += found.granted + _LATE_FRAME_BYTES
             self._put(FrameKind.ERROR, stream, error)
 
     def cancel(self, stream: int) -> None:
@@ -549,7 +651,7 @@ class Connection:
 
     def output(self) -> list[Bytes]:
         """Return the buffers to write next, in order, and forget them."""
-        output, self._output = self._output, []
+        output, self._output, self._has_ponged = self._output, [], False
         return output
 
     # -- inside ---------------------------------------------------------------------------------
@@ -634,5 +736,5 @@ def _versions_text(least: int, greatest: int) -> str:
 def _decoded(frame: RawFrame, decoder: msgspec.msgpack.Decoder[T]) -> T:
     try:
         return decoder.decode(frame.header)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError("BAD_HEADER", f"the header of {frame.kind.name}: {error}") from None

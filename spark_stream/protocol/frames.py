@@ -8,7 +8,8 @@ Invariants of :class:`FrameReader`:
 
 * the frames do not depend on how the bytes were split;
 * a frame's sizes are checked as soon as its prefix is there, before memory is allocated for it;
-* memory is allocated for at most one unfinished frame.
+* memory is allocated for at most one unfinished frame;
+* a call yields at most ``FRAMES_AT_ONCE`` frames, however small they are.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ MARK: Final = 0x4C49
 PREFIX: Final = struct.Struct("<HBBIII")  # mark, kind, flags, stream, header bytes, body bytes
 END: Final = 1
 """The flag of a frame after which its sender sends no more on the stream."""
+FRAMES_AT_ONCE: Final = 64
+"""The frames that one call takes. A buffer of 256 KiB may hold 16,384, and others wait."""
 SMALL_BYTES_MAX: Final = 64 << 10
 """A part of a frame up to this size is copied out of the buffer that it was received in."""
 
@@ -107,7 +110,9 @@ class FrameReader:
         self._header_bytes_max = header_bytes_max
         self._body_bytes_max = body_bytes_max
         self._allocate = allocate
-        self._kept = b""  # received, and not yet a whole part
+        self._kept = b""  # received, and not yet a whole part, or not yet taken
+        self.has_more = False
+        """Whether the last call left whole frames. Call :meth:`receive` again, without data."""
         self._prefix: tuple[FrameKind, bool, int, int, int] | None = None
         self._header: Bytes | None = None
         self._large: Bytes | None = None  # the part that is being received into
@@ -153,10 +158,12 @@ class FrameReader:
     def receive(self, data: Bytes) -> Iterator[RawFrame]:
         """Yield the frames that these bytes complete. What is kept of ``data`` is copied.
 
+        After ``FRAMES_AT_ONCE`` frames the rest is kept, and :attr:`has_more` is set.
+
         Raises:
             ProtocolError: not this protocol, an unknown kind, or a frame that is too large.
         """
-        view = memoryview(data)
+        view, left, self.has_more = memoryview(data), FRAMES_AT_ONCE, False
         while self._view is not None and view.nbytes:
             count = min(view.nbytes, self._view.nbytes)
             self._view[:count] = view[:count]
@@ -165,10 +172,16 @@ class FrameReader:
         if self._view is not None:
             return
         if self._kept:
-            view, self._kept = memoryview(self._kept + bytes(view)), b""
+            kept = self._kept + bytes(view) if view.nbytes else self._kept
+            view, self._kept = memoryview(kept), b""
         while view.nbytes >= (wanted := self._part_bytes()):
+            if not left:
+                self._kept, self.has_more = bytes(view), True
+                return
             part, view = bytes(view[:wanted]), view[wanted:]
-            yield from self._frame_of(part)
+            for frame in self._frame_of(part):
+                left -= 1
+                yield frame
         if not self._prepare_large(view):
             self._kept = bytes(view)
 

@@ -37,6 +37,7 @@ _LINGER_S: Final = 1.0
 """How long the peer has to close its side of a connection that is over."""
 _SCRATCH: Final = 256 << 10
 _READ_AT_ONCE: Final = 4 << 20  # then the loop looks at its other sockets
+_CALLS_AT_ONCE: Final = 16  # of the core: each takes a bounded number of frames
 _BUFFERS_AT_ONCE: Final = 64
 _DISCARDED_AT_ONCE: Final = 16
 _FEW: Final = 4
@@ -45,6 +46,31 @@ _TLS_AT_ONCE: Final = 256 << 10  # then others may have the lock, and what has l
 _SMALL_BYTES: Final = 4096
 _PART_BYTES: Final = 256  # what an unsent part takes beside its bytes
 _SSL_WAITS: Final = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class _Share:
+    """The part of a turn of the loop that one connection may use.
+
+    It bounds the bytes, the frames (a call of the core takes ``FRAMES_AT_ONCE``) and the time, so
+    that small frames of one connection delay neither the others nor the timers.
+    """
+
+    def __init__(self, share_s: float) -> None:
+        self._bytes = _READ_AT_ONCE
+        self._calls = _CALLS_AT_ONCE
+        self._deadline = time.monotonic() + share_s
+
+    def take(self, count: int) -> None:
+        """Count a call of the core with so many bytes."""
+        self._bytes -= count
+        self._calls -= 1
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the rest has to wait for the next turn. The first call is always allowed."""
+        if self._calls == _CALLS_AT_ONCE:
+            return False
+        return self._bytes <= 0 or self._calls <= 0 or time.monotonic() > self._deadline
 
 
 class SocketChannel:
@@ -75,6 +101,7 @@ class SocketChannel:
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
         self._wants_write = False
+        self._reads_soon = False  # on the loop's thread
         self._over = False
         self.failure: OSError | None = None
         """The error of the socket that ended the connection, if one did."""
@@ -88,6 +115,11 @@ class SocketChannel:
     def version(self) -> int:
         """The version of the protocol that both sides speak."""
         return self._connection.version
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether this side has ended the connection because of the peer."""
+        return self._connection.was_refused
 
     @property
     def unsent_bytes(self) -> int:
@@ -168,29 +200,40 @@ class SocketChannel:
                     self._watch()
             if was_clogged and not self.is_clogged:
                 self._drained()
-        if events & READ or self._tls:
+        if (events & READ or self._tls or self._connection.has_more) and not self._reads_soon:
             self._read()
 
     def _read(self) -> None:
-        left = _READ_AT_ONCE
-        while left > 0 and not self._over and not self._is_paused:
-            target = self._connection.target
-            into = _scratch() if target is None else target
-            try:
-                if self._tls:
-                    count, is_empty = self._decrypt(into)
-                else:
-                    count = self._sock.recv_into(into)
-                    is_empty = target is None and count < into.nbytes
-            except (BlockingIOError, InterruptedError, *_SSL_WAITS):
+        """Take one turn's share of the received data."""
+        self._reads_soon = False
+        share, is_empty = _Share(self._loop.share_s), False
+        while not self._over and not self._is_paused:
+            if share.is_used_up:
+                # What the core or OpenSSL holds makes no socket readable.
+                if self._connection.has_more or (self._tls and not is_empty):
+                    self._reads_soon = True
+                    self._loop.call_soon(self._read)
                 return
-            except OSError as error:
-                self.failure = error
-                self._lose(_reason(error))
-                return
-            if count == 0:
-                self._lose("the peer closed the connection")
-                return
+            target, into, count = self._connection.target, _scratch(), 0
+            if not self._connection.has_more:
+                if is_empty:
+                    return  # do not ask the socket again
+                into = into if target is None else target
+                try:
+                    if self._tls:
+                        count, is_empty = self._decrypt(into)
+                    else:
+                        count = self._sock.recv_into(into)
+                        is_empty = target is None and count < into.nbytes
+                except (BlockingIOError, InterruptedError, *_SSL_WAITS):
+                    return
+                except OSError as error:
+                    self.failure = error
+                    self._lose(_reason(error))
+                    return
+                if count == 0:
+                    self._lose("the peer closed the connection")
+                    return
             try:
                 events = self._received(into[:count] if target is None else None, count)
             except Exception as error:  # such as no memory: what follows makes no sense any more
@@ -198,13 +241,9 @@ class SocketChannel:
                 self._lose(f"what was received could not be taken: {error}")
                 return
             self._hand_on(events)
-            left -= count
-            if is_empty:
-                return  # do not ask the socket again
+            share.take(count)
         if self._is_paused:
             self._watch()
-        elif self._tls:  # data that OpenSSL holds makes no socket readable
-            self._loop.call_soon(self._read)
 
     def _decrypt(self, into: memoryview) -> tuple[int, bool]:
         """Receive what is there, of which OpenSSL gives one record of 16 KiB with each call.

@@ -20,6 +20,10 @@ from typing import Final
 
 logger = logging.getLogger(__name__)
 
+TURN_S: Final = 0.01
+"""How long the sockets that are ready at one moment may take together, before timers are due."""
+SHARE_S_MAX: Final = 0.002
+SHARE_S_MIN: Final = 0.0002
 READ: Final = selectors.EVENT_READ
 WRITE: Final = selectors.EVENT_WRITE
 
@@ -30,6 +34,11 @@ Ready = Callable[[int], None]
 
 _SLEEP_MAX_S: Final = 3600.0
 """The system takes no wait of more than 24 days."""
+
+
+def share_of(ready: int) -> float:
+    """Return the seconds that each of so many sockets may take in a turn."""
+    return max(SHARE_S_MIN, min(SHARE_S_MAX, TURN_S / max(1, ready)))
 
 
 class Timer:
@@ -58,6 +67,8 @@ class Loop:
         self._waking.setblocking(False)
         self._selector.register(self._reading, READ, self._drain)
         self._sleeping = False
+        self.share_s = SHARE_S_MAX
+        """How long each ready socket may take in this turn."""
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -135,6 +146,7 @@ class Loop:
             timeout = 0.0 if self._soon else self._next_due()
             ready = self._selector.select(timeout)
             self._sleeping = False
+            self.share_s = share_of(len(ready) + len(self._soon))
             for key, events in ready:
                 self._call(lambda key=key, events=events: key.data(events))  # type: ignore[misc]
             for _ in range(len(self._soon)):

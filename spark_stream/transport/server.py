@@ -25,13 +25,38 @@ logger = logging.getLogger(__name__)
 
 SERVER_LIMITS: Final = ConnectionLimits(credit=8 << 20)
 _BACKLOG: Final = 1024
-_ACCEPTED_AT_ONCE: Final = 64
+_ACCEPTED_AT_ONCE: Final = 16
+_LOGS_EVERY_S: Final = 10.0
 _ACCEPTS_AGAIN_S: Final = 0.1  # after accepting failed
 _LOOKS_EVERY_S: Final = 0.05
 _UNIX: Final = "unix"
 _TLS_HANDSHAKE: Final = b"\x16"
 TLS_REQUIRED: Final = "TLS_REQUIRED"
 """The code with which a door that speaks TLS refuses a client that does not."""
+
+
+class RefusedConnections:
+    """The connections that a server has closed because of what came over them.
+
+    Each code has one line in the log within ``_LOGS_EVERY_S``, so a flood fills no disk.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()  # since the last line about the code
+        self._logged: dict[str, float] = {}
+
+    def note(self, lost: Lost, address: str, now: float) -> None:
+        """Count a connection, and log it if the last line is old enough."""
+        self._counts[lost.code] += 1
+        if now - self._logged.get(lost.code, -_LOGS_EVERY_S) >= _LOGS_EVERY_S:
+            self._logged[lost.code] = now
+            logger.warning(
+                "closed %d connections with %s, the last one from %s: %s",
+                self._counts.pop(lost.code),
+                lost.code,
+                address,
+                lost.message,
+            )
 
 
 def _do_nothing() -> None:
@@ -102,6 +127,7 @@ class Server:
         self._doors: list[Door] = []
         self._counts: Counter[socket.socket] = Counter()  # of connections, by their door
         self._sessions: set[_Session] = set()
+        self.refused = RefusedConnections()
         self._changed = threading.Condition()
 
     def open(self, door: Door) -> None:
@@ -300,8 +326,8 @@ class _Session:
             case StreamOpened():
                 self.serve(event, self._streams.add(self._channel, event.stream))
             case Lost():
-                if event.code == "VERSION":
-                    logger.info("%s is refused: %s", self._incoming.address, event.message)
+                if self._channel.was_refused:
+                    self._server.refused.note(event, self._incoming.address, time.monotonic())
                 self._server.forget(self)
                 self._streams.dispatch(event)
                 self._incoming.on_lost()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import struct
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from spark_stream.protocol import (
+    FRAMES_AT_ONCE,
     OLDEST,
     VERSION,
     Cancelled,
@@ -24,6 +26,12 @@ from spark_stream.protocol import (
     Received,
     StreamOpened,
     StreamOver,
+)
+from spark_stream.protocol.connection import (
+    CONTROL_BURST,
+    CONTROL_PER_S,
+    FRAMES_OF_STRANGER,
+    Hello,
 )
 from spark_stream.protocol.frames import MARK, PREFIX, SMALL_BYTES_MAX, FrameKind, frame_bytes
 from tests.examples import examples
@@ -349,6 +357,8 @@ OPEN = frame(FrameKind.OPEN, 1, b"\x93\xa1m\x00\xc4\x00")
         ("SECOND_HELLO", hello() + hello()),
         ("BAD_HEADER", frame(FrameKind.HELLO, 0, b"nonsense")),
         ("BAD_HEADER", hello() + frame(FrameKind.OPEN, 1, b"\x93\xa1")),
+        ("BAD_HEADER", frame(FrameKind.HELLO, 0, b"\x91" * 10_000)),
+        ("BAD_HEADER", hello() + frame(FrameKind.OPEN, 1, b"\x91" * 10_000)),
         ("STREAM_NUMBER", hello() + OPEN + OPEN),
         ("STREAM_NUMBER", hello() + frame(FrameKind.OPEN, 0, b"")),
         ("UNKNOWN_STREAM", hello() + frame(FrameKind.DATA, 9)),
@@ -388,6 +398,127 @@ def test_a_frame_that_claims_much_takes_no_memory_before_it_is_checked() -> None
     broker.receive(PREFIX.pack(MARK, FrameKind.DATA, 0, 1, 0, 4_000_000_000), 0)
     assert sizes == []
     assert broker.lost is not None
+
+
+# -- floods ---------------------------------------------------------------------------------------
+
+PING = frame(FrameKind.PING, 0)
+HELLO_OF_BROKER = Hello(VERSION, VERSION, LIMITS.credit, 5, 1 << 17, 1 << 20)
+
+
+def broker_of(*, trusted: bool = True) -> Connection:
+    """Return the broker's side of a connection after the client's HELLO."""
+    broker = Connection(is_client=False, greeting=b"", now=0, limits=LIMITS, trusted=trusted)
+    assert broker.receive(hello(), 0) == [Ready(VERSION, b"")]
+    broker.output()
+    return broker
+
+
+def all_events(side: Connection, data: bytes, now: float = 0) -> list[Event]:
+    """Return the events of all frames, however many calls they take."""
+    events = side.receive(data, now)
+    while side.has_more:
+        events += side.receive(b"", now)
+    return events
+
+
+def test_one_call_takes_a_bounded_number_of_frames_and_later_calls_the_rest() -> None:
+    whole = b"".join(
+        frame(FrameKind.OPEN, number, b"\x93\xa1m\x00\xc4\x00") + frame(FrameKind.CANCEL, number)
+        for number in range(1, 101)
+    )
+    broker, counts = broker_of(), []
+    counts.append(len(broker.receive(whole + PING[:7], 0)))
+    while broker.has_more:
+        counts.append(len(broker.receive(b"", 0)))
+    assert counts == [FRAMES_AT_ONCE, FRAMES_AT_ONCE, FRAMES_AT_ONCE, 200 - 3 * FRAMES_AT_ONCE]
+    assert joined(broker) == b""
+    assert broker.receive(PING[7:], 0) == []
+    assert joined(broker) == frame(FrameKind.PONG, 0)
+
+
+@pytest.mark.rule("how many frames an unknown client may send", "protocol/connection.py")
+def test_a_client_that_is_not_trusted_may_send_few_frames() -> None:
+    broker = broker_of(trusted=False)
+    assert all_events(broker, PING * (FRAMES_OF_STRANGER - 1)) == []
+    assert ends(all_events(broker, PING)) == "TOO_MANY_FRAMES"
+    assert broker.was_refused
+    broker = broker_of(trusted=False)
+    broker.receive(OPEN, 0)
+    broker.trust()
+    assert all_events(broker, PING * FRAMES_OF_STRANGER) == []
+
+
+CANCEL = frame(FrameKind.CANCEL, 1)
+CREDIT = frame(FrameKind.CREDIT, 1, b"\x01")
+
+
+@pytest.mark.rule("which rate of control frames ends a connection", "protocol/connection.py")
+@pytest.mark.parametrize(
+    "flood",
+    [PING, frame(FrameKind.PONG, 0), CANCEL, CREDIT, frame(DATA, 1)],
+    ids=["ping", "pong", "cancel of an old stream", "credit of an old stream", "empty data"],
+)
+def test_control_frames_without_a_need_end_the_connection(flood: bytes) -> None:
+    broker = broker_of()
+    broker.receive(OPEN + CANCEL, 0)
+    assert all_events(broker, flood * (CONTROL_BURST - 10)) == []
+    assert ends(all_events(broker, flood * 20)) == "TOO_MANY_FRAMES"
+
+
+def test_credit_of_an_open_stream_is_counted_too() -> None:
+    broker = broker_of()
+    broker.receive(OPEN, 0)
+    assert ends(all_events(broker, CREDIT * (CONTROL_BURST + 10))) == "TOO_MANY_FRAMES"
+
+
+def test_control_frames_that_clients_need_end_no_connection() -> None:
+    """A hundred each second for ever; and for each stream a CANCEL after its answer."""
+    broker = broker_of()
+    for second in range(1000):
+        assert all_events(broker, PING * int(CONTROL_PER_S), second) == []
+    for number in range(1, 5 * CONTROL_BURST):
+        broker.receive(frame(FrameKind.OPEN, number, b"\x93\xa1m\x00\xc4\x00", flags=1), 1000)
+        broker.send(number, b"", b"answer", end=True)
+        assert broker.receive(frame(FrameKind.CANCEL, number), 1000) == []
+
+
+def test_each_frame_that_a_client_gets_may_be_answered_with_credit() -> None:
+    broker = broker_of()
+    broker.receive(OPEN, 0)
+    for _ in range(5 * CONTROL_BURST):
+        broker.send(1, b"", b"")
+        assert broker.receive(frame(FrameKind.CREDIT, 1, b"\x10"), 0) == []
+
+
+def test_one_answer_is_enough_for_all_pings_before_it() -> None:
+    broker = broker_of()
+    broker.receive(PING * 10, 0)
+    assert joined(broker) == frame(FrameKind.PONG, 0)
+    broker.receive(PING, 0)
+    assert joined(broker) == frame(FrameKind.PONG, 0)
+
+
+def test_frames_of_a_stream_that_failed_are_taken_up_to_its_credit() -> None:
+    """They may have been sent before the client got the error. Later ones are a flood."""
+    client, broker = Connection(is_client=True, greeting=b"", now=0, limits=LIMITS), broker_of()
+    client.receive(frame(FrameKind.HELLO, 0, msgspec.msgpack.encode(HELLO_OF_BROKER)), 0)
+    client.output()
+    client.open("append", b"")
+    broker.receive(joined(client), 0)
+    for size in (10, 50_000, 1, 49_900, 500_000):  # the last one passes with what is left
+        client.send(1, b"", bytes(size))
+    client.send(1, b"", end=True)
+    broker.fail(1, b"no")
+    assert all_events(broker, joined(client)) == []
+    late = frame(DATA, 1, body=b"x")
+    assert ends(all_events(broker, late * (LIMITS.credit // len(late) + 300))) == "NO_CREDIT"
+
+
+def test_data_after_a_stream_was_cancelled_has_no_credit() -> None:
+    broker = broker_of()
+    broker.receive(OPEN + CANCEL, 0)
+    assert ends(broker.receive(frame(DATA, 1, body=b"x"), 0)) == "NO_CREDIT"
 
 
 # -- any split of the bytes, any garbage ----------------------------------------------------------

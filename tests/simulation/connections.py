@@ -222,6 +222,8 @@ class _End:
             else:
                 target[:count] = data
                 events = self._connection.on_filled(count, clock.monotonic())
+            while self._connection.has_more:
+                events += self._connection.receive(b"", clock.monotonic())
             self._hand_on(events)
             yield NOW
 

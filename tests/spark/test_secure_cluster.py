@@ -14,14 +14,12 @@ import psutil
 import pytest
 
 import spark_stream as isolog
-from spark_stream.cli.commands.access import _add_to_store
 from spark_stream.client.access import AccessClient
 from spark_stream.client.connecting.access import access_of
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.cluster.stores.backends import SqliteBackend
 from spark_stream.errors import Unauthenticated, UnknownOutcome
-from tests.asking import PASSWORD
-from tests.certificates import HERE, Files, conf_of, serial_of
+from tests.asking import PASSWORD, secure_brokers
+from tests.certificates import HERE, Files, serial_of
 from tests.conftest import ROOT
 from tests.spark.secure_driver import ROWS_PER_BATCH
 from tests.spark.standalone import environment
@@ -32,25 +30,6 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 SECRET = "of the job, which says it"
 IDS = ("1", "2", "3")
 LONG_S = 120.0
-
-
-@contextmanager
-def secure_brokers(folder: Path, files: Files) -> Iterator[list[BrokerProcess]]:
-    """Three brokers on one store, each with a certificate of its own for both of its doors."""
-    store = folder / "metadata.sqlite"
-    with ExitStack() as stack:
-        brokers = []
-        for name in IDS:
-            pair = files.issue(name, name, *HERE)
-            conf = (
-                f'id = "{name}"\nmetadata = "{store}"\npeer_listen = "127.0.0.1:0"\n'
-                'authentication = true\nsuper_users = ["root"]\n'
-                f"{conf_of(pair)}{conf_of(pair, 'peer_tls', ca=files.ca)}"
-                '[topic]\n"min.insync.replicas" = 2\n'
-            )
-            brokers.append(stack.enter_context(BrokerProcess(folder / name, conf=conf)))
-        _add_to_store(SqliteBackend(store), "root", PASSWORD)
-        yield brokers
 
 
 @contextmanager

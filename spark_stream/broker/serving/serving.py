@@ -102,16 +102,20 @@ class Serving:
         activity: Activity,
         clock: Clock,
         loop: Loop,
+        peer_loop: Loop,
         memory_bytes: int,
         leading: Leading | None = None,
         boot_id: str | None = None,
     ) -> None:
-        """``boot_id``: that of this machine, if readers on it may map the files."""
+        """Serve the clients on ``loop``, and the other brokers on ``peer_loop``.
+
+        ``boot_id``: that of this machine, if readers on it may map the files.
+        """
         self._here = here
         self._table = table
         self._me = me
         self._activity = activity
-        self._loop = loop
+        self._loop, self._peer_loop = loop, peer_loop
         self._clock = clock
         self._leading = leading
         self._boot_id = boot_id
@@ -167,7 +171,7 @@ class Serving:
         return serve
 
     def welcome_peer(self, incoming: IncomingConnection) -> Serve:
-        """Return what serves a connection at the brokers' door, on the loop's thread."""
+        """Return what serves a connection at the brokers' door, on the peers' loop's thread."""
 
         def is_broker() -> bool:
             """Trust a connection that has shown a broker's certificate."""
@@ -183,7 +187,7 @@ class Serving:
                 incoming.refuse("UNAUTHENTICATED", "no certificate of a broker of this cluster")
 
         if self._here.authorizer.requires_authentication:
-            self._loop.call_later(_AUTHENTICATE_S, refuse_strangers)
+            self._peer_loop.call_later(_AUTHENTICATE_S, refuse_strangers)
 
         def serve(opened: StreamOpened, stream: Stream) -> None:
             is_broker()

@@ -1,0 +1,130 @@
+"""Real floods of small frames, from separate processes, on both listeners of a cluster.
+
+The tests need processes, because the fault was in the loop of a real broker.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import spark_stream as isolog
+from spark_stream.testing import LocalCluster
+from spark_stream.transport.client import ClientChannel
+from spark_stream.transport.tls import TlsFiles, client_context
+from tests.asking import PASSWORD, secure_brokers
+from tests.certificates import Files
+from tests.floods import KINDS, OPENS, Target, flooded
+from tests.support import BrokerProcess, eventually
+
+APPENDS = 20
+CLOSED = "TOO_MANY_FRAMES"
+
+
+def appended(log: isolog.Log, count: int = APPENDS) -> list[float]:
+    """Append one by one until each is acknowledged by all replicas; return the milliseconds."""
+    took = []
+    with log.producer(isolation="read_committed") as producer:
+        for number in range(count):
+            began = time.perf_counter()
+            producer.append("t", pa.record_batch({"n": [number]}), partition=0).result(60)
+            took.append((time.perf_counter() - began) * 1000)
+    return took
+
+
+def under_floods(log: isolog.Log, targets: Sequence[Target]) -> list[Counter[str]]:
+    """Append during the floods. Print the latency, and return the counts of each flood."""
+    with flooded(targets) as counts:
+        took = appended(log)
+    print(f"appends: median {statistics.median(took):.1f} ms, longest {max(took):.1f} ms; {counts}")
+    return counts
+
+
+def are_connected(logs: Sequence[str]) -> None:
+    """No follower has lost its leader."""
+    for text in logs:
+        assert "following broker" not in text
+
+
+@pytest.mark.parametrize(
+    "tls", [True, pytest.param(False, marks=pytest.mark.full)], ids=["tls", "plain"]
+)
+def test_floods_of_strangers_end_and_neither_appends_nor_replication_do(
+    tls: bool, tmp_path: Path
+) -> None:
+    files = Files(tmp_path)
+    stranger = files.issue("stranger", "stranger")  # of the same authority, and no broker
+    with secure_brokers(tmp_path, files, tls=tls) as brokers, ExitStack() as stack:
+        trusting = TlsFiles(ca=files.ca) if tls else None
+        log = isolog.connect(
+            ",".join(each.address for each in brokers),
+            user="root",
+            password=PASSWORD,
+            timeout=60,
+            **({"tls_ca": files.ca} if tls else {}),
+        )
+        stack.enter_context(log)
+        log.create_topic("t", 1, 3, schema="n BIGINT")
+        appended(log, 1)
+        eventually(lambda: len(log.describe("t").partitions[0].isr) == 3)
+        leader = next(each for each in brokers if _leads(log, each))
+        silent = ClientChannel(
+            leader.address, timeout_s=20, tls=None if trusting is None else client_context(trusting)
+        )
+        stack.callback(silent.close)
+        targets = [
+            Target(leader.address, "ping", trusting),
+            Target(leader.address, "cancel", trusting),
+            Target(leader.peer_address, "ping", stranger),
+            Target(leader.peer_address, "ping"),  # speaks no TLS
+        ]
+        with flooded(targets) as counts:
+            took = appended(log)
+            eventually(lambda: silent.is_lost, 60)  # after 10 s without authentication
+            took += appended(log)
+        print(f"appends: median {statistics.median(took):.1f} ms, longest {max(took):.1f} ms")
+        print(counts)
+        for number, code in enumerate((CLOSED, CLOSED, CLOSED, "TLS_REQUIRED")):
+            assert counts[number][code] >= 1
+            assert _others(counts[number], code) <= 1  # the one that was open at the end
+        assert f"with {CLOSED}" in leader.said()
+        assert "frames without authentication" in leader.said()
+        assert leader.said().count(f"with {CLOSED}") < 20  # not one line for each connection
+        are_connected([each.said() for each in brokers])
+
+
+def _leads(log: isolog.Log, broker: BrokerProcess) -> bool:
+    leader = log.describe("t").partitions[0].leader
+    return Path(broker.directory).name == leader
+
+
+def _others(counts: Counter[str], code: str) -> int:
+    return counts["connections"] - counts[code]
+
+
+def test_floods_where_everybody_is_trusted_end_too_and_requests_share_the_broker() -> None:
+    with LocalCluster(3, cuttable=False) as cluster, cluster.connect(timeout=60) as log:
+        log.create_topic("t", 1, 3, schema="n BIGINT", config={"min.insync.replicas": 2})
+        appended(log, 1)
+        leader = cluster.broker(cluster.leader("t"))
+        kinds = [*KINDS, OPENS]
+        counts = under_floods(
+            log,
+            [
+                *(Target(leader.address, kind) for kind in kinds),
+                *(Target(leader.peer_address, kind) for kind in ("ping", "cancel")),
+            ],
+        )
+        codes = {"hello": "SECOND_HELLO", OPENS: "open"}
+        for kind, found in zip([*kinds, "ping", "cancel"], counts, strict=True):
+            code = codes.get(kind, CLOSED)
+            assert found[code] >= 1, (kind, found)
+            assert _others(found, code) <= 1, (kind, found)
+        are_connected([each.log_text() for each in cluster.brokers.values()])
