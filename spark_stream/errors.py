@@ -395,10 +395,18 @@ class StorageFailure(IsologError):
 
 
 class MetadataUnavailable(StorageFailure):
-    """The metadata store does not answer. A change that was asked for may be done all the same."""
+    """The metadata store does not answer, or takes no changes because it is full or read-only.
+
+    The store may have made the change, unless it refused it.
+    """
 
     code = "METADATA_UNAVAILABLE"
     hint = "Look at the store: `etcdctl endpoint status --cluster`."
+
+    @property
+    def takes_no_changes(self) -> bool:
+        """Whether the store answered that it takes no change of anybody until it is repaired."""
+        return bool(self.details.get("takes_no_changes"))
 
 
 class MetadataRefused(StorageFailure):

@@ -34,6 +34,7 @@ from spark_stream.broker.node.controlling import Controlling
 from spark_stream.broker.node.handover import Balance, Withdrawals, handing_over
 from spark_stream.broker.node.lease import LeaseKeeper
 from spark_stream.broker.node.members import Members
+from spark_stream.broker.node.observing import Observer
 from spark_stream.broker.node.registration import Registration, Runs
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.partition.recent import BROKER_BYTES
@@ -144,6 +145,7 @@ class BrokerCore:
             promises=self.promising.is_bound,
             counts=counts,
         )
+        self.observer = Observer(host, members, leases, clock)
         self.registration = Registration(store, host, members, ids, machine, disk.runs)
         self.table = StepTable(store, host)
         self.driver = Driver(self.table, network.peers(self))
@@ -174,6 +176,7 @@ class BrokerCore:
         """Take the broker's lease, and prepare to be the controller."""
         host = self.host
         self.lease_keeper = LeaseKeeper(self.leases, host.broker_id, incarnation, host.refresh)
+        self.observer.lease_keeper = self.lease_keeper
         seat = ControllerSeat(self.store, host.broker_id, incarnation)
         self.controlling = Controlling(host, self.members, seat)
 

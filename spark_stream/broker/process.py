@@ -42,6 +42,7 @@ from spark_stream.broker.node.controlling import MOVES_S, ROUND_S
 from spark_stream.broker.node.handover import LOOK_S as TROUBLE_S
 from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.node.lock import DirectoryLock
+from spark_stream.broker.node.observing import PROBE_S
 from spark_stream.broker.node.scrubbing import BEGIN_S, Scrub
 from spark_stream.broker.node.stores import open_store, own_backend
 from spark_stream.broker.partition.recent import BROKER_BYTES
@@ -58,8 +59,9 @@ from spark_stream.cluster.stores.timed import TimedStore
 from spark_stream.cluster.view import PAUSE_S
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemMachine
-from spark_stream.errors import DirectoryInUse, IsologError
+from spark_stream.errors import DirectoryInUse, IsologError, StorageFailure
 from spark_stream.scripts.groups import SESSIONS_S
+from spark_stream.scripts.steps import Script
 from spark_stream.storage.disk.directory import (
     LogDirectory,
     RunFile,
@@ -85,6 +87,7 @@ times: with Python's default of 5 ms, and hundreds of fetches at work, it would 
 time."""
 _CERTIFICATES_S: Final = 1.0
 _ACCESS_S: Final = 1.0
+_REPEAT_S: Final = 2.0
 _FLUSH_SECONDS: Final = 0.1  # the first pause; the task returns the next ones
 
 
@@ -100,6 +103,7 @@ class Broker:
         self.activity = Activity(clock)
         self._stop_asked = threading.Event()
         self._is_open = False
+        self._repeats_at = 0.0
         self._certificates = Certificates(config)
         os.umask(0o077)  # a broker's files, and its socket, belong to their owner alone
         _allow_many_files()
@@ -216,6 +220,7 @@ class Broker:
             core.topics,
             core.transactions,
             core.members,
+            core.observer,
             replace(self._facts, address=self.address, flight=self._flight_address),
             clock,
             self._scrub,
@@ -381,7 +386,8 @@ class Broker:
         # ``recovering`` may wait for followers, and they for leaders: so these tasks start first.
         self._tasks.start("watcher", PAUSE_S, core.host.follow_store)
         self._tasks.start("proposals", 0.0, self._put_proposals)
-        self._tasks.start("controller", ROUND_S, core.control)
+        self._tasks.start("controller", ROUND_S, self._control)
+        self._tasks.start("observer", PROBE_S, core.observer.probing)
         self._tasks.start("moves", MOVES_S, core.controlling.finishing)
         self._tasks.start("withdrawals", TROUBLE_S, core.withdrawals.looking)
         self._tasks.start("balance", core.balance.pause_s, core.balance.looking)
@@ -396,6 +402,19 @@ class Broker:
         self._tasks.start("access", _ACCESS_S, self._authorizer.recheck)
         self._tasks.start("memory", LOOK_S, SpareMemory().give_back)
         self._tasks.start("scrub", BEGIN_S, self._scrub.look)
+
+    def _control(self) -> Script[None]:
+        """Run the controller's round. Repeat a change if the store did not take the last one.
+
+        Otherwise the views would report a failure until the next change. The registration is used,
+        because a repetition changes nothing. Only this task registers the broker.
+        """
+        now = self._clock.monotonic()
+        if self._store.write_failure is not None and now >= self._repeats_at:
+            self._repeats_at = now + _REPEAT_S
+            with contextlib.suppress(StorageFailure):  # the store counts and reports it
+                self.core.registration.repeat()
+        return self.core.control()
 
     def _renew_lease(self) -> None:
         """Renew the lease. A broker whose id another process has taken ends."""

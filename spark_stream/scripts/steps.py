@@ -268,6 +268,10 @@ class ProbeReplica(BrokerStep[None]):
     at: Joined
 
 
+class ReadLed(BrokerStep[dict[str, list[int]]]):
+    """The partitions that the broker leads at this moment: their numbers by topic id."""
+
+
 # -- topics ---------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ files are in a temporary folder. Everything is removed at the end of the ``with`
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -21,8 +22,13 @@ from typing import Final, Self
 
 import psutil
 
-from spark_stream.cluster.stores.etcd_client import EtcdClient
-from spark_stream.errors import InvalidOption, StorageFailure
+from spark_stream.cluster.stores.etcd_client import EtcdClient, encoded
+from spark_stream.errors import (
+    InvalidOption,
+    MetadataRefused,
+    MetadataUnavailable,
+    StorageFailure,
+)
 from spark_stream.testing.places import HERE, ProcessPlace
 from spark_stream.transport.tls import TlsFiles, client_context
 from spark_stream.wire.addresses import joined
@@ -32,6 +38,11 @@ VARIABLE: Final = "ETCD"
 _START_S: Final = 60.0
 _STARTS: Final = 3  # somebody else may take a port that was free
 _STATUS: Final = "/v3/maintenance/status"
+_ALARM: Final = "/v3/maintenance/alarm"
+_MAINTENANCE_S: Final = 10.0
+_FILLER: Final = "filler/"
+_FILLER_END: Final = "filler0"  # the first key after all those with the prefix
+_FILLER_BYTES: Final = 1 << 20
 
 
 def etcd_binary() -> str | None:
@@ -55,8 +66,11 @@ class EtcdMember:
         self._tls = tls
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, binary: str, cluster: str) -> None:
-        """Start its process. ``cluster``: all members, as etcd's ``--initial-cluster``."""
+    def start(self, binary: str, cluster: str, quota_bytes: int | None = None) -> None:
+        """Start its process. ``cluster``: all members, as etcd's ``--initial-cluster``.
+
+        ``quota_bytes``: the size of its database at which etcd takes no changes any more.
+        """
         client = f"http{'' if self._tls is None else 's'}://{self.endpoint}"
         flags = {
             "name": self.name,
@@ -70,6 +84,8 @@ class EtcdMember:
             "auto-compaction-retention": "1m",
             "unsafe-no-fsync": "true",
         }
+        if quota_bytes is not None:
+            flags |= {"quota-backend-bytes": str(quota_bytes)}
         if self._tls is not None:
             flags |= {"cert-file": str(self._tls.cert), "key-file": str(self._tls.key)}
             flags |= {"trusted-ca-file": str(self._tls.ca), "client-cert-auth": "true"}
@@ -125,9 +141,11 @@ class LocalEtcd:
         folder: Path | None = None,
         certificates: Callable[[str], TlsFiles] | None = None,
         places: Sequence[ProcessPlace] = (),
+        quota_bytes: int | None = None,
     ) -> None:
         """``folder``: for their files; by default a temporary one. ``places``: where they run.
 
+        ``quota_bytes``: the size of the database at which etcd takes no changes any more.
         ``certificates`` returns the files for the member of this name, and for ``client``: then
         members take only clients with a certificate.
 
@@ -144,6 +162,7 @@ class LocalEtcd:
         self._temporary = folder is None
         self._folder = Path(tempfile.mkdtemp(prefix="etcd-")) if folder is None else folder
         self._certificates = certificates
+        self._quota_bytes = quota_bytes
         self.members: list[EtcdMember] = []
         for attempt in range(_STARTS):
             files = self._folder / str(attempt)
@@ -191,7 +210,52 @@ class LocalEtcd:
             if each.alive:
                 each.resume()
             else:
-                each.start(self._binary, cluster)
+                each.start(self._binary, cluster, self._quota_bytes)
+
+    def fill(self) -> None:
+        """Use up the quota, so that etcd takes no changes (the alarm NOSPACE)."""
+        value = encoded(os.urandom(_FILLER_BYTES))
+        with closing(self.client(_MAINTENANCE_S)) as client:
+            for number in itertools.count():
+                key = encoded(f"{_FILLER}{number}".encode())
+                try:
+                    client.write("/v3/kv/put", {"key": key, "value": value})
+                except MetadataUnavailable as error:
+                    if error.takes_no_changes:
+                        return
+
+    def free(self) -> None:
+        """Make room, as an operator does: delete, compact, defragment, and disarm the alarm.
+
+        Raises:
+            StorageFailure: the members do not serve for a minute.
+        """
+        until = time.monotonic() + _START_S
+        while True:
+            try:
+                self._free()
+            except StorageFailure:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.2)
+            else:
+                return
+
+    def _free(self) -> None:
+        with closing(self.client(_MAINTENANCE_S)) as client:
+            bounds = {"key": encoded(_FILLER.encode()), "range_end": encoded(_FILLER_END.encode())}
+            deleted = client.write("/v3/kv/deleterange", bounds)
+            asked = {"revision": deleted["header"]["revision"], "physical": True}
+            with suppress(MetadataRefused):  # an earlier attempt has compacted it
+                client.write("/v3/kv/compaction", asked)
+        for each in self.members:
+            with closing(self.client(_MAINTENANCE_S, only=each)) as alone:
+                alone.write("/v3/maintenance/defragment", {})
+        with closing(self.client(_MAINTENANCE_S)) as client:
+            for alarm in client.write(_ALARM, {"action": "GET"}).get("alarms", []):
+                client.write(_ALARM, alarm | {"action": "DEACTIVATE"})
+            # A member that was full a moment ago may still refuse: the next attempt disarms again.
+            client.write("/v3/kv/put", {"key": encoded(_FILLER.encode()), "value": ""})
 
     def client(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from spark_stream.broker.actions.cluster import Watched, find_problems
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
@@ -21,7 +23,7 @@ def partition(
         adding=tuple(map(BrokerId, adding)),
         removing=tuple(map(BrokerId, removing)),
     )
-    return Watched(name, record, least)
+    return Watched(name, record, least, is_led=True)
 
 
 def problems(*partitions: Watched, dead: str = "", leaving: str = "") -> list[Problem]:
@@ -40,8 +42,9 @@ def problems(*partitions: Watched, dead: str = "", leaving: str = "") -> list[Pr
         )
         for each in names
     ]
-    alive = {BrokerId(each): GENERATION for each in names if each not in dead}
-    return find_problems(partitions, brokers, alive, alive.keys() - set(leaving))
+    alive = {BrokerId(each) for each in names if each not in dead}
+    watched = [replace(each, is_led=each.record.leader in alive) for each in partitions]
+    return find_problems(watched, brokers, alive - set(leaving))
 
 
 def kinds(found: list[Problem]) -> list[str]:

@@ -44,6 +44,7 @@ from spark_stream.scripts.steps import (
     ProbeReplica,
     ReadBounds,
     ReadExtents,
+    ReadLed,
     ReadLogEnd,
     RemoteStep,
     Seal,
@@ -69,6 +70,7 @@ STEPS = (
     ReadLogEnd(B, AT),
     ForceReplica(B, AT),
     ProbeReplica(B, AT),
+    ReadLed(B),
 )
 BOUNDS = Bounds(Offset(1), Offset(2), Offset(3), Offset(4))
 ANSWERS = (
@@ -78,6 +80,8 @@ ANSWERS = (
     (ReadBounds(AT), BOUNDS),
     (WriteMarkers(AT, 7, ()), Marked(EntryIndex(5), LeaderEpoch(1), True)),
     (WriteMarkers(AT, 7, ()), Marked(EntryIndex(0), LeaderEpoch(0), False)),
+    (ReadLed(B), {"id": [0, 2]}),
+    (ReadLed(B), {}),
     (ReadLogEnd(B, AT), None),
     (ReadLogEnd(B, AT), LogEnd(Generation("g"), -1, EntryIndex(0))),
     (ReadLogEnd(B, AT), LogEnd(Generation("g"), 3, EntryIndex(10))),

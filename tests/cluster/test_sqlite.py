@@ -19,7 +19,12 @@ import pytest
 from spark_stream.cluster.stores import sqlite
 from spark_stream.cluster.stores.sqlite import SqliteStore, _Waiting
 from spark_stream.cluster.stores.store import FORM, Delete, Put
-from spark_stream.errors import DiskFull, NotALogDirectory, StorageFailure, UnsupportedFormat
+from spark_stream.errors import (
+    MetadataUnavailable,
+    NotALogDirectory,
+    StorageFailure,
+    UnsupportedFormat,
+)
 from tests.support import eventually
 
 
@@ -52,7 +57,7 @@ from pathlib import Path
 from spark_stream.cluster.stores import sqlite
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.cluster.stores.store import Delete, Put
-from spark_stream.errors import DiskFull, NotALogDirectory, StorageFailure, UnsupportedFormat
+from spark_stream.errors import StorageFailure
 
 store = SqliteStore(Path(sys.argv[1]))
 kept = store.put("kept", {"n": 0}, 0)
@@ -64,7 +69,7 @@ for number in range(100):
     try:
         store.put(key, {"text": "x" * 5000}, 0)
         keys.append(key)
-    except (DiskFull, StorageFailure) as error:
+    except StorageFailure as error:
         errors.append(str(error))
 read = store.get("kept").value
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
@@ -90,14 +95,16 @@ def test_without_room_a_change_fails_reads_go_on_and_changes_come_back(tmp_path)
     assert sorted(told["found"]) == sorted([*told["keys"], "kept"])
 
 
-def test_a_full_database_is_a_full_disk_and_the_store_works_on(tmp_path):
+def test_a_full_database_takes_no_changes_until_there_is_room(tmp_path):
     """SQLite's own word for it; a limit of pages gives the very error that a full disk gives."""
     store = SqliteStore(tmp_path / "metadata.sqlite")
     version = store.put("kept", {"n": 0}, 0)
     store._writer.execute("pragma max_page_count = 6")
     for _ in range(3):
-        with pytest.raises(DiskFull, match="full"):
+        with pytest.raises(MetadataUnavailable, match="full") as refused:
             store.put("big", {"text": "x" * 100_000}, 0)
+        assert refused.value.takes_no_changes
+        assert "Make room" in refused.value.hint
     store._writer.execute("pragma max_page_count = 100000")
     assert store.get("big") is None
     assert store.put("kept", {"n": 1}, version) is not None
@@ -403,7 +410,7 @@ def test_a_failure_among_many_changes_leaves_none(tmp_path):
     version = store.put("kept", {"n": 0}, 0)
     since = store.changes(0).revision
     store._writer.execute("pragma max_page_count = 8")
-    with pytest.raises(DiskFull):
+    with pytest.raises(MetadataUnavailable, match="full"):
         store.put_many([Put("kept", {}, version), Put("big", {"text": "x" * 100_000}, 0)])
     store._writer.execute("pragma max_page_count = 100000")
     assert store.get("kept").value == {"n": 0}

@@ -19,10 +19,10 @@ from spark_stream.cluster.partitions import PartitionId
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.control import election
 from spark_stream.consistency.control.assignment import misassigned
-from spark_stream.consistency.control.election import Alive, Obstacle, Unchanged
+from spark_stream.consistency.control.election import Obstacle, Unchanged
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.errors import InvalidAssignment, InvalidRequest, MetadataUnavailable
+from spark_stream.errors import InvalidAssignment, InvalidRequest, MetadataLost
 from spark_stream.scripts import moving
 from spark_stream.version import VERSION
 from spark_stream.wire.cluster_messages import (
@@ -43,12 +43,14 @@ _NAMES_MAX: Final = 20
 class Watched(Struct, frozen=True):
     """A partition as ``topic/number``, its record, and its topic's ``min.insync.replicas``.
 
-    ``name`` is None if the caller may not know of the topic.
+    ``name`` is None if the caller may not know of the topic. ``is_led``: whether its leader on
+    record leads it.
     """
 
     name: str | None
     record: PartitionRecord
     least_in_sync: int
+    is_led: bool
 
     @property
     def is_moving(self) -> bool:
@@ -72,7 +74,6 @@ def list_brokers(context: BrokerContext, asked: Empty) -> BrokerList:
 def find_problems(
     partitions: Sequence[Watched],
     brokers: Sequence[BrokerDescription],
-    alive: Alive,
     takers: Set[BrokerId],
 ) -> list[Problem]:
     """Return the problems that an operator has to look at, causes before their effects.
@@ -80,7 +81,7 @@ def find_problems(
     ``takers`` are the brokers that may be given replicas.
     """
     dead = [each for each in brokers if not each.alive and each.replicas]
-    led = [each for each in partitions if each.record.leader in alive]
+    led = [each for each in partitions if each.is_led]
     found = [
         *(
             Problem(
@@ -93,8 +94,8 @@ def find_problems(
         ),
         _of_partitions(
             ProblemKind.NO_LEADER,
-            (each for each in partitions if each.record.leader not in alive),
-            "without a leader that is alive",
+            (each for each in partitions if not each.is_led),
+            "without a leader that is alive and holds its lease",
         ),
         _of_partitions(
             ProblemKind.BELOW_MIN_ISR,
@@ -153,13 +154,19 @@ def describe_cluster(context: BrokerContext, asked: Empty) -> ClusterDescription
 
 
 def known_cluster(context: BrokerContext) -> ClusterDescription:
-    """Return how the cluster is, as far as this broker knows; without asking the store."""
-    now, members = context.host.view.now, context.members
+    """Return the cluster as this broker observes it, without a read of the records.
+
+    The action `describe-cluster` and the metrics are views of this function.
+    """
+    now, observed = context.host.view.now, context.observer.look()
+    holder = None if now.controller is None else now.controller.broker
+    controller = holder if holder in observed.alive else None
     watched = [
         Watched(
             f"{topic.name}/{number}" if is_shown else None,
             stored.record,
             settings.min_insync_replicas,
+            observed.leads(topic.id, number, stored.record),
         )
         for topic in now.topics.values()
         for is_shown in (context.may_describe(ResourceKind.TOPIC, topic.name),)
@@ -168,14 +175,8 @@ def known_cluster(context: BrokerContext) -> ClusterDescription:
         if number < topic.partitions
     ]
     there = [each.record for each in watched]
-    alive: Alive
-    away: Problem | None = None
-    try:
-        alive = members.alive()
-    except MetadataUnavailable as error:
-        text = f"the metadata store does not answer ({error.message}): this was known last"
-        away = Problem(ProblemKind.METADATA_AWAY, text, 1)
-        alive = members.last_alive
+    led = [each.record for each in watched if each.is_led]
+    alive = observed.alive
     brokers = [
         BrokerDescription(
             id=each.id,
@@ -184,25 +185,27 @@ def known_cluster(context: BrokerContext) -> ClusterDescription:
             rack=each.rack,
             state=each.state.value,
             alive=broker in alive,
-            leaders=sum(record.leader == broker for record in there),
+            leaders=sum(record.leader == broker for record in led),
             replicas=sum(broker in record.replicas for record in there),
             in_sync=sum(record.member(broker) is not None for record in there),
         )
         for broker, each in sorted(now.brokers.items())
     ]
-    problems = find_problems(watched, brokers, alive, members.takers(alive).keys())
-    if away is not None:
-        problems.insert(0, away)
+    problems = find_problems(watched, brokers, context.members.takers(alive).keys())
+    failure = observed.failure or context.store.write_failure
+    if failure is not None and not isinstance(failure, MetadataLost):
+        text = f"the metadata store cannot be used ({failure.message}): {failure.hint}"
+        problems.insert(0, Problem(ProblemKind.METADATA_AWAY, text, 1))
     if (lost := context.store.lost) is not None:
         text = f"{lost.message}: {lost.hint}"
         problems.insert(0, Problem(ProblemKind.METADATA_LOST, text, 1))
     return ClusterDescription(
         cluster_id=context.facts.cluster_id,
-        controller=None if now.controller is None else now.controller.broker,
+        controller=controller,
         brokers=tuple(brokers),
         topics=len(now.topics),
         partitions=len(there),
-        without_leader=sum(record.leader not in alive for record in there),
+        without_leader=len(there) - len(led),
         under_replicated=sum(each.lacks_replicas for each in watched),
         moving=sum(each.is_moving for each in watched),
         problems=tuple(problems),

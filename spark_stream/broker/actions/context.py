@@ -13,10 +13,11 @@ from spark_stream.broker.access.authorizer import Authorizer
 from spark_stream.broker.access.quotas import Quotas
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.node.members import Members
+from spark_stream.broker.node.observing import Observer
 from spark_stream.broker.node.scrubbing import Scrub
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.broker.scripting.topics import TopicAdmin
-from spark_stream.cluster.stores.store import DurableStore
+from spark_stream.cluster.stores.timed import TimedStore
 from spark_stream.environment import Clock
 from spark_stream.errors import PermissionDenied, UnknownTopic
 
@@ -41,10 +42,11 @@ class BrokerContext(Struct, frozen=True):
     topics: TopicAdmin
     transactions: TransactionCoordinator
     members: Members
+    observer: Observer
     facts: BrokerFacts
     clock: Clock
     scrub: Scrub
-    store: DurableStore
+    store: TimedStore
     authorizer: Authorizer
     quotas: Quotas
     caller: Caller = NOBODY

@@ -10,6 +10,7 @@ from spark_stream.access.rules import Operation, Resource, ResourceKind
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.hosted import HostedTopic
+from spark_stream.broker.node.observing import Observation
 from spark_stream.broker.node.placing import lone_replica_warning
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.cluster.topics import Topic
@@ -139,6 +140,7 @@ def _described(context: BrokerContext, hosted: HostedTopic) -> TopicDescription:
     for answer in answers:
         if isinstance(answer, UnknownTopic):  # it was deleted meanwhile
             raise answer
+    observed = context.observer.look()
     return TopicDescription(
         name=topic.name,
         id=topic.id,
@@ -149,9 +151,27 @@ def _described(context: BrokerContext, hosted: HostedTopic) -> TopicDescription:
         schema_version=len(topic.earlier),
         added=tuple(topic.schema.names[len((*topic.earlier, topic.schema)[0]) :]),
         partitions=tuple(
-            partition_facts(number, context.host.record(topic, number), answer)
+            partition_facts(
+                number, _observed_record(context, observed, topic, number, answer), answer
+            )
             for number, answer in enumerate(answers)
         ),
+    )
+
+
+def _observed_record(
+    context: BrokerContext,
+    observed: Observation,
+    topic: Topic,
+    number: int,
+    answer: Described | IsologError,
+) -> PartitionRecord | None:
+    """Return the partition's record, without its leader if that one neither leads nor answered."""
+    record = context.host.record(topic, number)
+    if record is None or not isinstance(answer, IsologError):
+        return record
+    return (
+        record if observed.leads(topic.id, number, record) else structs.replace(record, leader=None)
     )
 
 

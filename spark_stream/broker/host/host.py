@@ -315,6 +315,13 @@ class Host:
                 self._some_trouble.set()
             return found
 
+    def led_numbers(self) -> dict[str, frozenset[int]]:
+        """Return the partitions that this broker leads at this moment: numbers by topic id."""
+        led = ((each.topic.id, each.led()) for each in self.topics())
+        return {
+            topic_id: frozenset(one.number for one in found) for topic_id, found in led if found
+        }
+
     def placed(self) -> list[Placed]:
         """Return the partitions of which this broker has a replica, with their records."""
         found = []

@@ -139,12 +139,15 @@ def _traffic() -> list[Series]:
 TABLE: Final[tuple[Series, ...]] = (
     Series(CLUSTER, "isolog_brokers", GAUGE, "Registered brokers",
            lambda s: len(s.cluster.brokers)),
-    Series(CLUSTER, "isolog_brokers_alive", GAUGE, "Brokers whose lease lasts",
+    Series(CLUSTER, "isolog_brokers_alive", GAUGE,
+           "Brokers that renew their leases. While this broker cannot renew its own: brokers that"
+           " answer it",
            lambda s: sum(each.alive for each in s.cluster.brokers)),
     Series(CLUSTER, "isolog_topics", GAUGE, "Topics", lambda s: s.cluster.topics),
     Series(CLUSTER, "isolog_partitions", GAUGE, "Partitions", lambda s: s.cluster.partitions),
     Series(CLUSTER, "isolog_partitions_without_leader", GAUGE,
-           "Partitions without a leader that is alive: they can be neither read nor written",
+           "Partitions without a leader that is alive and holds its lease, or its followers'"
+           " promises: they can be neither read nor written",
            lambda s: s.cluster.without_leader),
     Series(CLUSTER, "isolog_partitions_below_min_insync", GAUGE,
            "Partitions with fewer in-sync replicas than `min.insync.replicas`: writes that wait"
@@ -286,7 +289,8 @@ TABLE: Final[tuple[Series, ...]] = (
     Series(LOAD, "isolog_principal_throttled_seconds_total", COUNTER, "The same, by principal",
            lambda s: s.throttled, ("principal", "operation"), detailed=True),
     Series(STORE, "isolog_store_reachable", GAUGE,
-           "0 while the metadata store does not answer, or its file is not the one at its path",
+           "0 while the metadata store does not answer or takes no changes, or its file is not the"
+           " one at its path",
            lambda s: not s.problems(ProblemKind.METADATA_AWAY, ProblemKind.METADATA_LOST)),
     Series(STORE, "isolog_store_seconds", HISTOGRAM,
            "Requests to the metadata store: `read` or `write`",

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 
 from spark_stream.cluster.stores.leases import Lease, Leases
+from spark_stream.errors import StorageFailure
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,8 @@ class LeaseKeeper:
         self._refresh = refresh
         self._lease = self._hold(None)
         self._has_looked = True  # at the records, since it has this lease
+        self.failure: StorageFailure | None = None
+        """The error of the last renewal; None if it succeeded."""
 
     def serves(self) -> bool:
         """Return whether the broker may lead at this moment."""
@@ -34,6 +37,14 @@ class LeaseKeeper:
 
     def renew(self) -> None:
         """Renew the lease; to be called several times before it runs out."""
+        try:
+            self._renew()
+        except StorageFailure as error:
+            self.failure = error
+            raise
+        self.failure = None
+
+    def _renew(self) -> None:
         if not self._lease.renew():
             if self._has_looked:
                 logger.warning(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from spark_stream.cluster import brokers
 from spark_stream.cluster.brokers import BrokerState, RegisteredBroker
 from spark_stream.cluster.stores.leases import Leases
@@ -19,11 +21,6 @@ class Members:
         self._leases = leases
         self._alive: dict[BrokerId, Generation] = {}
         self._looked_at: dict[BrokerId, str] = {}
-
-    @property
-    def last_alive(self) -> Alive:
-        """The brokers that were alive at the last check."""
-        return self._alive
 
     def look(self) -> bool:
         """Check which brokers are alive. Return whether that has changed since the last check."""
@@ -45,6 +42,10 @@ class Members:
     def get(self, broker: str) -> RegisteredBroker | None:
         """Return the broker, if it is registered."""
         return self._view.now.brokers.get(BrokerId(broker))
+
+    def brokers(self) -> Sequence[RegisteredBroker]:
+        """Return every registered broker."""
+        return list(self._view.now.brokers.values())
 
     def is_alive(self, broker: str) -> bool:
         """Return whether the broker has a lease that may still last."""

@@ -98,6 +98,11 @@ class Registration:
         self._registered = replace(broker, generation=self.me.generation)
         Brokers(self._store).register(self._registered)
 
+    def repeat(self) -> None:
+        """Register the broker again as it is, to check that the store takes changes."""
+        if self._registered is not None:
+            Brokers(self._store).register(self._registered)
+
     def leading_again(self, earlier: Member | None = None) -> Script[list[Changed]]:
         """Keep leading what no other broker can lead, in new epochs; return what was changed.
 

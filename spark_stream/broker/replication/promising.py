@@ -66,8 +66,8 @@ class Promising:
                     return
                 self._noted_s = lasts_s
                 logger.warning(
-                    "the metadata store does not answer: this broker promises its leaders, for %g s"
-                    " each time, that it will not lead in their place",
+                    "the lease cannot be renewed; this broker promises its leaders, for %g s each"
+                    " time, that it will not lead in their place",
                     lasts_s,
                 )
             self._given_until = free_at(self._clock.monotonic(), lasts_s)

@@ -29,7 +29,7 @@ from spark_stream.errors import (
     TlsFailed,
     Unauthenticated,
 )
-from spark_stream.scripts.steps import ProbeReplica, RemoteStep
+from spark_stream.scripts.steps import ProbeReplica, ReadLed, RemoteStep
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.wire.methods import RUN_STEPS
@@ -186,6 +186,6 @@ def _unavailable(broker_id: str, endpoint: Endpoint, error: IsologError) -> Lead
 
 def _patience_s(steps: Sequence[RemoteStep]) -> float:
     """Return how many seconds to wait for the answers to these steps."""
-    if all(isinstance(step, ProbeReplica) for step in steps):
+    if all(isinstance(step, ProbeReplica | ReadLed) for step in steps):
         return min(_CALL_S, _PROBE_S + _PROBE_EACH_S * len(steps))
     return _CALL_S

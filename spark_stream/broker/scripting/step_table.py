@@ -43,6 +43,7 @@ from spark_stream.scripts.steps import (
     ReadBounds,
     ReadEpochs,
     ReadExtents,
+    ReadLed,
     ReadLogEnd,
     Refresh,
     RemoteStep,
@@ -186,6 +187,7 @@ _OF_BROKER: Final[Mapping[type[BrokerStep[Any]], Callable[[Host, Any], Any]]] = 
     ReadLogEnd: lambda host, step: host.log_end(step.at),
     ForceReplica: _force_replica,
     ProbeReplica: lambda host, step: host.open_replica(step.at).probe(),
+    ReadLed: lambda host, step: {each: sorted(found) for each, found in host.led_numbers().items()},
 }
 
 REMOTE_STEPS: Final[tuple[type[RemoteStep], ...]] = (*_HERE, *_OF_BROKER)

@@ -153,7 +153,8 @@ class ClusterConnection:
         """Call until it succeeds, the error is final, or the time is over.
 
         A broker that is not the leader names the leader, and that one is called next. ``once``: the
-        call should not run at two brokers, so each broker gets more time.
+        call should not run at two brokers, so each broker gets more time. It is an operator's call,
+        so it fails immediately if the metadata store takes no changes until an operator repairs it.
         """
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         leader: BrokerLink | None = None
@@ -171,7 +172,8 @@ class ClusterConnection:
                 if leader is not None and not isinstance(error, NotLeader):
                     lost = error
                 leader = self._leader_of(error)
-                if not error.retriable or time.monotonic() + pause > deadline:
+                stands = once and isinstance(error, MetadataUnavailable) and error.takes_no_changes
+                if stands or not error.retriable or time.monotonic() + pause > deadline:
                     if isinstance(error, NotLeader) and lost is not None:
                         raise lost from error
                     raise

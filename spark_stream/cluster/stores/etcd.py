@@ -281,8 +281,8 @@ class EtcdStore:
             mark, fence = secrets.token_hex(8), self._fence.version
             try:
                 answer = self._client.write(TXN, self._transaction(changes, mark, fence))
-            except MetadataUnavailable:
-                if time.monotonic() >= until:
+            except MetadataUnavailable as error:
+                if error.takes_no_changes or time.monotonic() >= until:
                     raise
                 self._fence.move(until)
                 made = self._made(changes, mark, floor)
@@ -406,8 +406,8 @@ class _Fence:
         while True:
             try:
                 answer = self._client.write("/v3/kv/put", {"key": self.key, "value": ""})
-            except MetadataUnavailable:
-                if time.monotonic() >= until:
+            except MetadataUnavailable as error:
+                if error.takes_no_changes or time.monotonic() >= until:
                     raise
             else:
                 self.version = max(self.version, int(answer["header"]["revision"]))

@@ -41,6 +41,11 @@ _CREDENTIAL_HINT: Final = (
     "Set metadata_user and metadata_password to a user of etcd that may read and write keys with"
     " the cluster's name."
 )
+_NO_SPACE: Final = "database space exceeded"
+_NO_SPACE_HINT: Final = (
+    "etcd has used up its quota. Compact and defragment it or raise --quota-backend-bytes, then run"
+    " `etcdctl alarm disarm`."
+)
 _KEPT_ALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
@@ -275,6 +280,10 @@ class EtcdClient:
         if code == _UNAUTHENTICATED or "auth store is old" in text or "auth token" in text:
             self._token = None
             raise MetadataUnavailable(f"etcd at {endpoint}: {text}")
+        if _NO_SPACE in text:  # an alarm is the same at all members, which then refuse changes
+            raise MetadataUnavailable(
+                f"etcd at {endpoint}: {text}", hint=_NO_SPACE_HINT, takes_no_changes=True
+            )
         if code not in _REFUSING and "larger than max" not in text:
             self.turn_from(endpoint)
             raise MetadataUnavailable(f"etcd at {endpoint}: {text}")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from spark_stream.cluster.stores.leases import DURATION_S, Renewal, id_in_use
-from spark_stream.errors import StorageFailure
+from spark_stream.errors import MetadataUnavailable, StorageFailure
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _LENGTH_MAX: Final = 512
@@ -180,4 +180,8 @@ def _named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageFailure(f"lease {path}: {error.strerror}", path=str(path)) from error
+        raise MetadataUnavailable(
+            f"lease {path}: {error.strerror}",
+            hint="Its folder must be there, and the broker must be allowed to write to it.",
+            path=str(path),
+        ) from error

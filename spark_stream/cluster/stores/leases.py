@@ -173,10 +173,15 @@ class Lease:
 
 
 class Sighting(Struct, frozen=True):
-    """What an observer saw last, and when it had first read it, on its own clock."""
+    """An observer's latest sight of a lease.
+
+    The lease lasts from ``first_read_at`` on, by the observer's clock. This time moves forward if
+    the observer could not read the board. ``changed_at`` is the moment of the first read.
+    """
 
     renewal: Renewal
     first_read_at: float
+    changed_at: float
 
 
 def note(before: Sighting | None, shown: Renewal | None, read_at: float) -> Sighting | None:
@@ -185,7 +190,7 @@ def note(before: Sighting | None, shown: Renewal | None, read_at: float) -> Sigh
         return None
     if before is not None and before.renewal == shown:
         return before
-    return Sighting(shown, read_at)
+    return Sighting(shown, read_at, read_at)
 
 
 def time_left(sighting: Sighting, asked_at: float) -> float:
@@ -224,6 +229,16 @@ class Leases:
     def alive(self, broker_id: str) -> bool:
         """Return whether the broker has a lease that may not be over."""
         return self.left_s(broker_id) > 0
+
+    def is_renewed(self, broker_id: str, incarnation: str) -> bool:
+        """Return whether this observer saw the incarnation's lease change within its duration.
+
+        This reads nothing. A lease that is not renewed may still last (:meth:`alive`).
+        """
+        seen = self._seen.get(broker_id)
+        if seen is None or seen.renewal.incarnation != incarnation:
+            return False
+        return self._clock.monotonic() < seen.changed_at + seen.renewal.duration_s
 
     def holder(self, broker_id: str) -> str | None:
         """Return the incarnation of the broker whose lease may still hold, or None."""

@@ -62,9 +62,9 @@ from spark_stream.cluster.stores.store_files import (
 from spark_stream.cluster.stores.writer_queue import WriterQueue
 from spark_stream.environment import Clock, SystemClock
 from spark_stream.errors import (
-    DiskFull,
     IsologError,
     MetadataLost,
+    MetadataUnavailable,
     NotALogDirectory,
     StorageFailure,
     UnsupportedFormat,
@@ -490,15 +490,25 @@ class SqliteStore:
         try:
             yield
         except (sqlite3.Error, ValueError, OSError) as error:
-            kind = DiskFull if _is_full(error) else StorageFailure
-            text = f"metadata store {self._path}: {error}"
-            raise kind(text, hint=_hint(error), path=str(self._path)) from error
+            text, path = f"metadata store {self._path}: {error}", str(self._path)
+            if _is_full(error) or _is_read_only(error):
+                raise MetadataUnavailable(
+                    text, hint=_hint(error), path=path, takes_no_changes=True
+                ) from error
+            raise StorageFailure(text, hint=_hint(error), path=path) from error
 
 
 def _is_full(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+
+
+def _is_read_only(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.EROFS
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
 
 def _connected(path: Path) -> sqlite3.Connection:
@@ -541,6 +551,8 @@ def _hint(error: Exception) -> str | None:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return "The file is damaged, or not a store: restore it from a backup."
+    if _is_full(error):
+        return "Make room on the disk of the metadata store. Changes then go on by themselves."
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN) or isinstance(error, OSError):
         return "Its folder must be there, and the broker must be allowed to write to it."
     return None

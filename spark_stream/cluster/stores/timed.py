@@ -14,7 +14,7 @@ from spark_stream.cluster.stores.store import (
     StoreRecord,
 )
 from spark_stream.counting import Histogram, NamedCounts
-from spark_stream.errors import IsologError, MetadataLost
+from spark_stream.errors import IsologError, MetadataLost, MetadataRefused, StorageFailure
 
 T = TypeVar("T")
 
@@ -30,6 +30,8 @@ class TimedStore:
         self._reads = reads
         self._writes = writes
         self._errors = errors
+        self.write_failure: StorageFailure | None = None
+        """The error of the last change, if the store did not take it; None otherwise."""
         self.write_back = store.write_back
         self.close = store.close
 
@@ -71,7 +73,15 @@ class TimedStore:
         return self._timed(call, "read", self._reads) if counts else call()
 
     def _write(self, call: Callable[[], T]) -> T:
-        return self._timed(call, "write", self._writes)
+        try:
+            done = self._timed(call, "write", self._writes)
+        except MetadataRefused:
+            raise  # the fault of this change, not of the store
+        except StorageFailure as error:
+            self.write_failure = error
+            raise
+        self.write_failure = None
+        return done
 
     def _timed(self, call: Callable[[], T], kind: str, histogram: Histogram) -> T:
         began = perf_counter()

@@ -1,0 +1,139 @@
+"""A broker's observation of the others, while the metadata store takes changes and while not."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_stream.errors import MetadataUnavailable
+from tests.broker.clusters import around, make
+from tests.broker.local_broker import LEASE_S, LocalBroker, Surroundings
+from tests.simulation.leases import MemoryBoard, MemoryPlace
+
+__all__ = ["around"]
+
+FULL = MetadataUnavailable("database space exceeded", takes_no_changes=True)
+
+
+def refuse(*_: object) -> None:
+    raise FULL.again()
+
+
+def renew_all(around: Surroundings) -> None:
+    """Every broker that is up renews its lease, or fails to, and then probes the others."""
+    for each in list(around.up.values()):
+        try:
+            each.lease_keeper.renew()
+        except MetadataUnavailable:
+            assert each.lease_keeper.failure is not None
+        each.driver.run(each.observer.probing())
+
+
+def pass_time(around: Surroundings, leases: float) -> None:
+    """Let time pass in steps, with the tasks of all brokers that are up."""
+    for _ in range(int(leases * 4)):
+        around.clock.pass_us(int(LEASE_S / 4 * 1_000_000))
+        renew_all(around)
+        for each in around.up.values():
+            each.observer.look()
+
+
+def crash(broker: LocalBroker) -> None:
+    """End its process on a board that does not show it: its lease ends with its duration."""
+    broker.around.up.pop(broker.id)
+    broker.host.close()
+
+
+@pytest.fixture
+def trio(around: Surroundings) -> tuple[LocalBroker, LocalBroker, LocalBroker]:
+    a, b, c = (around.start(each) for each in "abc")
+    make(a, "t", "abc", "bca", "cab")
+    renew_all(around)
+    return a, b, c
+
+
+def led(broker: LocalBroker) -> set[int]:
+    """The partitions that have a leader, in the broker's view."""
+    found = broker.observer.look()
+    topic = broker.host.find("t")
+    return {
+        number for number in range(3) if found.leads(topic.id, number, broker.record("t", number))
+    }
+
+
+def test_all_brokers_are_alive_and_lead_while_they_renew_their_leases(trio, around):
+    a, _, _ = trio
+    pass_time(around, 3)
+    found = a.observer.look()
+    assert found.alive.keys() == set("abc")
+    assert led(a) == {0, 1, 2}
+    assert found.failure is None
+
+
+def test_a_crashed_broker_is_dead_when_its_lease_was_not_renewed_for_its_duration(trio, around):
+    a, _, c = trio
+    crash(c)
+    pass_time(around, 2)
+    assert a.observer.look().alive.keys() == set("ab")
+    assert led(a) == {0, 1}
+
+
+def test_a_crashed_broker_is_dead_while_the_store_takes_no_renewals(trio, around, monkeypatch):
+    """An election must not count it as dead: this observer's own lease has expired too."""
+    a, b, c = trio
+    monkeypatch.setattr(MemoryPlace, "write", refuse)
+    monkeypatch.setattr(MemoryBoard, "take_place", refuse)
+    crash(c)
+    pass_time(around, 3)
+    assert a.members.is_alive("c")
+    for each in (a, b):
+        found = each.observer.look()
+        assert found.alive.keys() == set("ab")
+        assert "database space exceeded" in found.failure.message
+
+
+def test_a_leader_whose_lease_expired_leads_in_no_view(trio, around, monkeypatch):
+    """It answers, so it is alive. Without promises it leads nothing, and lists nothing."""
+    a, b, _ = trio
+    monkeypatch.setattr(MemoryPlace, "write", refuse)
+    monkeypatch.setattr(MemoryBoard, "take_place", refuse)
+    pass_time(around, 3)
+    for each in (a, b):
+        assert each.observer.look().alive.keys() == set("abc")
+        assert led(each) == set()
+
+
+def test_a_leader_with_promises_leads_in_all_views(trio, around, monkeypatch):
+    a, b, _ = trio
+    monkeypatch.setattr(b.host, "led_numbers", lambda: {b.host.find("t").id: frozenset([1])})
+    monkeypatch.setattr(MemoryPlace, "write", refuse)
+    monkeypatch.setattr(MemoryBoard, "take_place", refuse)
+    pass_time(around, 3)
+    assert led(a) == led(b) == {1}
+
+
+def test_a_dead_broker_stays_dead_and_the_others_alive_after_the_store_takes_changes_again(
+    trio, around, monkeypatch
+):
+    a, b, c = trio
+    with monkeypatch.context() as full:
+        full.setattr(MemoryPlace, "write", refuse)
+        full.setattr(MemoryBoard, "take_place", refuse)
+        crash(c)
+        pass_time(around, 3)
+    a.lease_keeper.renew()
+    a.driver.run(a.observer.probing())
+    assert a.observer.look().alive.keys() == set("ab"), (
+        "b answers, and has not renewed its lease yet"
+    )
+    pass_time(around, 3)
+    assert a.observer.look().alive.keys() == b.observer.look().alive.keys() == set("ab")
+    assert a.observer.look().failure is None
+    assert led(a) == {0, 1}
+
+
+def test_a_board_that_cannot_be_read_is_the_failure_of_the_store(trio, around, monkeypatch):
+    a, _, _ = trio
+    monkeypatch.setattr(MemoryBoard, "read", refuse)
+    found = a.observer.look()
+    assert "database space exceeded" in found.failure.message
+    assert found.alive.keys() == set("abc"), "their leases were seen to change a moment ago"
