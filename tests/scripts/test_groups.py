@@ -186,6 +186,16 @@ def test_a_member_begins_where_a_partition_is_stored_if_it_is_its_own(on):
         on.run(groups.take_partitions(Finished(), "g", "2", told.assigned))
 
 
+def test_an_earlier_assignment_of_the_same_partition_takes_nothing(on):
+    earlier = on.run(groups.join("g", member("1"))).assigned
+    on.run(groups.beat("g", "1", earlier))  # they are released, and assigned again
+    later = on.run(groups.beat("g", "1")).assigned
+    assert [each.place for each in later] == [each.place for each in earlier]
+    on.run(groups.take_partitions(Finished(), "g", "1", later))
+    with pytest.raises(ConsumerFenced):
+        on.run(groups.take_partitions(Finished(), "g", "1", earlier))
+
+
 def reset_positions(place: PositionOf) -> Script[None]:
     """The two calls of a client's reset."""
     yield from take_consumer(Finished(), "g", "reset", "operator", keeps_group=True)

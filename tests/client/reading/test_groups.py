@@ -7,17 +7,24 @@ import re
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from spark_stream.client.groups import Membership, MembershipCore
 from spark_stream.client.reading import group_reader
 from spark_stream.client.reading.consumer import Consumer
+from spark_stream.client.reading.group_reader import GroupOptions
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.consistency.groups import Assigned
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import BrokerUnavailable, ConsumerFenced, InvalidOption, InvalidRequest
+from spark_stream.wire.consumer_messages import GroupAnswer, TakenPartitions, TakePartitions
+from spark_stream.wire.messages import Message
 from tests.support import eventually, values
 
 SLOW = pytest.mark.slow  # uses a broker
@@ -131,6 +138,93 @@ def test_a_late_heartbeat_does_not_release_what_is_assigned_again():
     core.on_answer(3, [partition(0, 3)], [])
     assert core.released == []
     assert core.changes().added == [partition(0, 3)]
+
+
+# -- a member without a broker ---------------------------------------------------------------------
+
+
+class Answers:
+    """A connection whose calls get the prepared answers."""
+
+    timeout_s = 1.0
+
+    def __init__(self) -> None:
+        self.on_beat: Callable[[], GroupAnswer] = lambda: answer(1)
+        self.joins = answer(1)
+
+    def act(self, name: str, asked: Message, *_: object) -> Message:
+        if name == "join-group":
+            return self.joins
+        if name == "group-heartbeat":
+            return self.on_beat()
+        assert isinstance(asked, TakePartitions)
+        positions = [PositionOf("g", "t", "id", each.partition, 0) for each in asked.assigned]
+        return TakenPartitions(positions=positions, added=[])
+
+
+def answer(epoch: int, *assigned: Assigned) -> GroupAnswer:
+    return GroupAnswer(epoch=epoch, assigned=list(assigned), revoked=[])
+
+
+@pytest.fixture
+def no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats come when a test sends them."""
+    monkeypatch.setattr(Membership, "_beat_later", lambda _: None)
+
+
+@pytest.mark.usefixtures("no_timer")
+def test_a_late_rejection_of_the_earlier_member_does_not_fence_the_new_one():
+    connection: Any = Answers()
+    membership = Membership(connection, "g", Isolation.READ_UNCOMMITTED, 45.0, 300.0)
+    membership.join(["t"])
+
+    def rejected_after_join() -> GroupAnswer:
+        membership.join(["t"])
+        raise ConsumerFenced("this is no member of the group 'g'")
+
+    connection.on_beat = rejected_after_join
+    membership._beat()
+    assert not membership.is_fenced
+    earlier = membership._core
+
+    def rejected() -> GroupAnswer:
+        raise ConsumerFenced("this is no member of the group 'g'")
+
+    connection.on_beat = rejected
+    membership._beat()
+    assert membership.is_fenced
+    assert membership._core is earlier
+
+
+@pytest.mark.usefixtures("no_timer")
+def test_commit_fails_once_after_a_loss_of_unstored_work_that_a_clean_loss_follows():
+    connection: Any = Answers()
+    connection.joins = answer(1, partition(0), partition(1))
+    subscription: Any = SimpleNamespace(ids={"t": "id"})
+    position: dict[tuple[str, int], int] = {}
+    options = GroupOptions("g", auto_commit=False)
+    nothing: Any = None
+    reader = group_reader.GroupReader(
+        options,
+        connection,
+        nothing,
+        subscription,
+        Isolation.READ_UNCOMMITTED,
+        "earliest",
+        position,
+        {},
+    )
+    reader.apply()
+    assert position == {("t", 0): 0, ("t", 1): 0}
+    position["t", 0] = 5  # five records are processed, and not stored
+    for still_assigned in ([partition(1)], []):
+        connection.on_beat = lambda still=still_assigned: answer(3 - len(still), *still)
+        reader.membership._beat()
+        reader.apply()
+    assert position == {}
+    with pytest.raises(ConsumerFenced, match="assigned to another member"):
+        reader.places()
+    assert reader.places() == []
 
 
 # -- options ---------------------------------------------------------------------------------------
