@@ -1,8 +1,8 @@
 """Floods of small frames from strangers, in separate processes.
 
 ``python -m tests.floods '{"address": …, "kind": …}'`` connects again and again, and sends frames
-that no client needs, until its standard input ends. It prints a line when it has begun (when its
-first connection has ended, or has sent a lot), and then one with its counts.
+that no client needs, until its standard input ends. It prints a line after its first connection has
+ended, failed or sent a lot, and at the end a line with its counts.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from spark_stream.transport.tls import TlsFiles, client_context
 ROOT = Path(__file__).parents[1]
 _BLOCK = 1000
 _BEGUN_BLOCKS = 20
+_CONNECT_S = 5.0
 _NO_CODE = "closed"
 
 
@@ -104,10 +105,11 @@ class _Received:
 def flood(address: str, kind: str, tls: ssl.SSLContext | None, counts: Counter[str]) -> None:
     """Flood over one connection until the broker ends it, or standard input ends."""
     try:
-        sock = connected(address, time.monotonic() + 20, tls)
+        sock = connected(address, time.monotonic() + _CONNECT_S, tls)
     except OSError as error:
         counts[f"not connected: {type(error).__name__}"] += 1
-        time.sleep(0.05)  # the flood goes on when the broker is back
+        _report_begun()
+        time.sleep(0.05)  # the broker may come back
         return
     counts["connections"] += 1
     with sock:

@@ -1,4 +1,4 @@
-"""Three brokers under load while they are killed, stopped, paused and cut apart; then a verdict.
+"""Three brokers under load while they are killed, stopped, flooded and cut apart; then a verdict.
 
 ``python -m tests.chaos.cluster --minutes 5 --seed 7`` (``make chaos``) runs plain producers of both
 isolation levels, transactions, consumers of all levels, atomic snapshots and, with ``--spark``, a
@@ -43,6 +43,7 @@ from tests.chaos.workers import (
     transactional_writer,
 )
 from tests.etcd import use_cached_etcd
+from tests.floods import KINDS, OPENS, Target, flooded
 from tests.histories.writing import HistoryWriter
 from tests.hosts.machines import SmallDisk, with_clock
 from tests.hosts.network import Network
@@ -124,6 +125,7 @@ class Mishaps(threading.Thread):
         self.strikes: Counter[str] = Counter()
         self.failures: list[BaseException] = []
         self._cluster = cluster
+        self._floods = ExitStack()
         self._stopping = stop
         self._chance = random.Random(f"{seed}/mishaps")
 
@@ -137,6 +139,7 @@ class Mishaps(threading.Thread):
                 self._pause,
                 self._cut,
                 self._cut_off,
+                self._flood,
             ]
             if self._etcd is not None:
                 kinds += [self._kill_member, self._pause_leader, self._pause_quorum]
@@ -152,6 +155,8 @@ class Mishaps(threading.Thread):
                 self._strike(self._chance.choice(kinds))
         except BaseException as error:
             self.failures.append(error)
+        finally:
+            self._floods.close()
 
     def _strike(self, kind) -> None:
         numbers = self._chance.sample(list(self._cluster.brokers), 3)
@@ -160,6 +165,7 @@ class Mishaps(threading.Thread):
             self._kill(numbers[1:])  # another one, while the first is not back
         # With etcd a lease lasts longer: some mishaps have to outlive it.
         self._stopping.wait(self._chance.uniform(0.1, 3.5 if self._etcd is None else 10.0))
+        self._floods.close()
         if self._network is not None:
             self._network.heal()
         for disk in self._disks:
@@ -196,6 +202,15 @@ class Mishaps(threading.Thread):
     def _cut(self, numbers: list[int]) -> None:
         self._cluster.cut(numbers[0], numbers[1])
         self.strikes["cut"] += 1
+
+    def _flood(self, numbers: list[int]) -> None:
+        """Strangers send small frames without end to both listeners of a broker."""
+        broker = self._cluster.broker(numbers[0])
+        kinds = [self._chance.choice([*KINDS, OPENS]) for _ in range(4)]
+        addresses = (broker.address, broker.peer_address) * 2
+        targets = [Target(*each) for each in zip(addresses, kinds, strict=True)]
+        self._floods.enter_context(flooded(targets))
+        self.strikes["flood"] += 1
 
     def _cut_off(self, numbers: list[int]) -> None:
         self._cluster.cut_off(numbers[0])

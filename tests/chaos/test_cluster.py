@@ -18,7 +18,7 @@ from tests.hosts.network import can_make_hosts
 pytestmark = [pytest.mark.full, pytest.mark.chaos, pytest.mark.timeout(400)]
 
 
-MISHAPS = {"kill", "kill all", "doubt", "stop", "pause", "cut", "cut off"}
+MISHAPS = {"kill", "kill all", "doubt", "stop", "pause", "cut", "cut off", "flood"}
 
 
 @pytest.mark.parametrize(
