@@ -8,12 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec import Struct, structs
 
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.leaders import Partitions, see_partitions
 from spark_stream.client.reading.cuts import cut_of
 from spark_stream.client.reading.named_positions import check_name
 from spark_stream.client.reading.positions import Key, Place, resolve_with_lineages
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.transactions import TransactionsClient
-from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.isolation import Isolation, lag_of
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import InvalidRequest, UnknownConsumer, UnknownPartition, UnknownTopic
@@ -25,7 +26,7 @@ from spark_stream.wire.consumer_messages import (
     PinStart,
     RecordProgress,
 )
-from spark_stream.wire.messages import AskedTopic, Empty, PartitionOffsets
+from spark_stream.wire.messages import Empty
 from spark_stream.wire.transaction_messages import NamedConsumer
 
 
@@ -155,23 +156,13 @@ class ConsumersClient:
         return self._connection.act("list-consumers", Empty(), ConsumerDescriptions).consumers
 
     def _with_ends(self, found: Sequence[ConsumerDescription]) -> list[ConsumerDescription]:
-        """Fill in where the partitions end now, under the isolation level of each consumer."""
-        topics: dict[Isolation, set[str]] = {}
-        for each in found:
-            topics.setdefault(_level(each), set()).update(at.topic for at in each.partitions)
-        ends = {
-            isolation: self._topics.look_up(
-                [AskedTopic.of(topic=name, isolation=isolation) for name in sorted(names)]
-            ).topics
-            for isolation, names in topics.items()
-        }
+        """Add the ends of the partitions, and what is held back there."""
+        names = {at.topic for each in found for at in each.partitions}
+        seen = see_partitions(self._connection, sorted(names))
         return [
             structs.replace(
                 each,
-                partitions=tuple(
-                    structs.replace(at, end=_end(at, ends[_level(each)].get(at.topic)))
-                    for at in each.partitions
-                ),
+                partitions=tuple(_with_end(at, each.isolation, seen) for at in each.partitions),
             )
             for each in found
         ]
@@ -192,13 +183,20 @@ def _chosen(
     return sorted(set(named) if partitions is None else set(named) & set(partitions))
 
 
-def _level(consumer: ConsumerDescription) -> Isolation:
-    """Return the level to count the lag under; a client's own level is unknown."""
-    return consumer.isolation or Isolation.READ_UNCOMMITTED
-
-
-def _end(at: ConsumedPartition, topic: PartitionOffsets | None) -> int | None:
-    if topic is None or topic.topic_id != at.topic_id:
-        return None
-    found = topic.partitions.get(at.partition)
-    return None if found is None else found.offset
+def _with_end(
+    at: ConsumedPartition, isolation: Isolation | None, seen: Partitions
+) -> ConsumedPartition:
+    partition = seen.get(at.topic, {}).get(at.partition)
+    if partition is None or partition.topic_id != at.topic_id:
+        return at
+    facts = partition.found.facts
+    lag = lag_of(
+        at.offset,
+        isolation,
+        partition.found.log_end_offset,
+        None if facts is None else facts.high_watermark,
+        None if facts is None else facts.last_stable_offset,
+    )
+    if lag is None:
+        return at
+    return structs.replace(at, end=lag.end, held_back=lag.held_back)

@@ -118,3 +118,46 @@ def visible_range(
     if end is not None:
         limit = min(limit, end)
     return VisibleRange(start, max(start, limit))
+
+
+# -- lag ------------------------------------------------------------------------------------------
+
+
+class Lag(Struct, frozen=True):
+    """The unread records of a reader in a partition.
+
+    ``end``: the offset up to which they are counted. ``held_back``: those of them that its level
+    does not return yet, because of an open transaction.
+    """
+
+    end: int
+    records: int
+    held_back: int
+
+    @property
+    def readable(self) -> int:
+        """The records that the reader could read now."""
+        return self.records - self.held_back
+
+
+def lag_of(
+    position: int,
+    isolation: Isolation | None,
+    log_end: int,
+    high_watermark: int | None,
+    last_stable: int | None,
+) -> Lag | None:
+    """Return the lag of a reader at this position; None if its leader cannot know it yet.
+
+    It is counted up to the log end under read_uncommitted (and where the level is unknown), else up
+    to the high watermark. For read_atomic the last stable offset stands for the cut, which is at or
+    below it.
+    """
+    if isolation is None or isolation is Isolation.READ_UNCOMMITTED:
+        return Lag(log_end, max(0, log_end - position), 0)
+    if high_watermark is None or last_stable is None:
+        return None
+    held_back = 0
+    if isolation in DROPS_ABORTED:
+        held_back = max(0, high_watermark - max(position, last_stable))
+    return Lag(high_watermark, max(0, high_watermark - position), held_back)

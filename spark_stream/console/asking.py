@@ -134,7 +134,7 @@ class Asking:
         """Return all names of consumers with their lag, and all sinks."""
         consumers = []
         for each in self._consumers.all():
-            shown = plain(each) | {"lag": each.lag}
+            shown = plain(each) | {"lag": each.lag, "held_back": each.held_back}
             for place, at in zip(shown["partitions"], each.partitions, strict=True):
                 place["lag"] = at.lag
             consumers.append(shown)

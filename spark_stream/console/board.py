@@ -318,7 +318,7 @@ class LiveBoard:
                 key = (each["name"], each["kind"], at["topic"], *place)
                 keys.add(key)
                 holder = holder_of(at["offset"], *open_.get(place, (None, [])))
-                sample = LagSample(now, at["offset"], at["lag"], holder)
+                sample = LagSample(now, at["offset"], at["lag"] - at["held_back"], holder)
                 at["trend"] = self._window.add(key, sample)
                 if at["trend"] is LagTrend.WAITS:
                     waits_for.add(holder)

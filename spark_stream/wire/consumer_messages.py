@@ -124,9 +124,11 @@ class TakenPartitions(Message):
 class ConsumedPartition(Description):
     """Where a named consumer, a group or a query reads on in a partition.
 
-    ``end``: the bound of its isolation level now; None if the topic was deleted or made anew.
-    The broker leaves it out: only the leaders know it. ``member``: to whom of the group it is
-    assigned; None if to nobody, or if there is no group.
+    ``end``: the log end under read_uncommitted or an unknown level, else the high watermark. None
+    if the topic was deleted, or its leader did not answer. ``held_back``: the records below it that
+    the level does not return yet, because of an open transaction. The client adds both from the
+    answers of the leaders. ``member``: to whom of the group it is assigned; None if to nobody, or
+    if there is no group.
     """
 
     topic: str
@@ -135,10 +137,11 @@ class ConsumedPartition(Description):
     offset: int
     end: int | None = None
     member: str | None = None
+    held_back: int = 0
 
     @property
     def lag(self) -> int | None:
-        """How many offsets are left to read."""
+        """The records up to ``end`` that are left to read."""
         return None if self.end is None else max(0, self.end - self.offset)
 
 
@@ -168,8 +171,8 @@ class ConsumerDescription(Description):
 
     Of a query: the ``isolation`` that it reads under, the topics of its ``selection``, how its
     first start was asked for (``starting``) and when it was (``started_ms``), and when it last
-    reported its progress (``recorded_ms``). Times are in ms since the epoch. A client's lag is
-    counted up to the logs' ends. ``principal``: who has the name; empty if callers are not known.
+    reported its progress (``recorded_ms``). Times are in ms since the epoch.
+    ``principal``: who has the name; empty if callers are not known.
     ``selection`` or ``starting`` is None if it names a topic that the caller may not describe.
     """
 
@@ -191,9 +194,14 @@ class ConsumerDescription(Description):
 
     @property
     def lag(self) -> int | None:
-        """How many offsets are left to read, as far as that is known."""
+        """The records that are left to read, as far as that is known."""
         known = [each.lag for each in self.partitions if each.lag is not None]
         return sum(known) if known else None
+
+    @property
+    def held_back(self) -> int:
+        """The records of the lag that its level does not return yet."""
+        return sum(each.held_back for each in self.partitions)
 
 
 class ConsumerDescriptions(Message):

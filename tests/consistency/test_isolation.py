@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import (
@@ -13,8 +14,10 @@ from spark_stream.consistency.isolation import (
     Bounds,
     Evicted,
     Isolation,
+    Lag,
     OutOfRange,
     VisibleRange,
+    lag_of,
     upper_bound,
     visible_range,
 )
@@ -134,3 +137,23 @@ def test_names_are_those_that_users_write():
         "read_atomic",
     ]
     assert [str(each) for each in PRODUCER_LEVELS] == ["read_uncommitted", "read_committed"]
+
+
+@pytest.mark.rule("the lag of a reader, and the part that is held back", "consistency/isolation.py")
+@settings(max_examples=examples(250))
+@given(any_bounds(), st.sampled_from(CONSUMER_LEVELS), st.integers(0, 45))
+def test_lag_counts_the_records_that_the_level_shows_now_or_after_open_transactions(
+    bounds, isolation, position
+):
+    cut_at_stable = replace(bounds, atomic_cut=bounds.last_stable_offset)
+    end, high, stable = bounds.log_end_offset, bounds.high_watermark, bounds.last_stable_offset
+    unread = range(position, end if isolation is Isolation.READ_UNCOMMITTED else high)
+    shown = [each for each in unread if may_see(cut_at_stable, isolation, each)]
+    found = lag_of(position, isolation, end, high, stable)
+    assert found is not None
+    assert (found.records, found.readable) == (len(unread), len(shown))
+
+
+def test_lag_of_an_unknown_level_is_counted_to_the_log_end():
+    assert lag_of(4, None, 15, None, None) == Lag(15, 11, 0)
+    assert lag_of(4, Isolation.READ_COMMITTED, 15, None, None) is None

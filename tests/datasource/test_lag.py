@@ -41,6 +41,15 @@ def test_the_lag_is_what_may_be_read_and_was_not(end, latest, anew, as_text):
         assert each.records == max(0, latest[each.partition] - read)
 
 
+def test_records_of_an_open_transaction_are_lag_that_is_held_back():
+    told = source({0: 4}, {0: 4, 1: 5})
+    held = TopicOffsets("id", {0: 4, 1: 5}, {}, {0: 15})
+    told["latestOffset"] = json.loads(json.dumps(to_json({"t": held}, "c")))
+    first, second = lags({"sources": [told]})
+    assert (first.records, first.held_back, first.readable) == (15, 15, 0)
+    assert (second.records, second.held_back, second.readable) == (5, 0, 5)
+
+
 @pytest.mark.parametrize(
     "other",
     [

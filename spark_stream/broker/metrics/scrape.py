@@ -6,10 +6,8 @@ waits. So it may be a moment old, and two parts of it may be of two moments.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import Final
 
 from msgspec import Struct
 
@@ -17,7 +15,7 @@ from spark_stream.broker.actions.cluster import disk_room, known_cluster
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.consistency.groups import Group
-from spark_stream.consistency.isolation import Bounds, Isolation, upper_bound
+from spark_stream.consistency.isolation import Bounds, Isolation, Lag, lag_of
 from spark_stream.consistency.transactions.transactions import (
     Joined,
     PositionOf,
@@ -54,9 +52,6 @@ class FollowerLag(Struct, frozen=True):
     seconds: float
 
 
-_STABLE: Final = Isolation.READ_COMMITTED
-
-
 class Consumed(Struct, frozen=True):
     """Where a named consumer is in a partition that this broker leads, and what it has not read."""
 
@@ -66,7 +61,7 @@ class Consumed(Struct, frozen=True):
     """None if it is not known; that of a client never is."""
     place: Place
     position: int
-    lag: int
+    lag: Lag
 
 
 class Scrape:
@@ -171,11 +166,7 @@ class Scrape:
 
     @cached_property
     def consumed(self) -> list[Consumed]:
-        """Where named consumers and queries are; nothing while the metadata store is away.
-
-        Lag is counted under the isolation level, or up to the log's end if that is not known. But
-        a client at the last stable offset is assumed to wait there: its lag is 0.
-        """
+        """Positions and lags of named consumers and queries. Empty without the metadata store."""
         try:
             named = self.here.transactions.run(read_named(fresh=False))
         except IsologError:
@@ -200,28 +191,36 @@ class Scrape:
         isolation: Isolation | None,
         positions: Iterable[PositionOf | ReadPosition],
     ) -> Iterator[Consumed]:
-        # The cut of a partition is computed under its lock; it is at or below what is stable.
-        bound = isolation or Isolation.READ_UNCOMMITTED
-        if bound is Isolation.READ_ATOMIC:
-            bound = _STABLE
         for each in positions:
             partition = self.host.replica(Joined(each.topic, each.topic_id, each.partition))
             place = each.topic, each.partition
             if partition is None or (led := self.led.get(place)) is None:
                 continue
-            waits = kind == "client" and each.offset == upper_bound(led[1], _STABLE)
-            lag = 0 if waits else max(0, int(upper_bound(led[1], bound)) - each.offset)
-            yield Consumed(name, kind, isolation, place, each.offset, lag)
+            bounds = led[1]
+            lag = lag_of(
+                each.offset,
+                isolation,
+                bounds.log_end_offset,
+                bounds.high_watermark,
+                bounds.last_stable_offset,
+            )
+            if lag is not None:
+                yield Consumed(name, kind, isolation, place, each.offset, lag)
 
-    def consumers(self) -> dict[tuple[str, ...], tuple[int, int]]:
-        """Return the sums of positions and of lags by consumer, kind and isolation."""
-        found: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
+    @cached_property
+    def consumers(self) -> dict[tuple[str, ...], tuple[int, int, int]]:
+        """The sums of positions, of lags and of what is held back, by consumer, kind, isolation."""
+        found: dict[tuple[str, ...], tuple[int, int, int]] = {}
         for each in self.consumed:
             isolation = "unknown" if each.isolation is None else each.isolation.value
-            sums = found[each.consumer, each.kind, isolation]
-            sums[0] += each.position
-            sums[1] += each.lag
-        return {key: (positions, lag) for key, (positions, lag) in found.items()}
+            key = each.consumer, each.kind, isolation
+            position, lag, held = found.get(key, (0, 0, 0))
+            found[key] = (
+                position + each.position,
+                lag + each.lag.records,
+                held + each.lag.held_back,
+            )
+        return found
 
     def farthest_behind(self, what: Callable[[FollowerLag], float]) -> dict[tuple[str, ...], float]:
         """Return the greatest lag of each follower, over the partitions that this broker leads."""

@@ -301,18 +301,22 @@ TABLE: Final[tuple[Series, ...]] = (
            lambda s: {(kind,): count for kind, count in s.counts.store_errors.read().items()},
            ("operation",)),
     Series(CONSUMERS, "isolog_consumer_lag_records", GAUGE,
-           "Records that a named consumer or query may read under its isolation and has not read,"
-           " in partitions that the broker leads. A client's level is `unknown`: its lag is"
-           " counted up to the log's end, and is 0 at the last stable offset. Take `sum` over"
-           " brokers",
-           lambda s: {key: lag for key, (_, lag) in s.consumers().items()},
+           "Unread records of a named consumer, group or query, in partitions that the broker"
+           " leads: up to the log end under `read_uncommitted` (and where the level is `unknown`),"
+           " else up to the high watermark. Take `sum` over brokers",
+           lambda s: {key: lag for key, (_, lag, _) in s.consumers.items()},
+           ("consumer", "kind", "isolation")),
+    Series(CONSUMERS, "isolog_consumer_held_back_records", GAUGE,
+           "The records of this lag that its level does not return yet, because of an open"
+           " transaction",
+           lambda s: {key: held for key, (_, _, held) in s.consumers.items()},
            ("consumer", "kind", "isolation")),
     Series(CONSUMERS, "isolog_consumer_position_records", GAUGE,
            "The sum of its positions in the same partitions: it stands still if it reads nothing",
-           lambda s: {key: position for key, (position, _) in s.consumers().items()},
+           lambda s: {key: position for key, (position, _, _) in s.consumers.items()},
            ("consumer", "kind", "isolation")),
     Series(CONSUMERS, "isolog_consumer_partition_lag_records", GAUGE, "Its lag, by partition",
-           lambda s: {(each.consumer, each.kind, *_place(each.place)): each.lag
+           lambda s: {(each.consumer, each.kind, *_place(each.place)): each.lag.records
                       for each in s.consumed},
            ("consumer", "kind", *_PLACE), detailed=True),
     Series(CONSUMERS, "isolog_consumer_partition_position", GAUGE, "Its position, by partition",

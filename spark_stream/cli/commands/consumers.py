@@ -47,6 +47,7 @@ def show_consumers(found: Sequence[ConsumerDescription], now_ms: int, shape: Lis
     table.add_column("isolation", overflow="fold")
     table.add_column("topics", overflow="fold")
     table.add_column("lag", justify="right")
+    table.add_column("held back", justify="right")
     table.add_column("last recorded", justify="right")
     is_known = any(each.principal for each in found)
     if is_known:
@@ -59,6 +60,7 @@ def show_consumers(found: Sequence[ConsumerDescription], now_ms: int, shape: Lis
             each.isolation or "-",
             cell(", ".join(topics) or each.selection or "-"),
             _number(each.lag),
+            _number(each.held_back or None),
             _ago(each.recorded_ms, now_ms),
             *([cell(each.principal) or "-"] if is_known else ()),
         )
@@ -82,7 +84,7 @@ def show_consumer(found: Sequence[ConsumerDescription], now_ms: int, shape: List
                 ("last recorded", _ago(each.recorded_ms, now_ms)),
             ]
         rows += [("principal", each.principal)] if each.principal else []
-        rows.append(("lag", _number(each.lag)))
+        rows += [("lag", _number(each.lag)), ("held back", _number(each.held_back or None))]
         for name, value in rows:
             facts.add_row(name, cell(value))
         console().print(facts)
@@ -110,18 +112,19 @@ def _members(group: GroupDescription) -> Table:
 
 def _partitions(consumer: ConsumerDescription) -> Table:
     table = Table("topic")
-    for name in ("partition", "offset", "end", "lag"):
+    for name in ("partition", "offset", "end", "lag", "held back"):
         table.add_column(name, justify="right")
     if consumer.group is not None:
         table.add_column("member")
     for each in consumer.partitions:
-        end = "topic is gone" if each.end is None else str(each.end)
+        end = "not known" if each.end is None else str(each.end)
         table.add_row(
             cell(each.topic),
             str(each.partition),
             str(each.offset),
             end,
             _number(each.lag),
+            _number(each.held_back or None),
             *([] if consumer.group is None else [each.member or "-"]),
         )
     return table
@@ -145,7 +148,7 @@ def show_moved(moved: Sequence[MovedPosition], shape: Listing) -> None:
 
 
 def _as_json(found: ConsumerDescription) -> dict[str, Any]:
-    shown: dict[str, Any] = as_json(found) | {"lag": found.lag}
+    shown: dict[str, Any] = as_json(found) | {"lag": found.lag, "held_back": found.held_back}
     for place, each in zip(shown["partitions"], found.partitions, strict=True):
         place["lag"] = each.lag
     return shown
@@ -198,8 +201,8 @@ def describe(
 ) -> None:
     """Show the position of a consumer in each partition, and how much is left to read.
 
-    Of a group, also its members. The lag of a query or a group is counted under its isolation
-    level, a client's up to the ends of the logs.
+    Of a group, also its members. The lag is counted up to the log end under read_uncommitted, else
+    up to the high watermark. Records that an open transaction holds back are part of it.
 
     \b
     isolog consumers describe departures --path data/

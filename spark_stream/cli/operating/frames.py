@@ -236,7 +236,7 @@ def _consumer_lines(looks: Sequence[Look]) -> list[ConsumerLine]:
                     place = (read.topic_id, read.partition)
                     there = open_.get((read.topic, read.partition), ())
                     waits_for = holder_of(read.offset, bounds.get(place), there)
-                    sample = LagSample(look.at, read.offset, read.lag, waits_for)
+                    sample = LagSample(look.at, read.offset, read.lag - read.held_back, waits_for)
                     found.setdefault(place, []).append(sample)
     names = {each.number: each.transactional_id for each in looks[-1].transactions}
     lines = []

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.reading.columns import View, shown_schema
 from spark_stream.client.topics import TopicsClient
-from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.isolation import DROPS_ABORTED, Isolation
 from spark_stream.consistency.replication.lineage import Lineage
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.reading.losses import Losses
@@ -339,6 +339,7 @@ class Planner:
                         isolation=self.options.isolation,
                         lineages={n: list(each) for n, each in _lineages(name, seen).items()},
                         ranges=shown.get(name, {}),
+                        facts=self.options.isolation in DROPS_ABORTED,
                     )
                     for name in names
                 ],

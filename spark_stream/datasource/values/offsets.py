@@ -22,15 +22,20 @@ from msgspec import Struct
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InvalidRequest
 from spark_stream.structs import INT64_MAX
-from spark_stream.wire.messages import PartitionOffsets
+from spark_stream.wire.messages import PartitionOffset, PartitionOffsets
 
 
 class TopicOffsets(Struct, frozen=True):
-    """The offsets of one topic: partition → offset, and their lineages where they are known."""
+    """The offsets of one topic: partition → offset, and their lineages where they are known.
+
+    ``held_back``: the records after an offset that an open transaction holds back, if there are
+    any. Only the offsets of :meth:`Found.offsets` have it.
+    """
 
     id: str
     offsets: Mapping[int, int]
     lineages: Mapping[int, Lineage]
+    held_back: Mapping[int, int] = {}
 
     def moved(self, offsets: Mapping[int, int]) -> TopicOffsets:
         """Return the same topic at other offsets."""
@@ -49,7 +54,9 @@ class Found(Struct, frozen=True):
     def offsets(self) -> dict[str, TopicOffsets]:
         """Return the bounds as streaming offsets."""
         return {
-            name: TopicOffsets(topic.topic_id, topic.offsets, topic.lineages)
+            name: TopicOffsets(
+                topic.topic_id, topic.offsets, topic.lineages, _held_back(topic.partitions)
+            )
             for name, topic in self.latest.items()
         }
 
@@ -73,6 +80,7 @@ def to_json(offsets: Offsets, cluster_id: str) -> dict[str, Any]:
             "cluster": cluster_id,
             "partitions": {
                 str(number): _place(offset, topic.lineages.get(number, NOTHING_KNOWN))
+                | ({"held_back": held} if (held := topic.held_back.get(number)) else {})
                 for number, offset in sorted(topic.offsets.items())
             },
         }
@@ -118,7 +126,20 @@ def _topic(logged: Mapping[str, Any]) -> TopicOffsets:
         str(logged["id"]),
         {number: _number(place["offset"]) for number, place in places.items()},
         {number: _lineage(place) for number, place in places.items()},
+        {
+            number: _number(place["held_back"])
+            for number, place in places.items()
+            if "held_back" in place
+        },
     )
+
+
+def _held_back(partitions: Mapping[int, PartitionOffset]) -> dict[int, int]:
+    return {
+        number: held
+        for number, each in partitions.items()
+        if each.facts is not None and (held := (each.facts.high_watermark or 0) - each.offset) > 0
+    }
 
 
 def _place(offset: int, lineage: Lineage) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """How far a query is behind the log, as its progress tells it.
 
 A progress has, for each source, the offset that its last micro-batch went up to, and as
-``latestOffset`` how far the log could be read under the query's isolation level when that batch was
-planned. Their difference is the lag: records that the query may read and has not read yet. Offsets
-are dense, so it is exact; records of aborted transactions count until they are passed over.
+``latestOffset`` the bound of the query's isolation level when that batch was planned, with the
+number of records that an open transaction held back then. The lag is what
+:func:`spark_stream.consistency.isolation.lag_of` counts. Offsets are dense, so it is exact. Records
+of aborted transactions count until the query has passed them.
 """
 
 from __future__ import annotations
@@ -19,16 +20,25 @@ from spark_stream.errors import InvalidRequest
 
 
 class PartitionLag(Struct, frozen=True):
-    """One partition of a query: it has read up to ``offset``, and may read up to ``latest``."""
+    """One partition of a query: it has read up to ``offset``, and may read up to ``latest``.
+
+    ``held_back``: the records after ``latest`` that an open transaction holds back.
+    """
 
     topic: str
     partition: int
     offset: int
     latest: int
+    held_back: int = 0
 
     @property
     def records(self) -> int:
-        """How many records the query has still to read."""
+        """The unread records, with those that are held back."""
+        return self.readable + self.held_back
+
+    @property
+    def readable(self) -> int:
+        """The records that the query could read now."""
         return max(0, self.latest - self.offset)
 
 
@@ -48,7 +58,9 @@ def _lags_of(source: Mapping[str, Any]) -> Iterator[PartitionLag]:
     for name, topic in sorted(latest.items()):
         known = known_offsets(reached, name, topic.id)
         for number, end in sorted(topic.offsets.items()):
-            yield PartitionLag(name, number, known.get(number, 0), end)
+            yield PartitionLag(
+                name, number, known.get(number, 0), end, topic.held_back.get(number, 0)
+            )
 
 
 def _parsed(offset: Any) -> Any:

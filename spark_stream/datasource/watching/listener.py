@@ -54,7 +54,14 @@ class QueryMetrics:
         self._partitions: dict[str, set[tuple[str, str]]] = {}
         self._lag = client.Gauge(
             "isolog_query_lag_records",
-            "Records that a query may read and has not read yet",
+            "Unread records of a query: up to the log end under read_uncommitted, else up to the"
+            " high watermark",
+            _PARTITION,
+            registry=where,
+        )
+        self._held_back = client.Gauge(
+            "isolog_query_held_back_records",
+            "The records of this lag that an open transaction holds back",
             _PARTITION,
             registry=where,
         )
@@ -94,6 +101,7 @@ class QueryMetrics:
         for each in found:
             labels = (query, each.topic, str(each.partition))
             self._lag.labels(*labels).set(each.records)
+            self._held_back.labels(*labels).set(each.held_back)
             self._offset.labels(*labels).set(each.offset)
             self._latest.labels(*labels).set(each.latest)
         with self._lock:
@@ -109,7 +117,7 @@ class QueryMetrics:
 
     def _remove(self, query: str, partitions: set[tuple[str, str]]) -> None:
         for topic, number in partitions:
-            for gauge in (self._lag, self._offset, self._latest):
+            for gauge in (self._lag, self._held_back, self._offset, self._latest):
                 gauge.remove(query, topic, number)
 
 

@@ -80,7 +80,7 @@ class _Queries(StreamingQueryListener):
         if not found:
             return
         run, name = str(progress["runId"]), str(progress.get("name") or progress["id"])
-        behind = sum(each.records for each in found)
+        behind = sum(each.readable for each in found)
         with self._lock:
             if run not in self._shown:
                 self._shown[run] = self._bars.add_task(name, total=None, done=""), 0

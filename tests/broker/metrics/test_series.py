@@ -104,38 +104,42 @@ def with_open(broker: Broker) -> Samples | None:
     return found if found("isolog_transactions_open") else None
 
 
-@pytest.mark.rule("up to where lag is counted", "broker/metrics/scrape.py")
+@pytest.mark.rule("the lag of each isolation level in metrics", "broker/metrics/scrape.py")
 def test_lag_is_that_of_the_isolation_level(shown, client, ten):
-    """A query's lag is counted under its own level, a client's up to the log's end.
-
-    A client at the last stable offset is taken to wait for the transaction there.
-    """
+    """Lag has the records of an open transaction, and says how many of it are held back."""
     topic_id = shown.core.host.find(ten).id
-    for name, position in (("reader", 4), ("waiting", 10)):
-        with client.consumer(ten, name=name, partitions=[0]) as consumer:
-            consumer.seek({(ten, 0): position})
-            consumer.commit()
+    with client.consumer(ten, name="reader", partitions=[0]) as consumer:
+        consumer.seek({(ten, 0): 4})
+        consumer.commit()
     with client.producer(transactional_id="loader") as producer:
         producer.begin_transaction()
-        producer.append(ten, numbers(10, 4), partition=0)
+        producer.append(ten, numbers(10, 15), partition=0)
         producer.flush()
-        query = Query(
-            "run",
-            f"subscribe {ten}",
-            Isolation.READ_COMMITTED,
-            positions=(ReadPosition(ten, topic_id, 0, 4), ReadPosition(ten, topic_id, 1, 0)),
-        )
-        shown.core.driver.run(record_progress("flights", query, 0, claim=True))
+        for name, isolation, position in (
+            ("committed", Isolation.READ_COMMITTED, 4),
+            ("waiting", Isolation.READ_COMMITTED, 10),
+            ("all", Isolation.READ_UNCOMMITTED, 10),
+        ):
+            places = (ReadPosition(ten, topic_id, 0, position), ReadPosition(ten, topic_id, 1, 0))
+            query = Query("run", f"subscribe {ten}", isolation, positions=places)
+            shown.core.driver.run(record_progress(name, query, 0, claim=True))
         found = scraped(shown.metrics_address)
+        listed = {each.name: (each.lag, each.held_back) for each in client.consumers()}
         producer.abort_transaction()
-    for name, position, lag in (("reader", 4, 10), ("waiting", 10, 0)):
-        who = {"consumer": name, "kind": "client", "isolation": "unknown"}
+    expected = {
+        "reader": ("client", "unknown", 4, 21, 0),
+        "committed": ("query", "read_committed", 4, 21, 15),
+        "waiting": ("query", "read_committed", 10, 15, 15),
+        "all": ("query", "read_uncommitted", 10, 15, 0),
+    }
+    for name, (kind, isolation, position, lag, held_back) in expected.items():
+        who = {"consumer": name, "kind": kind, "isolation": isolation}
         assert found("isolog_consumer_position_records", **who) == position
         assert found("isolog_consumer_lag_records", **who) == lag
-    who = {"consumer": "flights", "kind": "query"}
-    assert found("isolog_consumer_position_records", **who, isolation="read_committed") == 4
-    assert found("isolog_consumer_lag_records", **who, isolation="read_committed") == 6
+        assert found("isolog_consumer_held_back_records", **who) == held_back
+        assert listed[name] == (lag, held_back)
     place = {"topic": ten, "partition": "1"}
+    who = {"consumer": "all", "kind": "query"}
     assert found("isolog_consumer_partition_lag_records", **who, **place) == 0
 
 

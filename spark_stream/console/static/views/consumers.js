@@ -28,11 +28,12 @@ function trend(each) {
 function readers(all) {
   const order = ["stalled", "waits", "falling_behind", "unknown", "keeping_pace", "catching_up", "up_to_date"];
   const sorted = [...all].sort((one, other) => order.indexOf(one.trend) - order.indexOf(other.trend) || one.name.localeCompare(other.name));
-  const columns = [["Name", ""], ["Kind", ""], ["Trend", ""], ["Lag", "number"], ["Counted under", ""], ["Reads", ""], ["Last report", ""], ["Owner", ""]];
+  const columns = [["Name", ""], ["Kind", ""], ["Trend", ""], ["Lag", "number"], ["Held back", "number"], ["Counted under", ""], ["Reads", ""], ["Last report", ""], ["Owner", ""]];
   return table("Readers with a name", columns, sorted.map((each) => h("tr", { key: `${each.kind} ${each.name}` },
     h("th", { scope: "row" }, link(`/consumers/${encodeURIComponent(each.name)}`, each.name)),
     h("td", {}, kind(each)), h("td", {}, trend(each)),
     h("td", { class: "number" }, each.lag === null ? "–" : counted(each.lag, "record")),
+    h("td", { class: "number" }, each.held_back ? counted(each.held_back, "record") : "–"),
     h("td", {}, each.isolation ?? "the log end"),
     h("td", {}, [...new Set(each.partitions.map((at) => at.topic))].join(", ") || "–"),
     h("td", {}, ago(each.recorded_ms)), h("td", {}, each.principal || "–"))));
@@ -79,12 +80,13 @@ function members(group) {
 }
 
 function shown(each) {
-  const columns = [["Topic", ""], ["Partition", "number"], ["Trend", ""], ["Position", "number"], ["End", "number"], ["Lag", "number"],
+  const columns = [["Topic", ""], ["Partition", "number"], ["Trend", ""], ["Position", "number"], ["End", "number"], ["Lag", "number"], ["Held back", "number"],
     ...(each.group ? [["Member", ""]] : [])];
   return section(TITLES[kind(each)],
     facts([
       ["Trend", trend(each)],
       ["Lag", each.lag === null ? "not known" : counted(each.lag, "record")],
+      ["Held back", each.held_back ? counted(each.held_back, "record") : "none"],
       ["Counted under", each.isolation ?? "the log end: a client's level is not known"],
       ["Reads", breakable(selected(each.selection))],
       ["First start, pinned", each.kind === "query" ? breakable(each.starting || "not pinned") : null],
@@ -97,7 +99,7 @@ function shown(each) {
     each.partitions.length
       ? table(`Where ${each.name} is`, columns, each.partitions.map((at) => h("tr", { key: `${at.topic}/${at.partition}` },
         h("th", { scope: "row" }, link(`/topics/${encodeURIComponent(at.topic)}/${at.partition}`, at.topic)), h("td", { class: "number" }, at.partition),
-        h("td", {}, at.trend ? trend(at) : "topic is gone"), h("td", { class: "number" }, count(at.offset)), h("td", { class: "number" }, count(at.end)), h("td", { class: "number" }, count(at.lag)),
+        h("td", {}, at.trend ? trend(at) : "not known"), h("td", { class: "number" }, count(at.offset)), h("td", { class: "number" }, count(at.end)), h("td", { class: "number" }, count(at.lag)), h("td", { class: "number" }, count(at.held_back)),
         each.group ? h("td", {}, at.member ?? "nobody") : null)))
       : empty("It has not reported a position yet."));
 }
