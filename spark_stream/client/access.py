@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
+
+from msgspec.structs import replace
 
 from spark_stream.access.quotas import Quota
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.errors import InvalidRequest
 from spark_stream.wire.access_messages import (
     Authenticated,
     CheckAccess,
@@ -40,13 +44,23 @@ class AccessClient:
 
     def add_user(self, name: str, password: str) -> None:
         """Add a user, or raise InvalidRequest if the name is taken."""
-        asked = PutUser.of(name=name, password=password)
-        self._connection.act("put-user", asked, Empty)
+        self._put_user(name, password, is_new=True)
 
     def change_password(self, name: str, password: str) -> None:
         """Change a user's password, and end the sessions of the old password."""
-        asked = PutUser.of(name=name, password=password, is_new=False)
-        self._connection.act("put-user", asked, Empty)
+        self._put_user(name, password, is_new=False)
+
+    def _put_user(self, name: str, password: str, *, is_new: bool) -> None:
+        asked = PutUser.of(
+            name=name, password=password, is_new=is_new, request_id=secrets.token_hex(8)
+        )
+        try:
+            self._connection.act("put-user", asked, Empty)
+        except InvalidRequest as error:
+            if error.details.get("field") != "request_id":
+                raise
+            older = replace(asked, request_id="")  # the broker's release takes no id
+            self._connection.act("put-user", older, Empty)
 
     def remove_user(self, name: str) -> None:
         """Remove a user, or raise InvalidRequest if there is none of this name."""

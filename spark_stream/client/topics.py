@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.router import Router
@@ -163,7 +164,10 @@ class TopicsClient:
             assignment=_assigned(assignment),
             schema_ipc=schema,
         )
-        return self._remember(self._connection.act("alter-topic", asked, TopicDescription))
+        rest = replace(asked, schema=None)  # of a retry that finds the schema of an earlier attempt
+        return self._remember(
+            self._connection.act("alter-topic", asked, TopicDescription, instead=rest)
+        )
 
     def delete(self, topic: str) -> None:
         """Delete the topic that has this name now.

@@ -24,7 +24,10 @@ QUOTAS: Final = "quotas/"
 
 
 class User(Struct, frozen=True):
-    """A user. ``version`` changes with each new password, which ends sessions of the old one."""
+    """A user. ``version`` changes with each new password, which ends sessions of the old one.
+
+    It is the id of the request that set the password.
+    """
 
     name: str
     password: str

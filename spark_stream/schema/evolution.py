@@ -55,6 +55,7 @@ def check_evolution(topic: str, present: pa.Schema, asked: pa.Schema) -> pa.Sche
             f"topic {topic!r} has this schema already: there is nothing to change",
             hint="`isolog topic describe` shows it.",
             topic=topic,
+            already_done=True,
         )
     there = {field.name: field for field in present}
     fields = [_with_comments(field, there.get(field.name, field)) for field in asked]

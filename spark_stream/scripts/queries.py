@@ -125,7 +125,9 @@ def forget_name(name: str) -> Script[None]:
     query = yield from _removed(QUERIES + name)
     client = yield from _removed(CONSUMERS + name)
     if not (query or client):
-        raise UnknownConsumer(f"nothing is known of a consumer {name!r}", consumer=name)
+        raise UnknownConsumer(
+            f"nothing is known of a consumer {name!r}", consumer=name, already_done=True
+        )
 
 
 def _removed(key: str) -> Script[bool]:

@@ -253,6 +253,7 @@ def _was_changed(name: str) -> InvalidTopic:
     return InvalidTopic(
         f"topic {name!r} was changed by somebody else at the same time",
         topic=name,
+        changed_meanwhile=True,
         hint="Look at it with `isolog topic describe`, then try again.",
     )
 

@@ -51,11 +51,16 @@ class GrantText(Message):
 
 
 class PutUser(Message):
-    """Adds a user, or changes a user's password. ``is_new``: the user must not exist yet."""
+    """Adds a user, or changes a user's password. ``is_new``: the user must not exist yet.
+
+    ``request_id``: a text that no other request has. A request whose id is on record was carried
+    out before, and changes nothing.
+    """
 
     name: Principal
     password: Secret
     is_new: bool = True
+    request_id: Annotated[str, Meta(max_length=64)] = ""
 
     def __repr__(self) -> str:
         return f"PutUser(name={self.name!r}, …)"

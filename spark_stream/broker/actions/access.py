@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -57,13 +57,22 @@ _OF_JWT_MS: Final = 7 * 86_400_000
 def put_user(context: BrokerContext, asked: PutUser) -> Empty:
     if asked.name == ANYBODY:
         raise InvalidRequest("a user cannot be called *: rules use it for everybody")
-    made = User(asked.name, hash_password(asked.password), secrets.token_hex(8))
-    there = _put(context, USERS + asked.name, encode(made), is_new=asked.is_new)
-    if there and asked.is_new:
+    request_id = asked.request_id or secrets.token_hex(8)
+    made = User(asked.name, hash_password(asked.password), request_id)
+    found = _put(
+        context,
+        USERS + asked.name,
+        encode(made),
+        is_new=asked.is_new,
+        is_done=lambda present: present["version"] == request_id,
+    )
+    if found is not None and found["version"] == request_id:
+        return Empty()  # an earlier attempt of this request was carried out
+    if found is not None and asked.is_new:
         raise InvalidRequest(
             f"there is a user {asked.name!r}", hint="`isolog user passwd` changes the password."
         )
-    if not there and not asked.is_new:
+    if found is None and not asked.is_new:
         raise InvalidRequest(
             f"there is no user {asked.name!r}", hint="`isolog user add` makes one."
         )
@@ -73,10 +82,10 @@ def put_user(context: BrokerContext, asked: PutUser) -> Empty:
 def delete_user(context: BrokerContext, asked: NamedUser) -> Empty:
     """Delete the user's tokens, the user, and the tokens that were made meanwhile."""
     _delete_tokens(context, asked.name)
-    there = _put(context, USERS + asked.name, None)
+    found = _put(context, USERS + asked.name, None)
     _delete_tokens(context, asked.name)
-    if not there:
-        raise InvalidRequest(f"there is no user {asked.name!r}", hint="See `isolog user list`.")
+    if found is None:
+        raise _missing(f"there is no user {asked.name!r}", "See `isolog user list`.")
     return Empty()
 
 
@@ -257,7 +266,7 @@ def revoke_token(context: BrokerContext, asked: NamedToken) -> Empty:
     context.host.refresh()
     found = context.host.view.now.access.tokens.get(asked.id)
     if found is None or not _may_see(context, found):
-        raise InvalidRequest(f"there is no token {asked.id!r}", hint="See `isolog token list`.")
+        raise _missing(f"there is no token {asked.id!r}", "See `isolog token list`.")
     _put(context, TOKENS + asked.id, None)
     return Empty()
 
@@ -283,8 +292,8 @@ def add_rule(context: BrokerContext, asked: RuleText) -> Empty:
 
 def remove_rule(context: BrokerContext, asked: RuleText) -> Empty:
     rule = _rule(asked)
-    if not _put(context, rule_key(rule), None):
-        raise InvalidRequest(f"there is no rule {str(rule)!r}", hint="See `isolog acl list`.")
+    if _put(context, rule_key(rule), None) is None:
+        raise _missing(f"there is no rule {str(rule)!r}", "See `isolog acl list`.")
     return Empty()
 
 
@@ -299,10 +308,8 @@ def set_quota(context: BrokerContext, asked: SetQuota) -> Empty:
 
 
 def remove_quota(context: BrokerContext, asked: NamedPrincipal) -> Empty:
-    if not _put(context, QUOTAS + asked.principal, None):
-        raise InvalidRequest(
-            f"{asked.principal!r} has no quota of its own", hint="See `isolog quota list`."
-        )
+    if _put(context, QUOTAS + asked.principal, None) is None:
+        raise _missing(f"{asked.principal!r} has no quota of its own", "See `isolog quota list`.")
     return Empty()
 
 
@@ -382,20 +389,33 @@ def _operation(text: str) -> Operation | None:
         ) from None
 
 
-def _put(
-    context: BrokerContext, key: str, value: dict[str, Any] | None, *, is_new: bool | None = None
-) -> bool:
-    """Write a record, or remove it (None); return whether there was one.
+def _missing(text: str, hint: str) -> InvalidRequest:
+    """Return the error for a removal of a record that does not exist."""
+    return InvalidRequest(text, hint=hint, already_done=True)
 
-    ``is_new``: write only if there is none (True), or only if there is one (False).
+
+def _put(
+    context: BrokerContext,
+    key: str,
+    value: dict[str, Any] | None,
+    *,
+    is_new: bool | None = None,
+    is_done: Callable[[Mapping[str, Any]], bool] = lambda present: False,
+) -> Mapping[str, Any] | None:
+    """Write a record, or remove it (None). Return the value of the record that was found.
+
+    ``is_new``: write only if there is none (True), or only if there is one (False). ``is_done``:
+    returns whether a value makes the change unnecessary.
     """
 
-    def change() -> Script[bool]:
+    def change() -> Script[Mapping[str, Any] | None]:
         while True:
             record = yield from Get(key)
-            there = record is not None
-            if (is_new is not None and is_new is there) or (value is None and not there):
-                return there
+            if record is None:
+                if value is None or is_new is False:
+                    return None
+            elif is_new is True or is_done(record.value):
+                return record.value
             version = 0 if record is None else record.version
             done: object
             if value is None:
@@ -403,8 +423,8 @@ def _put(
             else:
                 done = yield from PutRecord(key, value, version)
             if done:
-                return there
+                return None if record is None else record.value
 
-    there: bool = context.transactions.run(change())
+    found: Mapping[str, Any] | None = context.transactions.run(change())
     context.host.refresh()
-    return there
+    return found

@@ -132,16 +132,49 @@ class ClusterConnection:
 
     # -- control calls --------------------------------------------------------------------------
 
-    def act(self, name: str, body: Message, result: type[R], timeout_s: float | None = None) -> R:
+    def act(
+        self,
+        name: str,
+        body: Message,
+        result: type[R],
+        timeout_s: float | None = None,
+        *,
+        instead: Message | None = None,
+    ) -> R:
         """Run an action and return its result; retry what can be retried.
 
-        ``timeout_s``: replaces the connection's own limit, which is longer.
+        A retry may find the effect of an earlier attempt whose answer was lost. The error for that
+        (``already_done``) is then the success of the earlier attempt. An error that another change
+        ran at the same time (``changed_meanwhile``) leads to one more retry.
+
+        ``timeout_s``: replaces the limit of the connection. ``instead``: the request
+        for the rest of the change after such an error.
         """
-        return self.retry(
-            lambda link, within_s: link.act(name, body, result, within_s),
-            timeout_s,
-            once=name in _ONCE,
-        )
+        may_be_done = False
+
+        def call(link: BrokerLink, within_s: float) -> R:
+            nonlocal may_be_done
+            deadline = time.monotonic() + within_s
+            link.connect(within_s)  # an attempt that reaches no broker has no effect
+            try:
+                return link.act(name, body, result, seconds_left(deadline))
+            except _LOST:
+                may_be_done = True
+                raise
+            except IsologError as error:
+                if not may_be_done:
+                    raise
+                if error.details.get("changed_meanwhile"):
+                    raise RequestTimeout(
+                        f"an earlier attempt of {name} may still run: {error.message}"
+                    ) from None
+                if not error.details.get("already_done"):
+                    raise
+                if instead is None:
+                    return result()
+                return link.act(name, instead, result, seconds_left(deadline))
+
+        return self.retry(call, timeout_s, once=name in _ONCE)
 
     def retry(
         self,

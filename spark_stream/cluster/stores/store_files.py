@@ -207,6 +207,7 @@ class StorePlace:
             raise InvalidRequest(
                 f"the metadata store {self._path} is in its place",
                 hint="Only a store that was deleted under its brokers is written back.",
+                already_done=True,
             )
         if found is not None:
             raise self._taken()

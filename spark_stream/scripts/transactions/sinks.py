@@ -245,6 +245,7 @@ def delete_sink(finished: Finished, transactional_id: str) -> Script[None]:
         raise UnknownTransaction(
             f"there is no sink {transactional_id!r}",
             hint="`isolog sinks list` shows all sinks.",
+            already_done=True,
         )
 
 
