@@ -49,7 +49,7 @@ class CallFailed(Exception):
     """The broker ended the stream with an error, in the application's encoding."""
 
     def __init__(self, error: bytes) -> None:
-        super().__init__(error)
+        super().__init__(f"the broker ended the stream with an error of {len(error)} bytes")
         self.error = error
 
 

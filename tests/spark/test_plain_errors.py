@@ -16,6 +16,7 @@ LOOSE = "select if(id = 1, null, id) as n, array(if(id = 1, null, id)) as items 
 
 def first_line(message: str) -> str:
     assert "Traceback" not in message
+    assert "\\x" not in message  # no bytes of the wire
     return message.splitlines()[0]
 
 

@@ -158,10 +158,10 @@ class ConnectedPeers:
         except TRANSPORT_ERRORS as error:
             mine = failure_of(error, endpoint.address)
             if isinstance(mine, Unauthenticated):
-                raise mine from error
+                raise mine from None
             if isinstance(mine, InvalidRequest):  # what was asked is wrong: the peer has answered
-                raise _unavailable(broker_id, endpoint, mine) from error
-            raise self._silence(peer, broker_id, endpoint, mine) from error
+                raise _unavailable(broker_id, endpoint, mine) from None
+            raise self._silence(peer, broker_id, endpoint, mine) from None
         return answers_of(result, self._me, broker_id, nonce, steps)
 
     def _answer(self, peer: _Peer, address: str, asked: bytes, patience_s: float) -> bytes:

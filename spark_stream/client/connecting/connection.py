@@ -208,7 +208,7 @@ class ClusterConnection:
                 stands = once and isinstance(error, MetadataUnavailable) and error.takes_no_changes
                 if stands or not error.retriable or time.monotonic() + pause > deadline:
                     if isinstance(error, NotLeader) and lost is not None:
-                        raise lost from error
+                        raise lost from None
                     raise
                 if leader is None or sent_on:
                     time.sleep(pause)

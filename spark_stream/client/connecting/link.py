@@ -79,7 +79,7 @@ class BrokerLink:
         try:
             answer = shared.channel.call(ACT, name.encode(), sent, seconds_left(deadline))
         except TRANSPORT_ERRORS as error:
-            raise shared.failure_of(error) from error
+            raise shared.failure_of(error) from None
         return result.from_bytes(bytes(answer.body))
 
     def connect(self, timeout_s: float) -> SharedChannel:

@@ -92,7 +92,7 @@ class SharedChannel:
             data = credential.to_bytes()
             received = self.channel.call(AUTHENTICATE, b"", data, timeout_s)
         except TRANSPORT_ERRORS as error:
-            raise failure_of(error, self.channel.address) from error
+            raise failure_of(error, self.channel.address) from None
         answer = Authenticated.from_bytes(bytes(received.body))
         if answer.left_ms is not None:
             self.renew_after(max(1.0, answer.left_ms / 1000 * _RENEWED_AT))
@@ -172,10 +172,10 @@ def shared_channel(
         channel = ClientChannel(address, timeout_s=timeout_s, limits=_LIMITS, tls=access.context())
     except ConnectionLost as error:
         if error.code == "TIMEOUT":
-            raise failure_of(TimeoutError(), address) from error
+            raise failure_of(TimeoutError(), address) from None
         if error.code == "VERSION":
-            raise failure_of(error, address) from error
-        raise BrokerUnavailable(f"no broker answers at {error.message}", address=address) from error
+            raise failure_of(error, address) from None
+        raise BrokerUnavailable(f"no broker answers at {error.message}", address=address) from None
     try:
         made = SharedChannel(channel, read_greeting(channel.greeting, address), access)
         check(made.greeting.cluster_id)

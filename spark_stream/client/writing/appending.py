@@ -64,7 +64,7 @@ class AppendStream:
             body = memoryview(topic.schema.serialize())
             self._stream = channel.open_with(self._begin, APPEND, header, body)
         except TRANSPORT_ERRORS as error:
-            raise self._shared.failure_of(error) from error
+            raise self._shared.failure_of(error) from None
 
     def _begin(self, stream: Stream) -> Handle:
         self._stream = stream
