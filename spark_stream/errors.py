@@ -418,7 +418,7 @@ class MetadataRefused(StorageFailure):
 
 
 class MetadataLost(StorageFailure):
-    """The metadata store's file was deleted, replaced or overwritten while brokers had it open."""
+    """The metadata store's file was deleted or replaced under brokers, or etcd lost changes."""
 
     code = "METADATA_LOST"
     retriable = False

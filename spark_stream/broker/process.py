@@ -65,6 +65,7 @@ from spark_stream.scripts.steps import Script
 from spark_stream.storage.disk.directory import (
     LogDirectory,
     RunFile,
+    StoreMarkFile,
     check_directory,
     disown_directory,
     recorded_cluster_id,
@@ -86,6 +87,7 @@ _SWITCH_S: Final = 0.0005
 times: with Python's default of 5 ms, and hundreds of fetches at work, it would wait long each
 time."""
 _CERTIFICATES_S: Final = 1.0
+_STORE_MARK_S: Final = 2.0  # a crash of this broker hides the changes of the store in this time
 _ACCESS_S: Final = 1.0
 _REPEAT_S: Final = 2.0
 _FLUSH_SECONDS: Final = 0.1  # the first pause; the task returns the next ones
@@ -398,6 +400,7 @@ class Broker:
         self._tasks.start("flusher", _FLUSH_SECONDS, core.host.upkeep.flush_due)
         self._tasks.start("transactions", _SWEEP_SECONDS, core.transactions.sweeping)
         self._tasks.start("sessions", SESSIONS_S, core.ending_sessions)
+        self._tasks.start("store-mark", _STORE_MARK_S, self._record_store)
         self._tasks.start("certificates", _CERTIFICATES_S, self._look_at_certificates)
         self._tasks.start("access", _ACCESS_S, self._authorizer.recheck)
         self._tasks.start("memory", LOOK_S, SpareMemory().give_back)
@@ -423,6 +426,11 @@ class Broker:
         except DirectoryInUse:
             self._stop_asked.set()
             raise
+
+    def _record_store(self) -> None:
+        """Record which state of the metadata store this broker has read, for its next start."""
+        if (mark := self._store.mark) is not None:
+            StoreMarkFile(Path(self._facts.directory)).record(mark)
 
     def _release_id(self) -> None:
         with contextlib.suppress(IsologError):  # then it is free once its lease is over
@@ -471,6 +479,8 @@ class Broker:
                 core.registration.end()
         with contextlib.suppress(IsologError):  # then its lease ends by its duration
             core.lease_keeper.end()
+        with contextlib.suppress(IsologError):  # the last one recorded is nearly as new
+            self._record_store()
         self._store.close()
         self._release_id()
         self._board.close()

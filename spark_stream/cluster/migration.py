@@ -92,6 +92,7 @@ def migrate(source: Backend, target: Backend) -> int:
         copy_records(old, new)
         if not is_done:
             mine.write(MoveMark(move.source, move.target, done=True))
+        new.replace_identity()
         theirs.remove()
         return len(_records(new))
 
@@ -133,6 +134,7 @@ def replacing(
         theirs.write(move)
         _check_stopped(target, theirs)
         yield store
+        store.replace_identity()
         theirs.remove()
 
 

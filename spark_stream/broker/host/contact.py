@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from spark_stream.environment import Clock
-from spark_stream.errors import MetadataUnavailable
+from spark_stream.errors import MetadataLost, MetadataUnavailable
 
 _AWAY_S: Final = 2.0
 
@@ -47,7 +47,7 @@ class StoreContact:
             try:
                 self._refresh()
                 return
-            except MetadataUnavailable:
+            except (MetadataUnavailable, MetadataLost):
                 self._away_until = self._clock.monotonic() + _AWAY_S
         self.check_may_answer()
 

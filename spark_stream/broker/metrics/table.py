@@ -289,8 +289,7 @@ TABLE: Final[tuple[Series, ...]] = (
     Series(LOAD, "isolog_principal_throttled_seconds_total", COUNTER, "The same, by principal",
            lambda s: s.throttled, ("principal", "operation"), detailed=True),
     Series(STORE, "isolog_store_reachable", GAUGE,
-           "0 while the metadata store does not answer or takes no changes, or its file is not the"
-           " one at its path",
+           "0 while the metadata store does not answer, takes no changes, or has lost changes",
            lambda s: not s.problems(ProblemKind.METADATA_AWAY, ProblemKind.METADATA_LOST)),
     Series(STORE, "isolog_store_seconds", HISTOGRAM,
            "Requests to the metadata store: `read` or `write`",

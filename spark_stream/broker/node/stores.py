@@ -20,6 +20,7 @@ from spark_stream.errors import WrongCluster
 from spark_stream.storage.disk.directory import (
     LogDirectory,
     RunFile,
+    StoreMarkFile,
     open_directory,
     recorded_cluster_id,
     topic_folders,
@@ -42,7 +43,8 @@ def open_store(
         WrongCluster: they do not belong together; or a broker has run in the directory, and the
             store is empty or missing.
         MetadataLost: running brokers have another file open than the one at its path, or the
-            write-ahead log beside it is that of another file.
+            write-ahead log beside it is that of another file; or etcd has lost changes since the
+            directory was used.
     """
     if backend is None:
         directory = open_directory(path, new_id=ids.new_id, broker_id=broker_id)
@@ -52,7 +54,7 @@ def open_store(
         known = recorded_cluster_id(path)
     if not backend.exists():
         _check_unused(path, f"there is no metadata store {backend}")
-    store = backend.open_store()
+    store = backend.open_store(StoreMarkFile(path).recorded())
     try:
         if not store.list(""):
             _check_unused(path, f"the metadata store {backend} is empty")

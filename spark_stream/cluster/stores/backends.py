@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import unquote
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from spark_stream.cluster.stores.etcd import EtcdStore, check_form
 from spark_stream.cluster.stores.etcd_client import RANGE, EtcdClient, encoded
+from spark_stream.cluster.stores.etcd_history import EtcdHistory
 from spark_stream.cluster.stores.etcd_leases import EtcdLeases
 from spark_stream.cluster.stores.lease_files import LeaseFiles, running_brokers
 from spark_stream.cluster.stores.leases import SharedBoard
@@ -106,11 +107,12 @@ class Backend(Protocol):
             MetadataLost: there is none, and brokers run that have it open.
         """
 
-    def open_store(self) -> DurableStore:
-        """Open the records.
+    def open_store(self, mark: str | None = None) -> DurableStore:
+        """Open the records. ``mark``: of the store, when the caller had it open last.
 
         Raises:
             UnsupportedFormat: they are in the form of another release.
+            MetadataLost: The store has lost changes since the mark.
         """
 
     def open_board(self) -> SharedBoard:
@@ -136,7 +138,7 @@ class SqliteBackend(Struct, frozen=True):
             )
         return False
 
-    def open_store(self) -> DurableStore:
+    def open_store(self, mark: str | None = None) -> DurableStore:
         return SqliteStore(self.file)
 
     def open_board(self) -> SharedBoard:
@@ -151,7 +153,7 @@ class EtcdBackend(Struct, frozen=True):
     """An etcd cluster. ``lease_s``: how long the leases of this broker last.
 
     A call of one member takes a sixth of that at most, and two seconds, so that a lease can be
-    renewed by another.
+    renewed by another. ``history``: shared by the store and the board.
     """
 
     place: EtcdPlace
@@ -159,6 +161,7 @@ class EtcdBackend(Struct, frozen=True):
     clock: Clock
     machine: Machine
     lease_s: float
+    history: EtcdHistory = field(default_factory=EtcdHistory)
 
     def __str__(self) -> str:
         return str(self.place)
@@ -182,14 +185,16 @@ class EtcdBackend(Struct, frozen=True):
                 else:
                     return True
 
-    def open_store(self) -> DurableStore:
+    def open_store(self, mark: str | None = None) -> DurableStore:
         client = self._client()
         try:
             check_form(client, self.place.name)
+            store = EtcdStore(client, self.place.name)
+            store.compare(mark)
         except BaseException:
             client.close()
             raise
-        return EtcdStore(client, self.place.name)
+        return store
 
     def open_board(self) -> SharedBoard:
         return EtcdLeases(self._client(), self.place.name, self.clock, self.machine, self.lease_s)
@@ -200,4 +205,5 @@ class EtcdBackend(Struct, frozen=True):
             min(self.lease_s / 6, _CALL_S_MAX),
             self.access.tls,
             self.access.credential,
+            self.history,
         )

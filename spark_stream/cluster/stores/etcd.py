@@ -17,6 +17,10 @@ the call fails.
 
 **The form.** ``/NAME/form`` is the form of the keys and records; the first store makes it.
 
+**Lost changes.** ``/NAME/identity`` is a name that the records get when the first store opens, and
+whenever all of them are replaced. A transaction also compares the head: it must not be older than
+the newest head that this broker has read. ``etcd_history`` has the rest.
+
 **Changes.** A watch follows all records, and the last changes are kept. A caller that needs all
 that was changed before its call pays for one read, of the head, and waits until the watch has come
 so far. A caller that asks for older changes, or after a compaction, gets all records.
@@ -28,10 +32,11 @@ import json
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 from spark_stream.cluster.stores.etcd_client import (
@@ -44,6 +49,12 @@ from spark_stream.cluster.stores.etcd_client import (
     is_at,
 )
 from spark_stream.cluster.stores.etcd_feed import EtcdFeed
+from spark_stream.cluster.stores.etcd_history import (
+    FoundEtcd,
+    KnownEtcd,
+    difference,
+    is_replaced,
+)
 from spark_stream.cluster.stores.store import (
     FORM,
     Changes,
@@ -55,6 +66,7 @@ from spark_stream.cluster.stores.store import (
 )
 from spark_stream.errors import (
     InvalidRequest,
+    MetadataLost,
     MetadataRefused,
     MetadataUnavailable,
     StorageFailure,
@@ -119,12 +131,14 @@ class EtcdStore:
     def __init__(self, client: EtcdClient, name: str) -> None:
         """Take the client, which is closed with the store."""
         self._client = client
+        self._history = client.history
         self._head = f"/{name}/head".encode()
+        self._identity = encoded(f"/{name}/identity".encode())
         self._records = f"/{name}/records/"
         end = end_of(self._records)
         assert end is not None
-        self._feed = EtcdFeed(client, self._head, end.encode())
-        self._recent = _LastChanges(self._records)
+        self._feed = EtcdFeed(client, self._head, end.encode(), self._look)
+        self._recent = _LastChanges(self._records, self._head.decode(), self._history.note_head)
         self._told = 0  # the greatest version that this store has returned or written
         self._fence = _Fence(client, name)
         self._listed_at = self._compared_at = time.monotonic()
@@ -193,6 +207,9 @@ class EtcdStore:
         (etcd#18089). ``known`` waits for the watch.
         """
         meant = tuple(prefixes)
+        if self._history.lost is not None or self._history.is_suspect:
+            self._feed.restart()
+        self._history.check()
         now = time.monotonic()
         fresh = fresh or now - self._compared_at > self._silence_s
         heard = self._heard(since, fresh=fresh, known=known) if since else None
@@ -220,7 +237,7 @@ class EtcdStore:
             self._compared_at = time.monotonic()
             head = max(head, _version(answer))
             if since > int(answer["header"]["revision"]):
-                return None  # another etcd, or one that was restored
+                return None  # the caller has it from another store
         elif time.monotonic() - self._listed_at > _LIST_S:
             return None
         if not self._feed.is_started:
@@ -231,8 +248,39 @@ class EtcdStore:
             return None if found is None else (max(since, self._feed.seen), found)
 
     @property
-    def lost(self) -> None:
-        """None: no file can be lost."""
+    def lost(self) -> MetadataLost | None:
+        """The reason why all calls fail, if etcd has lost changes."""
+        return self._history.lost
+
+    @property
+    def mark(self) -> str:
+        """The newest state that was read, for :meth:`compare` after a restart."""
+        return msgspec.json.encode(self._history.known).decode()
+
+    def compare(self, mark: str | None) -> None:
+        """Compare the state with one that was read before a restart. To be called first.
+
+        Raises:
+            MetadataLost: Etcd has lost changes since.
+        """
+        known = KnownEtcd() if mark is None else msgspec.json.decode(mark, type=KnownEtcd)
+        found = self._found(known)
+        if not found.identity and not known.identity:
+            put = {"key": self._identity, "value": encoded(secrets.token_hex(8).encode())}
+            asked = {"compare": [is_at(self._identity, 0)], "success": [{"request_put": put}]}
+            self._client.write_again(TXN, asked)
+            found = self._found(known)
+        if is_replaced(known, found):
+            earlier = (*known.earlier, *filter(None, [known.identity]))
+            known = KnownEtcd(found.cluster, found.identity, earlier)
+        self._history.start(known)
+        self._judge(known, found)
+        self._read_head()
+
+    def replace_identity(self) -> None:
+        """Give the records another identity: all of them were replaced."""
+        put = {"key": self._identity, "value": encoded(secrets.token_hex(8).encode())}
+        self._client.write_again("/v3/kv/put", put)
 
     def write_back(self) -> None:
         """Refuse: there is no file."""
@@ -266,6 +314,65 @@ class EtcdStore:
             self._told = max(self._told, *(each.version for each in found), 0)
         return int(answer["header"]["revision"]), found
 
+    # -- lost changes -----------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Check that etcd has all that was read from it, at any member.
+
+        Raises:
+            MetadataLost: Members answer, and none has it.
+            MetadataUnavailable: No member answers.
+        """
+        known, failure = self._history.known, MetadataUnavailable("no member of etcd answers")
+        lost: MetadataLost | None = None
+        for _ in range(self._client.members):
+            try:
+                return self._judge(known, self._found(known))
+            except MetadataUnavailable as error:
+                failure = error
+            except MetadataLost as error:
+                lost = error
+        raise lost or failure
+
+    def _judge(self, known: KnownEtcd, found: FoundEtcd) -> None:
+        reason = difference(known, found)
+        if reason is None and self._history.lost is not None and found.mark is None:
+            reason = f"the change of revision {known.head} was compacted"
+        if reason is not None:
+            raise self._history.lose(reason)
+        self._history.regain(found)
+
+    def _found(self, known: KnownEtcd) -> FoundEtcd:
+        """Read the present state from one member."""
+        keys = (encoded(self._head), self._identity)
+        reads = [{"request_range": {"key": key}} for key in keys]
+        endpoint, answer = self._client.probe(TXN, {"success": reads})
+        header = answer["header"]
+        head, identity = (
+            (each["response_range"].get("kvs") or [{}])[0] for each in answer["responses"]
+        )
+        at = int(head.get("mod_revision", 0))
+        mark: str | None = _text_in(head)
+        if at > known.head > 0:
+            asked = {"key": encoded(self._head), "revision": str(known.head)}
+            try:
+                _, answer = self._client.probe(RANGE, asked)
+            except MetadataRefused:  # compacted
+                mark = None
+            else:
+                mark = _text_in((answer.get("kvs") or [{}])[0])
+        found = FoundEtcd(
+            header["cluster_id"],
+            int(header["raft_term"]),
+            _text_in(identity),
+            int(header["revision"]),
+            at,
+            mark,
+        )
+        if difference(known, found) is not None:
+            self._client.turn_from(endpoint)
+        return found
+
     # -- writing ----------------------------------------------------------------------------------
 
     def _apply(self, changes: Sequence[_Change]) -> Sequence[int | None]:
@@ -275,12 +382,13 @@ class EtcdStore:
             StorageFailure: it may be made or not.
         """
         self._client.check_present()
-        floor = self._client.revision or int(self._read_head()["header"]["revision"])
+        floor = self._history.revision or int(self._read_head()["header"]["revision"])
         until = time.monotonic() + 3 * self._client.timeout_s
         while True:
-            mark, fence = secrets.token_hex(8), self._fence.version
+            mark, fence, head = secrets.token_hex(8), self._fence.version, self._history.head
             try:
-                answer = self._client.write(TXN, self._transaction(changes, mark, fence))
+                asked = self._transaction(changes, mark, fence, head)
+                answer = self._client.write(TXN, asked)
             except MetadataUnavailable as error:
                 if error.takes_no_changes or time.monotonic() >= until:
                     raise
@@ -291,6 +399,7 @@ class EtcdStore:
             else:
                 if self._fence.has_moved(answer, fence):
                     continue
+                self._check_head(answer, head, mark)
                 made = self._outcome(changes, answer)
             self._note(changes, made)
             return made
@@ -305,10 +414,31 @@ class EtcdStore:
                 if each.key in self._recent.latest:
                     self._recent.note(each.key, each.record(revision), revision)
 
-    def _transaction(self, changes: Sequence[_Change], mark: str, fence: int) -> Json:
+    def _check_head(self, answer: Json, head: int, mark: str) -> None:
+        """Check that a transaction found the known head, or a later one.
+
+        Raises:
+            MetadataLost: It has not, so it was not done.
+        """
+        if answer.get("succeeded"):
+            self._history.note_head(int(answer["header"]["revision"]), mark)
+        elif (found := _version(answer["responses"][1]["response_range"])) < head:
+            raise self._history.lose(f"its last change has revision {found}, and was {head}")
+
+    def _transaction(self, changes: Sequence[_Change], mark: str, fence: int, least: int) -> Json:
+        """``least``: the revision that the head must have at least."""
         head = {"request_put": {"key": encoded(self._head), "value": encoded(mark.encode())}}
         steps = [self._step(each) for each in changes]
         compares = [self._fence.compare(fence)]
+        if least:
+            compares.append(
+                {
+                    "key": encoded(self._head),
+                    "target": "MOD",
+                    "result": "GREATER",
+                    "mod_revision": str(least - 1),
+                }
+            )
         if len(steps) == 1:  # the head stays where it is if nothing is changed
             compare, operation = steps[0]
             compares.append(compare)
@@ -318,8 +448,10 @@ class EtcdStore:
                 {"request_txn": {"compare": [compare], "success": [operation]}}
                 for compare, operation in steps
             ]
-        failure = {"request_range": {"key": self._fence.key}}
-        return {"compare": compares, "success": [*operations, head], "failure": [failure]}
+        failure = [
+            {"request_range": {"key": key}} for key in (self._fence.key, encoded(self._head))
+        ]
+        return {"compare": compares, "success": [*operations, head], "failure": failure}
 
     def _step(self, change: _Change) -> tuple[Json, Json]:
         key = self._encoded(change.key)
@@ -354,7 +486,7 @@ class EtcdStore:
                 at = int(found[0]["mod_revision"]) if found else 0
                 if at <= floor:
                     return None
-                if decoded(found[0].get("value")).decode() == mark:
+                if _text_in(found[0]) == mark:
                     before = self._versions(changes, at - 1)
                     pairs = zip(changes, before, strict=True)
                     return [at if version == each.expected else None for each, version in pairs]
@@ -369,7 +501,14 @@ class EtcdStore:
 
     def _read_head(self, revision: int = 0) -> Json:
         at = {"revision": str(revision)} if revision else {}
-        return self._client.read(RANGE, {"key": encoded(self._head)} | at)
+        before = self._history.head
+        answer = self._client.read(RANGE, {"key": encoded(self._head)} | at)
+        if not revision:
+            if (found := _version(answer)) < before:
+                raise self._history.lose(f"its last change has revision {found}, and was {before}")
+            if found:
+                self._history.note_head(found, _text_in(answer["kvs"][0]))
+        return answer
 
     def _versions(self, changes: Sequence[_Change], revision: int) -> Sequence[int]:
         """Return the versions that the records to be changed had at a revision."""
@@ -418,7 +557,7 @@ class _Fence:
         if answer.get("succeeded"):
             return False
         found = _version(answer["responses"][0]["response_range"])
-        self.version = max(self.version, found)
+        self.version = found  # it may be lower: it was moved in an etcd that was replaced again
         return found != version
 
     def remove(self) -> None:
@@ -438,9 +577,14 @@ class _Latest(Struct, frozen=True):
 class _LastChanges:
     """The last changes of records that a feed has told of, and what some records were last."""
 
-    def __init__(self, records: str) -> None:
-        """Begin with nothing. ``records``: what the records' keys in etcd start with."""
+    def __init__(self, records: str, head: str, note_head: Callable[[int, str], None]) -> None:
+        """Begin with nothing. ``records``: what the records' keys in etcd start with.
+
+        ``note_head`` gets the revision and the value of each change of the key ``head``.
+        """
         self._records = records
+        self._head = head
+        self._note_head = note_head
         self._kept: deque[tuple[int, str, StoreRecord | None]] = deque()
         self.start = 0
         """Changes after this revision are known."""
@@ -478,6 +622,8 @@ class _LastChanges:
     def _keep(self, event: Json) -> None:
         found = event["kv"]
         key = decoded(found["key"]).decode()
+        if key == self._head:
+            self._note_head(int(found["mod_revision"]), _text_in(found))
         if not key.startswith(self._records):
             return
         key, revision = key.removeprefix(self._records), int(found["mod_revision"])
@@ -507,6 +653,11 @@ def _record(key: str, found: Mapping[str, str]) -> StoreRecord:
 
 def _text(value: Mapping[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"))
+
+
+def _text_in(found: Mapping[str, Any]) -> str:
+    """Return the value of a key; "" if there is no such key."""
+    return decoded(found.get("value")).decode(errors="replace")
 
 
 def _version(answer: Mapping[str, Any]) -> int:

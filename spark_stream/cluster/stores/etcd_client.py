@@ -6,7 +6,8 @@ Members are tried in turn, and the one that answered last comes first.
 
 **Members that are behind.** Reads are linearizable, so a member without its leader fails instead of
 showing its past. An answer of another cluster, or of an earlier raft term than one seen before, is
-refused: such a member was cut off, or was restored from a backup. A watch asks its member to end it
+refused: such a member was cut off, or was restored from a backup. An answer with a lower revision
+is METADATA_LOST (``etcd_history``). A watch asks its member to end it
 if it loses its leader (``hasleader``): otherwise it would hang for ever (etcd#10819).
 """
 
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from spark_stream.cluster.stores.etcd_history import EtcdHistory, fallen
 from spark_stream.errors import InvalidConfig, MetadataRefused, MetadataUnavailable
 
 logger = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ Json = dict[str, Any]
 
 RANGE: Final = "/v3/kv/range"
 TXN: Final = "/v3/kv/txn"
+_LINEARIZABLE: Final = "/v3/kv/"  # the start of the paths of reads and changes
 _REFUSING: Final = frozenset({3, 5, 6, 7, 9, 11, 12})
 """gRPC's codes that say that nothing was done. After any other, it may be done; another member, or
 the same one later, may answer."""
@@ -90,24 +93,22 @@ class EtcdClient:
         timeout_s: float,
         tls: Callable[[], ssl.SSLContext] | None = None,
         credential: tuple[str, str] | None = None,
+        history: EtcdHistory | None = None,
     ) -> None:
         """``endpoints``: each ``host:port``. ``tls`` returns the context of a new connection.
 
-        ``credential``: a user and a password.
+        ``credential``: a user and a password. ``history``: shared by the clients of one broker.
         """
         if not endpoints:
             raise InvalidConfig("etcd: no endpoint", setting="metadata")
         self.timeout_s = timeout_s
+        self.history = history or EtcdHistory()
         self._endpoints = list(endpoints)
         self._tls = tls
         self._credential = credential
         self._lock = threading.Lock()  # guards what follows
         self._idle: list[tuple[str, http.client.HTTPConnection]] = []
         self._token: str | None = None
-        self._cluster = ""
-        self._term = 0
-        self.revision = 0
-        """The latest revision that an answer has told of."""
         self._closed = False
         self._away = _Away()
 
@@ -143,6 +144,22 @@ class EtcdClient:
         Raises:
             MetadataUnavailable: it has not answered: perhaps it is done.
             MetadataRefused: nothing was done.
+            MetadataLost: Etcd has lost changes.
+        """
+        before = self.history.check()
+        endpoint, found = self.probe(path, asked)
+        self.check_header(
+            endpoint, found.get("header", {}), before if path.startswith(_LINEARIZABLE) else 0
+        )
+        self._away.answered()
+        return found
+
+    def probe(self, path: str, asked: Mapping[str, Any]) -> tuple[str, Json]:
+        """Ask one member, whatever its state. Return its endpoint and the answer.
+
+        Raises:
+            MetadataUnavailable: It has not answered.
+            MetadataRefused: The request is refused.
         """
         body = json.dumps(asked).encode()
         endpoint, connection = self._take()
@@ -159,8 +176,7 @@ class EtcdClient:
             connection.close()
             raise
         self._give_back(endpoint, connection)
-        self._away.answered()
-        return found
+        return endpoint, found
 
     def write_again(self, path: str, asked: Mapping[str, Any]) -> Json:
         """Ask up to three members; for a change that is not done twice, whatever was answered.
@@ -173,7 +189,13 @@ class EtcdClient:
         return self.write(path, asked)
 
     def watch(self, start: bytes, end: bytes, since: int) -> EtcdWatch:
-        """Return a watch of the keys in ``[start, end)``, of all changes after a revision."""
+        """Return a watch of the keys in ``[start, end)``, of all changes after a revision.
+
+        Raises:
+            MetadataUnavailable: The member does not answer.
+            MetadataLost: Etcd has lost changes.
+        """
+        self.history.check()
         asked = {
             "create_request": {
                 "key": encoded(start),
@@ -196,6 +218,11 @@ class EtcdClient:
             self.turn_from(endpoint)
             raise _unavailable(endpoint, error) from None
         return EtcdWatch(self, endpoint, sock, answer)
+
+    @property
+    def members(self) -> int:
+        """The number of endpoints."""
+        return len(self._endpoints)
 
     def close(self) -> None:
         """Close the connections; calls fail from now on."""
@@ -272,7 +299,6 @@ class EtcdClient:
             self.turn_from(endpoint)
             raise MetadataUnavailable(f"etcd at {endpoint} answers {status}, and no JSON") from None
         if status == http.client.OK:
-            self.check_header(endpoint, found.get("header", {}))
             return found
         # Up to etcd 3.5 `error` has the text too; from 3.6 on there is `message` only.
         code = int(found.get("code", 2))
@@ -290,22 +316,27 @@ class EtcdClient:
         hint = _CREDENTIAL_HINT if code == _FORBIDDEN or "user" in text else None
         raise MetadataRefused(f"etcd at {endpoint}: {text}", hint=hint)
 
-    def check_header(self, endpoint: str, header: Mapping[str, str]) -> None:
-        """Check that an answer is not of another cluster, or of an earlier term.
+    def check_header(self, endpoint: str, header: Mapping[str, str], before: int = 0) -> None:
+        """Check that an answer is not of another cluster, or of an earlier time.
+
+        ``before``: for a linearizable answer, the revision that was known before its request.
 
         Raises:
-            MetadataUnavailable: it is; another member may know better.
+            MetadataUnavailable: It is of another cluster or an earlier term. Another member may
+                give the right answer.
+            MetadataLost: Its revision is below ``before``.
         """
+        history = self.history
         cluster, term = header.get("cluster_id", ""), int(header.get("raft_term", 0))
-        with self._lock:
-            known = self._cluster = self._cluster or cluster
-            self._term = max(self._term, term)
-            self.revision = max(self.revision, int(header.get("revision", 0)))
-            is_behind = term < self._term
-        if cluster != known or is_behind:
+        revision, known = int(header.get("revision", 0)), history.cluster or cluster
+        if cluster == known and revision < before:
+            raise history.lose(fallen(revision, before))
+        if cluster != known or term < history.term:
+            history.is_suspect = True
             self.turn_from(endpoint)
             what = "another cluster" if cluster != known else f"term {term}, which is over"
             raise MetadataUnavailable(f"etcd at {endpoint} answers for {what}")
+        history.note(cluster, term, revision)
 
 
 class _Away:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from spark_stream.cluster.stores.etcd_client import (
@@ -20,11 +20,12 @@ from spark_stream.cluster.stores.etcd_client import (
     Json,
     encoded,
 )
-from spark_stream.errors import MetadataUnavailable, StorageFailure
+from spark_stream.errors import MetadataLost, MetadataUnavailable, StorageFailure
 
 logger = logging.getLogger(__name__)
 
 _PAUSE_S: Final = 0.1
+_LOST_PAUSE_S: Final = 1.0
 _TOLD_S: Final = 10.0  # trouble is told once in this time
 _WATCHES: Final = 3  # how many members are tried before a wait for a revision fails
 
@@ -42,8 +43,16 @@ class FeedListener(Protocol):
 class EtcdFeed:
     """The changes of the keys in ``[start, end)``, from :meth:`start` to :meth:`close`."""
 
-    def __init__(self, client: EtcdClient, start: bytes, end: bytes) -> None:
+    def __init__(
+        self,
+        client: EtcdClient,
+        start: bytes,
+        end: bytes,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``check`` runs before each watch, and raises MetadataLost if etcd has lost changes."""
         self._client = client
+        self._check = check
         self._range = (start, end)
         self.changed = threading.Condition()  # guards what follows, and what the listener knows
         self.seen = 0
@@ -85,6 +94,12 @@ class EtcdFeed:
         if self.seen < revision:
             raise MetadataUnavailable(f"a watch of etcd has not come to revision {revision}")
 
+    def restart(self) -> None:
+        """End the watch. The next one begins with a check."""
+        with self.changed:
+            if self._watch is not None:
+                self._watch.end()
+
     def close(self) -> None:
         """Follow no more."""
         with self.changed:
@@ -98,10 +113,11 @@ class EtcdFeed:
     def _run(self) -> None:
         told_at = -_TOLD_S
         while not self._closed:
+            pause_s = _PAUSE_S
             try:
                 self._follow()
-            except EtcdCompacted:
-                self._begin_anew()
+            except MetadataLost:
+                pause_s = _LOST_PAUSE_S
             except StorageFailure as error:
                 if time.monotonic() - told_at > _TOLD_S:
                     told_at = time.monotonic()
@@ -109,9 +125,10 @@ class EtcdFeed:
             except Exception:
                 logger.exception("following etcd")
             with self.changed:
-                self.changed.wait_for(lambda: self._closed, _PAUSE_S)
+                self.changed.wait_for(lambda: self._closed, pause_s)
 
     def _follow(self) -> None:
+        self._check()
         watch = self._client.watch(*self._range, self.seen)
         with self.changed:
             self._watch = watch
@@ -120,6 +137,8 @@ class EtcdFeed:
         try:
             for answer in watch.answers():
                 self._take(answer)
+        except EtcdCompacted:
+            self._begin_anew()
         finally:
             with self.changed:
                 self._watch = None

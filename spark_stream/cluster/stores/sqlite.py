@@ -285,6 +285,13 @@ class SqliteStore:
         """Why changes are refused: the file at the path is not the open one. None if it is."""
         return self._lost
 
+    @property
+    def mark(self) -> None:
+        """None: a copy of the file has another number, which ``store_files`` compares."""
+
+    def replace_identity(self) -> None:
+        """Do nothing: a restored file has a number of its own."""
+
     def write_back(self) -> None:
         """Write the open database to its path, where the file was deleted; all stores then open it.
 

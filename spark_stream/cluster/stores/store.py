@@ -121,7 +121,14 @@ class DurableStore(MetadataStore, Protocol):
 
     @property
     def lost(self) -> MetadataLost | None:
-        """Why changes are refused, if the file at the path is not the open one; else None."""
+        """Why changes are refused: the store was replaced, or has lost changes. Else None."""
+
+    @property
+    def mark(self) -> str | None:
+        """The newest state that was read, as a text for the next opening. Files have none."""
+
+    def replace_identity(self) -> None:
+        """Mark the records as others: all of them were replaced while no broker ran."""
 
     def write_back(self) -> None:
         """Write the open copy to its path, from which a file was deleted.

@@ -33,7 +33,12 @@ class TimedStore:
         self.write_failure: StorageFailure | None = None
         """The error of the last change, if the store did not take it; None otherwise."""
         self.write_back = store.write_back
+        self.replace_identity = store.replace_identity
         self.close = store.close
+
+    @property
+    def mark(self) -> str | None:
+        return self._store.mark
 
     @property
     def lost(self) -> MetadataLost | None:

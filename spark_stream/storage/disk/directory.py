@@ -43,6 +43,7 @@ _RUN: Final = "broker.run"
 _ORIGINAL: Final = "broker.original"
 _PROMISE: Final = "broker.promise"
 _PROMISE_MAX_S: Final = 60.0
+_STORE: Final = "broker.store"
 _OURS: Final = frozenset(
     {"isolog.json", "isolog.json.new", "broker.lock", "broker.json", "broker.log", "start.lock"}
 )
@@ -186,6 +187,23 @@ class PromiseFile(Struct, frozen=True):
     def forget(self) -> None:
         """Record that all promises are over."""
         self.disk.remove(self.path / _PROMISE)
+
+
+class StoreMarkFile(Struct, frozen=True):
+    """The file with the newest state of the metadata store that the broker has read."""
+
+    path: Path
+    disk: Disk = HOST_DISK
+
+    def recorded(self) -> str | None:
+        """Return the recorded mark, or None."""
+        if _STORE not in self.disk.names(self.path):
+            return None
+        return str(self.disk.map(self.path / _STORE).to_pybytes(), "ascii", "replace")
+
+    def record(self, mark: str) -> None:
+        """Record a mark durably."""
+        self.disk.write_whole(self.path / _STORE, [mark.encode()])
 
 
 def open_directory(

@@ -1,0 +1,166 @@
+"""Detection of an etcd that lost changes: it was restored, or is another cluster.
+
+**Evidence.** Reads and transactions of etcd are linearizable. So an answer never has a lower
+revision than an answer that came before its request. A lower revision, another cluster id, another
+identity of the records, or another change at the revision of the last known change is a loss. A
+member that lags answers watches and calls of its status only, and they are no evidence.
+
+**Consequence.** After a loss all calls fail with METADATA_LOST. Revisions of the restored etcd may
+pass the earlier ones later, so the loss lasts until etcd has the last known change again.
+
+**Restarts.** A broker stores the known state in its directory, and compares it when it starts.
+``isolog cluster restore`` and ``migrate-metadata`` give the records a new identity. Only a store
+with an identity that the broker has never seen may differ from the known state.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Final
+
+from msgspec import Struct
+
+from spark_stream.errors import MetadataLost
+from spark_stream.structs import learn_types
+
+logger = logging.getLogger(__name__)
+
+_HINT: Final = (
+    "If the earlier etcd exists, connect the brokers to it. Else stop all brokers, and run"
+    " `isolog cluster backup FILE --metadata URL`, then"
+    " `isolog cluster restore FILE --metadata URL --force`."
+)
+
+
+class KnownEtcd(Struct, frozen=True):
+    """The newest state of a store that a broker has read.
+
+    ``cluster``: etcd's cluster id. ``identity``: of the records, and ``earlier`` those before it.
+    ``head`` and ``mark``: the revision and the value of the head, which each change moves.
+    """
+
+    cluster: str = ""
+    identity: str = ""
+    earlier: tuple[str, ...] = ()
+    revision: int = 0
+    head: int = 0
+    mark: str = ""
+
+
+class FoundEtcd(Struct, frozen=True):
+    """The present state of a store. ``mark``: at the known head; None if it was compacted."""
+
+    cluster: str
+    term: int
+    identity: str
+    revision: int
+    head: int
+    mark: str | None
+
+
+def difference(known: KnownEtcd, found: FoundEtcd) -> str | None:
+    """Return the first sign that the found state does not follow the known one, or None."""
+    if known.cluster and found.cluster != known.cluster:
+        return f"its cluster id is {found.cluster}, and was {known.cluster}"
+    if found.revision < known.revision:
+        return fallen(found.revision, known.revision)
+    if known.identity and found.identity != known.identity:
+        return "the records have another identity"
+    if found.head < known.head:
+        return f"the last change has revision {found.head}, and an earlier one had {known.head}"
+    if known.head and found.mark is not None and found.mark != known.mark:
+        return f"the change of revision {known.head} is another one"
+    return None
+
+
+def fallen(revision: int, before: int) -> str:
+    """Return the text for a revision that is below an earlier one."""
+    return f"its revision is {revision}, and was {before}"
+
+
+def is_replaced(known: KnownEtcd, found: FoundEtcd) -> bool:
+    """Return whether ``isolog`` has replaced the records since the known state."""
+    return bool(found.identity) and found.identity not in (known.identity, *known.earlier)
+
+
+class EtcdHistory:
+    """The state of etcd that one broker's store and board have read. From any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known = KnownEtcd()
+        self.cluster = ""
+        self.term = 0
+        self.revision = 0
+        """The greatest revision of an answer."""
+        self.head = 0
+        """The revision of the last known change of records."""
+        self._mark = ""
+        self.is_suspect = False
+        """Whether a member has answered for another cluster or an earlier term."""
+        self.lost: MetadataLost | None = None
+
+    @property
+    def known(self) -> KnownEtcd:
+        """The newest state that was read."""
+        with self._lock:
+            known = self._known
+            return KnownEtcd(
+                self.cluster, known.identity, known.earlier, self.revision, self.head, self._mark
+            )
+
+    def start(self, known: KnownEtcd) -> None:
+        """Start from a state that was read before."""
+        with self._lock:
+            self._known = known
+            self.cluster = known.cluster
+            self.revision, self.head, self._mark = known.revision, known.head, known.mark
+
+    def check(self) -> int:
+        """Return the greatest revision that an answer had before this call.
+
+        Raises:
+            MetadataLost: Etcd has lost changes.
+        """
+        if self.lost is not None:
+            raise self.lost.again()
+        return self.revision
+
+    def note(self, cluster: str, term: int, revision: int) -> None:
+        """Record the header of an answer."""
+        with self._lock:
+            self.cluster = self.cluster or cluster
+            self.term = max(self.term, term)
+            self.revision = max(self.revision, revision)
+
+    def note_head(self, revision: int, mark: str) -> None:
+        """Record a change of the records."""
+        with self._lock:
+            if revision > self.head:
+                self.head, self._mark = revision, mark
+
+    def lose(self, reason: str) -> MetadataLost:
+        """Record a loss. Return the error to raise."""
+        with self._lock:
+            if self.lost is None:
+                self.lost = MetadataLost(
+                    f"etcd was restored from an earlier state, or is another cluster: {reason}",
+                    hint=_HINT,
+                )
+                logger.error("%s", self.lost)
+            lost = self.lost
+        again = lost.again()
+        assert isinstance(again, MetadataLost)
+        return again
+
+    def regain(self, found: FoundEtcd) -> None:
+        """Record that etcd has the known state."""
+        with self._lock:
+            if self.lost is not None:
+                logger.warning("etcd has all known changes again")
+            self.lost, self.is_suspect = None, False
+            self.cluster, self.term = found.cluster, found.term
+
+
+learn_types(KnownEtcd)

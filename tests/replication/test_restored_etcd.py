@@ -1,0 +1,125 @@
+"""etcd is restored from an older copy under three brokers, and the operator's way back."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import msgspec
+import pytest
+
+import spark_stream as isolog
+from spark_stream.console.amiss import of_cluster
+from spark_stream.errors import IsologError, MetadataLost
+from spark_stream.testing import LocalCluster, LocalEtcd
+from tests.cli.conftest import run
+from tests.etcd import copy_data, needs_etcd, put_back_data
+from tests.support import NUMBERS, eventually, numbers
+
+pytestmark = [pytest.mark.chaos, *needs_etcd]
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[LocalEtcd]:
+    (tmp_path / "etcd").mkdir()
+    with LocalEtcd(1, tmp_path / "etcd") as found:
+        yield found
+
+
+class Load:
+    """A writer of numbers, one in each batch, until :meth:`end`; from a thread of its own."""
+
+    def __init__(self, log: isolog.Log, start: int) -> None:
+        self.acknowledged: list[int] = []
+        self.errors: list[IsologError] = []
+        self._log = log
+        self._next = start
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join(60)
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.02):
+            try:  # a new producer for each record: each needs an id
+                with self._log.producer(isolation="read_committed") as producer:
+                    producer.append("t", numbers(self._next, 1), partition=0).result(30)
+                self.acknowledged.append(self._next)
+            except IsologError as error:
+                self.errors.append(error)
+            self._next += 1
+
+
+def committed(log: isolog.Log, name: str, number: int) -> None:
+    with log.producer(transactional_id=name) as producer, producer.transaction():
+        producer.append("t", numbers(number, 1), partition=0)
+
+
+def read(log: isolog.Log) -> list[int]:
+    return sorted(log.read("t", isolation="read_committed")["n"].to_pylist())
+
+
+def test_restore_of_etcd_under_brokers_is_reported_and_loses_nothing(
+    etcd: LocalEtcd, tmp_path: Path
+):
+    url = etcd.url("restored")
+    conf = {"metadata": url, "metrics_listen": "127.0.0.1:0"}
+    with LocalCluster(3, conf=conf, cuttable=False) as cluster, cluster.connect() as log:
+        log.create_topic("t", 1, 3, schema=NUMBERS)
+        committed(log, "first", 1)
+        copy_data(etcd, tmp_path / "copy")
+        log.create_topic("later", 1, 3, schema=NUMBERS)
+        for number in range(2, 5):
+            committed(log, f"after-{number}", number)
+        load = Load(log, 100)
+        eventually(lambda: load.acknowledged)
+        put_back_data(etcd, tmp_path / "copy")
+        for broker in cluster.brokers.values():
+            eventually(lambda b=broker: "METADATA_LOST" in b.log_text())
+        with pytest.raises(MetadataLost, match="restored from an earlier state"):
+            log.create_topic("more", 1, 3, schema=NUMBERS)
+        with pytest.raises(MetadataLost):
+            committed(log, "new", 5)
+        count = len(load.acknowledged) + len(load.errors)
+        eventually(lambda: len(load.acknowledged) + len(load.errors) > count + 20)
+        load.end()
+        problem = log.cluster().problems[0]
+        assert problem.kind == "metadata_lost"
+        (shown,) = list(of_cluster([msgspec.to_builtins(problem)]))
+        assert "cluster restore" in shown.message
+        status = run("cluster", "status", "--bootstrap", cluster.bootstrap)
+        assert status.code != 0
+        assert "restored from an earlier state" in status.out + status.err
+        for broker in cluster.brokers.values():
+            place = json.loads((broker.directory / "broker.json").read_text())["metrics_address"]
+            with urlopen(f"http://{place}/metrics") as answer:
+                assert "isolog_store_reachable 0" in answer.read().decode()
+        written = [1, 2, 3, 4, *load.acknowledged]
+        assert set(written) <= set(read(log))
+        cluster.stop(1)
+        with pytest.raises(MetadataLost):
+            cluster.restart(1)
+
+        for number in (2, 3):
+            cluster.stop(number)
+        backup = str(tmp_path / "backup")
+        assert run("cluster", "backup", backup, "--metadata", url).code == 0
+        back = run("cluster", "restore", backup, "--metadata", url, "--force")
+        assert back.code == 0, back.err
+        for number in cluster.brokers:
+            cluster.restart(number)
+        eventually(lambda: not log.cluster().problems, 60)
+        committed(log, "first", 6)
+        committed(log, "new", 7)
+        load = Load(log, 10_000)
+        eventually(lambda: len(load.acknowledged) > 20)
+        load.end()
+        assert not load.errors
+        assert {*written, 6, 7, *load.acknowledged} <= set(read(log))
+        log.create_topic("more", 1, 3, schema=NUMBERS)
