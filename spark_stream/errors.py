@@ -186,10 +186,10 @@ class OffsetOutOfRange(IsologError):
 
 
 class OffsetEvicted(IsologError):
-    """The offset is below the start of the log: retention removed its record."""
+    """The offset is below the start of the log: retention or a trim removed its record."""
 
     code = "OFFSET_EVICTED"
-    hint = "Retention removed these records; start at the first that is left (see the message)."
+    hint = "Retention or a trim removed the records. Start at the first that is left."
 
 
 class NotVisibleYet(IsologError):

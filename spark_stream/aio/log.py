@@ -69,6 +69,7 @@ class AsyncLog(Asynchronous[sync.Log]):
     create_topic = on_a_thread(sync.Log.create_topic)
     alter_topic = on_a_thread(sync.Log.alter_topic)
     delete_topic = on_a_thread(sync.Log.delete_topic)
+    trim = on_a_thread(sync.Log.trim)
     topics = on_a_thread(sync.Log.topics)
     describe = on_a_thread(sync.Log.describe)
 

@@ -35,7 +35,7 @@ from spark_stream.sql.ddl import parse_schema
 from spark_stream.wire.cluster_messages import ClusterDescription
 from spark_stream.wire.consumer_messages import ConsumerDescription
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
-from spark_stream.wire.messages import BrokerStatus, Empty, TopicDescription
+from spark_stream.wire.messages import EARLIEST, BrokerStatus, Empty, TopicDescription
 from spark_stream.wire.sink_messages import SinkDescription
 from spark_stream.wire.transaction_messages import TransactionDescription
 
@@ -217,6 +217,44 @@ class Log(Closing):
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with all its records, or raise UnknownTopic."""
         self._topics.delete(topic)
+
+    def trim(
+        self, topic: str, before: Place, *, partitions: Sequence[int] | None = None
+    ) -> dict[int, int]:
+        """Move the log start of each partition up to ``before``, and return the new log starts.
+
+        Readers below it get OffsetEvicted with the first remaining offset. The log start holds at
+        all replicas and after each failover, and never moves back: a partition that starts above
+        ``before`` stays as it is. Brokers remove the segments without other records soon after.
+
+        Args:
+            topic: The topic's name.
+            before: An offset for each partition, ``{partition: offset}`` for some, a datetime (the
+                records before the first one at or after it go), or ``"latest"`` (all go).
+            partitions: Only these partitions.
+
+        Raises:
+            UnknownTopic, UnknownPartition: There is no such topic or partition.
+            OffsetOutOfRange: ``before`` is above the last stable offset of a partition: records
+                there are not replicated yet, or belong to an open transaction. No partition is
+                trimmed. A datetime or ``"latest"`` trims at most to the last stable offset.
+        """
+        plan = self.plan_trim(topic, before, partitions=partitions)
+        return self._topics.trim(topic, plan.topic_id, plan.before)
+
+    def plan_trim(
+        self, topic: str, before: Place, *, partitions: Sequence[int] | None = None
+    ) -> TrimPlan:
+        """Return what :meth:`trim` would do with these arguments, and trim nothing."""
+        known = self._topics.describe(topic)
+        found = resolve(self._topics, topic, before, Isolation.READ_COMMITTED, "earliest")
+        span = _Span(known, found, {}, from_earliest=False)
+        if partitions is not None:
+            span = _only(span, partitions)
+        elif isinstance(before, Mapping):
+            span = _only(span, list(before))
+        starts = self._topics.offsets(topic, at=EARLIEST, partitions=sorted(span.starts)).offsets
+        return TrimPlan(known.id, starts, dict(span.starts))
 
     # -- the cluster ----------------------------------------------------------------------------
 
@@ -567,6 +605,19 @@ class Log(Closing):
 
 def _schema(given: pa.Schema | str | None) -> pa.Schema | None:
     return parse_schema(given) if isinstance(given, str) else given
+
+
+class TrimPlan(Struct, frozen=True):
+    """A trim of a topic's partitions: their log starts now, and the offsets to trim below."""
+
+    topic_id: str
+    log_starts: Mapping[int, int]
+    before: Mapping[int, int]
+
+    @property
+    def records(self) -> int:
+        """The number of offsets that readers lose."""
+        return sum(max(0, at - self.log_starts[number]) for number, at in self.before.items())
 
 
 class _Span(Struct, frozen=True):

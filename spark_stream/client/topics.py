@@ -42,6 +42,8 @@ from spark_stream.wire.messages import (
     PartitionOffsets,
     TopicDescription,
     TopicNames,
+    Trimmed,
+    TrimTopic,
 )
 
 _TRIES: Final = 5
@@ -190,6 +192,11 @@ class TopicsClient:
             if error.details.get("field") != "topic_id":
                 raise
             self._connection.act("delete-topic", named, Empty)  # the broker's release takes no id
+
+    def trim(self, topic: str, topic_id: str, before: Mapping[int, int]) -> dict[int, int]:
+        """Move the log start of each partition to its offset, and return the new log starts."""
+        asked = TrimTopic.of(topic=topic, topic_id=topic_id, before=dict(before))
+        return self._connection.act("trim-topic", asked, Trimmed).log_starts
 
     def _id_of(self, topic: str) -> str:
         """Return the topic's id, as the metadata store has it; ask no leader."""

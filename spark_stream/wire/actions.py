@@ -66,6 +66,8 @@ from spark_stream.wire.messages import (
     NamedTopic,
     TopicDescription,
     TopicNames,
+    Trimmed,
+    TrimTopic,
 )
 from spark_stream.wire.sink_messages import (
     DropBranchRequest,
@@ -107,6 +109,7 @@ ACTIONS: Final[dict[str, Action]] = {
     "create-topic": Action(CreateTopic, TopicDescription),
     "alter-topic": Action(AlterTopic, TopicDescription),
     "delete-topic": Action(DeleteTopic, Empty),
+    "trim-topic": Action(TrimTopic, Trimmed),
     "describe-topic": Action(NamedTopic, TopicDescription),
     "list-topics": Action(ListTopics, TopicNames),
     "list-offsets": Action(ListOffsets, ListedOffsets),

@@ -299,6 +299,20 @@ class DeleteTopic(Message):
     topic_id: str | None = None
 
 
+class TrimTopic(Message):
+    """Moves the log start of each of these partitions up to an offset."""
+
+    topic: Name
+    topic_id: str
+    before: dict[PartitionField, OffsetField]
+
+
+class Trimmed(Message):
+    """The log start of each of the partitions after the trim."""
+
+    log_starts: dict[PartitionField, OffsetField]
+
+
 class PartitionDescription(Description, kw_only=False):
     """A partition as its leader sees it. ``error`` is None unless the partition cannot be used.
 

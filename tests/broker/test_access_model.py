@@ -84,6 +84,7 @@ PERMISSIONS = {
     "create-topic": "create topic",
     "alter-topic": "alter topic",
     "delete-topic": "delete topic",
+    "trim-topic": "delete topic",
     "describe-topic": "describe topic",
     "list-topics": "",
     "list-offsets": "",

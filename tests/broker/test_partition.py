@@ -9,7 +9,7 @@ import pytest
 
 from spark_stream.broker.partition.partition import CloseReason, Partition
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
-from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
+from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.environment import Clock, SystemClock
@@ -259,6 +259,43 @@ def test_a_new_epoch_makes_its_joins_again(tmp_path: Path):
         partition.append(numbers(1, 1), Stamp(1, 0, 1, 10))
     joined(partition, 10, 1)
     assert partition.append(numbers(1, 1), Stamp(1, 0, 1, 10)).offset == 1
+
+
+def led(partition: Partition, epoch: int) -> None:
+    me = Member(BrokerId("b"), Generation("g"))
+    record = PartitionRecord((me.broker,), me.broker, LeaderEpoch(epoch), (me,))
+    partition.role.lead(me, record, epoch)
+
+
+def test_a_trim_hides_part_of_a_segment_until_all_of_it_is_trimmed(tmp_path: Path):
+    partition = opened(tmp_path)
+    partition.append(numbers(0, 10))
+    partition.append(numbers(10, 10))
+    partition.role.trim(Offset(15))
+    partition.housekeep()
+    assert partition.bounds().log_start_offset == 15
+    assert partition.log.start.offset == 0
+    partition.role.trim(Offset(20))
+    partition.role.trim(Offset(12))  # an older view
+    partition.housekeep()
+    assert partition.bounds().log_start_offset == partition.log.start.offset == 20
+    assert partition.append(numbers(20, 1)).offset == 20
+
+
+@pytest.mark.rule(
+    "where a leader begins whose log ends below its log start", "broker/partition/role.py"
+)
+def test_a_leader_whose_log_ends_below_the_trim_begins_there(tmp_path: Path):
+    """After an unclean election. Records that it gave lower offsets would be hidden."""
+    partition = opened(tmp_path)
+    partition.append(numbers(0, 10))
+    partition.role.rest(LeaderEpoch(1))
+    partition.role.trim(Offset(25))
+    assert partition.bounds().log_start_offset == 10
+    led(partition, 2)
+    assert partition.append(numbers(25, 5)).offset == 25
+    bounds = partition.bounds()
+    assert (bounds.log_start_offset, bounds.log_end_offset) == (25, 30)
 
 
 @pytest.mark.parametrize("years", [10, -10])

@@ -19,7 +19,7 @@ from spark_stream.cluster.partitions import (
 )
 from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
-from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
+from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch, Offset
 
 B1, B2, B3 = (BrokerId(each) for each in ("b1", "b2", "b3"))
 RECORD = PartitionRecord(
@@ -42,6 +42,7 @@ records = st.builds(
     isr=st.lists(members, max_size=4).map(tuple),
     adding=several,
     removing=several,
+    trimmed=st.integers(0, 2**63 - 1).map(Offset),
 )
 
 

@@ -127,6 +127,12 @@ class LeaderMachine(RuleBasedStateMachine):
         else:
             self.state = leader.evicted(self.state, upto)
 
+    @rule(data=st.data())
+    def trim(self, data):
+        """A trim is at most the LSO of some earlier moment."""
+        stable = int(self.state.bounds().last_stable_offset)
+        self.state = leader.trimmed_below(self.state, Offset(data.draw(st.integers(0, stable))))
+
     @invariant()
     def every_invariant_holds(self):
         after = self.observed()
@@ -193,6 +199,40 @@ def test_a_racing_hw_never_leaks_undecided_records():
     state = leader.replicated(leader.appended(state, 5), at(2, 15))
     assert state.bounds().high_watermark == 15
     assert state.bounds().last_stable_offset == 10
+
+
+@pytest.mark.rule("where readers see a trimmed log start", "consistency/replication/leader.py")
+@pytest.mark.parametrize(
+    ("log_end", "seen"),
+    [
+        (at(3, 30), (25, 25, 25, 30)),  # the trim was at most the LSO: HW is at least there
+        (at(2, 20), (20, 20, 20, 20)),  # a follower that has not fetched its entries yet
+    ],
+)
+def test_a_trim_bounds_all_offsets_from_below(log_end, seen):
+    opened = leader.opened(LeaderEpoch(1), START, log_end, followers=1)
+    bounds = leader.trimmed_below(opened, Offset(25)).bounds()
+    assert (
+        bounds.log_start_offset,
+        bounds.last_stable_offset,
+        bounds.high_watermark,
+        bounds.log_end_offset,
+    ) == seen
+
+
+def test_a_trim_never_moves_back():
+    state = leader.trimmed_below(leading(), Offset(7))
+    assert leader.trimmed_below(state, Offset(5)) == state
+    assert state.bounds().log_start_offset == 7
+
+
+def test_a_trim_does_not_let_retention_pass_the_lso():
+    """A new leader's HW is a lower bound, and the entries above it may yet be replaced."""
+    opened = leader.opened(LeaderEpoch(1), START, at(3, 30), followers=1)
+    state = leader.trimmed_below(opened, Offset(25))
+    assert state.removable == 0
+    with pytest.raises(ValueError, match="past the last stable offset"):
+        leader.evicted(state, at(2, 20))
 
 
 def test_the_earliest_open_producer_decides_the_lso():

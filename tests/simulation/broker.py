@@ -52,7 +52,7 @@ from spark_stream.errors import (
     StorageFailure,
 )
 from spark_stream.protocol import StreamOpened
-from spark_stream.scripts import moving
+from spark_stream.scripts import moving, trimming
 from spark_stream.scripts import topics as topic_scripts
 from spark_stream.scripts.groups import SESSIONS_S
 from spark_stream.scripts.steps import RemoteStep, Script
@@ -536,6 +536,11 @@ class SimulatedBroker:
         """A body that moves a partition to other brokers."""
         wanted = [BrokerId(each) for each in target]
         return self.change_records([place], lambda _, at: election.begin_move(at, wanted))
+
+    def trim(self, topic: Topic, before: Mapping[int, int]) -> Body:
+        """A body that moves log starts, and returns those that the leaders have then."""
+        found = self.host.topic(topic.name, topic.id).topic
+        return self.run(trimming.trim(found, before, self.host.view_of))
 
     def decommission(self, broker: str) -> Body:
         """A body that lets a broker leave, if another can keep replicas."""

@@ -21,6 +21,8 @@ CLIENTS: Final = {
     "mover": 2,
 }
 """Kinds of clients, and how likely each is next to the others."""
+_TRIMS: Final = 1 / 8
+"""How many runs have a client besides that moves log starts."""
 GROUP_CLIENTS: Final = {"transactions": 3, "plain": 1, "operator": 3, "topics": 2, "mover": 1}
 """Kinds of clients beside the members of a group."""
 FAULTS: Final = {
@@ -121,6 +123,8 @@ def draw(seed: int) -> Form:
     faults = chance.choices(list(FAULTS), list(FAULTS.values()), k=chance.randint(0, 3))
     if hurts_disk:
         faults.append(chance.choice(DISK_FAULTS))
+    if Random(f"{seed} trims").random() < _TRIMS:  # drawn apart: all other runs stay as they were
+        faults.append("trimmer")
     return Form(seed, brokers, topics, _named([*clients, *faults]))
 
 

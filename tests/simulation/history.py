@@ -95,12 +95,14 @@ class Seen(Struct, eq=False):
 class Fold:
     """Entries one after the other, and what follows from them.
 
-    ``start``: the first that is left; those before it have been given up.
+    ``start``: the first that is left; those before it have been given up. ``start_offset``: the
+    offset there, above the end of the entry before it if a trimmed log began above its end.
     """
 
     def __init__(self) -> None:
         self.entries: list[Seen] = []
         self.start = 0
+        self.start_offset = 0
         self.open: dict[Part, int] = {}
         """Where each part that has no marker begins."""
         self.marked: dict[Part, Kind] = {}
@@ -109,7 +111,7 @@ class Fold:
     @property
     def end(self) -> int:
         """The offset of the next record."""
-        return self.entries[-1].end if self.entries else 0
+        return max(self.start_offset, self.entries[-1].end if self.entries else 0)
 
     def add(self, seen: Seen) -> None:
         self.entries.append(seen)

@@ -139,6 +139,7 @@ class Onlooker:
         common with what is committed counts as given up.
         """
         before, start = line.start, int(partition.log.start.entry)
+        line.start_offset = int(partition.log.start.offset)
         if start == before:
             return
         committed = line.course.committed

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import ENTRY, Kind
+from spark_stream.consistency.ids import Offset
 from spark_stream.errors import DamagedSegment
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.storage.log.log import LogFormat, PartitionLog
@@ -42,11 +43,12 @@ def first_at(moments: list[int], wanted: int) -> int | None:
     batches=st.lists(st.lists(MOMENTS, min_size=1, max_size=4), max_size=8),
     rolls=st.sets(st.integers(0, 7)),
     wanted=MOMENTS,
+    start=st.integers(0, 20),
     compression=st.sampled_from(Compression),
     restart=st.booleans(),
 )
 def test_at_a_moment_is_the_first_record_in_offset_order_that_reaches_it(
-    batches, rolls, wanted, compression, restart
+    batches, rolls, wanted, start, compression, restart
 ):
     """Timestamps come from producers: they jump back and forth, and may lie before 1970."""
     with logs.folder() as folder:
@@ -57,9 +59,11 @@ def test_at_a_moment_is_the_first_record_in_offset_order_that_reaches_it(
                 log.roll()
         if restart:
             log = logs.reopened(log)
-        assert log.offset_at(wanted) == first_at(
-            [each for batch in batches for each in batch], wanted
-        )
+        moments = [each for batch in batches for each in batch]
+        assert log.offset_at(wanted) == first_at(moments, wanted)
+        later = first_at(moments[start:], wanted)
+        found = log.offset_at(wanted, Offset(start))
+        assert found == (None if later is None else start + later)
 
 
 def test_a_record_before_1970_is_found_by_its_moment(tmp_path):

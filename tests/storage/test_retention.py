@@ -40,9 +40,10 @@ def bases(log: PartitionLog) -> list[int]:
     retention_s=st.integers(-1, 10),
     retention_bytes=st.integers(-1, 500),
     limit=st.integers(0, 90),
+    trimmed=st.integers(0, 90),
 )
 def test_the_oldest_segments_go_one_by_one_while_each_may(
-    closed, active_size, retention_s, retention_bytes, limit
+    closed, active_size, retention_s, retention_bytes, limit, trimmed
 ):
     now = 100 * SECOND
     settings = LogSettings(
@@ -60,10 +61,11 @@ def test_the_oldest_segments_go_one_by_one_while_each_may(
             oldest.last_appended is None or oldest.last_appended < now - retention_s * SECOND
         )
         too_much = retention_bytes >= 0 and left_without_it >= retention_bytes
-        if oldest.end_offset > limit or not (aged or too_much):
+        hidden = oldest.end_offset <= trimmed
+        if oldest.end_offset > limit or not (aged or too_much or hidden):
             break
         gone += 1
-    assert removable(facts, active_size, settings, now, limit) == gone
+    assert removable(facts, active_size, settings, now, limit, trimmed) == gone
 
 
 # -- the log ---------------------------------------------------------------------------------------
@@ -85,6 +87,21 @@ def test_a_segment_older_than_segment_ms_is_closed_by_the_next_append(tmp_path):
     assert bases(log) == [0]
     append_next(log, now=NOW + SECOND + 1)
     assert bases(log) == [0, 20]
+
+
+def test_a_trim_removes_whole_segments_also_the_one_that_grows(tmp_path):
+    log = PartitionLog.open(tmp_path, format_of(segment_ms=30_000, retention_ms=-1))
+    for minute in range(3):
+        append_next(log, now=NOW + minute * 60 * SECOND)
+    now = NOW + 2 * 60 * SECOND
+    assert log.housekeep(now, Offset(30), Offset(19)) == 1
+    assert bases(log) == [10, 20]  # offset 19 is left
+    assert log.housekeep(now, Offset(29), Offset(30)) == 1
+    assert bases(log) == [20, 30]  # the LSO is 29
+    assert log.housekeep(now, Offset(30), Offset(30)) == 1
+    assert bases(log) == [30]
+    append_next(log, now=now)
+    assert ids(read(log, 30)) == list(range(30, 40))
 
 
 def test_a_segment_older_than_segment_ms_is_closed_without_an_append_too(tmp_path):

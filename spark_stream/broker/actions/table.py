@@ -51,6 +51,7 @@ TABLE: Final[Mapping[str, Row]] = {
     "create-topic": Row(topics.create_topic, on_topic(CREATE)),
     "alter-topic": Row(topics.alter_topic, on_topic(ALTER)),
     "delete-topic": Row(topics.delete_topic, on_topic(DELETE)),
+    "trim-topic": Row(topics.trim_topic, on_topic(DELETE)),
     "describe-topic": Row(topics.describe_topic, on_topic(DESCRIBE)),
     "list-topics": Row(topics.list_topics, described),
     "list-offsets": Row(topics.list_offsets, described),

@@ -29,6 +29,7 @@ from spark_stream.errors import (
     UnknownTopic,
 )
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
+from spark_stream.scripts import trimming
 from spark_stream.scripts.steps import Describe, Described, together
 from spark_stream.storage.settings import shown_settings
 from spark_stream.wire.messages import (
@@ -52,6 +53,8 @@ from spark_stream.wire.messages import (
     PartitionOffsets,
     TopicDescription,
     TopicNames,
+    Trimmed,
+    TrimTopic,
 )
 
 
@@ -78,6 +81,17 @@ def alter_topic(context: BrokerContext, asked: AlterTopic) -> TopicDescription:
 def delete_topic(context: BrokerContext, asked: DeleteTopic) -> Empty:
     context.topics.delete(asked.topic, asked.topic_id)
     return Empty()
+
+
+def trim_topic(context: BrokerContext, asked: TrimTopic) -> Trimmed:
+    context.host.refresh()  # another broker may have added a partition a moment ago
+    hosted = context.host.topic(asked.topic, asked.topic_id)
+    for number in asked.before:
+        hosted.check_number(number)
+    starts = context.transactions.run(
+        trimming.trim(hosted.topic, asked.before, context.host.view_of)
+    )
+    return Trimmed(log_starts=starts)
 
 
 def describe_topic(context: BrokerContext, asked: NamedTopic) -> TopicDescription:
@@ -248,7 +262,7 @@ def _place(partition: Partition, asked: AskedTopic) -> Offset:
     bounds = partition.bounds(asked.isolation)
     limit = upper_bound(bounds, asked.isolation)
     if asked.timestamp is not None:
-        found = partition.log.offset_at(asked.timestamp)
+        found = partition.log.offset_at(asked.timestamp, bounds.log_start_offset)
         return limit if found is None else min(found, limit)
     return bounds.log_start_offset if asked.at == EARLIEST else limit
 
@@ -258,7 +272,7 @@ def _size(partition: Partition, asked: tuple[int, int] | None) -> tuple[int, int
     if asked is None:
         return None
     tables, (start, end) = partition.log.tables(), asked
-    first = max(start, int(partition.log.start.offset))
+    first = max(start, int(partition.bounds().log_start_offset))
     return stored_bytes(tables, start, end), stored_bytes(tables, first, min(end, first + 1))
 
 

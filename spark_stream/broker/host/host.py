@@ -441,6 +441,7 @@ class Host:
                 continue
             record = found.record
             me = Member(self.broker_id, generation)
+            partition.role.trim(record.trimmed)
             partition.following.report_what_is_forced(moves=bool(record.adding or record.removing))
             if election.leads(record, me):
                 self._links.unfollow(partition)

@@ -422,8 +422,9 @@ class Partition:
 
     def surviving(self, lineage: Lineage) -> Offset:
         """Return the offset up to which this log has the records that the lineage describes."""
-        bounds = self.core.bounds_state
-        return surviving(lineage, self.core.epochs, bounds.log_start.offset, bounds.log_end)
+        state = self.core.bounds_state
+        start = state.bounds().log_start_offset
+        return surviving(lineage, self.core.epochs, start, state.log_end)
 
     def check_hw_known(self) -> None:
         """Check that the high watermark is known, and so the last stable offset.
@@ -558,7 +559,8 @@ class Partition:
                 put_shorter()
             now = self._clock.steady_us()
             try:
-                self.log.housekeep(now, self.bounds().last_stable_offset)
+                state = self.core.bounds_state
+                self.log.housekeep(now, state.removable, state.trimmed)
             finally:  # segments may have gone before an error
                 self.core.evict(self.log.start)
             dues = (self.core.forget_producers(now), self.log.housekeeping_due())

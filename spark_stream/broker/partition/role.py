@@ -6,14 +6,18 @@ Roles are explained in ``partition.state``. The rules are in ``consistency.parti
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from spark_stream.broker.partition.outcomes import WakeUp, wake_all
 from spark_stream.broker.partition.state import PartitionState, Role
 from spark_stream.consistency.control.election import Unchanged, lift_epoch
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
-from spark_stream.consistency.ids import LeaderEpoch
+from spark_stream.consistency.ids import LeaderEpoch, Offset
 from spark_stream.consistency.partition.effects import Effects, ProposeRecord
+from spark_stream.consistency.replication.leader import Boundary
+
+logger = logging.getLogger(__name__)
 
 
 class ReplicaRole:
@@ -21,6 +25,11 @@ class ReplicaRole:
 
     def __init__(self, state: PartitionState) -> None:
         self._state = state
+
+    def trim(self, before: Offset) -> None:
+        """Move the log start that readers see up to ``before``. Housekeeping removes files."""
+        if before > self._state.core.bounds_state.trimmed:
+            self._change(lambda now: self._state.core.trim(before))
 
     def lead(
         self,
@@ -32,6 +41,10 @@ class ReplicaRole:
         """Lead as the record says; a leader of this epoch takes over the record's changes.
 
         ``serves``: whether the broker's lease lasts.
+
+        Raises:
+            DiskFull, StorageFailure: The log ends below the partition's log start, and could not be
+                emptied.
         """
         state, core = self._state, self._state.core
         with state.lock:
@@ -47,10 +60,24 @@ class ReplicaRole:
                 state.proposed(ProposeRecord(me, record, lifted, version))
                 return  # it leads once that is on record
             else:
+                self._skip_trimmed(now)
                 state.begin_role(Role.LEADER)
                 effects = core.lead_replicas(me, record, version, now)
             woken = state.carry_out(effects)
         wake_all(woken)
+
+    def _skip_trimmed(self, now: int) -> None:
+        """Begin the log at the trim, if the log ends below it: an unclean election can do that.
+
+        Else readers would not see the next records.
+        """
+        log, core = self._state.log, self._state.core
+        trimmed = core.bounds_state.trimmed
+        if log.end.offset < trimmed:
+            at = Boundary(log.end.entry, trimmed)
+            log.reset(at)
+            core.reset(at, now)
+            logger.warning("%s: begins at offset %d, its log start", self._state.name, trimmed)
 
     def follow(self, epoch: LeaderEpoch) -> bool:
         """Follow another broker, which leads in this epoch. Return False if that is not new."""

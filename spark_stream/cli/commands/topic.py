@@ -9,6 +9,7 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
+from spark_stream.cli.commands.ranges import place_of
 from spark_stream.cli.input.file_schemas import schema_of_file
 from spark_stream.cli.options import (
     Bootstrap,
@@ -286,6 +287,60 @@ def delete(
         confirm(yes, delete_question(found), "delete it")
         opened.delete_topic(topic)
     note(f"deleted topic {topic}")
+
+
+@app.command()
+def trim(
+    topic: Topic,
+    before: Annotated[
+        str,
+        typer.Option(
+            metavar="PLACE",
+            help="The first offset to keep, a moment (2024-05-01, or 2d ago), or latest.",
+            show_default=False,
+        ),
+    ],
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    partition: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", help="Only this partition. Repeatable. Default: all.", min=0),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show the new log starts: trim nothing.")
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Delete the oldest records of a topic: move the log start of its partitions.
+
+    The records are gone for all readers, at all replicas. A partition that starts later already
+    stays as it is.
+
+    \b
+    isolog topic trim flights --before 2024-05-01 --dry-run
+    isolog topic trim flights --before 7d --yes
+    isolog topic trim flights --before 5000 --partition 0 --yes
+    """
+    place = place_of("--before", before)
+    if isinstance(place, int) and place < 0:
+        raise InvalidOption(
+            f"--before takes an offset of at least 0, not {place}",
+            hint="Or a moment, such as 7d, or latest.",
+            option="--before",
+        )
+    with log(bootstrap, path) as opened:
+        plan = opened.plan_trim(topic, place, partitions=partition)
+        if dry_run:
+            for number, offset in sorted(plan.before.items()):
+                start = plan.log_starts[number]
+                print(f"{topic}/{number}: log start {start} -> {max(start, offset)}")
+            note(f"{counted(plan.records, 'record')} would be deleted")
+            return
+        records = counted(plan.records, "record")
+        confirm(yes, f"Delete {records} of topic {topic}?", "delete them")
+        trimmed = opened.trim(topic, plan.before)
+    for number, start in sorted(trimmed.items()):
+        note(f"{topic}/{number} starts at offset {start}")
 
 
 def delete_question(topic: TopicDescription) -> str:

@@ -65,6 +65,7 @@ _ONCE: Final = frozenset(
         "kill-transaction",
         "move-replicas",
         "recommission",
+        "trim-topic",
     }
 )
 _ASK_AGAIN_S: Final = 30.0

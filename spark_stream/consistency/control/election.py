@@ -44,7 +44,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
-from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
+from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch, Offset
 from spark_stream.structs import Positional
 
 Alive = Mapping[BrokerId, Generation]
@@ -69,6 +69,7 @@ class Obstacle(StrEnum):
     NOT_PREFERRED = "the preferred leader is not an in-sync replica that is alive"
     NOT_REPLICAS = "the members are not among the replicas, or one is named twice"
     NOT_MOVING = "it is not being moved"
+    ANOTHER_EPOCH = "another leader epoch has begun"
     SAME = "nothing would change"
 
 
@@ -278,6 +279,21 @@ def leave_isr(record: PartitionRecord, me: Member) -> Outcome:
     if not others:
         return Unchanged(Obstacle.ONLY_MEMBER, record)
     return replace(record, isr=others)
+
+
+# -- the log start --------------------------------------------------------------------------------
+
+
+def trim(record: PartitionRecord, epoch: LeaderEpoch, before: Offset) -> Outcome:
+    """Move the log start up to ``before``, at most the last stable offset in this epoch.
+
+    After an unclean election the log may end below an offset that was stable in an earlier epoch.
+    """
+    if record.leader_epoch != epoch:
+        return Unchanged(Obstacle.ANOTHER_EPOCH, record)
+    if before <= record.trimmed:
+        return Unchanged(Obstacle.SAME, record)
+    return replace(record, trimmed=before)
 
 
 # -- moves ----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
+from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch, Offset
 
 
 class Member(NamedTuple):
@@ -36,7 +36,7 @@ class PartitionRecord(Struct, frozen=True):
     ``replicas``: the brokers that should have a copy, the preferred leader first. ``adding``: those
     of ``replicas`` that a move adds; ``removing``: those that leave once the others are in sync.
     A broker in both was being added by a move that a later move replaced. ``leader``: None while
-    no replica can lead.
+    no replica can lead. ``trimmed``: readers get no record below this offset, of any replica.
     """
 
     replicas: tuple[BrokerId, ...]
@@ -45,6 +45,7 @@ class PartitionRecord(Struct, frozen=True):
     isr: tuple[Member, ...]
     adding: tuple[BrokerId, ...] = ()
     removing: tuple[BrokerId, ...] = ()
+    trimmed: Offset = Offset(0)
 
     def member(self, broker: BrokerId) -> Member | None:
         """Return the broker as a member of the ISR, or None if it is not in it."""

@@ -250,7 +250,9 @@ class Replica:
             later = max(int(start), int(history.start))
             if later <= min(int(state.log_end.entry), int(history.end)):
                 shared = EntryIndex(later)
-        begin = state.log_start if shared is None else None
+        # Entry 0 of a log that was trimmed above its end has a later offset than 0.
+        is_empty = int(history.end) == 0
+        begin = state.log_start if shared is None or is_empty else None
         progress.on_started(session, member, EntryIndex(0) if shared is None else shared)
         first = state.log_start.entry if shared is None else shared
         agreed = LeaderAnswer(self.leader_epoch, session, first, state.high_watermark.entry, begin)
@@ -463,6 +465,12 @@ class Replica:
         """Note that retention removed the entries below this place."""
         self.bounds_state = leader.evicted(self.bounds_state, log_start)
         self.spans.on_evicted(self.bounds_state.log_start.offset)
+
+    def trim(self, before: Offset) -> Effects:
+        """Hide the records below ``before`` from readers, in this role and in all later ones."""
+        if before <= self.bounds_state.trimmed:
+            return []
+        return self._publish(leader.trimmed_below(self.bounds_state, before))
 
     def forget_producers(self, now: int) -> int | None:
         """Forget the producers that have written nothing for too long.

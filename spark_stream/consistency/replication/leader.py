@@ -37,7 +37,9 @@ class Boundary(NamedTuple):
 class LeaderState(Struct, frozen=True):
     """What a replica of a partition knows of its log's bounds.
 
-    ``followers``: the least number of others that a record waits for; 0: HW = LEO.
+    ``followers``: the least number of others that a record waits for; 0: HW = LEO. ``trimmed``:
+    readers get no record below this offset, although the log may still have it. A trim is at most
+    the LSO of an earlier moment, so it also bounds HW and LSO from below.
     """
 
     leader_epoch: LeaderEpoch
@@ -46,17 +48,25 @@ class LeaderState(Struct, frozen=True):
     high_watermark: Boundary
     followers: int = 0
     first_undecided: Offset | None = None
+    trimmed: Offset = Offset(0)
 
-    def bounds(self) -> Bounds:
-        """Return the bounds for readers, as one consistent observation."""
+    @property
+    def removable(self) -> Offset:
+        """The offset below which entries may be removed from the log: the LSO, without the trim."""
         stable = self.high_watermark.offset
         if self.first_undecided is not None:
             stable = min(stable, self.first_undecided)
+        return max(stable, self.log_start.offset)
+
+    def bounds(self) -> Bounds:
+        """Return the bounds for readers, as one consistent observation."""
+        end = self.log_end.offset
+        start = max(self.log_start.offset, min(self.trimmed, end))
         return Bounds(
-            log_start_offset=self.log_start.offset,
-            last_stable_offset=max(stable, self.log_start.offset),
-            high_watermark=self.high_watermark.offset,
-            log_end_offset=self.log_end.offset,
+            log_start_offset=start,
+            last_stable_offset=max(self.removable, start),
+            high_watermark=max(self.high_watermark.offset, start),
+            log_end_offset=end,
         )
 
 
@@ -78,7 +88,13 @@ def appended(state: LeaderState, records: int) -> LeaderState:
     end = Boundary(EntryIndex(state.log_end.entry + 1), Offset(state.log_end.offset + records))
     replicated = end if state.followers == 0 else state.high_watermark
     return LeaderState(
-        state.leader_epoch, state.log_start, end, replicated, state.followers, state.first_undecided
+        state.leader_epoch,
+        state.log_start,
+        end,
+        replicated,
+        state.followers,
+        state.first_undecided,
+        state.trimmed,
     )
 
 
@@ -98,6 +114,7 @@ def replicated(state: LeaderState, upto: Boundary) -> LeaderState:
         upto,
         state.followers,
         state.first_undecided,
+        state.trimmed,
     )
 
 
@@ -110,9 +127,14 @@ def evicted(state: LeaderState, log_start: Boundary) -> LeaderState:
     """Move the log start, after retention: never past the LSO, never backwards."""
     if log_start.entry <= state.log_start.entry:
         return state
-    if log_start.offset > state.bounds().last_stable_offset:
+    if log_start.offset > state.removable:
         raise ValueError(f"retention past the last stable offset: {log_start}")
     return replace(state, log_start=log_start)
+
+
+def trimmed_below(state: LeaderState, offset: Offset) -> LeaderState:
+    """Hide the records below the offset from readers: never fewer than before."""
+    return state if offset <= state.trimmed else replace(state, trimmed=offset)
 
 
 def waiting_for(state: LeaderState, followers: int) -> LeaderState:

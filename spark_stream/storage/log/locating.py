@@ -71,9 +71,9 @@ def located_in(
 
 
 def first_offset_at(
-    segments: Iterable[Segment], timestamp: int, column: str | None
+    segments: Iterable[Segment], timestamp: int, column: str | None, start: Offset
 ) -> Offset | None:
-    """Return the first offset whose record's timestamp is at or after this one, or None.
+    """Return the first offset from ``start`` whose timestamp is at or after this one, or None.
 
     ``column`` has the records' own timestamps; None if records have the timestamp of their entry.
 
@@ -84,13 +84,17 @@ def first_offset_at(
     for segment in segments:
         table = segment.table
         segment.check_rows(0, len(table))
-        row = first_at_or_after(table, timestamp)
-        if row is None:
-            continue
-        base = int(table[row]["base_offset"])
-        if column is None:
-            return Offset(base)
-        batch, _ = segment.decode(np.array([row]), [column])
-        late = batch.column(0).cast(pa.int64()).to_numpy(zero_copy_only=False) >= timestamp
-        return Offset(base + int(np.argmax(late)))
+        first = int(np.searchsorted(table["base_offset"] + table["count"], start, side="right"))
+        while (found := first_at_or_after(table[first:], timestamp)) is not None:
+            row = first + found
+            base = int(table[row]["base_offset"])
+            skipped = max(int(start) - base, 0)
+            if column is None:
+                return Offset(base + skipped)
+            batch, _ = segment.decode(np.array([row]), [column])
+            times = batch.column(0).cast(pa.int64()).to_numpy(zero_copy_only=False)[skipped:]
+            late = times >= timestamp
+            if late.any():  # else they are all below ``start``, which only the first batch can have
+                return Offset(base + skipped + int(np.argmax(late)))
+            first = row + 1
     return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -53,6 +54,8 @@ from spark_stream.storage.segment.segment import Segment
 from spark_stream.storage.settings import Flush
 
 __all__ = ["UNLIMITED", "LogFormat", "PartitionLog", "Prepared"]
+
+_FIRST: Final = Offset(0)
 
 
 class PartitionLog:
@@ -462,17 +465,18 @@ class PartitionLog:
         """See :meth:`ReplicaLog.has_aborted`."""
         return any(has_aborted(segment, start, end) for segment in self.segments)
 
-    def offset_at(self, timestamp: int) -> Offset | None:
+    def offset_at(self, timestamp: int, start: Offset = _FIRST) -> Offset | None:
         """See :meth:`ReplicaLog.offset_at`."""
         with self._damage.noted():
-            return first_offset_at(self.segments, timestamp, self.format.timestamp_column)
+            return first_offset_at(self.segments, timestamp, self.format.timestamp_column, start)
 
     # -- housekeeping ---------------------------------------------------------------------------
 
-    def housekeep(self, now: int, last_stable_offset: Offset) -> int:
+    def housekeep(self, now: int, last_stable_offset: Offset, trimmed: Offset = _FIRST) -> int:
         """Apply retention and roll an old active segment; return how many segments were removed.
 
-        Does nothing once the log has ``failed``. Raises also what :meth:`check_files` raises.
+        ``trimmed``: no segment is kept below this offset. Does nothing once the log has ``failed``.
+        Raises also what :meth:`check_files` raises.
 
         Raises:
             DiskFull, StorageFailure: some segments may have been removed.
@@ -480,18 +484,21 @@ class PartitionLog:
         if self.failed is not None:
             return 0
         self.check_files()
-        gone = self._let_go(now, last_stable_offset)  # first: a roll may need the room
+        gone = self._let_go(now, last_stable_offset, trimmed)  # first: a roll may need the room
         settings, last = self.format.settings, self._active.last_appended
-        if not (self._expired(now, settings.segment_ms) or is_too_old(settings, last, now)):
+        hidden = self._active.first.offset < self._active.end.offset <= trimmed
+        old = self._expired(now, settings.segment_ms) or is_too_old(settings, last, now)
+        if not (old or hidden):
             return gone
         self.roll()
-        return gone + self._let_go(now, last_stable_offset)
+        return gone + self._let_go(now, last_stable_offset, trimmed)
 
-    def _let_go(self, now: int, last_stable_offset: Offset) -> int:
+    def _let_go(self, now: int, last_stable_offset: Offset, trimmed: Offset) -> int:
         """Remove the segments that retention does not keep, and return their number."""
         settings, closed = self.format.settings, self._closed
         facts = [SegmentFacts(s.size, s.last_appended, int(s.end.offset)) for s in closed]
-        gone = removable(facts, self._active.size, settings, now, int(last_stable_offset))
+        limit, size = int(last_stable_offset), self._active.size
+        gone = removable(facts, size, settings, now, limit, int(trimmed))
         for place, segment in enumerate(closed[:gone], 1):
             if place == len(closed):
                 self._active.make_ready()  # from now on only this one says where the log begins

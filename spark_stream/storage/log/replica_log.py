@@ -156,7 +156,7 @@ class ReplicaLog(Protocol):
         """
 
     def flush_if_due(self, monotonic: float) -> None: ...
-    def housekeep(self, now: int, last_stable_offset: Offset) -> int: ...
+    def housekeep(self, now: int, last_stable_offset: Offset, trimmed: Offset = ...) -> int: ...
     def drop_tail(self) -> Callable[[], None] | None:
         """Copy a file without the bytes a truncation left in it; None if there is no such file.
 
@@ -239,9 +239,9 @@ class ReplicaLog(Protocol):
     def has_aborted(self, start: Offset, end: Offset) -> bool:
         """Return whether a record of ``[start, end)`` is known as aborted, without reading any."""
 
-    def offset_at(self, timestamp: int) -> Offset | None:
-        """Return the first offset whose record's timestamp is at or after this one, or None.
+    def offset_at(self, timestamp: int, start: Offset = ...) -> Offset | None:
+        """Return the first offset from ``start`` whose record's timestamp is at or after this one.
 
-        Microseconds since the epoch. Timestamps need not rise with offsets: this returns the least
-        such offset, as Kafka's offsetsForTimes does.
+        None if there is none. Microseconds since the epoch. Timestamps need not rise with offsets:
+        this returns the least such offset, as Kafka's offsetsForTimes does.
         """

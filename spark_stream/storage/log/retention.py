@@ -60,12 +60,18 @@ class SegmentFacts(Struct, frozen=True):
 
 
 def removable(
-    closed: Sequence[SegmentFacts], active_size: int, settings: LogSettings, now: int, limit: int
+    closed: Sequence[SegmentFacts],
+    active_size: int,
+    settings: LogSettings,
+    now: int,
+    limit: int,
+    trimmed: int = 0,
 ) -> int:
-    """Return how many of the oldest closed segments go, by age and by size.
+    """Return the number of the oldest closed segments to remove, by trim, by age and by size.
 
     A segment goes only as a whole, only if all older ones go, and never if it holds an offset at or
     above ``limit`` (the last stable offset). By size, the log keeps at least ``retention.bytes``.
+    Below the offset ``trimmed`` no segment is kept.
     """
     total = active_size + sum(segment.size for segment in closed)
     oldest_kept = None if settings.retention_ms < 0 else now - settings.retention_ms * 1000
@@ -74,7 +80,8 @@ def removable(
         last = segment.last_appended
         too_old = oldest_kept is not None and (last is None or last < oldest_kept)
         too_much = 0 <= settings.retention_bytes <= total - segment.size
-        if segment.end_offset > limit or not (too_old or too_much):
+        hidden = segment.end_offset <= trimmed
+        if segment.end_offset > limit or not (too_old or too_much or hidden):
             break
         total -= segment.size
         gone += 1

@@ -245,3 +245,31 @@ def test_what_typer_says(call):
     assert (helped.code, helped.err) == (0, "")
     for word in ("broker", "topic", "transactions", "produce", "consume"):
         assert word in helped.out
+
+
+def test_a_topic_is_trimmed_after_a_dry_run(served, call, monkeypatch):
+    monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
+    call("topic", "create", "trimmed", "--partitions", "2")
+    with served.log.producer() as producer:
+        for number in range(20):
+            producer.send("trimmed", b"%d" % number, partition=number % 2)
+    dry = call("topic", "trim", "trimmed", "--before", "4", "--dry-run")
+    assert dry.out == "trimmed/0: log start 0 -> 4\ntrimmed/1: log start 0 -> 4\n"
+    assert dry.err == "8 records would be deleted\n"
+    unsure = call("topic", "trim", "trimmed", "--before", "4")
+    assert unsure.code == 2
+    assert "--yes" in unsure.err
+    assert served.log.read("trimmed").num_rows == 20
+    done = call("topic", "trim", "trimmed", "--before", "4", "--partition", "1", "--yes")
+    assert (done.code, done.out, done.err) == (0, "", "trimmed/1 starts at offset 4\n")
+    assert served.log.read("trimmed").num_rows == 16
+    for place, said in (
+        ("11", "above the last stable offset 10"),
+        ("-3", "--before takes an offset of at least 0"),
+        ("soon", "--before takes earliest, latest, an offset or a moment"),
+    ):
+        refused = call("topic", "trim", "trimmed", "--before", place, "--yes")
+        assert refused.code != 0
+        assert said in refused.err
+    assert call("topic", "trim", "trimmed", "--before", "latest", "--yes").code == 0
+    assert served.log.read("trimmed").num_rows == 0

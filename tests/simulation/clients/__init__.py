@@ -28,5 +28,6 @@ CLIENTS: Final[Mapping[str, Callable[[World, str], Body]]] = {
     "operator": operators.meddle,
     "topics": operators.make_and_delete_topics,
     "mover": operators.move_replicas,
+    "trimmer": operators.trim_partitions,
 }
 """By the kinds of ``form.CLIENTS`` and ``form.GROUP_CLIENTS``, and the members of a group."""

@@ -65,6 +65,29 @@ def make_and_delete_topics(world: World, name: str) -> Body:
             world.tell(f"{name}: {error}")
 
 
+def trim_partitions(world: World, name: str) -> Body:
+    """Moves log starts, also to offsets that the partitions do not have yet."""
+    session = Session(world, name)
+    for _ in range(session.chance.randint(1, 4)):
+        yield from session.pause(3.0)
+        picked = session.pick_partition()
+        if picked is None:
+            continue
+        topic, at = picked
+        course = world.history.courses[topic.id, at]
+        ends = [each.end for each in course.committed.entries] or [0]
+        before = max(0, session.chance.choice(ends) + session.chance.randint(-1, 1))
+        what = f"trim {topic.name}/{at} before {before}"
+        try:
+            world.tell(f"{name}: {what}")
+            ask = methodcaller("trim", topic, {at: before})
+            starts = yield from session.call(session.any_broker(), what, ask)
+            world.tell(f"{name}: {topic.name}/{at} starts at {starts[at]}")
+            world.notice("trimmed", course, before)
+        except (IsologError, NoAnswer) as error:
+            world.tell(f"{name}: {error}")
+
+
 def move_replicas(world: World, name: str) -> Body:
     """Moves replicas to other brokers, lets preferred leaders lead, has brokers leave or stay."""
     session = Session(world, name)

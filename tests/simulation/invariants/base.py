@@ -146,6 +146,9 @@ class Invariant:
     def lost(self, course: Course, gone: Sequence[Seen]) -> None:
         """Committed entries are lost: nobody who could be elected had them."""
 
+    def trimmed(self, course: Course, log_start: int) -> None:
+        """A client was told that the partition's log start is at least this offset."""
+
     def told(self, course: Course, bounds: Bounds, epoch: int) -> None:
         """The leader of this epoch has told somebody the partition's bounds."""
 

@@ -158,12 +158,12 @@ class BytesComeBeforeEntries(Invariant):
 
 
 class OffsetsAreDense(Invariant):
-    """Entries are counted without a gap, offsets count records, and a marker takes none."""
+    """Entries have no gap, and offsets only below the log start. A marker takes no offset."""
 
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
         place, before = len(line.entries) - 1, line.entries[-2] if len(line.entries) > 1 else None
         entry = seen.entry
-        start = 0 if before is None else before.end
+        start = max(line.start_offset, 0 if before is None else before.end)
         wanted = (place, start)
         self.require(
             (entry.entry_index, entry.base_offset) == wanted,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from spark_stream.broker.partition.partition import Partition
 from tests.simulation.history import Course, Line, Place, Seen
 from tests.simulation.invariants.base import Invariant, View
 
 
 class OnlyOldRecordsGo(Invariant):
-    """A log gives up from its start only what is older than its topic keeps records."""
+    """A log gives up from its start only trimmed entries, and those past their retention."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -24,6 +25,9 @@ class OnlyOldRecordsGo(Invariant):
         if settings is None or line.may_be_gone or line.place in self._have_lost:
             return
         what = f"{line.name}: entries in front of {line.start} are gone"
+        record = line.course.record
+        trimmed = 0 if record is None else int(record.trimmed)
+        gone = [each for each in gone if each.end > trimmed]
         self.require(settings.retention_ms >= 0 or not gone, f"{what}, for nothing")
         oldest = self.view.clock.steady_us() - settings.retention_ms * 1_000
         young = [each.entry.entry_index for each in gone if each.entry.appended >= oldest]
@@ -47,3 +51,21 @@ class OnlyWhatIsDecidedGoes(Invariant):
             if each.part[0] not in course.lost  # it had its marker when the first replica did this
         ]
         self.require(not undecided, f"{what}, and {undecided} are open")
+
+
+class TrimmedRecordsStayHidden(Invariant):
+    """The log start of a leader is never below a trim that a client was told of."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self._trims: dict[Place, int] = {}
+
+    def trimmed(self, course: Course, log_start: int) -> None:
+        self._trims[course.place] = max(log_start, self._trims.get(course.place, 0))
+
+    def observed(self, line: Line, partition: Partition) -> None:
+        trim = self._trims.get(line.place)
+        if trim is None or not partition.leads or int(partition.leader_epoch) != line.course.epoch:
+            return
+        found = int(partition.bounds().log_start_offset)
+        self.require(found >= trim, f"{line.name} starts at {found}, below its trim at {trim}")

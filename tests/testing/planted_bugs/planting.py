@@ -33,6 +33,11 @@ def bug_in_outages(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
     return bug(plant)
 
 
+def bug_in_trims(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    FAULTS_OF[plant.__name__] = ("trimmer",)
+    return bug(plant)
+
+
 def bug_in_groups(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
     IN_GROUPS.add(plant.__name__)
     return bug(plant)

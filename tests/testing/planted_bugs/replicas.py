@@ -13,6 +13,8 @@ from spark_stream.broker.partition import following
 from spark_stream.broker.partition.appends import Appends
 from spark_stream.broker.partition.followers import Followers
 from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.partition.role import ReplicaRole
+from spark_stream.broker.partition.state import Role
 from spark_stream.cluster import generations
 from spark_stream.cluster.stores.leases import Lease, Leases
 from spark_stream.consistency import isolation
@@ -26,7 +28,7 @@ from spark_stream.consistency.replication.follower import GoOn, LeaderAnswer
 from spark_stream.scripts.transactions import finishing
 from spark_stream.storage.log import log, retention
 from spark_stream.storage.log.log import PartitionLog
-from tests.testing.planted_bugs.planting import Patch, bug, no_steps
+from tests.testing.planted_bugs.planting import Patch, bug, bug_in_trims, no_steps
 
 
 @bug
@@ -211,8 +213,8 @@ def a_lease_is_shown_as_before(patch: Patch) -> None:
 
 @bug
 def retention_takes_what_is_young(patch: Patch) -> None:
-    def removable(closed: Any, active: int, settings: Any, now: int, limit: int) -> int:
-        return original(closed, active, settings, now + 3_000_000, limit)
+    def removable(closed: Any, active: int, settings: Any, now: int, *limits: int) -> int:
+        return original(closed, active, settings, now + 3_000_000, *limits)
 
     original = retention.removable
     patch.setattr(log, "removable", removable)
@@ -223,13 +225,29 @@ def retention_takes_what_is_undecided(patch: Patch) -> None:
     """As it is where the leader's rules do not hold it back."""
     original = PartitionLog.housekeep
 
-    def housekeep(self: PartitionLog, now: int, _: Any) -> int:
-        return original(self, now, self.end.offset)
+    def housekeep(self: PartitionLog, now: int, _: Any, trimmed: Any) -> int:
+        return original(self, now, self.end.offset, trimmed)
 
     patch.setattr(PartitionLog, "housekeep", housekeep)
     patch.setattr(
         leader, "evicted", lambda state, log_start: leader.replace(state, log_start=log_start)
     )
+
+
+@bug_in_trims
+def a_new_leader_starts_below_its_trim(patch: Patch) -> None:
+    original = ReplicaRole.trim
+
+    def trim(self: ReplicaRole, before: Any) -> None:
+        if self._state.role is Role.LEADER:
+            original(self, before)
+
+    patch.setattr(ReplicaRole, "trim", trim)
+
+
+@bug_in_trims
+def a_log_that_ends_below_its_trim_goes_on_there(patch: Patch) -> None:
+    patch.setattr(ReplicaRole, "_skip_trimmed", lambda self, now: None)
 
 
 @bug
