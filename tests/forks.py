@@ -131,7 +131,11 @@ def popen(command: Sequence[str], *, stderr: IO[str], env: Mapping[str, str], **
 
 
 def serve(asking: socket.socket) -> list[str] | None:
-    """Fork for whoever asks; return a broker's arguments in the child, None at the end."""
+    """Fork for whoever asks; return a broker's arguments in the child, None at the end.
+
+    The end is that of the tests' process, even by SIGKILL: then the brokers are killed.
+    """
+    alive: set[int] = set()
     woken, wakes = os.pipe()
     for end in (woken, wakes):
         os.set_blocking(end, False)
@@ -144,11 +148,13 @@ def serve(asking: socket.socket) -> list[str] | None:
         ready = {key.fileobj for key, _ in selector.select()}
         if woken in ready:
             os.read(woken, 4096)
-            _tell_ends(asking)
+            _tell_ends(asking, alive)
         if asking not in ready:
             continue
         message, passed, _, _ = socket.recv_fds(asking, _REQUEST_BYTES, 2)
         if not message:
+            for each in alive:
+                os.kill(each, signal.SIGKILL)
             return None
         pid = os.fork()
         if pid == 0:
@@ -159,12 +165,13 @@ def serve(asking: socket.socket) -> list[str] | None:
                 os.close(end)
             asking.close()
             return _become(json.loads(message), passed)
+        alive.add(pid)
         for each in passed:
             os.close(each)
         asking.send(json.dumps({"pid": pid}).encode())
 
 
-def _tell_ends(asking: socket.socket) -> None:
+def _tell_ends(asking: socket.socket, alive: set[int]) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -172,6 +179,7 @@ def _tell_ends(asking: socket.socket) -> None:
             return
         if pid == 0:
             return
+        alive.discard(pid)
         ended = {"pid": pid, "code": os.waitstatus_to_exitcode(status)}
         asking.send(json.dumps(ended).encode())
 

@@ -23,6 +23,7 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.errors import BY_CODE, IsologError, from_wire
+from spark_stream.testing.guard import kill_with_this_process
 from spark_stream.transport.client import ClientChannel
 from spark_stream.wire.addresses import location
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
@@ -103,6 +104,7 @@ class BrokerProcess:
                     text=True,
                     env=environment,
                 )
+                kill_with_this_process(process.pid)
         self._process = process
         line = self._first_line(process)
         self.lines.append(line)

@@ -1,7 +1,8 @@
 """A cluster of real brokers on this machine, for tests: they can be killed, paused and cut off.
 
 Each broker is a process of its own with a directory of its own; they share one metadata store.
-All files are in a temporary folder. Everything is removed at the end of the ``with`` block.
+All files are in a temporary folder. Everything is removed at the end of the ``with`` block. The
+brokers end with this process, even if it is killed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import psutil
 from spark_stream.client.log import Log, connect
 from spark_stream.cluster.backup import STORE_NAME
 from spark_stream.errors import BrokerUnavailable, InvalidOption, PortInUse, from_wire
+from spark_stream.testing.guard import kill_with_this_process
 from spark_stream.testing.links import Link, Links
 from spark_stream.testing.places import HERE, ProcessPlace
 from spark_stream.wire.addresses import joined
@@ -100,6 +102,7 @@ class LocalBroker:
                 text=True,
                 env=os.environ | allocator_settings(MEMORY_BYTES_DEFAULT),
             )
+        kill_with_this_process(self._process.pid)
 
     def await_ready(self) -> None:
         """Wait until it serves.

@@ -1,7 +1,8 @@
 """Real members of etcd on this machine, for tests: each can be killed, paused and started again.
 
 They keep the metadata of a cluster: ``LocalCluster(conf={"metadata": etcd.url("name")})``. All
-files are in a temporary folder. Everything is removed at the end of the ``with`` block.
+files are in a temporary folder. Everything is removed at the end of the ``with`` block. The members
+end with this process, even if it is killed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from spark_stream.errors import (
     MetadataUnavailable,
     StorageFailure,
 )
+from spark_stream.testing.guard import kill_with_this_process
 from spark_stream.testing.places import HERE, ProcessPlace
 from spark_stream.transport.tls import TlsFiles, client_context
 from spark_stream.wire.addresses import joined
@@ -100,6 +102,7 @@ class EtcdMember:
                 stdout=log,
                 stderr=log,
             )
+        kill_with_this_process(self._process.pid)
 
     @property
     def alive(self) -> bool:

@@ -1,0 +1,103 @@
+"""The processes of a test end with it, however it ends. Each test here kills a process of tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from spark_stream.testing.guard import start_time
+from spark_stream.testing.local_etcd import etcd_binary
+from tests.support import alive, eventually
+
+pytestmark = pytest.mark.slow  # each test starts brokers
+
+LOCAL_CLUSTER = """
+import sys, time
+from spark_stream.testing import LocalCluster
+cluster = LocalCluster(2)
+cluster.pause(2)
+print(*(each.pid for each in cluster.brokers.values()), flush=True)
+time.sleep(600)
+"""
+
+LOCAL_ETCD = """
+import threading, time
+from spark_stream.testing.local_etcd import LocalEtcd
+made = []
+starter = threading.Thread(target=lambda: made.append(LocalEtcd(1)))
+starter.start()
+starter.join()  # the thread that started the members ends, and they go on
+[etcd] = made
+assert etcd.members[0].alive
+print(*(each._process.pid for each in etcd.members), flush=True)
+time.sleep(600)
+"""
+
+BROKER_PROCESS = """
+import sys, time
+from pathlib import Path
+from tests import support
+support.is_quick = lambda: {quick}
+broker = support.BrokerProcess(Path(sys.argv[1]) / "log").start()
+broker.pause()
+print(broker.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def pids_of(script: str, folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
+    """A process of tests, and the processes that it has started."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(folder)},
+    )
+    assert process.stdout is not None
+    with process.stdout as output:
+        return process, [int(each) for each in output.readline().split()]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(LOCAL_CLUSTER, id="LocalCluster"),
+        pytest.param(
+            LOCAL_ETCD,
+            id="LocalEtcd",
+            marks=[
+                pytest.mark.etcd,
+                pytest.mark.skipif(etcd_binary() is None, reason="there is no etcd"),
+            ],
+        ),
+        pytest.param(BROKER_PROCESS.format(quick=True), id="forked BrokerProcess"),
+        pytest.param(BROKER_PROCESS.format(quick=False), id="BrokerProcess"),
+    ],
+)
+def test_processes_end_with_the_killed_process_of_their_test(script: str, tmp_path: Path) -> None:
+    """One of the brokers is paused: it cannot end by itself."""
+    tests, started = pids_of(script, tmp_path)
+    try:
+        assert started
+        assert all(alive(each) for each in started)
+        tests.send_signal(signal.SIGKILL)
+        tests.wait(60)
+        eventually(lambda: not any(alive(each) for each in started))
+    finally:
+        tests.kill()
+        for each in filter(alive, started):
+            os.kill(each, signal.SIGKILL)
+
+
+def test_a_later_process_of_an_id_has_another_start_time() -> None:
+    """So the guard of a test kills no stranger."""
+    mine = start_time(os.getpid())
+    ticks = int(mine) / os.sysconf("SC_CLK_TCK")
+    assert abs(psutil.boot_time() + ticks - psutil.Process().create_time()) < 2
+    assert start_time(1 << 30) == ""
