@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spark_stream.consistency.transactions.transactions import PositionOf, State
 from spark_stream.errors import ConsumerFenced, InvalidTransaction, IsologError, LeaderUnavailable
-from spark_stream.scripts.steps import Get, PartitionStep, Pause, Script, WriteMarkers
+from spark_stream.scripts.steps import Force, Get, PartitionStep, Pause, Script, WriteMarkers
 from spark_stream.scripts.transactions import consumers, deciding, finishing, positions, sweeping
 from spark_stream.scripts.transactions.deciding import Commit
 from spark_stream.scripts.transactions.finishing import Finished
@@ -335,6 +335,26 @@ def test_a_commit_that_others_have_finished_is_answered_for_its_own_transaction(
         world.advance(again)
     assert (again.error, again.result.number) == (None, begun[0])
     assert again.result.state is State.COMMITTED
+
+
+def test_a_commit_forces_each_partition_once_although_the_transaction_is_renewed():
+    """Else renewals that come faster than a force would keep it from ever being decided."""
+    world = watched()
+    begun = begin(world, A, "x")
+    world.run(A, write("x", begun, world.at(0), 1))
+    asked = commit(world, A, "x", begun)
+    forces = 0
+    for now_ms in range(1, 100):
+        if asked.over:
+            break
+        step = asked.parts[0] if asked.parts else asked.step
+        if isinstance(step, Force):
+            forces += 1
+            renewal = deciding.renew(world.brokers[B].finished, "x", "me", begun[0], now_ms)
+            world.run(B, renewal)
+        world.advance(asked)
+    assert asked.result.state is State.COMMITTED
+    assert forces == 1
 
 
 def test_a_commit_asks_each_partition_three_times():

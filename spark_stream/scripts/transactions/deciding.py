@@ -52,7 +52,7 @@ from spark_stream.scripts.transactions.positions import check_owners
 from spark_stream.scripts.transactions.records import Judge, Rule, as_judge
 
 _ABORTS: Final = {
-    Cause.EXPIRED: "its timeout of {timeout} ms was over",
+    Cause.EXPIRED: "it was not renewed within its timeout of {timeout} ms",
     Cause.KILLED: "an operator aborted it",
     Cause.FENCED: "a newer producer took its id over",
     Cause.ASKED: "its producer aborted it",
@@ -293,7 +293,9 @@ def renew(
 def commit(finished: Finished, asked: Commit) -> Script[Transaction]:
     """Commit; return when the markers are below the high watermark everywhere.
 
-    The transaction's records are forced before it is decided, if their topics ask for that.
+    The transaction's records are forced before it is decided, if their topics ask for that. Each
+    partition is forced once: all records were acknowledged before this call, and renewals of the
+    transaction, which repeat the judgement, must not repeat a long force.
     Positions of consumers whose names have owners are announced first: see ``consumers``.
 
     Raises:
@@ -304,6 +306,8 @@ def commit(finished: Finished, asked: Commit) -> Script[Transaction]:
         DiskFull, StorageFailure, LeaderUnavailable: if forcing failed, this call decided nothing.
             A later failure is after the decision: repeat the call, or the next sweep finishes it.
     """
+
+    forced: set[Joined] = set()
 
     def judge(found: Transaction) -> Script[Outcome]:
         outcome = rules.commit(
@@ -320,7 +324,9 @@ def commit(finished: Finished, asked: Commit) -> Script[Transaction]:
         if asked.owners and found.positions != asked.positions:
             return rules.announce(found, asked.instance, asked.number, asked.positions)
         yield from check_owners(asked.owners, asked.positions)
-        yield from force_partitions((yield from records.read_places(found.number)))
+        places = yield from records.read_places(found.number)
+        yield from force_partitions(each for each in places if each not in forced)
+        forced.update(places)
         return outcome
 
     while True:
