@@ -37,6 +37,8 @@ SOCKET_PATH_MAX: Final = 107
 
 TRANSACTION_TIMEOUT_MS_MAX: Final = 24 * 3_600_000
 """An open transaction holds back read_committed readers: nobody has reason for more than a day."""
+QUERY_NAME_LENGTH_MAX: Final = 255
+"""Characters of a query's name beside its transaction. Spark allows any length."""
 SESSION_MS_MIN: Final = 1_000
 SESSION_MS_MAX: Final = 3_600_000
 """How long a member of a consumer group may be silent: the least and the greatest setting."""

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from spark_stream.consistency.transactions.transactions import Content
 from spark_stream.structs import Name, OffsetField
+from spark_stream.wire.limits import QUERY_NAME_LENGTH_MAX
 from spark_stream.wire.messages import Description, Message, TimeoutField, TransactionalId
 
 
@@ -17,6 +18,7 @@ class OpenBranch(Message):
     ``query`` is the sink's owner for good, ``instance`` the query's present run: a new run fences
     those before it. ``run`` names the driver, ``planned`` says when it planned the batch (see
     ``StopRun``). ``renamed``: what the query committed under other ids before counts here.
+    ``query_name``: the query's name for people.
     """
 
     transactional_id: TransactionalId
@@ -27,6 +29,7 @@ class OpenBranch(Message):
     run: Annotated[str, Meta(max_length=255)] = ""
     planned: OffsetField = 0
     renamed: bool = False
+    query_name: Annotated[str, Meta(max_length=QUERY_NAME_LENGTH_MAX)] = ""
 
 
 class SettledBatch(Message):
@@ -48,6 +51,7 @@ class SinkDescription(Description, kw_only=False):
     state: str
     committed_batch: int
     last_used_ms: int
+    query_name: str = ""
 
 
 class SinkList(Message):

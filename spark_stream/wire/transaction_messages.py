@@ -113,8 +113,8 @@ class TransactionDescription(Description, kw_only=False):
     """A transactional id with its present or last transaction. Times in ms since the epoch.
 
     ``state``: empty, open, committing, aborting, committed or aborted. ``number`` is -1 before the
-    first transaction, ``committed_batch`` -1 where no sink's batch was committed. ``principal``: to
-    whom the id belongs; empty if to nobody.
+    first transaction, ``committed_batch`` -1 where no sink's batch was committed. ``principal``:
+    the owner of the id, empty without authentication. ``query_name``: the name of the sink's query.
     """
 
     transactional_id: str
@@ -130,6 +130,7 @@ class TransactionDescription(Description, kw_only=False):
     deadline_ms: int
     committed_batch: int
     principal: str = ""
+    query_name: str = ""
 
 
 class TransactionList(Message):

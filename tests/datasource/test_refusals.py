@@ -37,6 +37,7 @@ WRITES = [
     ({"createTopics": "true"}, "did you mean 'createTopic'"),
     ({"failOnDataLoss": "true"}, "'failOnDataLoss' is not for a sink"),
     ({"sinkId": "x"}, "sinkId without batchId"),
+    ({"transactionTimeout": "500ms"}, "transactionTimeout takes a time from 1s to 1d"),
 ]
 TEXT, INT, LONG = pa.string(), pa.int32(), pa.int64()
 # What Spark is asked for, the columns that it has, and what is said.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,16 +17,22 @@ from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.writing import renewal, task
 from spark_stream.datasource.writing.identity import BranchIdentity
-from spark_stream.datasource.writing.renewal import KeptOpen
+from spark_stream.datasource.writing.renewal import KeptOpen, UndecidedTransactions
 from spark_stream.datasource.writing.task import TaskWriter
-from spark_stream.errors import BrokerUnavailable, IsologError, TransactionAborted
+from spark_stream.errors import (
+    BrokerUnavailable,
+    InvalidTransaction,
+    IsologError,
+    TransactionAborted,
+)
+from tests.support import eventually
 
 SOON_MS = 8
 NEVER_MS = 3_600_000
 
 
 class Calls:
-    """A TransactionsClient that notes renewals, and fails them when it is told to."""
+    """A TransactionsClient that notes renewals, and fails them with the errors of the test."""
 
     def __init__(self, *errors: IsologError) -> None:
         self.made: list[tuple[Any, ...]] = []
@@ -37,6 +44,8 @@ class Calls:
         self.renewed.set()
         if self._errors:
             raise self._errors.pop(0)
+
+    renew = renew_batch
 
 
 @pytest.fixture
@@ -63,6 +72,45 @@ def test_what_cannot_be_renewed_any_more_is_let_go(identity: BranchIdentity) -> 
         assert not calls.renewed.wait(0.1)
 
 
+def test_a_transaction_is_renewed_after_its_task_until_it_is_decided() -> None:
+    calls = Calls(BrokerUnavailable("for a moment"), InvalidTransaction("it is committed"))
+    undecided = UndecidedTransactions()
+    undecided.add(calls, ("query/q", "run", 5), SOON_MS / 1000)  # type: ignore[arg-type]
+    eventually(lambda: not undecided.pending)
+    assert calls.made == [("query/q", "run", 5)] * 2
+
+
+def test_a_later_transaction_of_an_id_replaces_the_earlier_one() -> None:
+    calls = Calls(InvalidTransaction("it is committed"))
+    undecided = UndecidedTransactions()
+    undecided.add(calls, ("query/q", "run", 5), NEVER_MS)  # type: ignore[arg-type]
+    undecided.add(calls, ("query/q", "run", 6), SOON_MS / 1000)  # type: ignore[arg-type]
+    eventually(lambda: not undecided.pending)
+    assert calls.made == [("query/q", "run", 6)]
+
+
+def test_a_worker_of_a_driver_that_hangs_renews_for_a_limited_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(renewal, "_AFTER_TASK_S", 0.05)
+    calls = Calls()
+    undecided = UndecidedTransactions()
+    undecided.add(calls, ("query/q", "run", 5), SOON_MS / 1000)  # type: ignore[arg-type]
+    eventually(lambda: not undecided.pending)
+    assert set(calls.made) == {("query/q", "run", 5)}
+
+
+def test_a_failed_task_leaves_no_renewal(identity: BranchIdentity) -> None:
+    calls = Calls()
+    name = identity.transactional_id
+    for failure in (RuntimeError("the task failed"), None):
+        with suppress(RuntimeError), KeptOpen(calls, identity, NEVER_MS) as kept:  # type: ignore[arg-type]
+            kept.wrote((name, "run", 5))
+            if failure is not None:
+                raise failure
+        assert (name in renewal.undecided.pending) is (failure is None)
+
+
 def test_it_is_renewed_before_the_tasks_first_row(
     identity: BranchIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +120,8 @@ def test_it_is_renewed_before_the_tasks_first_row(
     monkeypatch.setattr(task, "session", lambda place: session)
     options = sink_options({"path": "x", "topic": "t"})
     schema = to_spark(pa.schema([("n", pa.int64())]))
-    writer = replace(TaskWriter(options, schema, identity), timeout_ms=SOON_MS)
+    options = replace(options, transaction_timeout_ms=SOON_MS)
+    writer = TaskWriter(options, schema, identity)
 
     def rows() -> Iterator[pa.RecordBatch]:
         assert calls.renewed.wait(10)

@@ -47,6 +47,21 @@ def test_a_sink_id_is_for_transactions() -> None:
         sink_options({**PLACE, "sinkId": "orders", "transactional": "false"})
 
 
+def test_transaction_timeout_is_a_minute_by_default_and_for_transactions() -> None:
+    assert sink_options(PLACE).transaction_timeout_ms == 60_000
+    assert sink_options({**PLACE, "transactionTimeout": "5m"}).transaction_timeout_ms == 300_000
+    for text in ("0s", "25h", "soon"):
+        with pytest.raises(InvalidOption, match="transactionTimeout takes a time"):
+            sink_options({**PLACE, "transactionTimeout": text})
+    with pytest.raises(InvalidOption, match="transactionTimeout is for transactional=true"):
+        sink_options({**PLACE, "transactionTimeout": "5m", "transactional": "false"})
+
+
+def test_the_name_of_a_query_is_cut_to_the_length_of_its_field() -> None:
+    assert sink_options({**PLACE, "queryName": "x" * 300}).query_name == "x" * 255
+    assert sink_options({**PLACE, "queryName": "nightly"}, streaming=False).query_name == "nightly"
+
+
 def test_a_numbered_batch_needs_both_options() -> None:
     both = {**PLACE, "sinkId": "orders", "BatchId": " 7 "}
     options = sink_options(both, streaming=False)

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-from msgspec.structs import replace
 
 import spark_stream as isolog
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.datasource.options import SinkOptions, sink_options
 from spark_stream.datasource.spark.types import to_spark
+from spark_stream.datasource.writing import renewal
 from spark_stream.datasource.writing.branches import open_branch
 from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.datasource.writing.writer import IsologWriter
@@ -25,9 +25,10 @@ from spark_stream.errors import (
     ProducerFenced,
     SinkInUse,
     StaleBatch,
+    TransactionAborted,
     UnknownTopic,
 )
-from tests.support import NUMBERS, BrokerProcess, log, numbers, shared, topic
+from tests.support import NUMBERS, BrokerProcess, eventually, log, numbers, shared, topic
 
 __all__ = ["log", "shared", "topic"]
 
@@ -85,9 +86,8 @@ def test_tasks_that_end_further_apart_than_the_timeout_commit(
     shared: BrokerProcess, log: isolog.Log, target: str, order: str
 ) -> None:
     """A task that still computes its first row keeps open what another wrote."""
-    writer = IsologWriter(options(shared, target), SCHEMA)
     timeout_ms = 2_000
-    writer._task = replace(writer._task, timeout_ms=timeout_ms)
+    writer = IsologWriter(options(shared, target, transactionTimeout=f"{timeout_ms}ms"), SCHEMA)
     quick_ended = threading.Event()
 
     def rows(kind: str, number: int) -> Iterator[pa.RecordBatch]:
@@ -119,6 +119,62 @@ def test_tasks_that_end_further_apart_than_the_timeout_commit(
     writer.commit(list(messages.values()))
     expected = [number for number, kind in enumerate(kinds) if "empty" not in kind]
     assert written(log, target) == expected
+
+
+def test_a_transaction_is_renewed_between_its_last_task_and_its_commit(
+    shared: BrokerProcess, log: isolog.Log, transactions: TransactionsClient, target: str
+) -> None:
+    """A driver may be slow to commit: its workers live, so the transaction does not time out."""
+    writer = IsologWriter(options(shared, target, transactionTimeout="3s"), SCHEMA)
+    message = writer.write(iter([numbers(0, 10)]))
+    name = message.written.branch.transactional_id
+
+    def outlived_its_first_deadline() -> bool:
+        found = transactions.describe(name)
+        assert found.state == "open"
+        return found.deadline_ms > found.began_ms + 2 * found.timeout_ms
+
+    eventually(outlived_its_first_deadline)
+    writer.commit([message])
+    assert written(log, target) == list(range(10))
+
+
+def test_the_transaction_of_a_query_without_workers_times_out_after_the_option(
+    shared: BrokerProcess,
+    log: isolog.Log,
+    transactions: TransactionsClient,
+    target: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The driver and its workers were killed, or paused: a later commit fails as a whole."""
+    monkeypatch.setattr(renewal.UndecidedTransactions, "add", lambda *_: None)
+    monkeypatch.setattr(renewal.KeptOpen, "__enter__", lambda kept: kept)
+    writer = batch_writer(shared, target, f"sink-{target}", 3, transactionTimeout="1s")
+    message = writer.write(iter([numbers(0, 10)]))
+    eventually(lambda: all(last_stable(log, target)))
+    with pytest.raises(TransactionAborted, match="timeout of 1000 ms") as raised:
+        writer.commit([message])
+    assert raised.value.details["cause"] == "expired"
+    assert written(log, target) == []
+    again = batch_writer(shared, target, f"sink-{target}", 3)
+    again.commit([again.write(iter([numbers(0, 10)]))])
+    assert written(log, target) == list(range(10))
+
+
+def test_the_name_of_the_query_stands_beside_its_transaction(
+    shared: BrokerProcess, transactions: TransactionsClient, target: str
+) -> None:
+    writer = batch_writer(shared, target, f"sink-{target}", 0, queryName="nightly")
+    message = writer.write(iter([numbers(0, 10)]))
+    name = message.written.branch.transactional_id
+    assert transactions.describe(name).query_name == "nightly"
+    writer.commit([message])
+    assert {each.transactional_id: each.query_name for each in transactions.all()}[name] == (
+        "nightly"
+    )
+    assert {each.transactional_id: each.query_name for each in transactions.sinks()}[name] == (
+        "nightly"
+    )
 
 
 # -- tasks that fail, drivers that stop -----------------------------------------------------------

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from msgspec.structs import replace
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
@@ -168,8 +167,4 @@ class FaultySource(IsologDataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         options = dict(self.options)
         fault = Fault(options.pop("fault"), Path(options.pop("marks")))
-        timeout_ms = options.pop("timeout_ms", None)
-        writer = FaultyWriter(sink_options(options), schema, fault)
-        if timeout_ms is not None:
-            writer._task = replace(writer._task, timeout_ms=int(timeout_ms))
-        return writer
+        return FaultyWriter(sink_options(options), schema, fault)

@@ -7,9 +7,12 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +21,7 @@ from pyspark.sql.functions import udf
 
 import spark_stream as isolog
 from spark_stream.client.transactions import TransactionsClient
+from spark_stream.wire.transaction_messages import TransactionDescription
 from tests.spark.conftest import Queries, ended
 from tests.spark.copies import (
     ROWS,
@@ -25,6 +29,7 @@ from tests.spark.copies import (
     assert_nothing_open,
     copying,
     faulty,
+    in_session,
     kill_session,
     source,
     target,
@@ -153,6 +158,101 @@ def test_a_driver_killed_before_in_or_after_its_commit(
     assert_exactly_once(queries, mishaps.topic(fault))
 
 
+@contextmanager
+def lone_driver(
+    queries: Queries, source: str, target: str, marks: Path, fault: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A driver of its own, once its query has come to the fault. Killed in the end."""
+    options = {"transactionTimeout": "3s", "queryName": target}
+    query = {"to": target, "fault": fault, "marks": str(marks), "options": options}
+    query["checkpoint"] = str(marks / "checkpoint")
+    job = marks / "job.json"
+    job.write_text(json.dumps({"path": queries.path, "source": source, "queries": [query]}))
+    with (marks / "driver.log").open("w") as out:
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.sink_driver", str(job)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    try:
+        wait_until((marks / fault).exists, "the query has come to its fault", 120)
+        yield driver
+    finally:
+        kill_session(driver)
+
+
+def present(transactions: TransactionsClient, query_name: str) -> TransactionDescription:
+    """The transaction of the query of this name."""
+    (found,) = [each for each in transactions.all() if each.query_name == query_name]
+    return found
+
+
+@pytest.mark.rule(
+    "how long the transaction of a dead driver holds readers back",
+    "datasource/writing/renewal.py",
+    "scripts/transactions/sweeping.py",
+)
+@pytest.mark.chaos
+@pytest.mark.full  # without a JVM: tests/datasource/test_sink_tasks.py
+def test_readers_go_on_soon_after_the_kill_of_a_driver_in_mid_batch(
+    queries: Queries,
+    log: isolog.Log,
+    transactions: TransactionsClient,
+    source: str,
+    target: str,
+    tmp_path: Path,
+) -> None:
+    with lone_driver(queries, source, target, tmp_path, "task waits"):
+
+        def outlived_its_first_deadline() -> bool:
+            found = present(transactions, target)
+            assert found.state == "open"
+            return found.deadline_ms > found.began_ms + 2 * found.timeout_ms
+
+        wait_until(outlived_its_first_deadline, "the task that waits renews its transaction")
+    number = present(transactions, target).number
+    wait_until(lambda: present(transactions, target).state == "aborted", "the transaction expires")
+    assert present(transactions, target).number == number
+    assert_nothing_open(log, target)
+    assert log.read(target, isolation="read_committed").num_rows == 0
+    assert ended(copying(queries, source, target, tmp_path / "checkpoint").start()) is None
+    assert_exactly_once(queries, target)
+
+
+@pytest.mark.chaos
+@pytest.mark.full  # without a JVM: tests/datasource/test_sink_tasks.py
+def test_a_driver_paused_beyond_the_timeout_gets_an_error_and_its_batch_is_written_once(
+    queries: Queries,
+    log: isolog.Log,
+    transactions: TransactionsClient,
+    source: str,
+    target: str,
+    tmp_path: Path,
+) -> None:
+    with lone_driver(queries, source, target, tmp_path, "commit begins") as driver:
+        members = [each for each in psutil.process_iter() if in_session(each, driver.pid)]
+        for each in members:
+            each.suspend()
+        wait_until(
+            lambda: present(transactions, target).state == "aborted", "the transaction expires"
+        )
+        assert_nothing_open(log, target)
+        for each in members:
+            each.resume()
+        (tmp_path / "go").touch()
+        wait_until((tmp_path / "ended").exists, "the query has ended")
+    failure = (tmp_path / "ended").read_text()
+    assert "TRANSACTION_ABORTED" in failure
+    assert "it was not renewed within its timeout of 3000 ms" in failure
+    assert_exactly_once(queries, target, AT_BATCH * ROWS_PER_BATCH)
+    query = copying(queries, source, target, tmp_path / "checkpoint").start()
+    assert ended(query) is None
+    assert query.recentProgress[0]["batchId"] == AT_BATCH
+    assert_exactly_once(queries, target)
+
+
 @pytest.mark.chaos
 @pytest.mark.full
 def test_of_two_runs_of_a_query_the_older_is_fenced(queries: Queries, mishaps: Mishaps) -> None:
@@ -236,7 +336,7 @@ def test_tasks_that_end_further_apart_than_the_timeout_commit(
         frame.select(computed("n").alias("n")), tmp_path / "checkpoint", topic=target
     )
     writer = writer.format("isolog_faulty").option("fault", "none").option("marks", str(tmp_path))
-    assert ended(writer.option("timeout_ms", str(1000 * timeout_s)).start()) is None
+    assert ended(writer.option("transactionTimeout", f"{timeout_s}s").start()) is None
     assert_exactly_once(queries, target, 2)
 
 

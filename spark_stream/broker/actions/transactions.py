@@ -223,6 +223,7 @@ def list_sinks(context: BrokerContext, asked: Empty) -> SinkList:
             state="expired" if expired else each.state.value,
             committed_batch=each.committed_batch,
             last_used_ms=each.deadline_ms - each.timeout_ms,
+            query_name=each.query_name,
         )
         for each, expired in context.transactions.run(
             sinks.list_sinks(context.transactions.finished)
@@ -253,6 +254,7 @@ def _claim(context: BrokerContext, asked: OpenBranch) -> Claim:
         timeout_ms=asked.timeout_ms,
         run=_own_run(context, asked.run),
         planned=asked.planned,
+        query_name=asked.query_name,
     )
 
 
@@ -312,6 +314,7 @@ def _facts(
         deadline_ms=found.deadline_ms,
         committed_batch=found.committed_batch,
         principal=found.principal,
+        query_name=found.query_name,
     )
 
 

@@ -52,7 +52,7 @@ def list_sinks(
     for each in found:
         table.add_row(
             cell(each.transactional_id),
-            cell(each.query),
+            cell(each.query_name or each.query),
             each.state,
             _batch(each),
             f"{duration(max(0.0, (now_ms - each.last_used_ms) / 1000))} ago",

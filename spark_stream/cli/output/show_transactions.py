@@ -87,6 +87,9 @@ def show_transactions(found: list[Aged], shape: Listing, out: Console | None = N
     is_known = any(each.facts.principal for each in found)
     if is_known:
         table.add_column("principal", overflow="fold")
+    is_named = any(each.facts.query_name for each in found)
+    if is_named:
+        table.add_column("query name", overflow="fold")
     for each in found:
         facts = each.facts
         numbers = (facts.number, facts.producer_id, facts.epoch)
@@ -98,6 +101,7 @@ def show_transactions(found: list[Aged], shape: Listing, out: Console | None = N
             "-" if each.left_s is None else duration(each.left_s),
             cell(places(facts.partitions)),
             *([cell(facts.principal) or "-"] if is_known else ()),
+            *([cell(facts.query_name) or "-"] if is_named else ()),
         )
     out.print(table)
 
@@ -126,6 +130,7 @@ def show_transaction(
         ("producer id, epoch", f"{_or_dash(facts.producer_id)}, {_or_dash(facts.epoch)}"),
         ("branches", ", ".join(map(str, facts.branches)) or "-"),
         ("query of the sink", cell(facts.query) or "-"),
+        *([("name of the query", cell(facts.query_name))] if facts.query_name else []),
         ("last committed batch of the sink", _or_dash(facts.committed_batch)),
         *([("principal", cell(facts.principal))] if facts.principal else []),
     )

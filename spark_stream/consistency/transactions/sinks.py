@@ -47,7 +47,7 @@ class Claim(Struct, frozen=True):
 
     ``query`` owns the sink permanently, ``instance`` is the query's present run. ``run`` names the
     driver that planned the batch, ``planned`` when it did, on a clock of that driver that never
-    goes back.
+    goes back. ``query_name`` is for people.
     """
 
     query: str
@@ -56,6 +56,7 @@ class Claim(Struct, frozen=True):
     timeout_ms: int = 60_000
     run: str = ""
     planned: int = 0
+    query_name: str = ""
 
 
 class Stop(Struct, frozen=True):
@@ -96,6 +97,7 @@ def branch(transaction: Transaction, claim: Claim, allotted: Allotted, now_ms: i
     return replace(
         begun(mine_now, allotted, now_ms),
         query=claim.query,
+        query_name=claim.query_name,
         batch=claim.batch,
         run=claim.run,
         planned=claim.planned,

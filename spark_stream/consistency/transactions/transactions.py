@@ -249,6 +249,8 @@ class Transaction(Struct, frozen=True):
 
     query: str = ""
     """The query whose sink this is; "": it is not a sink."""
+    query_name: str = ""
+    """The name of that query, as its user and Spark's web page have it; "": it has none."""
     batch: int = -1
     """The batch that the present transaction writes."""
     run: str = ""

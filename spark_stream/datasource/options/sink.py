@@ -10,11 +10,12 @@ from msgspec.structs import replace
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.datasource.options.checking import TOPIC_SETTING, Given, checked, topic_settings
 from spark_stream.datasource.options.table import Use
-from spark_stream.datasource.options.values import BadRecords
+from spark_stream.datasource.options.values import TRANSACTION_TIMEOUT_MS, BadRecords
 from spark_stream.datasource.spark.place import Place, place_of
 from spark_stream.datasource.values.content import Replays
 from spark_stream.errors import InvalidOption
 from spark_stream.schema.keys import PARTITION_BY, split_names
+from spark_stream.wire.limits import QUERY_NAME_LENGTH_MAX
 
 
 class SinkOptions(Struct, frozen=True):
@@ -37,6 +38,8 @@ class SinkOptions(Struct, frozen=True):
     replays: Replays = Replays.FAIL
     checkpoint: str | None = None
     dead_letter_topic: str | None = None
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    query_name: str = ""
 
 
 def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOptions:
@@ -75,6 +78,8 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOpt
         replays=options.value("differentReplay"),
         checkpoint=options.value("checkpointLocation"),
         dead_letter_topic=_dead_letter_topic(options, topic),
+        transaction_timeout_ms=round(options.value("transactionTimeout") * 1000),
+        query_name=(options.value("queryName") or "")[:QUERY_NAME_LENGTH_MAX],
     )
 
 
@@ -117,7 +122,7 @@ def _partition_by(asked: tuple[str, ...] | None, own: str | None) -> tuple[str, 
 
 def _check_identity(options: Given, *, streaming: bool, transactional: bool) -> None:
     """Check the options around ``sinkId``: a stream has its own batch ids, a batch write none."""
-    for option in ("sinkId", "batchId", "differentReplay"):
+    for option in ("sinkId", "batchId", "differentReplay", "transactionTimeout"):
         if option in options and not transactional:
             raise InvalidOption(f"{option} is for transactional=true", option=option)
     if streaming:

@@ -289,6 +289,14 @@ OPTIONS: Final = (
         in_table=Use.STREAM_SINK,
     ),
     Option(
+        "transactionTimeout",
+        Use.SINK,
+        "how long after the last renewal by the query's Python workers its transaction is aborted,"
+        " from `1s` to `1d`: for so long a killed driver holds back readers of committed records",
+        values.transaction_timeout_s,
+        f"{values.TRANSACTION_TIMEOUT_MS // 1000}s",
+    ),
+    Option(
         "onBadRecord",
         Use.SINK,
         "what to do with rows that do not fit their topic: `fail`, or `deadLetter`: write them to"
@@ -348,8 +356,9 @@ OPTIONS: Final = (
     ),
     Option(
         "queryName",
-        Use.STREAM_SINK,
-        "Spark's own, which it hands on: isolog does not use it",
+        Use.SINK,
+        "Spark's own name of a streaming query; a batch write takes it too: it stands beside the"
+        " transaction in `isolog transactions` and on the console",
     ),
     Option("user", Use.ALL, "who calls, with `password`"),
     Option("password", Use.ALL, "the user's password; Spark hides it in plans and logs"),

@@ -16,9 +16,17 @@ from spark_stream.errors import InvalidOption, InvalidTopic
 from spark_stream.schema.keys import split_names
 from spark_stream.sql.filters import parsed
 from spark_stream.structs import INT64_MAX
+from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
 
 SINK_ID_LENGTH_MAX: Final = 200
 """A transactional id has at most 255 characters, and a sink's has a prefix."""
+
+TRANSACTION_TIMEOUT_MS: Final = 60_000
+"""The default of ``transactionTimeout``.
+
+It is several times the longest silence of a healthy job, and it bounds how long the transaction of
+a dead driver holds back readers of committed records (decision 175).
+"""
 
 CONSUMER_LENGTH_MAX: Final = 255
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -100,6 +108,14 @@ def timeout_s(name: str, text: str) -> float:
     found = duration_s(name, text)
     if not 0 < found <= TIMEOUT_MS_MAX / 1000:
         raise InvalidOption(f"{name} takes a time from 1ms to 1h, not {text!r}", option=name)
+    return found
+
+
+def transaction_timeout_s(name: str, text: str) -> float:
+    """Parse a time with its unit, from 1s to 1d, to seconds."""
+    found = duration_s(name, text)
+    if not 1 <= found <= TRANSACTION_TIMEOUT_MS_MAX / 1000:
+        raise InvalidOption(f"{name} takes a time from 1s to 1d, not {text!r}", option=name)
     return found
 
 

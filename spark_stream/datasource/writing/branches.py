@@ -21,10 +21,10 @@ from msgspec.structs import replace
 
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.consistency.transactions.transactions import Content
+from spark_stream.datasource.options.values import TRANSACTION_TIMEOUT_MS
 from spark_stream.datasource.values.content import Measure, Replays, summed
 from spark_stream.datasource.writing.driver import NO_PLAN, Plan
 from spark_stream.datasource.writing.identity import BranchIdentity
-from spark_stream.datasource.writing.renewal import TIMEOUT_MS
 from spark_stream.errors import (
     DifferentReplay,
     InvalidTransaction,
@@ -111,7 +111,7 @@ def open_branch(
     transactions: TransactionsClient,
     identity: BranchIdentity,
     plan: Plan = NO_PLAN,
-    timeout_ms: int = TIMEOUT_MS,
+    timeout_ms: int = TRANSACTION_TIMEOUT_MS,
 ) -> TaskBranch:
     """Open a branch of the transaction that writes the identity's batch.
 
@@ -135,6 +135,7 @@ def _claim(identity: BranchIdentity, plan: Plan, timeout_ms: int) -> OpenBranch:
         run=plan.run,
         planned=plan.planned,
         renamed=identity.streaming,
+        query_name=identity.query_name,
     )
 
 
@@ -160,7 +161,7 @@ def commit(
     content = summed(task.content for task in tasks)
     branches = [task.branch for task in tasks if task.branch is not None]
     if all(branch.committed for branch in branches):
-        settled = transactions.settle_batch(_claim(identity, NO_PLAN, TIMEOUT_MS))
+        settled = transactions.settle_batch(_claim(identity, NO_PLAN, TRANSACTION_TIMEOUT_MS))
         if settled.committed and settled.content is not None:
             check_replay(identity, settled.content, content, replays)
         return

@@ -37,6 +37,8 @@ class BranchIdentity(Struct, frozen=True):
     query: str
     instance: str
     batch: int
+    query_name: str = ""
+    """The query's name for people."""
 
     @property
     def streaming(self) -> bool:
@@ -49,19 +51,22 @@ class BranchIdentity(Struct, frozen=True):
         return self.query != self.transactional_id
 
 
-def of_job() -> BranchIdentity:
+def of_job(query_name: str = "") -> BranchIdentity:
     """Make the identity of a batch write: new, and never used again."""
     name = f"job/{uuid.uuid4().hex}"
-    return BranchIdentity(name, query=name, instance=name, batch=0)
+    return BranchIdentity(name, query=name, instance=name, batch=0, query_name=query_name)
 
 
-def of_batch(sink_id: str, batch_id: int) -> BranchIdentity:
+def of_batch(sink_id: str, batch_id: int, query_name: str = "") -> BranchIdentity:
     """Make the identity of one attempt to write a batch that its user has numbered."""
     instance = f"batch/{uuid.uuid4().hex}"
-    return BranchIdentity(f"sink/{sink_id}", f"{BATCH_WRITES}{sink_id}", instance, batch_id)
+    query = f"{BATCH_WRITES}{sink_id}"
+    return BranchIdentity(f"sink/{sink_id}", query, instance, batch_id, query_name)
 
 
-def of_task(sink_id: str | None, context: TaskContext | None) -> BranchIdentity:
+def of_task(
+    sink_id: str | None, context: TaskContext | None, query_name: str = ""
+) -> BranchIdentity:
     """Return the identity of the micro-batch that the task works for.
 
     Raises:
@@ -73,7 +78,7 @@ def of_task(sink_id: str | None, context: TaskContext | None) -> BranchIdentity:
     if not (batch.isascii() and batch.isdecimal()):
         raise _unusable(BATCH, f"is {batch!r}, not a number")
     name = f"query/{query}" if sink_id is None else f"sink/{sink_id}"
-    return BranchIdentity(name, query=query, instance=run, batch=int(batch))
+    return BranchIdentity(name, query, run, int(batch), query_name)
 
 
 def _id(context: TaskContext | None, key: str) -> str:

@@ -44,7 +44,7 @@ from spark_stream.datasource.writing.dead_letters import (
 )
 from spark_stream.datasource.writing.driver import NO_PLAN, Plan
 from spark_stream.datasource.writing.identity import BATCH, QUERY, BranchIdentity, of_task
-from spark_stream.datasource.writing.renewal import TIMEOUT_MS, KeptOpen
+from spark_stream.datasource.writing.renewal import KeptOpen
 from spark_stream.datasource.writing.routing import by_topic, check_routing, routed
 from spark_stream.datasource.writing.targets import (
     Seen,
@@ -92,7 +92,6 @@ class TaskWriter(Struct, frozen=True):
     schema: StructType
     identity: BranchIdentity | None = None
     plan: Plan = NO_PLAN
-    timeout_ms: int = TIMEOUT_MS
     seen: Seen | None = None
 
     def prepare(self, *, lasting: bool = False) -> TaskWriter:
@@ -142,16 +141,16 @@ class TaskWriter(Struct, frozen=True):
             rows = coalesced(batches, keyed=self._keyed)
             _, dead_letters = self._append_all(log_session, None, rows, self._origin(None))
             return Wrote(log_session.cluster_id, dead_letters=dead_letters)
-        identity = self.identity or of_task(self.options.sink_id, TaskContext.get())
-        with KeptOpen(
-            log_session.transactions, identity, self.timeout_ms
-        ):  # before the first row comes
+        identity = self.identity or self._of_task(TaskContext.get())
+        timeout_ms = self.options.transaction_timeout_ms
+        # The renewals begin before the first row comes.
+        with KeptOpen(log_session.transactions, identity, timeout_ms) as kept:
             rows = coalesced(batches, keyed=self._keyed)
             first = next(rows, None)
             if first is None:
                 return Wrote(log_session.cluster_id, WrittenRows(identity))
             rows = itertools.chain([first], rows)
-            return self._in_branch(log_session, identity, rows)
+            return self._in_branch(log_session, identity, rows, kept)
 
     @property
     def _keyed(self) -> bool:
@@ -161,9 +160,14 @@ class TaskWriter(Struct, frozen=True):
         return any(name in names for name in spelled(self.options.partition_by, names) or topics)
 
     def _in_branch(
-        self, log_session: Session, identity: BranchIdentity, rows: Iterator[pa.RecordBatch]
+        self,
+        log_session: Session,
+        identity: BranchIdentity,
+        rows: Iterator[pa.RecordBatch],
+        kept: KeptOpen,
     ) -> Wrote:
-        branch = open_branch(log_session.transactions, identity, self.plan, self.timeout_ms)
+        timeout_ms = self.options.transaction_timeout_ms
+        branch = open_branch(log_session.transactions, identity, self.plan, timeout_ms)
         if branch.committed:  # a replay: its rows are measured and not written
             written = WrittenRows(identity, self._content(rows), branch)
             return Wrote(log_session.cluster_id, written)
@@ -174,15 +178,19 @@ class TaskWriter(Struct, frozen=True):
         except BaseException:  # a task that Spark kills ends in this way, too
             self._drop(branch)
             raise
+        kept.wrote(branch.transaction)
         written = WrittenRows(identity, content, branch)
         return Wrote(log_session.cluster_id, written, dead_letters)
+
+    def _of_task(self, context: TaskContext | None) -> BranchIdentity:
+        return of_task(self.options.sink_id, context, self.options.query_name)
 
     def _origin(self, identity: BranchIdentity | None) -> LetterOrigin:
         """Return what dead letters say of this task."""
         context = TaskContext.get()
         task = None if context is None else context.partitionId()
         if identity is None and context is not None and context.getLocalProperty(QUERY):
-            identity = of_task(self.options.sink_id, context)
+            identity = self._of_task(context)
         if identity is None:
             return LetterOrigin(task=task)
         batch = identity.batch if identity.remembered else None

@@ -109,8 +109,8 @@ def _reached(task: TaskWriter) -> Session | None:
 
 def _identity(options: SinkOptions) -> BranchIdentity:
     if options.sink_id is None or options.batch_id is None:
-        return of_job()
-    return of_batch(options.sink_id, options.batch_id)
+        return of_job(options.query_name)
+    return of_batch(options.sink_id, options.batch_id, options.query_name)
 
 
 def _commit(task: TaskWriter, messages: list[WriterCommitMessage | None], batch: int) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 
@@ -316,6 +319,80 @@ def test_a_timeout_aborts_and_the_owner_is_told(log, topic, identity):
         with producer.transaction():
             producer.append(topic, values("2"))
     assert found(log, topic) == [2]
+
+
+_PAUSED = """
+import asyncio
+import sys
+
+import spark_stream as isolog
+
+address, kind, topic, identity = sys.argv[1:]
+timeout = {"transactional_id": identity, "transaction_timeout_ms": 1_000}
+
+
+def told(text):
+    print(text, flush=True)
+    sys.stdin.readline()
+
+
+def sync():
+    with isolog.connect(address) as log, log.producer(**timeout) as producer:
+        try:
+            with producer.transaction():
+                producer.send(topic, "once").result()
+                told("written")
+        except isolog.errors.TransactionAborted as error:
+            told(error)
+        with producer.transaction():
+            producer.send(topic, "once")
+
+
+async def with_asyncio():
+    async with isolog.aio.connect(address) as log, log.producer(**timeout) as producer:
+        try:
+            async with producer.transaction():
+                await (await producer.send(topic, "once"))
+                told("written")
+        except isolog.errors.TransactionAborted as error:
+            told(error)
+        async with producer.transaction():
+            await producer.send(topic, "once")
+
+
+asyncio.run(with_asyncio()) if kind == "asyncio" else sync()
+"""
+
+
+@pytest.mark.parametrize("kind", ["sync", "asyncio"])
+def test_a_producer_paused_beyond_its_timeout_gets_an_error_and_writes_once(
+    shared, log, topic, identity, kind
+):
+    """A stopped process (SIGSTOP): its transaction expires as a whole, and readers go on."""
+    log.create_topic(topic)
+    with subprocess.Popen(
+        [sys.executable, "-c", _PAUSED, shared.address, kind, topic, identity],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "written\n"
+            process.send_signal(signal.SIGSTOP)
+            eventually(lambda: log.describe_transaction(identity).state == "aborted")
+            assert found(log, topic) == []
+            process.send_signal(signal.SIGCONT)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert "it was not renewed within its timeout of 1000 ms" in process.stdout.readline()
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    assert log.read(topic, isolation="read_committed")["value"].to_pylist() == [b"once"]
 
 
 def test_an_operator_can_abort_it(log, topic, producer, identity):

@@ -42,7 +42,7 @@ function readers(all) {
 function sinks(all) {
   const columns = [["Sink", ""], ["Query", ""], ["Last transaction", ""], ["Last committed batch", "number"], ["Last used", ""]];
   return table("Sinks", columns, all.map((each) => h("tr", { key: each.transactional_id },
-    h("th", { scope: "row" }, each.transactional_id), h("td", {}, each.query), h("td", {}, badge(each.state)),
+    h("th", { scope: "row" }, each.transactional_id), h("td", { title: each.query }, each.query_name || each.query), h("td", {}, badge(each.state)),
     h("td", { class: "number" }, each.committed_batch < 0 ? "none" : count(each.committed_batch)), h("td", {}, ago(each.last_used_ms)))));
 }
 

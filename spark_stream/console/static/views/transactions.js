@@ -48,7 +48,7 @@ function places(each) {
 }
 
 function owner(each) {
-  const words = [each.principal, each.query && `query ${each.query}`].filter(Boolean).join(", ");
+  const words = [each.principal, (each.query_name || each.query) && `query ${each.query_name || each.query}`].filter(Boolean).join(", ");
   return words || h("span", { class: "quiet", title: "Only clusters that ask who calls know their callers" }, "not known");
 }
 
