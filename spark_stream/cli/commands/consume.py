@@ -96,7 +96,8 @@ def consume(
         typer.Option(
             "--output",
             "-o",
-            help="Default: raw (values, one a line); of a typed topic a table.",
+            help="Default: raw (values, one a line). Of a typed topic, or with --columns: a table"
+            " on a terminal, JSON lines elsewhere.",
             show_default=False,
         ),
     ] = None,
@@ -141,7 +142,7 @@ def consume(
     with connection(bootstrap, path) as opened:
         topics = TopicsClient(opened)
         schema = topics.describe(topic).schema
-        shape = output or (Shape.RAW if is_default(schema) and columns is None else Shape.TABLE)
+        shape = output or _default_shape(schema, columns)
         names = _columns(topic, schema, shape, template, columns, metadata)
         view = View.of(topic, schema, names, filter=filter_)
         wanted = RangeRequest(topic, chosen, tuple(partition or ()), first, last, follow)
@@ -154,6 +155,13 @@ def consume(
             else:
                 writer = writer_of(shape, sink, view.schema, utf8=view.default)
             _copy(batches, writer, sink)
+
+
+def _default_shape(schema: pa.Schema, columns: str | None) -> Shape:
+    """Return the shape for a reader of standard output: a person, or a program."""
+    if is_default(schema) and columns is None:
+        return Shape.RAW
+    return Shape.TABLE if sys.stdout.isatty() else Shape.JSON
 
 
 def _columns(

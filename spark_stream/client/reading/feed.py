@@ -288,7 +288,7 @@ class Feed:
             LEADERS.on_failed(address, error)
             self._read_unmapped(item.key, position, lineage)
         except (pa.ArrowException, OSError) as error:
-            raise failure_of(error, address) from None
+            raise failure_of(error, address) from error
 
     def _read_unmapped(self, key: int, position: int, lineage: Lineage) -> None:
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import select
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_stream.sql.ddl import parse_schema
-from tests.cli.conftest import TIMEOUT_S, run
+from tests.cli.conftest import COMMAND, TIMEOUT_S, run
 
 SCHEMA = "id bigint, name string, at timestamp"
 ROWS = [
@@ -124,7 +125,7 @@ def test_files_of_every_format_into_a_typed_topic(served, call, monkeypatch, tmp
     assert table.schema.equals(parse_schema(SCHEMA))
     assert table.column("id").to_pylist() == [1, 2, 3]
 
-    shown = call("consume", "typed", "-n", "1", "--metadata").out
+    shown = call("consume", "typed", "-n", "1", "--metadata", "-o", "table").out
     assert [each.strip() for each in shown.splitlines()[0].split("│")] == [
         "id", "name", "at", "_topic", "_partition", "_offset", "_timestamp",
     ]  # fmt: skip
@@ -228,10 +229,57 @@ def test_a_follower_ends_at_an_end_that_is_still_to_come(served):
     assert ended(reader) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("columns", "options"), [(None, ()), ("number bigint", ("-o", "table")), ("number bigint", ())]
+)
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_pipe_gets_json_lines_and_a_terminal_a_table(
+    served, call, monkeypatch, columns, options, is_terminal
+):
+    name = f"shape-{columns is None}-{len(options)}-{is_terminal}"
+    served.log.create_topic(name, schema=columns)
+    with served.log.producer() as producer:
+        value = {"value": [b"7"]} if columns is None else {"number": [7]}
+        producer.append(name, pa.record_batch(value))
+    monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
+    found = call("consume", name, *options)
+    table = " number\n────────\n      7\n"
+    if columns is None:
+        assert found.out == "7\n"  # its values, one a line
+    else:
+        assert found.out == (table if options or is_terminal else '{"number":7}\n')
+
+
+def test_columns_of_a_topic_with_values_are_json_lines_in_a_pipe(served, call, monkeypatch):
+    monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
+    served.log.create_topic("chosen")
+    with served.log.producer() as producer:
+        producer.send("chosen", "v", key="k")
+    assert call("consume", "chosen", "--columns", "key,value").out == '{"key":"k","value":"v"}\n'
+    assert call("consume", "chosen", "--format", "{key}={value}").out == "k=v\n"
+
+
+def test_head_ends_a_command_quietly(served):
+    served.log.create_topic("long", schema="line string")
+    with served.log.producer() as producer:
+        producer.append("long", pa.record_batch({"line": ["." * 1000] * 2000}))
+    command = shlex.join([*COMMAND, "consume", "long", "--bootstrap", served.bootstrap])
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command} | head -1"],
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == json.dumps({"line": "." * 1000}, separators=(",", ":")) + "\n"
+
+
+@pytest.mark.parametrize("columns", [None, "value binary"])
 @pytest.mark.parametrize("mode", [[], ["--follow"]])
-def test_a_closed_pipe_ends_quietly(served, mode):
-    name = "wide" + "-follow" * len(mode)
-    served.log.create_topic(name)
+def test_a_closed_pipe_ends_quietly(served, mode, columns):
+    name = "wide" + "-follow" * len(mode) + "-typed" * (columns is not None)
+    served.log.create_topic(name, schema=columns)
     with served.log.producer() as producer:
         producer.append(name, pa.record_batch({"value": pa.array([b"." * 1000] * 2000)}))
     reader = served.start("consume", name, *mode)
