@@ -1,34 +1,36 @@
 """The views of a cluster side by side: status, metrics, console, top, and describe of each topic.
 
-All of them are asked through one broker. They are views of one function, so they agree, apart from
-a change between two of the questions: those who compare them repeat that for a while.
+All of them are read through one broker. They are views of one function, so they agree, apart from
+a change between two of the reads. A comparison is therefore repeated for a while.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection
 from contextlib import closing, suppress
 
 from msgspec import Struct
 
-import spark_stream as isolog
 from spark_stream.cli.operating.frames import frame_of
 from spark_stream.cli.operating.top import look_at
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.log import Log
 from spark_stream.console.asking import Asking
-from spark_stream.errors import IsologError
+from spark_stream.errors import BrokerUnavailable, IsologError
 from spark_stream.testing import LocalCluster
 from spark_stream.testing.local_cluster import LocalBroker
+from spark_stream.wire.addresses import joined, split_address
 from tests.broker.metrics.scraping import Samples, scraped
 
-_ANSWER_S = 10.0
+ANYWHERE = "0.0.0.0:0"
+"""The setting ``metrics_listen`` of brokers that may be on hosts of their own."""
+_ANSWER_S = 5.0
 _PAUSE_S = 0.2
 
 
 class View(Struct, frozen=True):
-    """A view; None where it does not show something."""
+    """A view. A field is None if the view does not show it; ``controller`` "": there is none."""
 
     alive: int
     without_leader: int | None = None
@@ -37,33 +39,57 @@ class View(Struct, frozen=True):
     store: bool | None = None
 
 
+class Views(Struct, frozen=True):
+    """All views through one broker, by name, and the ids of the brokers that they show as alive."""
+
+    by_name: dict[str, View]
+    alive: frozenset[str]
+
+    @property
+    def status(self) -> View:
+        return self.by_name["status"]
+
+    def differences(self) -> list[str]:
+        """Return the facts that differ from the status."""
+        return [
+            f"{name}: {field} is {theirs}, and the status has {mine}"
+            for name, view in self.by_name.items()
+            for field in view.__struct_fields__
+            if (theirs := getattr(view, field)) is not None
+            and theirs != (mine := getattr(self.status, field))
+        ]
+
+
 def metrics_of(broker: LocalBroker) -> Samples:
     """A scrape of the broker."""
     facts = json.loads((broker.directory / "broker.json").read_text())
-    return scraped(facts["metrics_address"], "/metrics")
+    _, port = split_address(facts["metrics_address"])
+    host, _ = split_address(broker.address)
+    return scraped(joined(host, port), "/metrics")
 
 
-def views_of(broker: LocalBroker) -> dict[str, View]:
-    """Every view of the cluster through this broker.
+def views_of(broker: LocalBroker) -> Views:
+    """Read every view of the cluster through this broker.
 
     Raises:
-        IsologError, OSError: it does not answer, or answers nobody while it is cut off.
+        IsologError, OSError: it does not answer, or it refuses to answer while it is cut off.
     """
     with closing(ClusterConnection(broker.address, timeout_s=_ANSWER_S)) as connection:
+        log = Log(connection)
+        status = log.cluster()
+        topics = [log.describe(name) for name in log.topics()]
         shown = Asking(connection).cluster()
-    with isolog.connect(broker.address, timeout=_ANSWER_S) as log:
-        status, topics = log.cluster(), [log.describe(name) for name in log.topics()]
         frame = frame_of([look_at(log)])
-    metrics = metrics_of(broker)
-    leaderless = sum(each.leader is None for topic in topics for each in topic.partitions)
-    words = [each.message for each in status.problems]
-    named = {each.id for each in frame.brokers if "controller" in each.state}
-    return {
+        metrics = metrics_of(broker)
+        if connection.address != broker.address:
+            raise BrokerUnavailable(f"broker {broker.number} sent the client to another one")
+    named = [each.id for each in frame.brokers if "controller" in each.state]
+    found = {
         "status": View(
             sum(each.alive for each in status.brokers),
             status.without_leader,
-            status.controller,
-            tuple(words),
+            status.controller or "",
+            tuple(each.message for each in status.problems),
             not any(each.kind.startswith("metadata") for each in status.problems),
         ),
         "metrics": View(
@@ -74,48 +100,38 @@ def views_of(broker: LocalBroker) -> dict[str, View]:
         "console": View(
             sum(each["alive"] for each in shown["brokers"]),
             shown["without_leader"],
-            shown["controller"],
+            shown["controller"] or "",
             tuple(each["message"] for each in shown["problems"]),
         ),
-        "top": View(
-            frame.brokers_alive, None, next(iter(named), None), problems=tuple(frame.problems)
+        "top": View(frame.brokers_alive, controller="".join(named), problems=tuple(frame.problems)),
+        "describe": View(
+            sum(each.alive for each in status.brokers),
+            sum(each.leader is None for topic in topics for each in topic.partitions),
         ),
-        "describe": View(sum(each.alive for each in status.brokers), leaderless),
     }
+    return Views(found, frozenset(each.id for each in status.brokers if each.alive))
 
 
-def differences(views: dict[str, View]) -> list[str]:
-    """What a view shows that the status does not."""
-    status = views["status"]
-    found = []
-    for name, view in views.items():
-        fields = {"alive", "without_leader", "problems", "store"}
-        if name in ("console", "top"):
-            fields.add("controller")
-        for each in fields:
-            mine, theirs = getattr(status, each), getattr(view, each)
-            if theirs is None and each != "controller":
-                continue
-            if mine != theirs:
-                found.append(f"{name}: {each} is {theirs}, and the status has {mine}")
-    return found
+def disagreements(cluster: LocalCluster, within_s: float) -> tuple[int, list[str]]:
+    """Compare the views through each broker that answers.
 
-
-def disagreements(
-    cluster: LocalCluster, within_s: float, paused: Collection[int] = ()
-) -> list[str]:
-    """Compare the views through each broker that answers; what still differs after this time.
-
-    ``paused``: brokers that cannot answer.
+    Return the number of these brokers, and the differences that remain after ``within_s``: between
+    views, or between a view and a broker whose process has ended.
     """
     until = time.monotonic() + within_s
     while True:
-        found: list[str] = []
+        answered, found = 0, []
+        ended = {each.id for each in cluster.brokers.values() if not each.alive}
         for number, broker in cluster.brokers.items():
-            if broker.alive and number not in paused:
-                with suppress(IsologError, OSError):
-                    views = views_of(broker)
-                    found += [f"broker {number}: {each}" for each in differences(views)]
+            with suppress(IsologError, OSError):
+                views = views_of(broker) if broker.alive else None
+                if views is not None:
+                    answered += 1
+                    found += [f"broker {number}: {each}" for each in views.differences()]
+                    found += [
+                        f"broker {number}: broker {each} has ended, and is shown as alive"
+                        for each in sorted(views.alive & ended)
+                    ]
         if not found or time.monotonic() > until:
-            return found
+            return answered, found
         time.sleep(_PAUSE_S)

@@ -46,18 +46,22 @@ from tests.etcd import use_cached_etcd
 from tests.floods import KINDS, OPENS, Target, flooded
 from tests.histories.writing import HistoryWriter
 from tests.hosts.machines import SmallDisk, with_clock
-from tests.hosts.network import Network
+from tests.hosts.network import Network, can_make_hosts
 from tests.replication.clusters import CONF, copies_are_equal, in_sync, patiently, restored
 from tests.support import eventually
+from tests.views import ANYWHERE, disagreements
 
 if TYPE_CHECKING:
     from tests.chaos.query import Copy
 
 LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic")
-OF_MEMBERS = ("kill", "pause leader", "pause quorum", "take away")
+OF_MEMBERS = ("kill", "pause leader", "pause quorum", "take away", "fill")
 CLOCKS = {1: 3_600, 2: 0, 3: -3_600}
 """By how many seconds the clock of each host is wrong."""
 DISK_MB = 400
+STORE_MB = 32
+"""The room for the metadata: etcd's quota, or the disk of its file."""
+VIEWS_S = 30.0
 FICKLE = frozenset({"follow-read_uncommitted"})
 ENDING_S = 120.0
 COURSE_S = 300.0
@@ -117,9 +121,17 @@ class Mishaps(threading.Thread):
         etcd: LocalEtcd | None = None,
         network: Network | None = None,
         disks: Sequence[SmallDisk] = (),
+        store_disk: SmallDisk | None = None,
     ) -> None:
+        """``disks``: of the brokers. ``store_disk``: that of the metadata's file."""
         super().__init__(name="mishaps", daemon=True)
         self._disks = disks
+        self._store_disk = store_disk
+        self._etcd_is_full = False
+        self.compared: Counter[str] = Counter()
+        """Of each kind of mishap, through how many brokers the views were compared."""
+        self.differences: list[str] = []
+        """Views that differed during a mishap."""
         self._network = network
         self._etcd = etcd
         self.strikes: Counter[str] = Counter()
@@ -143,14 +155,16 @@ class Mishaps(threading.Thread):
             ]
             if self._etcd is not None:
                 kinds += [self._kill_member, self._pause_leader, self._pause_quorum]
-                kinds += [self._take_away]
+                kinds += [self._take_away, self._fill_etcd]
+            if self._store_disk is not None:
+                kinds += [self._fill_store]
             if self._network is not None:
                 kinds = [each for each in kinds if each not in (self._cut, self._cut_off)]
                 kinds += [self._part, self._part_one_way, self._isolate]
                 kinds += [self._delay, self._lose, self._freeze, self._fill]
             self._chance.shuffle(kinds)
             for kind in kinds:
-                self._strike(kind)
+                self._strike(kind, compares=True)
             while not self._stopping.wait(self._chance.uniform(0.2, 2.0)):
                 self._strike(self._chance.choice(kinds))
         except BaseException as error:
@@ -158,22 +172,33 @@ class Mishaps(threading.Thread):
         finally:
             self._floods.close()
 
-    def _strike(self, kind) -> None:
+    def _strike(self, kind: Callable[[list[int]], None], *, compares: bool = False) -> None:
         numbers = self._chance.sample(list(self._cluster.brokers), 3)
         kind(numbers)
         if self._chance.random() < 0.25:
             self._kill(numbers[1:])  # another one, while the first is not back
         # With etcd a lease lasts longer: some mishaps have to outlive it.
         self._stopping.wait(self._chance.uniform(0.1, 3.5 if self._etcd is None else 10.0))
+        if compares:
+            self._compare(kind.__name__.strip("_"))
         self._floods.close()
         if self._network is not None:
             self._network.heal()
-        for disk in self._disks:
+        for disk in (*self._disks, *filter(None, [self._store_disk])):
             disk.clear()
         if self._etcd is not None:
             self._etcd.restore()
+            if self._etcd_is_full:
+                self._etcd.free()
+                self._etcd_is_full = False
         restored(self._cluster)
         self._stopping.wait(self._chance.uniform(0.0, 1.0))
+
+    def _compare(self, kind: str) -> None:
+        """Compare the views of the cluster, while the mishap lasts."""
+        answered, found = disagreements(self._cluster, VIEWS_S)
+        self.compared[kind] += answered
+        self.differences += [f"{kind}: {each}" for each in found]
 
     def _kill(self, numbers: list[int]) -> None:
         if self._cluster.broker(numbers[0]).alive:
@@ -274,6 +299,21 @@ class Mishaps(threading.Thread):
         self._disks[numbers[0] - 1].fill()
         self.strikes["fill"] += 1
 
+    def _fill_etcd(self, numbers: list[int]) -> None:
+        """Etcd takes no changes, and a broker dies: no other one can be elected."""
+        assert self._etcd is not None
+        self._etcd_is_full = True
+        self._etcd.fill()
+        self._kill(numbers)
+        self.strikes["etcd: fill"] += 1
+
+    def _fill_store(self, numbers: list[int]) -> None:
+        """The disk of the metadata's file has no room left, and a broker dies."""
+        assert self._store_disk is not None
+        self._store_disk.fill()
+        self._kill(numbers)
+        self.strikes["store: fill"] += 1
+
     def _take_away(self, _: list[int]) -> None:
         """No member answers, for longer than a lease lasts."""
         assert self._etcd is not None
@@ -314,18 +354,29 @@ def run(
         if histories is not None:
             path, name = histories / f"chaos-{seed}.jsonl", f"chaos seed {seed}"
             notes.history = ended.enter_context(closing(HistoryWriter(path, name)))
-        etcd, network, conf, folder, disks = None, None, CONF, None, []
+        etcd, network, conf, disks, store_disk = None, None, CONF, [], None
+        folder = Path(ended.enter_context(tempfile.TemporaryDirectory()))
         if hosts:
             network = ended.enter_context(Network(3))
             places = [with_clock(network.place(each), offset) for each, offset in CLOCKS.items()]
-            folder = Path(ended.enter_context(tempfile.TemporaryDirectory()))
             disks = [SmallDisk(folder / f"broker-{each}", DISK_MB) for each in CLOCKS]
             for disk in disks:
                 ended.callback(disk.close)
         if etcd_folder is not None:
-            etcd = ended.enter_context(LocalEtcd(3, etcd_folder, places=places if hosts else ()))
+            etcd = ended.enter_context(
+                LocalEtcd(
+                    3,
+                    etcd_folder,
+                    places=places if hosts else (),
+                    quota_bytes=STORE_MB << 20,
+                )
+            )
             # Hosts share no files, but these do: readers must not notice.
             conf = {"metadata": etcd.url("chaos"), "mapped_reads": not hosts}
+        elif can_make_hosts():
+            store_disk = SmallDisk(folder / "metadata", STORE_MB)
+            ended.callback(store_disk.close)
+        conf = {**conf, "metrics_listen": ANYWHERE}
         cluster = ended.enter_context(
             LocalCluster(3, conf=conf, folder=folder, cuttable=not places, places=places)
         )
@@ -372,7 +423,7 @@ def run(
             for level in LEVELS
         ]
         mishaps = (
-            Mishaps(cluster, calm, seed, etcd, network, disks)
+            Mishaps(cluster, calm, seed, etcd, network, disks, store_disk)
             if course is None
             else Course(cluster, course)
         )
@@ -380,7 +431,7 @@ def run(
             each.start()
         time.sleep(seconds)  # the length of the run, and no wait for anything
         calm.set()
-        mishaps.join(ENDING_S if course is None else COURSE_S)
+        mishaps.join(COURSE_S)
         problems = ["the course does not end"] if mishaps.is_alive() else []
         restored(cluster)
         eventually(lambda: notes.enough, ENDING_S)
@@ -414,6 +465,10 @@ def run(
         writes, reads = pd.concat(notes.writes), pd.concat(notes.reads)
         finals = {f"final-{level}" for level in LEVELS} | {f"follow-{level}" for level in LEVELS}
         problems += [f"{name} is stuck" for name in stuck]
+        if isinstance(mishaps, Mishaps):
+            problems += mishaps.differences
+            if not mishaps.compared.total():
+                problems.append("no broker has answered for a comparison of views")
         problems += [repr(each) for each in (*notes.surprises, *mishaps.failures)]
         problems += map(str, _broken(writes, reads, finals))
         if problems:
