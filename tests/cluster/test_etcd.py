@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from spark_stream.cluster.stores import etcd as etcd_module
+from spark_stream.cluster.stores import etcd_leases as etcd_leases_module
 from spark_stream.cluster.stores.backends import EtcdAccess, EtcdBackend, EtcdPlace
 from spark_stream.cluster.stores.etcd import EtcdStore
 from spark_stream.cluster.stores.etcd_client import EtcdClient, encoded
-from spark_stream.cluster.stores.etcd_leases import EtcdLeases
+from spark_stream.cluster.stores.etcd_leases import EtcdIdLock, EtcdLeases
 from spark_stream.cluster.stores.leases import Renewal
 from spark_stream.cluster.stores.store import FORM, Delete, Put
 from spark_stream.environment import SystemClock, SystemMachine
@@ -456,6 +457,63 @@ def test_after_a_lease_without_a_sign_of_life_an_id_is_free_and_its_old_broker_e
     with pytest.raises(DirectoryInUse):
         first.take_place("b", "start", LEASE_S)
     assert second.take_place("b", "start-2", LEASE_S).write(1)
+
+
+class SteppedTime:
+    """The time of a wait: each sleep moves it, and calls ``step`` with the time that has passed."""
+
+    def __init__(self, step: Callable[[float], object]) -> None:
+        self._now = 0.0
+        self._step = step
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+        self._step(self._now)
+
+
+def test_lock_id_waits_as_long_as_the_lease_of_the_holder_lasts(
+    board_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A holder with a long lease renews it seldom: in that time nobody else may have its id."""
+    first, second = board_of("one", 10 * LEASE_S), board_of("two", LEASE_S)
+    first.lock_id("b", tmp_path)
+    place = first.take_place("b", "start", 10 * LEASE_S)
+    renewed: list[bool] = []
+
+    def renew_late(now: float) -> None:
+        if now > 5 * LEASE_S and not renewed:
+            renewed.append(place.write(1))
+
+    monkeypatch.setattr(etcd_leases_module, "time", SteppedTime(renew_late))
+    with pytest.raises(DirectoryInUse):
+        second.lock_id("b", tmp_path)
+    assert renewed == [True]
+    assert place.write(2)
+
+
+@pytest.mark.parametrize("of", ["the lease", "the lock"])
+def test_lock_id_is_refused_by_a_renewal_after_its_last_look(
+    board_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+):
+    """A holder that wakes up between the last look and the put of another still has its id."""
+    first, second = board_of("one"), board_of("two")
+    lock = first.lock_id("b", tmp_path)
+    place = first.take_place("b", "start", LEASE_S)
+    monkeypatch.setattr(etcd_leases_module, "time", SteppedTime(lambda _: None))
+    put = EtcdIdLock._put
+
+    def wake_up_first(self: EtcdIdLock, version: int, conditions: Sequence[Any] = ()) -> bool:
+        monkeypatch.setattr(EtcdIdLock, "_put", put)
+        assert place.write(1) if of == "the lease" else lock._put(version)
+        return put(self, version, conditions)
+
+    monkeypatch.setattr(EtcdIdLock, "_put", wake_up_first)
+    with pytest.raises(DirectoryInUse):
+        second.lock_id("b", tmp_path)
+    assert place.write(2)
 
 
 @pytest.mark.parametrize("longer_s", [LEASE_S, 2 * LEASE_S])

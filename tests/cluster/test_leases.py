@@ -13,6 +13,7 @@ from spark_stream.cluster.stores.etcd_leases import EtcdLeases
 from spark_stream.cluster.stores.lease_files import LeaseFiles
 from spark_stream.cluster.stores.leases import (
     Board,
+    LeasePlace,
     Leases,
     Renewal,
 )
@@ -119,6 +120,40 @@ def test_who_looks_for_the_first_time_gives_a_lease_its_full_time(holders, board
     assert newcomer.left_s("b1") == 10.0
     moments.append(1_010.0)
     assert not newcomer.alive("b1")
+
+
+class LateAnswer:
+    """A board whose next read takes ``slow_s``; the holder renews just before its answer."""
+
+    def __init__(self, board: Board, moments: list[float], slow_s: float) -> None:
+        self._board = board
+        self._moments = moments
+        self._slow_s = slow_s
+        self.renew: Callable[[], object] = lambda: None
+
+    def take_place(self, broker_id: str, incarnation: str, duration_s: float) -> LeasePlace:
+        return self._board.take_place(broker_id, incarnation, duration_s)
+
+    def read(self, broker_id: str) -> Renewal | None:
+        self._moments.append(self._moments[-1] + self._slow_s)
+        self._slow_s = 0.0
+        self.renew()
+        return self._board.read(broker_id)
+
+
+@pytest.mark.rule("from when on an observer counts a lease", "cluster/stores/leases.py")
+def test_an_observer_counts_a_renewal_from_the_end_of_the_read_that_showed_it(moments):
+    """The renewal may have been written just before the answer, and its holder counts from then."""
+    board = LateAnswer(MemoryBoard(), moments, 5.0)
+    lease = Leases(board, HandClock(moments, 100.0), 10.0).hold("b1", "start-1")
+    board.renew = lease.renew
+    observer = Leases(board, HandClock(moments, 7_000.0), 10.0)
+    assert observer.alive("b1")
+    board.renew = lambda: None
+    moments.append(14.0)
+    assert lease.may_serve() is False
+    assert lease.left_s() == 1.0
+    assert observer.left_s("b1") == 1.0, "an observer that finds it over earlier elects too early"
 
 
 def test_a_broker_without_a_lease_is_not_alive(holders, observers):
