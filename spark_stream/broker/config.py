@@ -124,7 +124,8 @@ class BrokerConfig(BaseSettings):
     long an unused id of a sink is kept. Both are the same for all brokers of a cluster.
 
     ``default_replication_factor``: the number of replicas of a topic that is created without one;
-    by default the number of brokers that are not being decommissioned, at most three.
+    by default the number of brokers that are not being decommissioned, at most three. While some
+    of these are dead, the number of living ones, but no fewer than ``min.insync.replicas``.
     ``leader_balance_seconds``: how long a partition's preferred leader must be alive and in sync
     before it leads again; 0: only when asked for.
 

@@ -144,8 +144,9 @@ class Log(Closing):
         """Create a topic: with one partition and Kafka's columns, unless the arguments differ.
 
         Without a ``replication_factor`` the cluster decides (``default_replication_factor``): three
-        replicas if there are three brokers. The answer's ``warning`` tells if a topic has one
-        replica in a cluster of several brokers.
+        replicas if there are three brokers, or fewer while one of them is dead. A given number is
+        strict. The answer's ``warning`` is set if a topic has fewer replicas than usual because of
+        dead brokers, or one replica in a cluster of several brokers.
 
         Replicas are spread over the brokers and their racks. ``assignment`` places them by hand:
         for each partition the ids of its brokers, the preferred leader first; it also sets the

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from spark_stream.broker.node.placing import missing_replicas_warning
 from spark_stream.cluster.brokers import Brokers, BrokerState
 from spark_stream.cluster.partitions import PARTITIONS
 from spark_stream.cluster.topics import TOPICS
@@ -30,8 +31,10 @@ def replicas(broker: LocalBroker, topic: str) -> list[str]:
     return ["".join(broker.record(topic, each).replicas) for each in partitions]
 
 
-def create(asked: LocalBroker, partitions: int, factor: int | None, assignment=None) -> None:
-    asked.topics.create("t", partitions, factor, NUMBERS, {}, assignment)
+def create(
+    asked: LocalBroker, partitions: int, factor: int | None, assignment=None, name="t", **config
+) -> None:
+    asked.topics.create(name, partitions, factor, NUMBERS, config, assignment)
 
 
 @pytest.mark.rule(
@@ -64,13 +67,30 @@ def test_a_topic_that_names_no_factor_gets_as_many_replicas_as_brokers_up_to_thr
     assert found == [1, 2, 3, 3]
 
 
-def test_a_default_factor_counts_brokers_that_are_away_and_not_those_that_leave(a):
+@pytest.mark.rule("the replication factor of a topic that names none", "broker/node/placing.py")
+def test_a_topic_that_names_no_factor_is_created_while_a_broker_is_dead(a):
     a.around.up["c"].die()
-    with pytest.raises(InvalidAssignment, match="broker 'c' is not alive"):
-        create(a, 1, None)
+    create(a, 1, None)
+    assert sorted(*replicas(a, "t")) == ["a", "b"]
+    warning = missing_replicas_warning(a.host.find("t"), a.members)
+    assert "2 of the usual 3 replicas" in warning
+    assert "broker 'c' is not alive" in warning
+    assert "isolog topic move" in warning
+
+
+def test_a_topic_that_names_no_factor_has_at_least_the_replicas_of_its_min_isr(a):
+    a.around.up["c"].die()
+    with pytest.raises(InvalidAssignment, match=r"factor of 3 .* broker 'c' is not alive"):
+        create(a, 1, None, **{"min.insync.replicas": "3"})
+    create(a, 1, None, **{"min.insync.replicas": "2"})
+    assert sorted(*replicas(a, "t")) == ["a", "b"]
+
+
+def test_a_default_factor_does_not_count_brokers_that_leave(a):
     Brokers(a.store).mark("c", BrokerState.LEAVING)
     create(a, 1, None)
     assert sorted(*replicas(a, "t")) == ["a", "b"]
+    assert missing_replicas_warning(a.host.find("t"), a.members) is None
 
 
 def test_only_those_that_are_alive_get_replicas(a):

@@ -312,3 +312,6 @@ def test_a_topic_is_made_while_a_broker_is_dead_and_who_needs_it_is_told_its_nam
     assert more not in log.topics()
     for broker in cluster.brokers.values():
         assert not list(broker.directory.glob(f"topics/{more}"))
+    usual = log.create_topic(f"{topic}-usual", schema=NUMBERS)
+    assert set(usual.partitions[0].replicas) == {"1", "2"}
+    assert "2 of the usual 3 replicas" in usual.warning

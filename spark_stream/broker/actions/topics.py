@@ -11,7 +11,7 @@ from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.hosted import HostedTopic
 from spark_stream.broker.node.observing import Observation
-from spark_stream.broker.node.placing import lone_replica_warning
+from spark_stream.broker.node.placing import lone_replica_warning, missing_replicas_warning
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.control.partition_record import PartitionRecord
@@ -68,7 +68,12 @@ def create_topic(context: BrokerContext, asked: CreateTopic) -> TopicDescription
         asked.assignment,
         asked.token,
     )
-    return _described(context, hosted)
+    described = _described(context, hosted)
+    chosen = (asked.replication_factor, asked.assignment, context.topics.default_factor)
+    if any(each is not None for each in chosen):
+        return described
+    warning = missing_replicas_warning(hosted.topic, context.members)
+    return structs.replace(described, warning=warning or described.warning)
 
 
 def alter_topic(context: BrokerContext, asked: AlterTopic) -> TopicDescription:

@@ -25,13 +25,33 @@ FACTOR_MAX: Final = 3
 """The largest replication factor that a topic gets by default."""
 
 
-def default_factor(members: Members) -> int:
+def default_factor(members: Members, least: int) -> int:
     """Return the replication factor of a topic that is created without one.
 
-    A broker that is not alive counts: otherwise a topic that is created while one is away would
-    keep fewer replicas than the others. Creating it fails instead, and the error says what to do.
+    It is the number of brokers up to three. While some of them are dead, the living ones are
+    enough, down to ``least``: the ``min.insync.replicas`` of the topic.
     """
+    alive = len(members.takers(members.alive()))
+    return min(_usual_factor(members), max(least, alive))
+
+
+def _usual_factor(members: Members) -> int:
+    """Return the default replication factor while all brokers are alive."""
     return min(FACTOR_MAX, max(1, members.count_staying()))
+
+
+def missing_replicas_warning(topic: Topic, members: Members) -> str | None:
+    """Return a warning if a new topic has fewer replicas because brokers are dead."""
+    usual = _usual_factor(members)
+    if topic.replication_factor >= usual:
+        return None
+    alive = members.alive()
+    dead = [BrokerId(each.id) for each in members.brokers() if BrokerId(each.id) not in alive]
+    why = _in_words(sorted(dead), "not alive") or "a broker was not alive"
+    return (
+        f"topic {topic.name!r} has {topic.replication_factor} of the usual {usual} replicas of each"
+        f" partition ({why}): add the others with `isolog topic move` when all brokers are alive"
+    )
 
 
 def lone_replica_warning(topic: Topic, members: Members) -> str | None:

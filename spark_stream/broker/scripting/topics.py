@@ -54,7 +54,7 @@ class TopicAdmin:
         default_replication_factor: int | None = None,
     ) -> None:
         """``default_replication_factor`` is for topics that name none."""
-        self._default_replication_factor = default_replication_factor
+        self.default_factor = default_replication_factor
         self._driver = driver
         self._host = host
         self._members = members
@@ -106,7 +106,9 @@ class TopicAdmin:
         if assignment is not None:
             partitions, replication_factor = len(assignment), len(next(iter(assignment), ()))
         elif replication_factor is None:
-            replication_factor = self._default_replication_factor or default_factor(self._members)
+            given = {key: str(value) for key, value in config.items()}
+            least = parse_settings(given, self._defaults).min_insync_replicas
+            replication_factor = self.default_factor or default_factor(self._members, least)
         topic = Topic(
             name=name,
             id=self._ids.new_id(),
