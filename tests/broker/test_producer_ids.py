@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
@@ -127,3 +128,42 @@ def test_idle_producers_expire_and_those_with_an_open_transaction_do_not(tmp_pat
         assert owner.put("u", 2, 1)["offset"] == 1
         owner.commit()
         assert seen(flight, "u", "read_committed") == [1, 2]
+
+
+@pytest.mark.rule("a duplicate with other content", "broker/partition/appends.py")
+@pytest.mark.parametrize("restarted", [False, True])
+def test_batch_with_other_content_is_no_duplicate(broker, restarted: bool):
+    with broker.connect() as log:
+        log.create_topic("t", schema=NUMBERS)
+    with broker.flight() as flight:
+        producer, stream = new_producer(flight), Appender(flight, "t")
+        stream.put(10, 2, producer, 0)
+        stream.put(20, 2, producer, 1)
+    if restarted:
+        broker.kill()
+        broker.restart()
+    with broker.flight() as flight:
+        stream = Appender(flight, "t")
+        for number, sequence in ((20, 0), (11, 0), (10, 1)):
+            error = stream.refused(number, 2, producer, sequence)
+            assert isinstance(error, OutOfOrderSequence)
+            assert "another batch" in error.message
+        assert stream.put(10, 2, producer, 0)["duplicate"]
+        assert stream.put(30, 2, producer, 2)["offset"] == 4
+        assert seen(flight, "t", UNCOMMITTED) == [10, 11, 20, 21, 30, 31]
+
+
+@pytest.mark.parametrize(("before", "after"), [("none", "zstd"), ("zstd", "none")])
+def test_retry_is_a_duplicate_after_the_topic_was_altered(broker, before: str, after: str):
+    """The stored batch then has another encoding than the retry."""
+    with broker.connect() as log, broker.flight() as flight:
+        log.create_topic("t", schema=NUMBERS, config={"compression": before})
+        producer, stream = new_producer(flight), Appender(flight, "t")
+        stream.put(10, 2, producer, 0)
+        log.alter_topic("t", config={"compression": after})
+        assert stream.put(10, 2, producer, 0)["duplicate"]
+        assert isinstance(stream.refused(12, 2, producer, 0), OutOfOrderSequence)
+        log.alter_topic("t", schema=NUMBERS.append(pa.field("added", pa.string())))
+        again = Appender(flight, "t")
+        assert again.put(10, 2, producer, 0)["duplicate"]
+        assert isinstance(again.refused(12, 2, producer, 0), OutOfOrderSequence)

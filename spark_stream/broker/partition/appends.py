@@ -25,7 +25,7 @@ from spark_stream.broker.partition.outcomes import (
     unknown_outcome,
 )
 from spark_stream.broker.partition.state import PartitionState
-from spark_stream.consistency.ids import NO_TRANSACTION
+from spark_stream.consistency.ids import NO_TRANSACTION, Offset
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.effects import Effects
 from spark_stream.consistency.partition.producers import (
@@ -34,6 +34,7 @@ from spark_stream.consistency.partition.producers import (
     RefusedBatch,
     Stamp,
     Wrong,
+    following,
 )
 from spark_stream.errors import (
     InvalidTransaction,
@@ -145,6 +146,9 @@ class Appends:
         if stamp is not None:
             verdict = core.judge(stamp, records)
             if isinstance(verdict, Duplicate):
+                if not self._is_stored(verdict, prepared):
+                    expected = following(core.producers[stamp.producer_id].last_sequence)
+                    raise _of_stamp(state.name, stamp, RefusedBatch(Wrong.OTHER_BATCH, expected))
                 return Appended(verdict.offset, verdict.count, duplicate=True), []
             if isinstance(verdict, RefusedBatch):
                 if prepared is None:  # its own error says more
@@ -162,6 +166,22 @@ class Appends:
         state.sessions.give_batch(entry, prepared.message)
         state.traffic.appended.add(1, records, prepared.message.size)
         return Appended(end.offset, records), effects
+
+    def _is_stored(self, stored: Duplicate, prepared: Prepared | None) -> bool:
+        """Return whether the log has the records of a batch, perhaps in another encoding.
+
+        The topic's schema or compression may have changed since the first time.
+        """
+        if prepared is None or prepared.crc == stored.crc:
+            return prepared is not None
+        state = self._state
+        try:
+            chunks = list(state.log.read(stored.offset, Offset(stored.offset + stored.count)))
+        except IsologError:  # retention has removed the batch, or it is damaged
+            return False
+        rows = pa.Table.from_batches([each.batch for each in chunks]).combine_chunks()
+        (batch,) = rows.to_batches()
+        return state.log.format.prepare(batch, prepared.timestamp).crc == prepared.crc
 
     def _acknowledgement(
         self, stamp: Stamp | None, isolation: Isolation, last_offset: int

@@ -61,11 +61,12 @@ NOBODY: Final = Stamp(NO_PRODUCER, NO_PRODUCER_EPOCH, NO_SEQUENCE)
 
 
 class RecentBatch(Struct, frozen=True):
-    """A batch that was kept: its sequence, where it begins, how many records it has."""
+    """A batch that was kept: its sequence, first offset, number of records, and checksum."""
 
     sequence: int
     offset: int
     count: int
+    crc: int = 0
 
 
 class ProducerState(Struct, frozen=True):
@@ -105,10 +106,15 @@ class Accepted(Struct, frozen=True):
 
 
 class Duplicate(Struct, frozen=True):
-    """The batch is in the log already: it gets the same answer as the first time."""
+    """The batch is in the log already: it gets the same answer as the first time.
+
+    ``crc``: of the stored batch. A batch with another checksum is a duplicate only if its records
+    are those of the stored batch in another encoding.
+    """
 
     offset: Offset
     count: int
+    crc: int = 0
 
 
 class RefusedBatch(Struct, frozen=True):
@@ -147,20 +153,20 @@ def judge(
         if batch.sequence == stamp.sequence:
             if batch.count != records:
                 return RefusedBatch(Wrong.OTHER_BATCH, expected)
-            return Duplicate(Offset(batch.offset), batch.count)
+            return Duplicate(Offset(batch.offset), batch.count, batch.crc)
     ahead = (stamp.sequence - expected) % (SEQUENCE_MAX + 1)
     gap = not state.recent or ahead <= SEQUENCE_MAX // 2
     return RefusedBatch(Wrong.GAP if gap else Wrong.TOO_OLD, expected)
 
 
 def appended(
-    state: ProducerState | None, stamp: Stamp, offset: int, records: int, now: int
+    state: ProducerState | None, stamp: Stamp, offset: int, records: int, now: int, crc: int = 0
 ) -> ProducerState:
     """Return the state after an accepted batch; with 0 records it only used up its sequence."""
     before = state if state is not None and state.epoch == stamp.epoch else None
     recent = before.recent if before else ()
     if records:
-        recent = (*recent, RecentBatch(stamp.sequence, offset, records))[-WINDOW:]
+        recent = (*recent, RecentBatch(stamp.sequence, offset, records, crc))[-WINDOW:]
     transaction: int = NO_TRANSACTION
     first = -1
     if before is not None and before.open:
@@ -183,7 +189,9 @@ def folded(state: ProducerState | None, entry: Entry) -> ProducerState:
         stamp = Stamp(
             entry.producer_id, entry.producer_epoch, entry.base_sequence, entry.transaction
         )
-        return appended(state, stamp, entry.base_offset, entry.count, entry.appended)
+        return appended(
+            state, stamp, entry.base_offset, entry.count, entry.appended, entry.data_crc
+        )
     if state is not None and state.epoch > entry.producer_epoch:
         return state  # a lost marker, written again after the producer has gone on
     return ended(state, entry.producer_epoch, entry.appended)
@@ -284,7 +292,7 @@ def _of_producer(log: _Log, rows: np.ndarray) -> ProducerState:
     data = rows[log.column("kind", rows) == Kind.DATA]
     latest = [
         log.column(name, data[-WINDOW:]).tolist()
-        for name in ("base_sequence", "base_offset", "count")
+        for name in ("base_sequence", "base_offset", "count", "data_crc")
     ]
     recent = tuple(RecentBatch(*each) for each in zip(*latest, strict=True))
     sequence = recent[-1].sequence if recent else -1
