@@ -50,6 +50,13 @@ def token(key: Any = KEY, algorithm: str = "ES256", kid: str = "k1", **claims: o
     return jwt.encode(given, key, algorithm, headers={"kid": kid})
 
 
+def deep_header() -> str:
+    """A token whose header is deeply nested, and cannot be decoded."""
+    header = base64.urlsafe_b64encode(b'{"alg":' + b"[" * 100_000).decode().rstrip("=")
+    _, claims, signature = token().split(".")
+    return f"{header}.{claims}.{signature}"
+
+
 @pytest.fixture
 def issuer(keys: Path) -> JwtIssuer:
     return JwtIssuer(JwtSettings(ISSUER, AUDIENCE, str(keys)))
@@ -77,6 +84,15 @@ def test_a_token_of_the_issuer_says_who_calls_and_until_when(issuer: JwtIssuer):
         (lambda: token(None, "none"), "alg value is not allowed"),
         (lambda: token(rsa.generate_private_key(65537, 2048), "RS256"), "alg value is not allowed"),
         (lambda: "ey.ey.ey", "."),
+        (lambda: token(exp=str(int(time.time()) + 600)), "exp is not a number"),
+        (lambda: token(exp=True), "xp"),
+        (lambda: token(exp=float("inf")), "."),
+        (lambda: token(exp=float("nan")), "."),
+        (lambda: token(exp=10**400), "."),
+        (lambda: token(exp=[[]]), "."),
+        (lambda: token(iat="soon"), "iat"),
+        (lambda: token(nbf=float("inf")), "."),
+        (lambda: deep_header(), "."),
     ],
 )
 def test_another_token_is_refused(issuer: JwtIssuer, made, problem: str):

@@ -44,7 +44,11 @@ _KEPT_S: Final = 300.0
 _AGAIN_S: Final = 5.0
 """The issuer is not asked again sooner: strangers choose which keys their tokens name."""
 _CLOCKS_DIFFER_S: Final = 30
+_MOMENT_MAX: Final = 1 << 43
+"""In seconds. Its milliseconds fit into an answer."""
 _PARTS: Final = 3
+_BAD_TOKEN: Final = (TypeError, ValueError, OverflowError, RecursionError)
+"""Raised by PyJWT, besides its own errors, for claims and headers of other types than usual."""
 
 
 class JwtSettings(Struct, frozen=True):
@@ -108,7 +112,7 @@ class JwtIssuer:
             return False
         try:
             return not self._fitting(self._kept(), token)
-        except self._jwt.PyJWTError:
+        except (self._jwt.PyJWTError, *_BAD_TOKEN):
             return False  # it is refused whatever the keys are
 
     def fetch_keys(self, token: str) -> None:
@@ -150,7 +154,7 @@ class JwtIssuer:
         except InvalidConfig as error:
             logger.error("%s", error.message)
             raise Unauthenticated("the keys of the issuer cannot be read at the moment") from None
-        except self._jwt.PyJWTError as error:
+        except (self._jwt.PyJWTError, *_BAD_TOKEN) as error:
             raise self._refusal(error) from None
         try:
             if key.algorithm_name not in _ALGORITHMS:
@@ -164,15 +168,24 @@ class JwtIssuer:
                 leeway=_CLOCKS_DIFFER_S,
                 options={"require": ["exp", "iss", "aud"]},
             )
-        except (self._jwt.PyJWTError, TypeError, ValueError) as error:
+            expires_ms = self._expires_ms(claims["exp"])
+        except (self._jwt.PyJWTError, *_BAD_TOKEN) as error:
             raise self._refusal(error) from None
         name = claims.get(settings.claim)
         if not isinstance(name, str) or not name:
             raise Unauthenticated(
                 f"the JWT has no text in the claim {settings.claim!r}", hint="See jwt.claim."
             )
-        expires_ms = int((claims["exp"] + _CLOCKS_DIFFER_S) * 1000)
         return Caller(name, KnownBy.JWT, expires_ms=expires_ms)
+
+    @staticmethod
+    def _expires_ms(moment: Any) -> int:
+        """Return the end of a token's life. PyJWT takes a text of digits too."""
+        if isinstance(moment, bool) or not isinstance(moment, int | float):
+            raise ValueError("exp is not a number")
+        if not 0 <= moment < _MOMENT_MAX:
+            raise ValueError("exp is not a moment")
+        return int((moment + _CLOCKS_DIFFER_S) * 1000)
 
     def _refusal(self, error: Exception) -> Unauthenticated:
         settings = self._settings
