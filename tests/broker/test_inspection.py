@@ -21,6 +21,23 @@ from tests.examples import examples
 
 LIMIT = 1 << 20
 
+
+def test_more_rows_than_a_message_can_have_are_refused() -> None:
+    """Values of the type null have no bytes, so a short message may claim any number of rows."""
+    batch = pa.RecordBatch.from_arrays([pa.nulls(2**31)], names=["void"])
+    with pytest.raises(BatchTooLarge, match="2\\^31"):
+        inspected(batch, (), LIMIT)
+
+
+def test_a_batch_without_rows_and_with_invalid_values_is_refused() -> None:
+    offsets = pa.py_buffer(np.array([-1], np.int32))
+    child = pa.Array.from_buffers(pa.string(), 0, [None, offsets, pa.py_buffer(b"")])
+    inner = pa.Array.from_buffers(pa.struct([("a", pa.string())]), 0, [None], children=[child])
+    batch = pa.RecordBatch.from_arrays([inner], names=["inner"])
+    with pytest.raises(InvalidRecord):
+        inspected(batch, (), LIMIT)
+
+
 # -- how large a record is -------------------------------------------------------------------------
 
 

@@ -41,19 +41,25 @@ def inspected(
 
     Raises:
         InvalidRecord: the buffers do not hold such a batch.
-        BatchTooLarge: the batch is larger than a message may be; it is not inspected.
+        BatchTooLarge: the batch has more bytes or rows than a message may have; it is not
+            inspected.
     """
     try:
         batch.validate()
     except pa.ArrowInvalid as error:
         raise InvalidRecord(f"the batch is not valid Arrow: {error}") from None
-    size = pa.ipc.get_record_batch_size(batch)
+    try:
+        size = pa.ipc.get_record_batch_size(batch)
+    except pa.ArrowException as error:  # 2^31 rows without a value need no bytes
+        raise BatchTooLarge(f"the batch cannot be stored: {error}") from None
     if size > BATCH_BYTES_MAX:
         raise BatchTooLarge(f"a batch has at most {BATCH_BYTES_MAX} bytes, not {size}")
     flaws: list[Flaw] = []
     rows = batch.num_rows
     invalid = _first_invalid(batch)
     if invalid is not None:
+        if invalid.row >= rows:
+            raise InvalidRecord(f"column {invalid.column!r} has invalid values beyond its rows")
         flaws.append(invalid)
         batch = batch.slice(0, invalid.row)
     for field in required:
