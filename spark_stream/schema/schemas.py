@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -282,6 +282,44 @@ def schema_to_text(schema: pa.Schema) -> str:
 def schema_from_text(text: str) -> pa.Schema:
     """Decode the text of :func:`schema_to_text`, or raise InvalidRequest."""
     try:
-        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
-    except (ValueError, OSError, pa.ArrowException) as error:
+        data = base64.b64decode(text, validate=True)
+    except ValueError as error:
         raise InvalidRequest(f"schema_ipc is not an Arrow IPC schema: {error}") from None
+    return received_schema(data, "schema_ipc")
+
+
+def received_schema(data: bytes | bytearray | memoryview, name: str) -> pa.Schema:
+    """Return the schema in an Arrow IPC message from a caller. ``name`` is for the error.
+
+    Raises:
+        InvalidRequest: the bytes are no schema, or one of its texts is not UTF-8.
+    """
+    try:
+        found = pa.ipc.read_schema(pa.py_buffer(data))
+    except (ValueError, OSError, EOFError, pa.ArrowException) as error:
+        raise InvalidRequest(f"{name} is not an Arrow IPC schema: {error}") from None
+    check_texts(found)
+    return found
+
+
+def check_texts(schema: pa.Schema) -> None:
+    """Check that all texts of a schema from a caller are UTF-8: Arrow does not.
+
+    Raises:
+        InvalidRequest: one is not.
+    """
+    try:
+        list(_texts(schema))
+    except UnicodeDecodeError:
+        raise InvalidRequest("a name in the schema is not UTF-8") from None
+
+
+def _texts(fields: Iterable[pa.Field]) -> Iterator[str | None]:
+    """Yield the names and time zones. Reading one decodes it."""
+    for field in fields:
+        yield field.name
+        kind = field.type.value_type if pt.is_dictionary(field.type) else field.type
+        if pt.is_timestamp(kind):
+            yield kind.tz
+        if pt.is_nested(kind):
+            yield from _texts(kind.field(index) for index in range(kind.num_fields))

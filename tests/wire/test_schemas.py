@@ -13,13 +13,14 @@ from hypothesis import event, example, given, reject, settings
 from hypothesis import strategies as st
 
 from spark_stream.datasource.spark.types import to_spark
-from spark_stream.errors import IsologError, SchemaMismatch, UnsupportedType
+from spark_stream.errors import InvalidRequest, IsologError, SchemaMismatch, UnsupportedType
 from spark_stream.schema.schemas import (
     DEFAULT_SCHEMA,
     METADATA,
     fitted,
     is_default,
     mismatch,
+    received_schema,
     stored_schema,
 )
 from spark_stream.schema.type_names import told_apart
@@ -430,3 +431,26 @@ def test_schemas_of_many_columns_are_compared_in_no_time():
     assert "is not one of the topic's columns" in str(mismatch(wide, other))
     assert "in the order" in str(mismatch(wide, turned))
     assert thread_time() - started < 5  # by comparing each with each: minutes
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.schema([("a", pa.int8()), ("naXe", pa.int8())]),
+        pa.schema([("a", pa.struct([("b", pa.list_(pa.field("naXe", pa.int8())))]))]),
+        pa.schema([("a", pa.timestamp("us", "naXe"))]),
+        pa.schema([("a", pa.dictionary(pa.int8(), pa.struct([("naXe", pa.int8())])))]),
+    ],
+    ids=str,
+)
+def test_a_schema_from_a_caller_whose_texts_are_not_utf8_is_refused(kind):
+    data = kind.serialize().to_pybytes()
+    assert received_schema(data, "it") == kind
+    with pytest.raises(InvalidRequest, match="not UTF-8"):
+        received_schema(data.replace(b"naXe", b"na\xffe"), "it")
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 8, b"\xff" * 8, b"\x10\0\0\0\0\0\0\0"])
+def test_bytes_that_are_no_schema_are_refused(data):
+    with pytest.raises(InvalidRequest, match="it is not an Arrow IPC schema"):
+        received_schema(data, "it")

@@ -32,7 +32,7 @@ from spark_stream.environment import Clock
 from spark_stream.errors import InternalError, InvalidRequest, IsologError, SchemaMismatch
 from spark_stream.protocol import Bytes
 from spark_stream.schema.evolution import evolves
-from spark_stream.schema.schemas import mismatch
+from spark_stream.schema.schemas import check_texts, mismatch
 from spark_stream.transport.loop import Loop, Timer
 from spark_stream.wire.messages import AppendTo, Envelope
 
@@ -238,6 +238,7 @@ class ServedAppends:
         """
         streams = self._streams
         request, self._schema = self._opening()
+        check_texts(self._schema)
         if request.isolation not in PRODUCER_LEVELS:
             raise InvalidRequest(
                 f"a producer's isolation is {' | '.join(PRODUCER_LEVELS)}, not {request.isolation}"
@@ -273,7 +274,7 @@ class ServedAppends:
                     batch = pa.ipc.read_record_batch(pa.py_buffer(batch), self._schema)
                 except pa.ArrowMemoryError:
                     raise
-                except (pa.ArrowException, OSError) as error:
+                except (pa.ArrowException, OSError, EOFError, ValueError) as error:
                     raise InvalidRequest(f"the stream is not valid Arrow IPC: {error}") from None
         topic = self._hosted.topic
         self._hosted = self._streams.host.topic(topic.name, topic.id)  # it may have been altered

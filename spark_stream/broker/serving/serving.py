@@ -60,6 +60,7 @@ from spark_stream.errors import (
     Unauthenticated,
 )
 from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver, data_bytes
+from spark_stream.schema.schemas import received_schema
 from spark_stream.transport.failures import TRANSPORT_ERRORS, error_bytes
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import IncomingConnection, Serve
@@ -448,7 +449,4 @@ def _not_served(method: str) -> InvalidRequest:
 def _asked(opened: StreamOpened) -> tuple[AppendTo, pa.Schema]:
     """Return what a stream of appends is for, and its schema."""
     request = AppendTo.from_bytes(bytes(opened.header))
-    try:
-        return request, pa.ipc.read_schema(pa.py_buffer(opened.body))
-    except (pa.ArrowException, OSError) as error:
-        raise InvalidRequest(f"the stream's schema is not valid Arrow: {error}") from None
+    return request, received_schema(opened.body, "the stream's schema")
