@@ -21,7 +21,7 @@ def to_microseconds(moment: datetime) -> int:
     """
     if moment.tzinfo is None:
         moment = datetime.combine(moment.date(), moment.time(), UTC)
-    span = moment.astimezone(UTC) - _EPOCH
+    span = moment - _EPOCH  # astimezone() overflows at both ends of the calendar
     return (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds
 
 

@@ -70,3 +70,11 @@ def test_pandas_moments_are_moments():
 def test_a_timestamp_out_of_range_is_refused_by_name(far):
     with pytest.raises(InvalidRecord, match=f"timestamp {far} is out of range"):
         timestamp_us(far)
+
+
+@pytest.mark.parametrize("end", [datetime.min, datetime.max])
+@pytest.mark.parametrize("hours", [-23, 23])
+def test_the_ends_of_the_calendar_have_numbers_in_each_zone(end, hours):
+    zone = timezone(timedelta(hours=hours))
+    shift = hours * 3_600_000_000
+    assert to_microseconds(end.replace(tzinfo=zone)) == to_microseconds(end) - shift
