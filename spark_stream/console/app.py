@@ -56,6 +56,8 @@ _STATUS: Final[tuple[tuple[tuple[type[IsologError], ...], int], ...]] = (
     ((InternalError,), 500),
 )
 """Of other errors: 503 if they may pass, else 400."""
+_DIGITS_MAX: Final = 19
+"""Of the number of a transaction. Python refuses to read more than 4,300."""
 
 
 class ConsoleSettings(Struct, frozen=True):
@@ -238,7 +240,7 @@ class _Api:
             )
         asked = await _body(request, ("transactional_id", "number"))
         name, number = asked.get("transactional_id"), asked.get("number", "")
-        if not name or not number.isdecimal():
+        if not name or not number.isdecimal() or len(number) > _DIGITS_MAX:
             raise InvalidOption("give transactional_id and number", hint="Both are needed.")
         ended = await self._ask(request, lambda visitor: visitor.asking.abort(name, int(number)))
         return JSONResponse(ended)
@@ -252,7 +254,7 @@ async def _body(request: Request, names: Collection[str]) -> dict[str, str]:
     """
     try:
         found = json.loads(await request.body())
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not set(found) <= set(names):
         raise InvalidRequest(f"the body is an object of JSON with {', '.join(names)}")
