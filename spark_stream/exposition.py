@@ -6,7 +6,9 @@ its own, which ends with it or after a while without a byte from the client.
 
 from __future__ import annotations
 
+import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from socketserver import ThreadingMixIn
@@ -14,6 +16,8 @@ from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from spark_stream.errors import InvalidOption
+
+logger = logging.getLogger(__name__)
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 """Answers a request, as WSGI says."""
@@ -42,8 +46,18 @@ def prometheus() -> Any:
 
 def series_page(registry: Any) -> Application:
     """Return what answers with the series of a registry, in the format that the client asks for."""
-    app: Application = prometheus().make_wsgi_app(registry)
-    return app
+    client = prometheus()
+    app: Application = client.make_wsgi_app(registry)
+
+    def answer(request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        try:
+            client.exposition.choose_encoder(request.get("HTTP_ACCEPT", ""))
+        except (TypeError, ValueError):  # prometheus-client would fail with a trace
+            start("406 Not Acceptable", [_TEXT])
+            return [b"The header Accept names no valid version of a format.\n"]
+        return app(request, start)
+
+    return answer
 
 
 def health_page(problem: Callable[[], str | None]) -> Application:
@@ -104,6 +118,12 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         return self._places.acquire(blocking=False)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log a failed request. A lost client is no failure."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            logger.error("a request for a page failed", exc_info=error)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
