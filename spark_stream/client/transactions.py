@@ -143,6 +143,7 @@ class TransactionsClient:
         Raises:
             TransactionAborted, ProducerFenced, UnknownTransaction, ForeignBranch,
             InvalidTransaction, ConsumerFenced: this call decided nothing.
+            UnknownTopic: a topic that the transaction wrote to was deleted. As above.
         """
         asked = CommitTransaction(
             transactional_id=transactional_id,

@@ -109,6 +109,11 @@ def decode(record: StoreRecord) -> Topic:
     return from_store(record, Topic)
 
 
+def id_in(record: StoreRecord) -> str:
+    """Return the id of the topic in a record, without decoding its schemas."""
+    return str(record.value["id"])
+
+
 def stored(value: msgspec.Struct) -> dict[str, Any]:
     """Return what the store holds of a struct that has schemas in it."""
     fields: dict[str, Any] = msgspec.to_builtins(value, enc_hook=_schema_text)

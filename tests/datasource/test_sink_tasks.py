@@ -177,6 +177,28 @@ def test_the_name_of_the_query_stands_beside_its_transaction(
     )
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "and created again"])
+def test_a_batch_fails_if_its_topic_was_deleted_and_is_written_once_later(
+    shared: BrokerProcess, log: isolog.Log, target: str, again: bool
+) -> None:
+    """Spark aborts the batch after the error of its commit, and a later run writes it."""
+    writer = batch_writer(shared, target, f"sink-{target}", 3)
+    message = writer.write(iter([numbers(0, 10)]))
+    log.delete_topic(target)
+    if again:
+        log.create_topic(target, 2, schema=NUMBERS)
+    with pytest.raises(UnknownTopic, match=f"topic '{target}', which was deleted"):
+        writer.commit([message])
+    writer.abort([message])
+    if not again:
+        log.create_topic(target, 2, schema=NUMBERS)
+    for _ in range(2):  # the second is a replay
+        later = batch_writer(shared, target, f"sink-{target}", 3)
+        later.commit([later.write(iter([numbers(0, 10)]))])
+    assert written(log, target) == list(range(10))
+    assert all(last_stable(log, target))
+
+
 # -- tasks that fail, drivers that stop -----------------------------------------------------------
 
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spark_stream.cluster.topics import TOPICS, Topic, encode
 from spark_stream.consistency.transactions.transactions import PositionOf, State
-from spark_stream.errors import ConsumerFenced, InvalidTransaction, IsologError, LeaderUnavailable
+from spark_stream.errors import (
+    ConsumerFenced,
+    InvalidTransaction,
+    IsologError,
+    LeaderUnavailable,
+    UnknownTopic,
+)
 from spark_stream.scripts.steps import Force, Get, PartitionStep, Pause, Script, WriteMarkers
+from spark_stream.scripts.topics import delete_topic
 from spark_stream.scripts.transactions import consumers, deciding, finishing, positions, sweeping
 from spark_stream.scripts.transactions.deciding import Commit
 from spark_stream.scripts.transactions.finishing import Finished
@@ -227,6 +236,62 @@ def test_a_batch_that_arrives_while_its_transaction_is_finished_lands_nowhere():
         world.advance(asked)
     world.advance(late)
     assert isinstance(late.error, InvalidTransaction)
+
+
+# -- topics that are deleted -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "and created again"])
+def test_commit_fails_if_a_topic_was_deleted(again):
+    world = watched()
+    begun = begin(world, A, "x")
+    world.run(A, write("x", begun, world.at(0), 1))
+    world.run(B, delete_topic("t"))
+    if again:
+        topic = Topic("t", "another id", pa.schema([]), 3, {})
+        assert world.store.put(TOPICS + topic.name, encode(topic), 0)
+    with pytest.raises(UnknownTopic, match="topic 't', which was deleted") as raised:
+        world.run(A, deciding.commit(Finished(), Commit("x", "me", begun[0], (begun[1],))))
+    assert raised.value.details["topic"] == "t"
+    assert world.store.transaction("x").state is State.OPEN
+    world.run(A, deciding.abort(Finished(), "x", "me", begun[0]))
+    assert world.partition(0).visible() == []
+
+
+@pytest.mark.rule(
+    "whether a transaction commits whose topic is deleted", "scripts/transactions/deciding.py"
+)
+@pytest.mark.parametrize("before", range(12))
+@pytest.mark.parametrize("between", range(9))
+def test_deletion_at_any_step_of_a_commit_is_before_or_after_all_of_it(before, between):
+    world = watched()
+    begun = begin(world, A, "x")
+    for number in range(2):
+        world.run(A, write("x", begun, world.at(number), number))
+    deletion = world.start(B, delete_topic("t"))
+    for _ in range(between):
+        if not deletion.over:
+            world.advance(deletion)
+    deleted_first = "topics/t" not in world.store.records
+    asked = commit(world, A, "x", begun)
+    for _ in range(before):
+        if not asked.over:
+            world.advance(asked)
+    while not deletion.over:
+        world.advance(deletion)
+    while not asked.over:
+        world.advance(asked)
+    if isinstance(asked.error, UnknownTopic):
+        assert world.store.transaction("x").state is State.OPEN
+        assert not any(world.partition(number).visible() for number in range(2))
+    else:
+        assert not deleted_first
+        assert asked.result.state is State.COMMITTED
+        assert [world.partition(number).visible() for number in range(2)] == [[0], [1]]
+    again = commit(world, B, "x", begun)
+    while not again.over:
+        world.advance(again)
+    assert type(again.error) is type(asked.error)
 
 
 # -- names of consumers ---------------------------------------------------------------------------

@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+import pyarrow as pa
+
 from spark_stream.cluster.stores.store import Delete as StoreDelete
 from spark_stream.cluster.stores.store import Put as StorePut
 from spark_stream.cluster.stores.store import StoreRecord
+from spark_stream.cluster.topics import TOPICS, Topic, encode
 from spark_stream.cluster.transactions import JOINS, PREFIX, decode, decode_join
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
 from spark_stream.consistency.transactions.transactions import (
@@ -172,6 +175,8 @@ class World:
 
     def __init__(self, brokers: int = 2) -> None:
         self.store = ModelStore()
+        topic = Topic("t", "id", pa.schema([]), 3, {})
+        self.store.put(TOPICS + topic.name, encode(topic), 0)
         self.brokers = {f"broker {n}": Broker(f"broker {n}") for n in range(brokers)}
         self.partitions: dict[Joined, ModelPartition] = {}
         self.running: list[Running] = []

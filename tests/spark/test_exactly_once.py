@@ -315,6 +315,24 @@ def test_a_query_stopped_in_mid_batch_holds_no_reader_up(
 
 
 @pytest.mark.full  # without a JVM: tests/datasource/test_sink_tasks.py
+def test_a_micro_batch_fails_with_the_name_of_a_topic_that_was_deleted(
+    queries: Queries, log: isolog.Log, source: str, target: str, tmp_path: Path
+) -> None:
+    """After a restart the batches from the failed one on are in the new topic, once."""
+    query = faulty(queries, source, target, tmp_path, "commit begins").start()
+    wait_until((tmp_path / "commit begins").exists, "the second batch is about to commit")
+    log.delete_topic(target)
+    log.create_topic(target, partitions=2, schema=NUMBERS)
+    (tmp_path / "go").touch()
+    failure = str(ended(query))
+    assert "UNKNOWN_TOPIC" in failure
+    assert f"topic '{target}', which was deleted" in failure
+    assert ended(copying(queries, source, target, tmp_path / "checkpoint").start()) is None
+    rows = log.read(target, isolation="read_committed")["n"].to_pylist()
+    assert sorted(rows) == list(range(AT_BATCH * ROWS_PER_BATCH, ROWS))
+
+
+@pytest.mark.full  # without a JVM: tests/datasource/test_sink_tasks.py
 def test_tasks_that_end_further_apart_than_the_timeout_commit(
     queries: Queries, log: isolog.Log, target: str, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ from spark_stream.errors import (
     IsologError,
     ProducerFenced,
     TransactionAborted,
+    UnknownTopic,
     UnknownTransaction,
 )
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
@@ -179,6 +180,8 @@ class TransactionalProducer(Producer):
                 an earlier call of this commit got no answer: then look for its records.
             ConsumerFenced: a consumer whose position was to be stored has lost its name to another.
                 The transaction is aborted.
+            UnknownTopic: a topic that the transaction wrote to was deleted since. The transaction
+                is aborted.
             InvalidTransaction: none is open.
             BrokerUnavailable, RequestTimeout: the outcome is unknown: commit again.
         """
@@ -194,7 +197,7 @@ class TransactionalProducer(Producer):
                 self._committing = True
             try:
                 self._call(lambda: self._committed(branch))
-            except ConsumerFenced:
+            except (ConsumerFenced, UnknownTopic):
                 self._give_up(branch)
                 raise
             for name, consumer in self._positioned.items():

@@ -12,6 +12,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
+from spark_stream.cluster.topics import TOPICS, id_in
 from spark_stream.consistency.transactions import events as rules
 from spark_stream.consistency.transactions.transactions import (
     ABORTS,
@@ -36,11 +37,13 @@ from spark_stream.errors import (
     SinkInUse,
     StaleBatch,
     TransactionAborted,
+    UnknownTopic,
     UnknownTransaction,
 )
 from spark_stream.scripts.steps import (
     CatchUp,
     Force,
+    Get,
     Numbering,
     Script,
     TakeNumber,
@@ -303,6 +306,8 @@ def commit(finished: Finished, asked: Commit) -> Script[Transaction]:
             nothing.
         ProducerFenced, TransactionAborted, UnknownTransaction, ForeignBranch,
         InvalidTransaction: this call decided nothing.
+        UnknownTopic: a topic that the transaction wrote to was deleted before this call. This call
+            decided nothing.
         DiskFull, StorageFailure, LeaderUnavailable: if forcing failed, this call decided nothing.
             A later failure is after the decision: repeat the call, or the next sweep finishes it.
     """
@@ -327,6 +332,7 @@ def commit(finished: Finished, asked: Commit) -> Script[Transaction]:
         places = yield from records.read_places(found.number)
         yield from force_partitions(each for each in places if each not in forced)
         forced.update(places)
+        yield from check_topics(places, asked.transactional_id, asked.number)
         return outcome
 
     while True:
@@ -334,6 +340,27 @@ def commit(finished: Finished, asked: Commit) -> Script[Transaction]:
         if isinstance(outcome, Denied) or outcome.state is not State.OPEN:
             what = f"a commit of {sorted(asked.taken)}"
             return (yield from conclude(finished, outcome, asked.number, what))
+
+
+def check_topics(places: Iterable[Joined], transactional_id: str, number: int) -> Script[None]:
+    """Check that the topics of the partitions exist, and were not created again.
+
+    ``places`` were read a moment ago, so the cached records of topics are not older than the call.
+    A deletion after this check happens at the same time as the commit, and counts as a later one.
+
+    Raises:
+        UnknownTopic: naming the deleted topic.
+    """
+    for name, topic_id in sorted({(each.topic, each.topic_id) for each in places}):
+        record = yield from Get(TOPICS + name, fresh=False)
+        if record is None or id_in(record) != topic_id:
+            raise UnknownTopic(
+                f"transaction {number} of {transactional_id!r} wrote to topic {name!r}, which was"
+                " deleted since: it cannot be committed",
+                hint="Abort the transaction, and write its records again.",
+                topic=name,
+                topic_id=topic_id,
+            )
 
 
 def force_partitions(places: Iterable[Joined]) -> Script[None]:

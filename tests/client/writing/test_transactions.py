@@ -302,6 +302,51 @@ def test_a_fenced_producer_is_told_so_even_if_its_successor_has_begun(log, topic
     old.close()
 
 
+# -- deleted topics --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "and created again"])
+def test_commit_fails_with_the_name_of_a_deleted_topic(log, topic, producer, identity, again):
+    """Nothing of the transaction is visible, in its other topics neither. The next one commits."""
+    other = f"{topic}-other"
+    for name in (topic, other):
+        log.create_topic(name)
+    producer.begin_transaction()
+    for name in (topic, other):
+        producer.append(name, values("1")).result(20)
+    log.delete_topic(topic)
+    if again:
+        log.create_topic(topic)
+    with pytest.raises(UnknownTopic, match=f"topic '{topic}', which was deleted") as raised:
+        producer.commit_transaction()
+    assert raised.value.details["topic"] == topic
+    assert log.describe_transaction(identity).state == "aborted"
+    assert found(log, other) == []
+    with producer.transaction():
+        producer.append(other, values("2"))
+        if again:
+            producer.append(topic, values("3"))
+    assert found(log, other) == [2]
+    assert not again or found(log, topic) == [3]
+
+
+def test_a_repeated_commit_succeeds_although_a_topic_was_deleted_after_the_first(
+    log, topic, producer, identity
+):
+    """The answer to the first one was lost."""
+    log.create_topic(topic)
+    producer.begin_transaction()
+    producer.append(topic, values("1")).result(20)
+    branch = producer._branch
+    producer.commit_transaction()
+    log.delete_topic(topic)
+    transactions = log._transactions
+    repeated = transactions.commit(
+        identity, producer._instance, branch.number, [branch.producer_id]
+    )
+    assert repeated.state == "committed"
+
+
 # -- timeouts and operators -----------------------------------------------------------------------
 
 
