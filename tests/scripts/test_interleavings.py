@@ -328,6 +328,33 @@ def test_a_position_that_the_new_owner_has_read_moves_for_nobody_else(before, be
         assert (asked.error, read) == (None, [MOVE])
 
 
+@pytest.mark.parametrize("before", range(14))
+def test_a_commit_with_other_positions_needs_an_announcement_of_its_own(before):
+    """An earlier commit of other positions announced them, and its broker died."""
+    world = watched()
+    for name in ("c", "d"):
+        world.run(A, consumers.take_consumer(world.brokers[A].finished, name, "old"))
+    begun = begin(world, A, "x")
+    world.run(A, write("x", begun, world.at(0), 1))
+    earlier = commit(world, A, "x", begun, positions=(MOVE,), owners={"c": "old"})
+    while world.store.transaction("x").positions != (MOVE,):
+        world.advance(earlier)
+    world.crash(A)
+    other = PositionOf("d", "t", "id", 0, 7)
+    asked = commit(world, B, "x", begun, positions=(other,), owners={"d": "old"})
+    for _ in range(before):
+        if not asked.over:
+            world.advance(asked)
+    read = world.run(A, consumers.take_consumer(world.brokers[A].finished, "d", "new"))
+    while not asked.over:
+        world.advance(asked)
+    assert world.run(A, consumers.go_on(world.brokers[A].finished, "d")) == read
+    if isinstance(asked.error, ConsumerFenced):
+        assert (read, world.store.transaction("x").state) == ([], State.OPEN)
+    else:
+        assert (asked.error, read) == (None, [other])
+
+
 def reset_position(finished, place):
     """The two calls of a client's reset."""
     yield from consumers.take_consumer(finished, "c", "new", keeps_group=True)
