@@ -130,8 +130,11 @@ class ConsoleSessions:
         asking = self._place.ask(access)
         try:
             status = await anyio.to_thread.run_sync(asking.status, limiter=self._logins)
-        except IsologError as error:
-            await anyio.to_thread.run_sync(asking.close)
+        except BaseException as error:  # also the end of the request
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(asking.close)
+            if not isinstance(error, IsologError):
+                raise
             await anyio.sleep(_PAUSE_AFTER_FAILURE_S)  # guessing gets slower
             if isinstance(error, Unauthenticated):
                 raise Unauthenticated(

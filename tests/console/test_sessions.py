@@ -1,0 +1,63 @@
+"""The sessions of a console, with connections that are none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from spark_stream.client.connecting.access import OPEN
+from spark_stream.console import sessions as sessions_module
+from spark_stream.console.sessions import ConsoleSessions, LogPlace
+from spark_stream.errors import BrokerUnavailable, InvalidOption, Unauthenticated
+
+
+class RefusedConnection:
+    """A connection whose first request fails."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+        self.closed = 0
+
+    def status(self) -> Any:
+        raise self._error
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class RefusingPlace(LogPlace, frozen=True):
+    """The place of a log that takes no login."""
+
+    connection: Any = None
+
+    def ask(self, access: Any) -> Any:
+        return self.connection
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (Unauthenticated("no"), Unauthenticated),
+        (BrokerUnavailable("no"), BrokerUnavailable),
+        (ValueError("a defect"), ValueError),
+    ],
+)
+def test_a_failed_login_closes_its_connection(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type[Exception]
+) -> None:
+    monkeypatch.setattr(sessions_module, "_PAUSE_AFTER_FAILURE_S", 0.0)
+    connection = RefusedConnection(error)
+    sessions = ConsoleSessions(
+        RefusingPlace(None, None, OPEN, connection=connection), needs_login=True
+    )
+    with pytest.raises(raised):
+        anyio.run(sessions.open, "user", "password", None)
+    assert connection.closed == 1
+
+
+def test_a_login_without_a_credential_opens_no_connection() -> None:
+    sessions = ConsoleSessions(RefusingPlace(None, None, OPEN), needs_login=True)
+    with pytest.raises(InvalidOption):
+        anyio.run(sessions.open, "user", None, None)
