@@ -394,6 +394,16 @@ class StorageFailure(IsologError):
     hint = "The disk refused the operation; the broker's log file has the system's error."
 
 
+class TooManyOpenFiles(StorageFailure):
+    """The broker needs one more open file than the operating system allows it."""
+
+    code = "TOO_MANY_OPEN_FILES"
+    hint = (
+        "Raise the broker's limit of open files (`ulimit -n`, or `LimitNOFILE` of systemd) and"
+        " restart it, or close connections to it."
+    )
+
+
 class MetadataUnavailable(StorageFailure):
     """The metadata store does not answer, or takes no changes because it is full or read-only.
 

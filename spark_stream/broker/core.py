@@ -53,6 +53,7 @@ from spark_stream.scripts.electing import Changed
 from spark_stream.scripts.groups import SessionWatch, end_sessions
 from spark_stream.scripts.steps import Script
 from spark_stream.scripts.transactions.sweeping import SINK_EXPIRY_S
+from spark_stream.storage.disk.descriptors import SpareFiles
 from spark_stream.storage.disk.directory import LogDirectory, PromiseFile
 from spark_stream.storage.log.committed import CommittedMarks
 from spark_stream.storage.logs import Logs
@@ -70,6 +71,7 @@ class CoreSettings(Struct, frozen=True):
     sink_expiry_s: float = SINK_EXPIRY_S
     leader_balance_s: float = 30.0
     recent_bytes: int = BROKER_BYTES
+    spare_files: int = 0
 
 
 class BrokerDisk(Struct, frozen=True):
@@ -165,7 +167,7 @@ class BrokerCore:
             leases,
             sink_expiry_s=settings.sink_expiry_s,
         )
-        self.withdrawals = Withdrawals(host, members, clock)
+        self.withdrawals = Withdrawals(host, members, clock, SpareFiles(settings.spare_files))
         self.balance = Balance(host, members, clock, settings.leader_balance_s)
         self._sessions = SessionWatch()
         self._clock = clock

@@ -62,6 +62,7 @@ from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemM
 from spark_stream.errors import DirectoryInUse, IsologError, StorageFailure
 from spark_stream.scripts.groups import SESSIONS_S
 from spark_stream.scripts.steps import Script
+from spark_stream.storage.disk.descriptors import SPARE_FILES, files_needed
 from spark_stream.storage.disk.directory import (
     LogDirectory,
     RunFile,
@@ -90,6 +91,7 @@ _CERTIFICATES_S: Final = 1.0
 _STORE_MARK_S: Final = 2.0  # a crash of this broker hides the changes of the store in this time
 _ACCESS_S: Final = 1.0
 _REPEAT_S: Final = 2.0
+_CLIENTS_LEAST: Final = 64  # connections that a broker should be able to take
 _FLUSH_SECONDS: Final = 0.1  # the first pause; the task returns the next ones
 
 
@@ -169,6 +171,7 @@ class Broker:
                 default_replication_factor=config.default_replication_factor,
                 producer_age_us=int(config.producer_expiry_seconds * 1_000_000),
                 sink_expiry_s=config.sink_expiry_seconds,
+                spare_files=SPARE_FILES,
                 leader_balance_s=config.leader_balance_seconds,
                 recent_bytes=min(BROKER_BYTES, config.memory_bytes // 8),
             ),
@@ -394,6 +397,7 @@ class Broker:
         self._tasks.start("withdrawals", TROUBLE_S, core.withdrawals.looking)
         self._tasks.start("balance", core.balance.pause_s, core.balance.looking)
         run(core.recovering())
+        _warn_of_few_files(len(core.host.open_replicas()))
         self._tasks.start("left-overs", _SWEEP_SECONDS, core.topics.removing_left_overs)
         housekeeping_s = self._config.housekeeping_seconds
         self._tasks.start("housekeeper", housekeeping_s, core.host.upkeep.housekeep)
@@ -543,6 +547,20 @@ def _allow_many_files() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _warn_of_few_files(partitions: int) -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = files_needed(partitions)
+    if limit < needed + _CLIENTS_LEAST:
+        logger.warning(
+            "the limit of open files is %d: %d partitions and %d connections need %d. Raise it"
+            " (`ulimit -n`, or `LimitNOFILE` of systemd)",
+            limit,
+            partitions,
+            _CLIENTS_LEAST,
+            needed + _CLIENTS_LEAST,
+        )
 
 
 def serve(config: BrokerConfig) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import socket
 import ssl
 import threading
@@ -24,6 +25,8 @@ from spark_stream.transport.tls import certificate_names
 logger = logging.getLogger(__name__)
 
 SERVER_LIMITS: Final = ConnectionLimits(credit=8 << 20)
+_FREE_FILES: Final = 64
+"""Descriptors that connections leave to the rest of the process, or a quarter of a low limit."""
 _BACKLOG: Final = 1024
 _ACCEPTED_AT_ONCE: Final = 16
 _LOGS_EVERY_S: Final = 10.0
@@ -128,6 +131,7 @@ class Server:
         self._counts: Counter[socket.socket] = Counter()  # of connections, by their door
         self._sessions: set[_Session] = set()
         self.refused = RefusedConnections()
+        self._warned: dict[str, float] = {}
         self._changed = threading.Condition()
 
     def open(self, door: Door) -> None:
@@ -183,12 +187,18 @@ class Server:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:  # such as no descriptors left
-                logger.warning("no connection was accepted: %s", error)
+                self._warn("no connection was accepted: %s", error)
                 self._loop.forget(door.sock)
                 self._loop.call_later(_ACCEPTS_AGAIN_S, partial(self._watch, door))
                 return
             if self._counts[door.sock] >= door.connections_max:
                 sock.close()
+                self._warn("a connection was closed: the limit is %d", door.connections_max)
+                continue
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if sock.fileno() >= limit - min(_FREE_FILES, limit // 4):  # the lowest free number
+                sock.close()
+                self._warn("a connection was closed: the limit of open files (%d) is near", limit)
                 continue
             self._counts[door.sock] += 1
             name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else _UNIX
@@ -196,6 +206,13 @@ class Server:
                 self._begin(door, sock, IncomingConnection(name))
             else:
                 self._shake_hands(door, door.tls(), sock, name)
+
+    def _warn(self, text: str, *values: object) -> None:
+        """Log a line, unless the last line with this text is recent."""
+        now = time.monotonic()
+        if now - self._warned.get(text, -_LOGS_EVERY_S) >= _LOGS_EVERY_S:
+            self._warned[text] = now
+            logger.warning(text, *values)
 
     def _shake_hands(self, door: Door, tls: ssl.SSLContext, sock: socket.socket, name: str) -> None:
         sock.setblocking(False)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from spark_stream.broker import process
 from spark_stream.cluster.backup import back_up, put_back
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.errors import DamagedSegment, DirectoryInUse, WrongCluster
@@ -273,3 +275,11 @@ def test_a_transactional_id_writes_at_once_after_an_older_backup_is_put_back(tmp
         broker.start()
         write(broker, 6, 7)
         assert read(broker) == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("limit", "warns"), [(256, True), (4096, False)])
+def test_a_low_limit_of_open_files_is_logged_at_the_start(caplog, monkeypatch, limit, warns):
+    monkeypatch.setattr(process.resource, "getrlimit", lambda _: (limit, limit))
+    with caplog.at_level(logging.WARNING):
+        process._warn_of_few_files(partitions=40)
+    assert ("the limit of open files is 256: 40 partitions" in caplog.text) is warns

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from spark_stream.errors import DiskFull, StorageFailure
-from spark_stream.storage.disk.descriptors import OPEN_FILES_MAX, DescriptorPool
+from spark_stream.errors import DiskFull, StorageFailure, TooManyOpenFiles
+from spark_stream.storage.disk.descriptors import (
+    OPEN_FILES_MAX,
+    DescriptorPool,
+    SpareFiles,
+    files_needed,
+)
 from spark_stream.storage.disk.disk import OsDisk
 from spark_stream.storage.log.log import PartitionLog
 from tests.storage import logs
@@ -120,3 +126,40 @@ def test_files_that_close_under_the_readers_hands_open_again(tmp_path):
     assert wrong == []
     assert open_below(tmp_path) <= 2
     assert all(ids(read(log, 0)) == list(range(450)) for log in opened)
+
+
+@pytest.mark.parametrize(
+    ("number", "said", "hint"),
+    [
+        (errno.EMFILE, "this broker has as many open files as its limit allows", "ulimit -n"),
+        (errno.ENFILE, "this machine has as many open files as it allows", "fs.file-max"),
+    ],
+)
+def test_a_lack_of_descriptors_is_an_error_of_its_own(tmp_path, monkeypatch, number, said, hint):
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    log = PartitionLog.open(tmp_path / "0", format_of())
+    append_next(log)
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(TooManyOpenFiles, match=said) as caught:
+        log.roll()
+    monkeypatch.undo()
+    assert hint in caught.value.hint
+    assert caught.value.retriable
+    append_next(log)  # nothing of the log was lost
+    assert ids(read(log, 0)) == list(range(20))
+    log.close()
+
+
+def test_spare_files_are_released_for_a_block_and_taken_again(tmp_path):
+    spare = SpareFiles(3)
+    before = len(os.listdir("/proc/self/fd"))
+    with spare.released():
+        assert len(os.listdir("/proc/self/fd")) == before - 3
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_broker_needs_two_files_for_each_partition_up_to_the_pools_bound():
+    assert files_needed(10) - files_needed(0) == 20
+    assert files_needed(100_000) - files_needed(0) == OPEN_FILES_MAX

@@ -401,10 +401,39 @@ def test_a_server_without_descriptors_waits_for_some(
             time.sleep(0.5)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, usual)
-    assert 1 <= len([each for each in caplog.messages if "accepted" in each]) <= 6
+    assert len([each for each in caplog.messages if "accepted" in each]) == 1
     client.sendall(b"GET / HTTP/1.1\r\nHost: isolog\r\n\r\n")
     assert b"NOT_ISOLOG" in client.recv(1000)
     client.close()
+    server.stop("done", 0.1)
+
+
+def test_connections_leave_descriptors_to_the_rest_of_the_process(
+    loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    sock = socket.create_server(("127.0.0.1", 0))
+    server = Server(loop)
+    server.open(Door(sock, lambda _: echo))
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    clients = [socket.socket() for _ in range(3)]
+    free = os.dup(0)  # the lowest free number
+    os.close(free)
+    with caplog.at_level(logging.WARNING):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 3, usual[1]))
+        try:
+            for client in clients:
+                client.settimeout(10)
+                client.connect(sock.getsockname())
+                assert client.recv(1) == b""
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    assert [each for each in caplog.messages if f"limit of open files ({free + 3})" in each]
+    assert len(caplog.messages) == 1
+    with socket.create_connection(sock.getsockname(), timeout=10) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: isolog\r\n\r\n")
+        assert b"NOT_ISOLOG" in client.recv(1000)
+    for client in clients:
+        client.close()
     server.stop("done", 0.1)
 
 

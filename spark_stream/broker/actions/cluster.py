@@ -309,7 +309,7 @@ def status(context: BrokerContext, asked: Empty) -> BrokerStatus:
         topics=len(hosted),
         partitions=sum(len(each.replicas) for each in hosted),
         uptime_s=context.clock.monotonic() - context.facts.started,
-        memory=own_memory(psutil.Process()),
+        memory=_memory(),
         broker_id=context.host.broker_id,
         flight=context.facts.flight,
         checked_ms=None if checked is None else checked.ended_us // 1000,
@@ -366,3 +366,11 @@ def own_memory(process: psutil.Process) -> int:
     """Return resident bytes of a process that no file backs (RSS less mapped files)."""
     seen = process.memory_info()
     return int(seen.rss - seen.shared)
+
+
+def _memory() -> int:
+    """Return the memory of this process. 0 while it has as many open files as its limit allows."""
+    try:
+        return own_memory(psutil.Process())
+    except OSError:
+        return 0

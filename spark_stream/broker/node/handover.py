@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable
+from contextlib import nullcontext
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -34,9 +35,10 @@ from spark_stream.consistency.control.partition_record import Member, PartitionR
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.environment import Clock
-from spark_stream.errors import IsologError
+from spark_stream.errors import IsologError, TooManyOpenFiles
 from spark_stream.scripts.moving import change_records
 from spark_stream.scripts.steps import Pause, ProbeReplica, Script, together
+from spark_stream.storage.disk.descriptors import SpareFiles
 
 logger = logging.getLogger(__name__)
 
@@ -130,10 +132,14 @@ class _News(NamedTuple):
 class Withdrawals:
     """The replicas of one broker whose logs refuse writes. One thread looks at them."""
 
-    def __init__(self, host: Host, members: Members, clock: Clock) -> None:
+    def __init__(
+        self, host: Host, members: Members, clock: Clock, spare: SpareFiles | None = None
+    ) -> None:
+        """``spare``: for hand-overs while the broker has as many open files as its limit allows."""
         self._host = host
         self._members = members
         self._clock = clock
+        self._spare = spare or SpareFiles(0)
         self._reported: dict[str, _News] = {}
 
     def looking(self) -> Script[None]:
@@ -146,10 +152,21 @@ class Withdrawals:
         now, me = self._clock.steady_us(), Member(self._host.broker_id, generation)
         due = [each for each in found if (at := each.fitness.trouble) and at.due <= now]
         left = [each for each in due if not self._takes_writes(each)]
-        heirs = yield from find_heirs(self._host, self._members, left, me)
-        led = [each for each in left if heirs.get(id_of(each))]
-        alive = self._members.alive()
+        short = any(isinstance(each.fitness.error, TooManyOpenFiles) for each in left)
+        with self._spare.released() if short else nullcontext():
+            gone = yield from self._hand_over(left, me)
+        stuck = {each for each in left if each.leads} - gone
+        self._report(gone, "another in-sync replica leads now", leads=False)
+        self._report(stuck, "no other in-sync replica is known to take them", leads=True)
+        self._report(set(left) - gone - stuck, "it does not lead here", leads=False)
+
+    def _hand_over(self, left: Collection[Partition], me: Member) -> Script[set[Partition]]:
+        """Let heirs lead these partitions. Return the partitions that got another leader."""
+        led: list[Partition] = []
         try:
+            heirs = yield from find_heirs(self._host, self._members, left, me)
+            led = [each for each in left if heirs.get(id_of(each))]
+            alive = self._members.alive()
             resigned = yield from _resigning(
                 led,
                 self._host,
@@ -160,11 +177,7 @@ class Withdrawals:
                 partition.role.end_hand_over()
             for partition in left:
                 partition.fitness.put_off()
-        gone = {each for each in led if id_of(each) in resigned}
-        stuck = {each for each in left if each.leads} - gone
-        self._report(gone, "another in-sync replica leads now", leads=False)
-        self._report(stuck, "no other in-sync replica is known to take them", leads=True)
-        self._report(set(left) - gone - stuck, "it does not lead here", leads=False)
+        return {each for each in led if id_of(each) in resigned}
 
     def _takes_writes(self, partition: Partition) -> bool:
         """Return whether a probe of its log succeeds, if one is due before the hand-over."""

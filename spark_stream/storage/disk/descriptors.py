@@ -9,12 +9,46 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 # Enough that a busy broker's partitions (two files each) rarely wait for an open. Many systems
 # allow a process 1,024 open files, most of which Flight's connections need.
 OPEN_FILES_MAX: Final = 128
+SPARE_FILES: Final = 16
+"""Descriptors that a process keeps unused, for the work of a hand-over."""
+OTHER_FILES: Final = 128
+"""Descriptors for everything else but clients: the metadata store, other brokers, threads."""
+
+
+def files_needed(partitions: int) -> int:
+    """Return the number of open files that a broker with these partitions needs without clients."""
+    return min(OPEN_FILES_MAX, 2 * partitions) + SPARE_FILES + OTHER_FILES
+
+
+class SpareFiles:
+    """Unused descriptors. One thread releases them if the process has none left."""
+
+    def __init__(self, count: int = SPARE_FILES) -> None:
+        self._count = count
+        self._held: list[Descriptor] = []
+        self._refill()
+
+    def _refill(self) -> None:
+        with suppress(OSError):
+            while len(self._held) < self._count:
+                self._held.append(Descriptor(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)))
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Free the descriptors for the time of the block."""
+        self._held.clear()
+        try:
+            yield
+        finally:
+            self._refill()
 
 
 class Descriptor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from spark_stream.counting import Histogram
-from spark_stream.errors import DiskFull, IsologError, StorageFailure
+from spark_stream.errors import DiskFull, IsologError, StorageFailure, TooManyOpenFiles
 from spark_stream.storage.disk.descriptors import Descriptor, DescriptorPool, PooledFile
 from spark_stream.storage.disk.direct import stored_bytes
 from spark_stream.storage.disk.early_writing import EARLY
@@ -93,6 +94,20 @@ def _typed(path: Path, error: OSError, **details: Any) -> IsologError:
     """Convert the system's error to an isolog error that names the path."""
     if error.errno in _FULL:
         return DiskFull(f"no room to write {path}: {error.strerror}", **details)
+    if error.errno == errno.EMFILE:
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return TooManyOpenFiles(
+            f"{path} cannot be opened: this broker has as many open files as its limit allows"
+            f" ({most})",
+            limit=most,
+            **details,
+        )
+    if error.errno == errno.ENFILE:
+        return TooManyOpenFiles(
+            f"{path} cannot be opened: this machine has as many open files as it allows",
+            hint="Raise the machine's limit (`sysctl fs.file-max`), or end other processes.",
+            **details,
+        )
     return StorageFailure(f"{path}: {error.strerror or error}", **details)
 
 
