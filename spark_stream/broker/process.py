@@ -107,6 +107,8 @@ class Broker:
         self.activity = Activity(clock)
         self._stop_asked = threading.Event()
         self._is_open = False
+        self.has_failed = False
+        """Whether it ends because of an error."""
         self._repeats_at = 0.0
         self._certificates = Certificates(config)
         os.umask(0o077)  # a broker's files, and its socket, belong to their owner alone
@@ -424,12 +426,13 @@ class Broker:
         return self.core.control()
 
     def _renew_lease(self) -> None:
-        """Renew the lease. A broker whose id another process has taken ends."""
+        """Renew the lease. A broker that has lost its id ends."""
         try:
             self.core.lease_keeper.renew()
-        except DirectoryInUse:
+        except DirectoryInUse as error:
+            logger.error("the broker has lost its id, and ends: %s", error)
+            self.has_failed = True
             self._stop_asked.set()
-            raise
 
     def _record_store(self) -> None:
         """Record which state of the metadata store this broker has read, for its next start."""
@@ -564,7 +567,7 @@ def _warn_of_few_files(partitions: int) -> None:
 
 
 def serve(config: BrokerConfig) -> NoReturn:
-    """Run a broker, and end this process when it ends (exit code 0).
+    """Run a broker, and end this process when it ends: with exit code 1 after an error, else 0.
 
     Prints ``isolog broker ready ADDRESS`` once it serves.
     """
@@ -584,4 +587,4 @@ def serve(config: BrokerConfig) -> NoReturn:
     # A stream that a silent client keeps open cannot be ended from here, and the interpreter
     # cannot exit while its thread runs. Everything is closed, so the process just ends.
     logging.shutdown()
-    os._exit(0)
+    os._exit(1 if broker.has_failed else 0)

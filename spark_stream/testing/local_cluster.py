@@ -74,6 +74,11 @@ class LocalBroker:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of its process; None while it runs."""
+        return None if self._process is None else self._process.poll()
+
     def log_text(self) -> str:
         """Return what it wrote to standard error, over all its starts."""
         return self._errors.read_text() if self._errors.exists() else ""

@@ -518,7 +518,7 @@ def test_lock_id_is_refused_by_a_renewal_after_its_last_look(
 
 @pytest.mark.parametrize("longer_s", [LEASE_S, 2 * LEASE_S])
 def test_whoever_looks_for_running_brokers_ends_those_that_stand_still(
-    board_of, tmp_path: Path, longer_s: float
+    board_of, tmp_path: Path, longer_s: float, caplog: pytest.LogCaptureFixture
 ):
     """The leases of the others may last longer than the observer's own."""
     copy = tmp_path / "copy"
@@ -530,10 +530,13 @@ def test_whoever_looks_for_running_brokers_ends_those_that_stand_still(
     lock = second.lock_id("runs", copy)
     begun = time.monotonic()
     assert observer.running() == ["runs"]
+    assert "broker paused did not end in order" in caplog.text
+    assert "broker runs" not in caplog.text
     assert time.monotonic() - begun >= longer_s
     assert not place.write(2)
-    with pytest.raises(DirectoryInUse):
+    with pytest.raises(DirectoryInUse, match="restored or migrated") as lost:
         first.take_place("paused", "start", longer_s)
+    assert lost.value.hint == "Start the broker again."
     lock.release()
     assert observer.running() == []
 

@@ -167,3 +167,26 @@ def test_two_brokers_of_one_id_on_two_hosts_do_not_run(etcd: LocalEtcd, tmp_path
         )
         assert "broker 1 of this store runs already" in other.err
         assert cluster.broker(1).alive
+
+
+def test_a_broker_that_was_paused_during_a_restore_ends_and_says_why(
+    etcd: LocalEtcd, tmp_path: Path
+):
+    """No other host can see that its process is only paused: so the restore takes its id away."""
+    url, backup = etcd.url("restored"), tmp_path / "metadata.backup"
+    with LocalCluster(2, conf={"metadata": url}, cuttable=False) as cluster:
+        with cluster.connect() as log:
+            log.create_topic("t", 1, schema=NUMBERS, replication_factor=2)
+        saved = run("cluster", "backup", str(backup), "--metadata", url)
+        assert saved.code == 0, saved.err
+        cluster.stop(1)
+        cluster.pause(2)
+        restored = run("cluster", "restore", str(backup), "--metadata", url, "--force")
+        assert restored.code == 0, restored.err
+        assert "broker 2 did not end in order" in restored.err
+        paused = cluster.broker(2)
+        cluster.resume(2)
+        eventually(lambda: not paused.alive, 60)
+        assert "the broker has lost its id, and ends" in paused.log_text()
+        assert "the metadata was restored or migrated" in paused.log_text()
+        assert paused.exit_code == 1

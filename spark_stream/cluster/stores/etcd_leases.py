@@ -40,7 +40,7 @@ from spark_stream.cluster.stores.etcd_feed import EtcdFeed
 from spark_stream.cluster.stores.leases import DURATION_S, Renewal, id_in_use
 from spark_stream.cluster.stores.store import end_of
 from spark_stream.environment import Clock, Machine
-from spark_stream.errors import StorageFailure
+from spark_stream.errors import DirectoryInUse, StorageFailure
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +96,13 @@ class EtcdLeases:
         try:
             lease = EtcdLease(self._client, self._leases + broker_id, shown, has_id)
         except LeaseTaken:
+            if lock is not None and not lock.exists():
+                raise DirectoryInUse(
+                    f"broker {broker_id} has lost its id: the metadata was restored or migrated"
+                    " while this broker was paused or cut off from etcd",
+                    path=str(lock.directory),
+                    hint="Start the broker again.",
+                ) from None
             raise id_in_use(broker_id, lock.directory if lock else Path()) from None
         if lock is not None:
             lock.stop_renewing()
@@ -131,6 +138,12 @@ class EtcdLeases:
             has_changed = any(_at(before.get(key)) != _at(after.get(key)) for key in keys)
             if has_changed or not self._take_away(*keys, before):
                 alive.append(each)
+            else:
+                logger.warning(
+                    "broker %s did not end in order, and shows no sign of life: if its process is"
+                    " only paused, the broker ends when the process continues",
+                    each,
+                )
         return sorted(alive)
 
     def _take_away(self, key: str, lease_key: str, found: Mapping[str, Json]) -> bool:
@@ -204,6 +217,10 @@ class EtcdIdLock:
         self._thread = threading.Thread(target=self._renew, name="isolog-id", daemon=True)
         self._thread.start()
         return True
+
+    def exists(self) -> bool:
+        """Return whether any process has the id."""
+        return self._found() is not None
 
     def stop_renewing(self) -> None:
         """Leave the signs of life to the lease."""
