@@ -123,6 +123,7 @@ class Broker:
                     "peer_address": self.peer_address,
                     "metrics_address": self.metrics_address,
                     "pid": os.getpid(),
+                    "directory": self._facts.directory,
                 }
             )
             self._is_open = True

@@ -7,6 +7,7 @@ while the lock is held.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -44,7 +45,15 @@ class DirectoryLock:
                 self._facts.unlink(missing_ok=True)  # of a broker that was killed
                 return
         os.close(self._descriptor)
-        raise DirectoryInUse(f"another broker serves {directory}", path=str(directory))
+        raise DirectoryInUse(
+            f"another broker serves {directory}{self._holder()}", path=str(directory)
+        )
+
+    def _holder(self) -> str:
+        """Return the process of the broker that holds the lock, in words."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return f": process {json.loads(self._facts.read_text())['pid']}"
+        return ""
 
     def publish(self, facts: dict[str, Any]) -> None:
         """Write ``broker.json`` in one step."""

@@ -22,13 +22,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from spark_stream.errors import (
     BrokerUnavailable,
+    DirectoryInUse,
     InvalidConfig,
     InvalidOption,
     NotALogDirectory,
@@ -41,6 +42,7 @@ from spark_stream.wire.limits import FORMAT_VERSION, SOCKET_PATH_MAX
 
 IDLE_SECONDS: Final = 300.0
 _START_SECONDS: Final = 60.0
+_END_S: Final = 1.0  # the threads of a killed broker hold its lock for a moment
 _POLL_S: Final = 0.02
 # A retry helps against none of these.
 _NOT_FOR_US: Final = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP}
@@ -49,10 +51,16 @@ _READY: Final = "isolog broker ready "
 
 def known_address(directory: Path) -> str | None:
     """Return the address that the directory's broker recorded; it may have died since."""
+    address = _facts(directory).get("address")
+    return None if address is None else str(address)
+
+
+def _facts(directory: Path) -> Mapping[str, Any]:
+    """Return the facts that the directory's broker recorded; it may have died since."""
     try:
-        return str(json.loads((directory / "broker.json").read_text())["address"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return dict(json.loads((directory / "broker.json").read_text()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
 
 
 def recorded_cluster_id(directory: Path) -> str | None:
@@ -85,10 +93,13 @@ def ensure_broker(
             return _start(directory, deadline, idle_seconds, os.devnull)  # raises the reason
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _turn(directory, deadline):
+            began = time.monotonic()
             while lock_held(directory):
                 address = live_address(directory)
                 if address is not None:
                     return address
+                if time.monotonic() > began + _END_S:
+                    _check_not_moved(directory)
                 if time.monotonic() > deadline:  # a broker holds the lock but has no address (yet)
                     raise _not_up(directory)
                 time.sleep(_POLL_S)
@@ -110,6 +121,24 @@ def live_address(directory: Path) -> str | None:
     if address is None or not lock_held(directory) or not answers(address):
         return None
     return address
+
+
+def _check_not_moved(directory: Path) -> None:
+    """Check that the broker that holds the directory's lock serves it at this path.
+
+    Raises:
+        DirectoryInUse: the directory was moved while its broker ran.
+    """
+    facts = _facts(directory)
+    served, pid = facts.get("directory"), facts.get("pid")
+    if served is None or served == str(directory) or not lock_held(directory):
+        return
+    raise DirectoryInUse(
+        f"process {pid} serves {directory} as {served}: the directory was moved while its broker"
+        " ran",
+        path=str(directory),
+        hint=f"End process {pid} (kill {pid}), then open the directory again.",
+    )
 
 
 def check_ours(directory: Path) -> None:
@@ -274,7 +303,9 @@ def socket_path(directory: Path) -> Path:
 
 
 def _not_up(directory: Path) -> BrokerUnavailable:
+    pid = _facts(directory).get("pid") if lock_held(directory) else None
+    holder = "" if pid is None else f"; process {pid} holds its lock"
     return BrokerUnavailable(
-        f"the broker of {directory} did not come up in {_START_SECONDS:g} s",
+        f"the broker of {directory} did not come up in {_START_SECONDS:g} s{holder}",
         hint=f"Look into {directory / 'broker.log'}.",
     )

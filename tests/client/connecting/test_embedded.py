@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -163,6 +164,7 @@ def test_the_directory_tells_what_it_is_and_where_its_broker_listens(directory):
             "peer_address": "",
             "metrics_address": "",
             "pid": status.pid,
+            "directory": str(directory.path),
         }
         assert status.address.startswith("unix:")
         described = json.loads((directory.path / "isolog.json").read_text())
@@ -295,7 +297,8 @@ def test_a_second_broker_on_the_directory_is_refused(directory):
         eventually(lambda: log.cluster().controller)  # the last that it writes by itself
         before = listing(directory.path)
         begun = time.monotonic()
-        with pytest.raises(DirectoryInUse, match=str(directory.path)):
+        served = f"{directory.path}: process {directory.pid}"
+        with pytest.raises(DirectoryInUse, match=re.escape(served)):
             BrokerProcess(directory.path).start()
         assert time.monotonic() - begun < 20
         assert log.topics() == []
@@ -305,6 +308,23 @@ def test_a_second_broker_on_the_directory_is_refused(directory):
             del before[name]
         before.pop("metadata.sqlite-shm")  # SQLite notes its readers there
         assert {name: after[name] for name in before} == before
+
+
+def test_a_directory_that_was_moved_while_its_broker_runs_names_the_process(directory):
+    """The recorded socket is at the old path. The broker never comes up at the new one."""
+    with directory.connect() as log:
+        log.create_topic("t")
+    pid, moved = directory.pid, directory.path.with_name("moved")
+    directory.path.rename(moved)
+    begun = time.monotonic()
+    with pytest.raises(DirectoryInUse, match=rf"process {pid} serves {moved} as") as refused:
+        isolog.connect(path=moved).topics()
+    assert time.monotonic() - begun < 20, "it did not wait for a minute"
+    assert f"kill {pid}" in refused.value.hint
+    end_process(pid)
+    directory.path = moved
+    with directory.connect() as log:
+        assert log.topics() == ["t"]
 
 
 def test_a_relative_path_and_a_link_are_the_same_directory(directory, monkeypatch):
