@@ -112,7 +112,7 @@ def test_a_change_of_access_succeeds_if_its_answer_is_lost(
 def test_a_change_of_access_that_is_wrong_is_refused_after_a_lost_answer(
     admin: AccessClient, losses: Losses
 ):
-    """A repeated request is told from a second one of the same name."""
+    """A repeated request differs from a second request of the same name."""
     admin.add_user("mon", PASSWORD)
     with pytest.raises(InvalidRequest, match="there is a user 'mon'"), losses.during():
         admin.add_user("mon", PASSWORD)
