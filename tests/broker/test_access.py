@@ -8,7 +8,6 @@ import gc
 import json
 import re
 import shlex
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,8 +41,6 @@ from tests.asking import PASSWORD, admin, as_, asking, client_of
 from tests.support import BrokerProcess, eventually, values
 
 __all__ = ["admin", "asking"]
-
-SOON_S = 1.0
 
 
 @pytest.fixture
@@ -170,7 +167,7 @@ def test_a_user_with_another_password_is_refused_on_open_connections(asking, adm
         assert len(alice.read(topic)) == 1
         admin.change_password("alice", PASSWORD + "!")
         with pytest.raises(Unauthenticated):
-            eventually(lambda: alice.read(topic) is None, SOON_S)
+            alice.read(topic)
 
 
 # -- what they may do ------------------------------------------------------------------------------
@@ -246,10 +243,8 @@ def test_a_rule_that_changes_ends_open_streams(asking: BrokerProcess, admin, top
         producer.append(topic, values("b")).result(20)
         assert len(consumer.poll(20)) == 1
         admin.add_rule("deny", "alice", "all", f"topic:{topic}")
-        begun = time.monotonic()
         with pytest.raises(PermissionDenied):  # it was there: not a word of it being gone
-            eventually(lambda: consumer.poll(1) is None)
-        assert time.monotonic() - begun < 5 * SOON_S
+            consumer.poll(60)
         with pytest.raises((UnknownTopic, PermissionDenied)):
             producer.append(topic, values("c")).result(20)
         with contextlib.suppress(IsologError):
@@ -276,7 +271,7 @@ def test_a_token_is_for_what_it_was_made_for(asking: BrokerProcess, admin, topic
         assert log.topics() == [topic], "it allows no more than the one that it was made with"
         admin.revoke_token(smaller.id)
         with pytest.raises(Unauthenticated, match="revoked"):
-            eventually(lambda: log.topics() is None, SOON_S)
+            log.topics()
 
 
 def test_transactions_and_consumers_need_a_permission_of_their_own(asking, admin, topic):
@@ -468,25 +463,34 @@ def test_lists_show_whose_a_transaction_and_a_consumer_are(
 def test_a_connection_renews_what_expires_and_tries_again_if_it_cannot(
     asking: BrokerProcess, admin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
+    """It renews its credential early here, and the earlier one is revoked instead of expiring."""
     file = tmp_path / "token"
-    file.write_text(admin.create_token("root", lifetime_s=3.0).token)
+    first, renewed = admin.create_token("root", lifetime_s=600.0), admin.create_token("root")
+    file.write_text(first.token)
+    monkeypatch.setattr(shared, "_RENEWED_AT", 0.002)
     monkeypatch.setattr(shared, "_TRIED_AGAIN_S", 0.2)
     tell, failures = SharedChannel._tell, [BrokerUnavailable("a moment of nothing")]
+    told: list[str | None] = []
 
     def fail_once(self: SharedChannel, credential: Authenticate, timeout_s: float) -> Authenticated:
         if failures and credential.token == renewed.token:
             raise failures.pop()
-        return tell(self, credential, timeout_s)
+        answer = tell(self, credential, timeout_s)
+        told.append(credential.token)
+        return answer
 
     monkeypatch.setattr(SharedChannel, "_tell", fail_once)
-    renewed = admin.create_token("root")
     with isolog.connect(asking.address, token_file=file, timeout=10) as log:
+        assert log.status().principal == "root"
+        assert set(told) == {first.token}
         file.write_text(renewed.token)
-        ended = time.monotonic() + 4.0
-        while time.monotonic() < ended:
-            assert log.status().principal == "root"
-            time.sleep(0.2)
-    assert not failures
+        eventually(lambda: renewed.token in told)
+        assert not failures
+        monkeypatch.setattr(
+            SharedChannel, "_tell", lambda *_: pytest.fail("the credential was sent again")
+        )
+        admin.revoke_token(first.id)
+        assert log.status().principal == "root"
 
 
 def test_a_credential_is_not_sent_to_another_cluster(
