@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.cluster.stores.writer_queue import ThreadLine, WriterQueue
-from spark_stream.environment import SystemClock
+from spark_stream.cluster.stores.writer_queue import (
+    _PASSING_S,
+    _PATIENCE_S,
+    ThreadLine,
+    WriterQueue,
+)
+from spark_stream.environment import Clock, SystemClock
+from tests.clocks import FakeClock
 from tests.support import eventually
 
 
@@ -43,8 +49,8 @@ def test_who_waits_too_long_leaves_the_line():
 class Writer:
     """One process's line to a resource that only one can have."""
 
-    def __init__(self, path: Path, resource: threading.Lock) -> None:
-        self.turns = WriterQueue(path, SystemClock())
+    def __init__(self, path: Path, resource: threading.Lock, clock: Clock) -> None:
+        self.turns = WriterQueue(path, clock)
         self.resource = resource
         self.attempts = 0
 
@@ -62,9 +68,12 @@ class Writer:
 
 @pytest.fixture
 def writers(tmp_path):
-    """Two: each has opened the file for itself, so to the kernel they are as two processes."""
+    """Two: each has opened the file for itself, so to the kernel they are as two processes.
+
+    Their clock stands still: none of them loses its patience on a slow machine.
+    """
     resource = threading.Lock()
-    both = [Writer(tmp_path / "turns", resource) for _ in range(2)]
+    both = [Writer(tmp_path / "turns", resource, FakeClock()) for _ in range(2)]
     yield both
     for each in both:
         each.turns.close()
@@ -96,6 +105,7 @@ def test_who_ends_its_turn_and_comes_back_at_once_finds_the_other_before_it(writ
 
 def test_who_waits_too_long_gives_its_place_back(writers):
     holder, late = writers
+    late.turns._clock = SystemClock()
     assert holder.take()
     assert not late.take(0.01)
     holder.end()
@@ -114,3 +124,32 @@ def test_an_attempt_that_fails_gives_the_place_and_the_turn_back(writers):
     for each in writers:
         assert each.take(1.0)
         each.end()
+
+
+class LookingClock(FakeClock):
+    """A clock that moves by a millisecond at each look."""
+
+    def monotonic(self) -> float:
+        self.pass_us(1_000)
+        return super().monotonic()
+
+
+def test_a_place_that_does_not_move_is_passed_after_one_pause(tmp_path):
+    """Its owner is paused, and does not have the resource."""
+    clock, resource = LookingClock(), threading.Lock()
+    stopped, writer = (Writer(tmp_path / "turns", resource, clock) for _ in range(2))
+    assert stopped.turns._is_next()
+
+    def seconds_of_a_turn() -> float:
+        began = clock.monotonic()
+        assert writer.take()
+        writer.end()
+        return clock.monotonic() - began
+
+    assert _PATIENCE_S <= seconds_of_a_turn() < 2 * _PATIENCE_S
+    assert sum(seconds_of_a_turn() for _ in range(20)) < _PATIENCE_S
+    clock.pass_us(int(_PASSING_S * 1e6))
+    assert _PATIENCE_S <= seconds_of_a_turn() < 2 * _PATIENCE_S
+    for each in (stopped, writer):
+        each.turns.close()
+    assert resource.acquire(blocking=False)
