@@ -705,6 +705,29 @@ def test_what_a_rule_hides_is_not_found_and_not_read(asking: BrokerProcess, admi
     assert ("deny", "describe") in {(each.effect, each.operation) for each in checked.rules}
 
 
+def test_a_topic_whose_reading_is_allowed_and_denied_is_hidden_and_noted(
+    asking: BrokerProcess, admin, alice, hidden
+):
+    admin.add_rule("allow", alice, "read", "topic:*")
+    admin.add_rule("deny", alice, "read", "topic:b-*")
+    raw = Raw(asking, user=alice, password=PASSWORD)
+    assert hidden not in raw.act("list-topics")["topics"]
+    asked = Fetch(ranges=[FetchRange(topic=hidden, partition=0, start=0)])
+    for call in (
+        lambda: raw.act("describe-topic", topic=hidden),
+        lambda: raw._call(FETCH, b"", asked.to_bytes()),
+    ):
+        with pytest.raises(UnknownTopic):
+            call()
+    lines = [json.loads(each) for each in (asking.directory / "audit.log").read_text().splitlines()]
+    noted = [(each["action"], each["on"], each["outcome"]) for each in lines[-2:]]
+    denied = f"topic:{hidden}", "PERMISSION_DENIED"
+    assert noted == [("describe", *denied), ("read", *denied)]
+    admin.add_rule("allow", alice, "write", f"topic:{hidden}")
+    assert raw.act("describe-topic", topic=hidden)["name"] == hidden
+    raw.close()
+
+
 def test_what_is_refused_is_written_down(asking: BrokerProcess, admin, alice, hidden):
     raw, stranger = Raw(asking, user=alice, password=PASSWORD), Raw(asking)
     with pytest.raises(PermissionDenied):

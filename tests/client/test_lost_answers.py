@@ -109,6 +109,23 @@ def test_a_change_of_access_succeeds_if_its_answer_is_lost(
     assert (admin.users(), admin.quotas(), admin.rules(), admin.tokens()) == (["root"], {}, [], [])
 
 
+def test_each_attempt_has_a_line_in_the_audit_log(
+    asking: BrokerProcess, admin: AccessClient, losses: Losses
+):
+    before = len((asking.directory / "audit.log").read_text().splitlines())
+    with losses.during():
+        admin.add_user("audited", PASSWORD)
+        admin.remove_user("audited")
+    lines = (asking.directory / "audit.log").read_text().splitlines()[before:]
+    noted = [(each["action"], each["on"], each["outcome"]) for each in map(json.loads, lines)]
+    assert noted == [
+        ("put-user", "name=audited", "done"),
+        ("put-user", "name=audited", "done"),
+        ("delete-user", "name=audited", "done"),
+        ("delete-user", "name=audited", "INVALID_REQUEST"),
+    ]
+
+
 def test_a_change_of_access_that_is_wrong_is_refused_after_a_lost_answer(
     admin: AccessClient, losses: Losses
 ):
