@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta
 
 from spark_stream.structs import Struct
 
-Rate = Annotated[int, Meta(ge=1024, le=1 << 50)]
+RATE_MIN: Final = 1 << 10
+RATE_MAX: Final = 1 << 50
+Rate = Annotated[int, Meta(ge=RATE_MIN, le=RATE_MAX)]
 """Bytes per second."""
 
 

@@ -21,6 +21,7 @@ import typer
 from rich.table import Table
 
 from spark_stream.access.credentials import hash_password
+from spark_stream.access.quotas import RATE_MAX, RATE_MIN
 from spark_stream.cli.options import (
     Bootstrap,
     BrokerConf,
@@ -156,7 +157,7 @@ def add_user(
             client.add_user(name, password)
     else:
         _add_to_store(metadata_backend(metadata, conf), name, password)
-    note(f"user {name} is added")
+    note(f"user {visible(name)} is added")
 
 
 def _add_to_store(metadata: Backend, name: str, password: str) -> None:
@@ -184,7 +185,7 @@ def passwd(
     password = _password(password_file, name)
     with _client(bootstrap, path) as client:
         client.change_password(name, password)
-    note(f"user {name} has a new password")
+    note(f"user {visible(name)} has a new password")
 
 
 @users.command("list")
@@ -205,7 +206,7 @@ def remove_user(
     confirm(yes, f"Remove user {name}?", "remove the user")
     with _client(bootstrap, path) as client:
         client.remove_user(name)
-    note(f"user {name} is removed")
+    note(f"user {visible(name)} is removed")
 
 
 @tokens.command("create")
@@ -237,7 +238,7 @@ def create_token(
     grants = None if not only else [_grant(each) for each in only]
     with _client(bootstrap, path) as client:
         made = client.create_token(principal, _lifetime_s(expires), grants)
-    note(f"token {made.id} of {made.principal}")
+    note(f"token {made.id} of {visible(made.principal)}")
     print(made.token)
 
 
@@ -301,7 +302,7 @@ def revoke_token(
     """Revoke a token: whatever connected with it is refused at once."""
     with _client(bootstrap, path) as client:
         client.revoke_token(token_id)
-    note(f"token {token_id} is revoked")
+    note(f"token {visible(token_id)} is revoked")
 
 
 @acl.command()
@@ -314,13 +315,15 @@ def allow(
 ) -> None:
     """Allow an operation on a resource. Reading, writing, altering or deleting allows describing.
 
+    A rule that denies the operation wins: `isolog acl check` shows the outcome.
+
     \b
     isolog acl allow alice read 'topic:flights*'
     isolog acl allow etl write transaction:etl-job
     """
     with _client(bootstrap, path) as client:
         client.add_rule("allow", principal, operation, resource)
-    note(f"{principal} may {operation} {resource}")
+    _note_rule("allow", principal, operation, resource)
 
 
 @acl.command()
@@ -334,7 +337,7 @@ def deny(
     """Deny an operation on a resource. This wins over every rule that allows it."""
     with _client(bootstrap, path) as client:
         client.add_rule("deny", principal, operation, resource)
-    note(f"{principal} may not {operation} {resource}")
+    _note_rule("deny", principal, operation, resource)
 
 
 @acl.command("remove")
@@ -390,6 +393,12 @@ def check(
         raise typer.Exit(1)
 
 
+def _note_rule(effect: str, principal: str, operation: str, resource: str) -> None:
+    """Print the rule and not its outcome, which depends on other rules too."""
+    made = RuleText(effect=effect, principal=principal, operation=operation, resource=resource)
+    note(f"rule: {_rule_text(made)}")
+
+
 def _rule_text(rule: RuleText) -> str:
     return visible(f"{rule.effect} {rule.principal} {rule.operation} {rule.resource}")
 
@@ -431,6 +440,7 @@ def set_quota(
     rates = _rate("--write", write), _rate("--read", read)
     with _client(bootstrap, path) as client:
         client.set_quota(principal, *rates, connections)
+    note(f"the quota of {visible(principal)} is set")
 
 
 def _rate(option: str, text: str | None) -> int | None:
@@ -439,7 +449,11 @@ def _rate(option: str, text: str | None) -> int | None:
     found = _RATE.fullmatch(text.strip())
     if found is None:
         raise InvalidOption(f"{option} takes a rate such as 10MiB/s or 500KiB/s, not {text!r}")
-    return int(found[1]) * _UNITS_BYTES[found[2]]
+    rate = int(found[1]) * _UNITS_BYTES[found[2]]
+    if not RATE_MIN <= rate <= RATE_MAX:
+        least, most = _rate_text(RATE_MIN), _rate_text(RATE_MAX)
+        raise InvalidOption(f"{option} takes a rate from {least} to {most}, not {text!r}")
+    return rate
 
 
 @quotas.command("list")
@@ -480,3 +494,4 @@ def remove_quota(
     """Remove the quota of a principal: that of * holds for it, if there is one."""
     with _client(bootstrap, path) as client:
         client.remove_quota(principal)
+    note(f"the quota of {visible(principal)} is removed")

@@ -74,6 +74,9 @@ def test_lists_show_control_characters_of_names_escaped(asking: BrokerProcess, c
         (("token", "create", "--expires", "\u0663d"), "--expires takes a time"),
         (("token", "create", "--only", "admin topic:y"), "no operation 'admin' on a topic"),
         (("quota", "set", "alice", "--write", "\u0663MiB/s"), "--write takes a rate"),
+        (("quota", "set", "alice", "--write", "10B/s"), "--write takes a rate from 1KiB/s to"),
+        (("quota", "set", "alice", "--read", "0MiB/s"), "to 1048576GiB/s, not '0MiB/s'"),
+        (("quota", "set", "alice", "--read", "1048577GiB"), "--read takes a rate from 1KiB/s"),
         (("acl", "allow", "x", "admin", "topic:y"), "no operation 'admin' on a topic"),
         (("acl", "deny", "x", "write", "consumer:y"), "no operation 'write' on a consumer"),
     ],
@@ -83,6 +86,27 @@ def test_what_could_have_no_effect_is_refused(call: Call, arguments: tuple[str, 
     assert refused.code in (1, 2)
     assert problem in refused.err
     assert "isolog_" not in refused.out
+
+
+def test_each_change_prints_one_line_about_itself(asking: BrokerProcess, call: Call):
+    """A new rule may have no effect yet, so its line is the rule."""
+    with client_of(asking) as admin:
+        admin.add_user("bo\x1bb", PASSWORD)
+    changes = {
+        ("acl", "deny", "bo\x1bb", "read", "topic:*"): "rule: deny bo\\x1bb read topic:*",
+        ("acl", "allow", "bo\x1bb", "read", "topic:t"): "rule: allow bo\\x1bb read topic:t",
+        ("acl", "remove", "deny", "bo\x1bb", "read", "topic:*"): "the rule is removed",
+        ("quota", "set", "bo\x1bb", "--connections", "5"): "the quota of bo\\x1bb is set",
+        ("quota", "remove", "bo\x1bb"): "the quota of bo\\x1bb is removed",
+        ("user", "remove", "bo\x1bb", "--yes"): "user bo\\x1bb is removed",
+    }
+    for command, line in changes.items():
+        found = call(*command)
+        assert (found.code, found.out, found.err) == (0, "", f"{line}\n")
+        if command[1] == "allow":
+            assert call("acl", "check", *command[2:]).out.startswith("denied")
+    refused = call("user", "remove", "root")
+    assert (refused.code, "Give --yes" in refused.err) == (2, True)
 
 
 @pytest.mark.parametrize("by", ["file", "standard input"])
