@@ -24,6 +24,7 @@ from spark_stream.datasource.writing.task import TaskWriter, Wrote
 from spark_stream.datasource.writing.writer import IsologStreamWriter
 from spark_stream.errors import InvalidOption, UnknownLog, UnknownTopic, WrongCluster
 from tests.conftest import stop_broker
+from tests.support import BrokerProcess, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -58,6 +59,15 @@ def test_what_tasks_get_names_the_log(logs: tuple[Place, Place]) -> None:
     found = [located(each) for each in logs]
     assert len({each.cluster_id for each in found}) == 2
     assert session(found[0]).cluster_id == found[0].cluster_id
+
+
+def test_a_task_uses_the_brokers_that_its_driver_has_found(shared: BrokerProcess) -> None:
+    """The brokers of ``bootstrap`` died after the query was planned."""
+    found = located(Place(bootstrap=shared.address))
+    assert found.brokers == (shared.address,)
+    dead = f"127.0.0.1:{free_port()}"
+    of_task = session(replace(found, bootstrap=dead, timeout_s=30.0))
+    assert of_task.cluster_id == found.cluster_id
 
 
 def test_a_task_that_finds_another_log_reads_nothing(logs: tuple[Place, Place]) -> None:

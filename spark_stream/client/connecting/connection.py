@@ -4,23 +4,29 @@ A connection belongs to one log. Each broker first tells the id of its cluster; 
 cluster is refused.
 
 Control calls go to one broker for as long as it answers. Then another is chosen, among those that
-the user named and the other brokers of the cluster. A broker that names a topic's leader redirects
-the caller there. Calls to the leader of a partition use :meth:`Connection.at`.
+the user named and the other brokers of the cluster. Their addresses come from answers, and from a
+list that is fetched every half minute while there are control calls. A broker that names a topic's
+leader redirects the caller there. Calls to the leader of a partition use :meth:`Connection.at`.
 
 A connection belongs to the process that made it: a forked process has to make its own.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
 from spark_stream.client.connecting.access import OPEN, Access, checked_text
+from spark_stream.client.connecting.calls import call_elsewhere
 from spark_stream.client.connecting.embedded import (
     ensure_broker,
     live_address,
@@ -40,6 +46,8 @@ from spark_stream.errors import (
 from spark_stream.transport.forks import new_lock
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import BrokerList, Empty, Message
+
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Message)
 T = TypeVar("T")
@@ -69,6 +77,9 @@ _ONCE: Final = frozenset(
     }
 )
 _ASK_AGAIN_S: Final = 30.0
+_ASK_AFTER_FAILURE_S: Final = 1.0
+BROKERS_MAX: Final = 256
+"""The number of received addresses that a connection keeps."""
 _RACK_MAX: Final = 255
 _TIMEOUT_MAX_S: Final = 86_400 * 365  # far more overflows the system's timers
 # After these errors another broker may succeed.
@@ -82,7 +93,8 @@ class ClusterConnection:
     ``timeout_s`` bounds a call and its retries together. With ``create=False`` nothing is made at
     ``path``: without a log there, the first call raises UnknownLog. ``cluster_id``: the expected
     log; without it, the log of the first broker that answers. ``access``: how to connect.
-    ``rack``: where the reader is, by default what ISOLOG_RACK says.
+    ``rack``: where the reader is, by default what ISOLOG_RACK says. ``brokers``: addresses that
+    another connection to the same log has received, the latest one first.
     """
 
     def __init__(
@@ -96,6 +108,7 @@ class ClusterConnection:
         cluster_id: str | None = None,
         access: Access = OPEN,
         rack: str | None = None,
+        brokers: Iterable[str] = (),
     ) -> None:
         self._access = access
         self.rack = rack_of(rack)
@@ -113,10 +126,10 @@ class ClusterConnection:
         self._choosing = new_lock()  # one thread at a time looks for a broker
         self._lock = new_lock()  # the innermost: guards the fields below
         self._links: dict[str, BrokerLink] = {}
-        self._learned: list[str] = []
+        self._learned = dict.fromkeys(reversed(tuple(brokers)))  # the latest one last
         self._current: BrokerLink | None = None
         self._lost = ""  # the address of the broker that was lost last
-        self._asked = -math.inf  # when, on the monotonic clock, the brokers were asked for
+        self._ask_at = -math.inf  # the time, on the monotonic clock, of the next list of brokers
         self._closed = False
         self.timeout_s = timeout_s
 
@@ -130,6 +143,12 @@ class ClusterConnection:
     def cluster_id(self) -> str | None:
         """The id of the expected log, or of the first that answered; None if neither is known."""
         return self._identity.cluster_id
+
+    @property
+    def brokers(self) -> tuple[str, ...]:
+        """The received addresses of brokers, the latest one first."""
+        with self._lock:
+            return tuple(reversed(self._learned))
 
     # -- control calls --------------------------------------------------------------------------
 
@@ -249,6 +268,11 @@ class ClusterConnection:
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         found = self._present()
         if found is not None:
+            if self._path is None and time.monotonic() >= self._ask_at:
+                self._ask_at = time.monotonic() + _ASK_AGAIN_S
+                ask = partial(_ask_for_brokers, weakref.ref(self), found)
+                with suppress(RuntimeError):  # the interpreter is ending
+                    call_elsewhere(("brokers", id(self)), ask)
             return found
         if not self._choosing.acquire(timeout=seconds_left(deadline)):
             raise RequestTimeout("another thread looks for a broker and has found none in time")
@@ -292,14 +316,20 @@ class ClusterConnection:
             return
         with self._lock:
             for address in addresses:
-                if address and address not in self._learned:
-                    self._learned.append(address)
+                if address:
+                    self._learned.pop(address, None)
+                    self._learned[address] = None
+            while len(self._learned) > BROKERS_MAX:
+                del self._learned[next(iter(self._learned))]
 
     # -- the brokers ----------------------------------------------------------------------------
 
     def _leader_of(self, error: IsologError) -> BrokerLink | None:
         address = error.details.get("address") if isinstance(error, NotLeader) else None
-        return self.at(address) if isinstance(address, str) and address else None
+        if not isinstance(address, str) or not address:
+            return None
+        self.learn([address])
+        return self.at(address)
 
     def _give_up(self, link: BrokerLink) -> None:
         with self._lock:
@@ -315,7 +345,7 @@ class ClusterConnection:
     def _candidates(self) -> list[str]:
         """Return the known addresses, the one that was lost last at the end."""
         with self._lock:
-            known = dict.fromkeys([*self._named, *self._learned])
+            known = dict.fromkeys([*self._named, *reversed(self._learned)])
             return sorted(known, key=lambda address: address == self._lost)
 
     def _choose(self, deadline: float) -> BrokerLink:
@@ -324,7 +354,7 @@ class ClusterConnection:
             found.connect(seconds_left(deadline))
         else:
             found = self._first_that_answers(deadline)
-            self._ask_for_brokers(found, deadline)
+            self.ask_for_brokers(found, min(_GREETING_S, seconds_left(deadline)))
         with self._lock:
             self._current = found
         return found
@@ -344,6 +374,10 @@ class ClusterConnection:
                 failure = failure or error
             except RequestTimeout as error:
                 failure = error  # there is a broker, but it does not answer
+            except IsologError as error:
+                if address in self._named:
+                    raise
+                logger.warning("the broker at %s is left out: %s", address, error)
         if len(addresses) == 1 and failure is not None:
             raise failure
         if isinstance(failure, RequestTimeout):
@@ -351,16 +385,14 @@ class ClusterConnection:
         names = ", ".join(addresses)
         raise BrokerUnavailable(f"no broker answers at {names}", address=names)
 
-    def _ask_for_brokers(self, link: BrokerLink, deadline: float) -> None:
-        """Ask which brokers the cluster has, unless asked lately; ignore a failure."""
-        if time.monotonic() - self._asked < _ASK_AGAIN_S:
-            return
-        self._asked = time.monotonic()
+    def ask_for_brokers(self, link: BrokerLink, timeout_s: float) -> None:
+        """Fetch the list of brokers. After a failure, the next call fetches it again."""
         try:
-            within = min(_GREETING_S, seconds_left(deadline))
-            found = link.act("list-brokers", Empty(), BrokerList, within)
+            found = link.act("list-brokers", Empty(), BrokerList, timeout_s)
         except IsologError:
+            self._ask_at = time.monotonic() + _ASK_AFTER_FAILURE_S
             return
+        self._ask_at = time.monotonic() + _ASK_AGAIN_S
         self.learn(each.address for each in found.brokers)
 
     def _address_of(self, directory: Path) -> str:
@@ -381,6 +413,13 @@ class ClusterConnection:
             links = list(self._links.values())
         for each in links:
             each.close()
+
+
+def _ask_for_brokers(known: weakref.ref[ClusterConnection], link: BrokerLink) -> None:
+    """Fetch the list of brokers for a connection, unless its user has dropped it."""
+    connection = known()
+    if connection is not None:
+        connection.ask_for_brokers(link, _GREETING_S)
 
 
 def rack_of(given: str | None, environment: Mapping[str, str] = os.environ) -> str | None:

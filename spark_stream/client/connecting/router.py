@@ -237,7 +237,8 @@ class Router:
             for each in found.partitions:
                 if place.routes.learn_leader(each):
                     place.routes.learn_near(each)
-        self._connection.learn(each.address for each in found.partitions)
+        near = (each.near.address for each in found.partitions if each.near is not None)
+        self._connection.learn([*near, *(each.address for each in found.partitions)])
 
 
 def _named(partition: int, error: NotLeader) -> LeaderFacts | None:

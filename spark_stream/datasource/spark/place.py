@@ -53,7 +53,8 @@ class Place(Struct, frozen=True):
     ``host`` is the host that a directory is on, ``cluster_id`` the log that the query was planned
     with. Both travel to the tasks, which refuse another host, and another log (``session``).
     ``timeout_s`` is how long a call, with its retries, waits for a broker there; ``access`` is how
-    to connect. ``rack``: that of the readers, if it is one for all of them.
+    to connect. ``rack``: that of the readers, if it is one for all of them. ``brokers``: the
+    addresses that the driver has received, for tasks that start when ``bootstrap`` is dead.
     """
 
     bootstrap: str | None = None
@@ -63,6 +64,7 @@ class Place(Struct, frozen=True):
     timeout_s: float = REQUEST_TIMEOUT_S
     access: Access = OPEN
     rack: str | None = None
+    brokers: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

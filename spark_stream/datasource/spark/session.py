@@ -88,7 +88,11 @@ def located(
         with _lock:  # another log was made at the place, or is to be made
             _sessions.pop(key, None)
     log_session = session(place, create=create)
-    found = replace(place, cluster_id=log_session.cluster_id)
+    found = replace(
+        place,
+        cluster_id=log_session.cluster_id,
+        brokers=tuple(sorted(log_session.connection.brokers)),
+    )
     with _lock:
         _sessions.setdefault((os.getpid(), found), log_session)
     if not grants or not place.access.has_credential:
@@ -164,6 +168,7 @@ def _connected(place: Place, create: bool) -> Session:
         cluster_id=place.cluster_id,
         access=place.access,
         rack=place.rack,
+        brokers=place.brokers,
     )
     try:
         connection.retry(lambda link, within_s: link.connect(within_s))

@@ -1,0 +1,156 @@
+"""Addresses of brokers that a client has received. It uses them when its own ones are dead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_stream.client.connecting import connection as module
+from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.connecting.link import BrokerLink
+from spark_stream.client.connecting.router import Router
+from spark_stream.errors import BrokerUnavailable, NotLeader, WrongCluster
+from spark_stream.wire.messages import (
+    BrokerAddress,
+    BrokerList,
+    Empty,
+    LeaderFacts,
+    Leaders,
+)
+
+
+class Cluster:
+    """Brokers that answer at addresses, and list those of ``listed``."""
+
+    def __init__(self, *listed: str) -> None:
+        self.listed = listed
+        self.alive = set(listed)
+        self.now = 1_000.0
+        self.fails: BaseException | None = None
+        self.answers: dict[str, Callable[[str], Any]] = {"status": lambda _: Empty()}
+        self.asked: list[str] = []
+
+    def connect(self, link: BrokerLink, _: float) -> None:
+        if link.address not in self.alive:
+            raise BrokerUnavailable(f"no broker answers at {link.address}")
+
+    def act(self, link: BrokerLink, name: str, *_: object) -> Any:
+        self.connect(link, 1.0)
+        if name == "list-brokers":
+            self.asked.append(link.address)
+            if self.fails is not None:
+                raise self.fails
+            return BrokerList(
+                brokers=[BrokerAddress(id=each, address=each) for each in self.listed]
+            )
+        return self.answers[name](link.address)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Its clock stands still, and what is called elsewhere runs on the caller's thread."""
+    found = Cluster("a:1", "b:1")
+    clock = SimpleNamespace(
+        monotonic=lambda: found.now,
+        sleep=lambda seconds: setattr(found, "now", found.now + seconds),
+    )
+    monkeypatch.setattr(BrokerLink, "connect", lambda link, within: found.connect(link, within))
+    monkeypatch.setattr(BrokerLink, "act", lambda link, *asked: found.act(link, *asked))
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "call_elsewhere", lambda _, call: call(), raising=False)
+    return found
+
+
+def status(connection: ClusterConnection) -> str:
+    """Make a call; return the address of the broker that answered it."""
+    connection.act("status", Empty(), Empty)
+    return connection.address
+
+
+def test_a_client_outlives_all_brokers_that_it_was_given(cluster):
+    connection = ClusterConnection("a:1")
+    assert status(connection) == "a:1"
+    cluster.listed, cluster.alive = ("c:1", "d:1"), {"a:1", "c:1"}
+    cluster.now += 60
+    assert status(connection) == "a:1"
+    cluster.alive = {"c:1"}
+    assert status(connection) == "c:1"
+
+
+def test_the_brokers_are_not_listed_for_each_call(cluster):
+    connection = ClusterConnection("a:1")
+    for _ in range(10):
+        status(connection)
+    assert cluster.asked == ["a:1"]
+
+
+def test_a_list_that_failed_is_fetched_again(cluster):
+    connection = ClusterConnection("a:1")
+    cluster.fails = BrokerUnavailable("a broker that has just started")
+    assert status(connection) == "a:1"
+    cluster.fails = None
+    cluster.now += 2
+    assert status(connection) == "a:1"
+    cluster.alive = {"b:1"}
+    assert status(connection) == "b:1"
+
+
+def test_a_leader_and_a_follower_that_answers_named_are_used_too(cluster):
+    cluster.listed = ("a:1",)
+    connection = ClusterConnection("a:1", rack="west")
+    leader = LeaderFacts(partition=0, leader="l", address="l:1", leader_epoch=1)
+    near = LeaderFacts(
+        partition=1,
+        leader="l",
+        address="l:1",
+        leader_epoch=1,
+        near=BrokerAddress(id="f", address="f:1"),
+    )
+    cluster.answers["find-leaders"] = lambda _: Leaders(topic_id="id", partitions=[leader, near])
+    Router(connection).refresh("t", "id", 1.0)
+    cluster.alive = {"f:1"}
+    assert status(connection) == "f:1"
+    cluster.alive = {"f:1", "n:1"}
+
+    def redirect(address: str) -> Empty:
+        if address == "n:1":
+            return Empty()
+        raise NotLeader("another broker leads", leader="n", address="n:1")
+
+    cluster.answers["moved"] = redirect
+    connection.act("moved", Empty(), Empty)
+    cluster.alive = {"n:1"}
+    assert status(connection) == "n:1"
+
+
+def test_a_received_address_of_another_log_is_left_out(cluster, monkeypatch):
+    connection = ClusterConnection("a:1")
+    assert status(connection) == "a:1"
+
+    def connect(link: BrokerLink, within: float) -> None:
+        if link.address == "b:1":  # the address was given to another cluster
+            raise WrongCluster("b:1 belongs to another log")
+        cluster.connect(link, within)
+
+    cluster.listed, cluster.alive = ("a:1", "b:1", "c:1"), {"a:1", "b:1", "c:1"}
+    cluster.now += 60
+    assert status(connection) == "a:1"
+    monkeypatch.setattr(BrokerLink, "connect", connect)
+    cluster.alive = {"b:1", "c:1"}
+    assert status(connection) == "c:1"
+
+
+def test_only_the_latest_addresses_are_kept(cluster):
+    connection = ClusterConnection("a:1", brokers=["old:1"])
+    connection.learn(f"h{number}:1" for number in range(1_000))
+    assert len(connection.brokers) == module.BROKERS_MAX
+    assert connection.brokers[0] == "h999:1"
+
+
+def test_a_connection_begins_with_the_addresses_of_another(cluster):
+    connection = ClusterConnection("dead:1", brokers=["b:1"])
+    cluster.alive = {"b:1"}
+    assert status(connection) == "b:1"
