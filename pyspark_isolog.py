@@ -5,21 +5,27 @@ that it finds there as `DefaultSource`, under that class's own `name()`. This mo
 name alone: users have no need to import it.
 
 An error while it is imported would hide all data sources of Python from Spark, and itself from the
-user: Spark says `DATA_SOURCE_NOT_FOUND`. So where a module is missing, what is registered says so.
+user: Spark says `DATA_SOURCE_NOT_FOUND`. So if a module is missing, or PySpark is too old, a source
+is registered that raises an error with the remedy.
 """
 
 import os
 import platform
+import re
 import socket
 import sys
 
+import pyspark
 from pyspark.sql.datasource import DataSource
+
+NEEDED = (4, 2)
+"""The oldest PySpark with the streaming interfaces that isolog uses."""
 
 
 class LackingSource(DataSource):
-    """What `format("isolog")` is in a Python that lacks a module: an error that says what to do."""
+    """The `format("isolog")` of a Python that lacks a module: an error with the remedy."""
 
-    missing = ""
+    problem = ""
 
     @classmethod
     def name(cls) -> str:
@@ -27,19 +33,32 @@ class LackingSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # the first line is then the one that helps
-        raise ModuleNotFoundError(
+        raise ImportError(
             f"isolog: Spark plans its queries on {socket.gethostname()} in {sys.executable} (Python"
-            f" {platform.python_version()}), which lacks {self.missing}. Set PYSPARK_PYTHON, where"
-            " the job is submitted, to a Python that has isolog and all that it needs; see"
-            ' "On a cluster" in docs/spark.md.'
+            f" {platform.python_version()}), {self.problem}"
         )
+
+
+def problem_of(error: ImportError) -> str:
+    """Return the rest of a sentence about the planners' Python, and the remedy."""
+    if tuple(int(part) for part in re.findall(r"[0-9]+", pyspark.__version__)[:2]) < NEEDED:
+        oldest = ".".join(map(str, NEEDED))
+        return (
+            f"which has PySpark {pyspark.__version__}, and isolog needs PySpark {oldest} or newer."
+            f" Install it (pip install 'pyspark>={oldest}'), and run the job with Spark {oldest} or"
+            " newer."
+        )
+    return (
+        f"which lacks {error.name or error}. Set PYSPARK_PYTHON, where the job is submitted, to a"
+        ' Python that has isolog and all that it needs; see "On a cluster" in docs/spark.md.'
+    )
 
 
 DefaultSource: type[DataSource] = LackingSource
 try:
     from spark_stream.datasource import IsologDataSource
-except ModuleNotFoundError as error:
-    LackingSource.missing = error.name or str(error)
+except ImportError as error:
+    LackingSource.problem = problem_of(error)
 else:
     DefaultSource = IsologDataSource
 

@@ -49,6 +49,45 @@ def test_a_python_that_has_spark_alone_says_what_it_lacks(pickled: bytes, tmp_pa
     assert ", isolog. Set PYSPARK_PYTHON, where the job is submitted" in last
 
 
+PLANNER = """
+import sys
+import pyspark.sql.datasource
+version, lacked = sys.argv[1:]
+pyspark.__version__ = version
+sys.modules[lacked] = None
+import pyspark_isolog
+pyspark_isolog.DefaultSource({})
+"""
+
+
+@pytest.mark.parametrize("version", ["4.1.1", "3.5.0", "4.1.0.dev1"])
+def test_an_older_pyspark_is_named_with_the_one_that_is_needed(version: str) -> None:
+    """Spark 4.2 added the module for admission control."""
+    done = subprocess.run(
+        [sys.executable, "-c", PLANNER, version, "pyspark.sql.streaming.datasource"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: isolog: Spark plans its queries on ")
+    assert f"which has PySpark {version}, and isolog needs PySpark 4.2 or newer." in last
+    assert "PYSPARK_PYTHON" not in last
+
+
+def test_a_missing_module_is_named_with_the_python_that_lacks_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PLANNER, "4.2.0", "msgspec"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert "which lacks msgspec. Set PYSPARK_PYTHON" in last
+
+
 IN_TASKS = ("batches.py", "client", "consistency", "datasource", "sql", "storage", "wire")
 """What a task imports from, of this package."""
 ON_THE_DRIVER = {"prometheus_client", "rich"}
