@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from spark_stream.consistency.transactions.sinks import Claim
+from spark_stream.consistency.transactions.sinks import BATCH_WRITES, Claim
 from spark_stream.consistency.transactions.transactions import Content, State
 from spark_stream.errors import InvalidTransaction, SinkInUse, StaleBatch, UnknownTransaction
 from spark_stream.scripts.transactions import deciding, records, sinks, sweeping
@@ -196,3 +196,48 @@ def test_an_expired_sink_is_listed_and_deleted_and_no_other():
     for name in ("s", "a producer"):
         with pytest.raises(UnknownTransaction, match="there is no sink"):
             world.run(A, sinks.delete_sink(finished, name))
+
+
+# -- batch writes ---------------------------------------------------------------------------------
+
+HOUR_MS = 3_600_000
+JOB = Claim("job/1", "job/1", 0, timeout_ms=DAY_MS)
+NUMBERED = Claim(f"{BATCH_WRITES}s", "batch/1", 7, timeout_ms=DAY_MS)
+
+
+def listed(world: World, name: str, age_ms: int) -> bool:
+    """Whether the list of transactions has the id so long after its last use."""
+    record = world.store.transaction(name)
+    now_ms = record.deadline_ms - record.timeout_ms + age_ms
+    found = world.run(B, deciding.describe_all(world.brokers[B].finished, now_ms))
+    return name in [each.transactional_id for each in found]
+
+
+@pytest.mark.parametrize(("name", "claim"), [("job/1", JOB), ("sink/s", NUMBERED)])
+def test_finished_ids_of_batch_writes_leave_the_lists_after_an_hour(name, claim):
+    """Also with a timeout of a day: the time counts from the last use of the id."""
+    world = watched()
+    write_batch(world, name, claim)
+    assert listed(world, name, HOUR_MS)
+    assert not listed(world, name, HOUR_MS + 1)
+    write_batch(world, "s")  # a streaming query's
+    assert listed(world, "s", 400 * DAY_MS)
+
+
+def test_an_open_batch_write_stays_in_the_lists():
+    world = watched()
+    world.run(A, sinks.open_branch(world.brokers[A].finished, "sink/s", NUMBERED, A, 0))
+    assert listed(world, "sink/s", 400 * DAY_MS)
+
+
+def test_the_record_of_a_job_is_deleted_after_an_hour_and_that_of_a_numbered_batch_stays():
+    """So a numbered batch that is written again is recognised, and no row is there twice."""
+    world = watched()
+    write_batch(world, "job/1", JOB)
+    write_batch(world, "sink/s", NUMBERED)
+    for name, swept in (("job/1", Swept.FORGOTTEN), ("sink/s", Swept.LEFT)):
+        assert sweep(world, name, SEEN_IDLE_S + 1, HOUR_MS + 1) is swept
+    again = replace(NUMBERED, instance="batch/2")
+    assert settle(world, "sink/s", again) == (CONTENT, True)
+    finished = world.brokers[B].finished
+    assert world.run(B, sinks.open_branch(finished, "sink/s", again, B, 0))[1] is None

@@ -265,7 +265,9 @@ def list_transactions(context: BrokerContext, asked: Empty) -> TransactionList:
     joins = defaultdict(list)
     for join in context.transactions.run(records.read_joins()):
         joins[join.number].append(join.at)
-    found = context.transactions.run(deciding.describe_all(context.transactions.finished))
+    transactions = context.transactions
+    script = deciding.describe_all(transactions.finished, transactions.now_ms())
+    found = transactions.run(script)
     return TransactionList(
         transactions=[
             _facts(context, each, joins[each.number])

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -40,6 +41,11 @@ from spark_stream.consistency.transactions.transactions import (
     owned,
     renewed,
 )
+
+BATCH_WRITES: Final = "batch writes of "
+"""The beginning of the ``query`` of batch writes with a ``sinkId``. No streaming query has it."""
+BATCH_WRITE_LISTED_MS: Final = 3_600_000
+"""How long lists have a finished id of batch writes. Clients repeat no call for so long."""
 
 
 class Claim(Struct, frozen=True):
@@ -70,6 +76,22 @@ class Stop(Struct, frozen=True):
 def is_sink(transaction: Transaction) -> bool:
     """Return whether the record is a sink's; that of a batch write without an id is not."""
     return transaction.query not in ("", transaction.transactional_id)
+
+
+def is_listed(transaction: Transaction, now_ms: int) -> bool:
+    """Return whether lists of transactions have the record.
+
+    Finished ids of batch writes leave the lists after an hour. Each job has an id of its own. The
+    records of ids with a ``sinkId`` stay, so a repeated batch is recognised.
+    """
+    query = transaction.query
+    is_batch_write = query.startswith(BATCH_WRITES) or query == transaction.transactional_id
+    last_used_ms = transaction.deadline_ms - transaction.timeout_ms
+    return (
+        not is_batch_write
+        or transaction.state not in (State.COMMITTED, State.ABORTED)
+        or now_ms - last_used_ms <= BATCH_WRITE_LISTED_MS
+    )
 
 
 def branch(transaction: Transaction, claim: Claim, allotted: Allotted, now_ms: int) -> Outcome:

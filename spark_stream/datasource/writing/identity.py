@@ -17,13 +17,12 @@ from typing import Final
 from msgspec import Struct
 from pyspark import TaskContext
 
+from spark_stream.consistency.transactions.sinks import BATCH_WRITES
 from spark_stream.errors import Unsupported
 
 QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
 RUN: Final = "spark.jobGroup.id"
-BATCH_WRITES: Final = "batch writes of "
-"""How the ``query`` of batch writes with a ``sinkId`` begins; no streaming query has such an id."""
 
 
 class BranchIdentity(Struct, frozen=True):

@@ -14,6 +14,7 @@ from msgspec import Struct, field
 
 from spark_stream.cluster.topics import TOPICS, id_in
 from spark_stream.consistency.transactions import events as rules
+from spark_stream.consistency.transactions.sinks import is_listed
 from spark_stream.consistency.transactions.transactions import (
     ABORTS,
     DECIDED,
@@ -404,9 +405,10 @@ def describe(finished: Finished, transactional_id: str) -> Script[Transaction]:
     return finished.settled(found)
 
 
-def describe_all(finished: Finished) -> Script[list[Transaction]]:
-    """Return every transactional id's record, by id."""
-    return [finished.settled(record) for record in (yield from records.read_all())]
+def describe_all(finished: Finished, now_ms: int) -> Script[list[Transaction]]:
+    """Return the records of the transactional ids by id, without old ids of batch writes."""
+    found = [finished.settled(record) for record in (yield from records.read_all())]
+    return [each for each in found if is_listed(each, now_ms)]
 
 
 def kill(finished: Finished, transactional_id: str, number: int | None) -> Script[Transaction]:

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spark_stream.consistency.transactions import events as rules
-from spark_stream.consistency.transactions.sinks import is_sink
+from spark_stream.consistency.transactions.sinks import BATCH_WRITE_LISTED_MS, is_sink
 from spark_stream.consistency.transactions.transactions import (
     COMMITS,
     DECIDED,
@@ -40,7 +40,6 @@ from spark_stream.scripts.transactions.finishing import (
 )
 
 FORGET_AFTER_MS: Final = 7 * 24 * 3_600_000
-FORGET_JOB_AFTER_MS: Final = 3_600_000  # a job's id is used again only to repeat a call
 SINK_EXPIRY_S: Final = 30 * 86_400.0
 SEEN_IDLE_S: Final = 3_600.0
 SEEN_IDLE_JOB_S: Final = 60.0
@@ -126,11 +125,12 @@ def _expire_if_due(finished: Finished, record: Transaction, unchanged_s: float) 
 
 def _kept_for(record: Transaction, sink_expiry_s: float) -> tuple[float, float]:
     """Return how long a record is kept after its deadline, and after it was first seen idle."""
-    if record.query == record.transactional_id:
-        return FORGET_JOB_AFTER_MS / 1000, SEEN_IDLE_JOB_S
+    # Counted from its last use, which was a timeout before its deadline.
+    timeout_s = record.timeout_ms / 1000
+    if record.query == record.transactional_id:  # a job's id is used again only to repeat a call
+        return BATCH_WRITE_LISTED_MS / 1000 - timeout_s, SEEN_IDLE_JOB_S
     if record.committed_batch >= 0:
-        # Counted from its last use, which was a timeout before its deadline.
-        return sink_expiry_s - record.timeout_ms / 1000, min(SEEN_IDLE_S, sink_expiry_s)
+        return sink_expiry_s - timeout_s, min(SEEN_IDLE_S, sink_expiry_s)
     return FORGET_AFTER_MS / 1000, SEEN_IDLE_S
 
 

@@ -24,7 +24,10 @@ def meddle(world: World, name: str) -> Body:
         yield from session.pause(4.0)
         try:
             found = yield from session.run(
-                "list", lambda at: deciding.describe_all(at.transactions.finished)
+                "list",
+                lambda at: deciding.describe_all(
+                    at.transactions.finished, at.transactions.now_ms()
+                ),
             )
             if found:
                 chosen = session.chance.choice(found)
