@@ -5,11 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 
-from msgspec.structs import replace
-
 from spark_stream.access.quotas import Quota
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.errors import InvalidRequest
 from spark_stream.wire.access_messages import (
     Authenticated,
     CheckAccess,
@@ -54,13 +51,7 @@ class AccessClient:
         asked = PutUser.of(
             name=name, password=password, is_new=is_new, request_id=secrets.token_hex(8)
         )
-        try:
-            self._connection.act("put-user", asked, Empty)
-        except InvalidRequest as error:
-            if error.details.get("field") != "request_id":
-                raise
-            older = replace(asked, request_id="")  # the broker's release takes no id
-            self._connection.act("put-user", older, Empty)
+        self._connection.act("put-user", asked, Empty)
 
     def remove_user(self, name: str) -> None:
         """Remove a user, or raise InvalidRequest if there is none of this name."""

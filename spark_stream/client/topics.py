@@ -188,10 +188,6 @@ class TopicsClient:
         except UnknownTopic as error:
             if "topic_id" in error.details:  # there is a later one
                 raise
-        except InvalidRequest as error:
-            if error.details.get("field") != "topic_id":
-                raise
-            self._connection.act("delete-topic", named, Empty)  # the broker's release takes no id
 
     def trim(self, topic: str, topic_id: str, before: Mapping[int, int]) -> dict[int, int]:
         """Move the log start of each partition to its offset, and return the new log starts."""

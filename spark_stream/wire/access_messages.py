@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta
 
@@ -56,6 +56,8 @@ class PutUser(Message):
     ``request_id``: a text that no other request has. A request whose id is on record was carried
     out before, and changes nothing.
     """
+
+    HINTS: ClassVar[frozenset[str]] = frozenset({"request_id"})
 
     name: Principal
     password: Secret

@@ -24,7 +24,7 @@ import json
 import re
 import threading
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 import msgspec
 import pyarrow as pa
@@ -55,6 +55,20 @@ _FIELD: Final = re.compile(r"Object (?:contains unknown|missing required) field 
 
 class Message(Struct):
     """A message: immutable, without unknown fields and silent conversions."""
+
+    HINTS: ClassVar[frozenset[str]] = frozenset()
+    """Fields without which a broker of an earlier release may carry out the request."""
+
+    def without_hint(self, error: IsologError) -> Self | None:
+        """Return the request for a broker that does not have one of the hints.
+
+        ``error`` is the broker's answer. The result is None if the error has another reason.
+        """
+        name = error.details.get("field")
+        if name not in self.HINTS or "unknown field" not in error.message:
+            return None
+        default = next(each.default for each in structs.fields(self) if each.name == name)
+        return None if getattr(self, name) == default else structs.replace(self, **{name: default})
 
     def to_bytes(self) -> bytes:
         """Return the JSON text; fields that have their default are left out."""
@@ -295,6 +309,8 @@ class NamedTopic(Message):
 class DeleteTopic(Message):
     """Deletes a topic; with ``topic_id`` only the one of this id, and no later one of its name."""
 
+    HINTS: ClassVar[frozenset[str]] = frozenset({"topic_id"})
+
     topic: Name
     topic_id: str | None = None
 
@@ -383,6 +399,8 @@ class FindLeaders(Message):
 
     ``rack`` and ``machine`` (a boot id): those of a reader that may ask followers too.
     """
+
+    HINTS: ClassVar[frozenset[str]] = frozenset({"rack", "machine"})
 
     topic: Name
     topic_id: str | None = None

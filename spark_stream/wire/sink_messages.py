@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -20,6 +20,8 @@ class OpenBranch(Message):
     ``StopRun``). ``renamed``: what the query committed under other ids before counts here.
     ``query_name``: the query's name for people.
     """
+
+    HINTS: ClassVar[frozenset[str]] = frozenset({"query_name"})
 
     transactional_id: TransactionalId
     query: Name

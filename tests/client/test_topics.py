@@ -14,6 +14,7 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.errors import (
     InvalidAssignment,
     InvalidConfig,
@@ -133,15 +134,17 @@ def test_a_repeated_request_finds_its_topic_gone_and_is_done(log, topic, request
     assert topic not in log.topics()
 
 
-def test_a_broker_that_takes_no_id_deletes_by_the_name(log, topic, requests):
+def test_a_broker_that_takes_no_id_deletes_by_the_name(log, topic, monkeypatch):
     """Those of the release before."""
+    answered = BrokerLink.act
 
-    def refuse(body: Message) -> None:
-        if b"topic_id" in body.to_bytes():
+    def act(link: BrokerLink, name: str, body: Message, *rest: Any) -> Any:
+        if name == "delete-topic" and b"topic_id" in body.to_bytes():
             raise InvalidRequest("DeleteTopic: topic_id: unknown field", field="topic_id")
+        return answered(link, name, body, *rest)
 
     log.create_topic(topic)
-    requests.before = refuse
+    monkeypatch.setattr(BrokerLink, "act", act)
     log.delete_topic(topic)
     assert topic not in log.topics()
 

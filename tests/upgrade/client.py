@@ -31,6 +31,8 @@ def main(bootstrap: str, name: str) -> None:
             for partition, value in enumerate((first, second)):
                 producer.send(TOPIC, value.encode(), partition=partition)
             producer.commit_transaction()
+        log.create_topic(f"of-{name.replace(' ', '-')}")
+        log.delete_topic(f"of-{name.replace(' ', '-')}")
         assert log.describe(TOPIC).partitions
         assert len(log.cluster().brokers) == 3
         with log.consumer(TOPIC, isolation="read_committed") as consumer:

@@ -5,6 +5,7 @@ restarted with the later one: nothing is lost, nothing is there twice, transacti
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -81,6 +82,7 @@ def call(release: Path, cluster: LocalCluster, name: str) -> subprocess.Complete
         capture_output=True,
         text=True,
         timeout=120,
+        env=os.environ | {"ISOLOG_RACK": "here"},
         check=False,
     )
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import NODEFAULT, structs
 
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.errors import InvalidRecord, InvalidRequest
@@ -31,6 +32,7 @@ from spark_stream.wire.messages import (
     AppendTo,
     BatchRefused,
     Envelope,
+    FindLeaders,
     ListOffsets,
     PartitionDescription,
     ack_from_bytes,
@@ -233,3 +235,24 @@ def test_many_threads_may_decode_the_first_message_of_a_kind() -> None:
     """A program of its own: what goes wrong here ends the process."""
     done = subprocess.run([sys.executable, "-c", MANY_THREADS], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.rule("which fields a request to an earlier release lacks", "wire/messages.py")
+def test_a_request_loses_the_hints_that_an_earlier_release_does_not_have():
+    def refused(field: str, what: str = "Object contains unknown field") -> InvalidRequest:
+        return InvalidRequest(f"FindLeaders: {field}: {what} `{field}`", field=field)
+
+    asked = FindLeaders(topic="t", topic_id="i", rack="a", machine="m")
+    without = asked.without_hint(refused("rack"))
+    assert without == FindLeaders(topic="t", topic_id="i", machine="m")
+    assert without.without_hint(refused("machine")) == FindLeaders(topic="t", topic_id="i")
+    assert without.without_hint(refused("rack")) is None  # it was not sent
+    assert asked.without_hint(refused("topic_id")) is None  # no hint
+    assert asked.without_hint(refused("rack", "Expected `str`")) is None
+    assert asked.without_hint(InvalidRequest("there is no action")) is None
+
+
+@pytest.mark.parametrize("kind", {each.request for each in ACTIONS.values()})
+def test_a_hint_is_a_field_with_a_default(kind):
+    optional = {each.name for each in structs.fields(kind) if each.default is not NODEFAULT}
+    assert optional >= kind.HINTS

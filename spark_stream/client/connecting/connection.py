@@ -177,7 +177,7 @@ class ClusterConnection:
             deadline = time.monotonic() + within_s
             link.connect(within_s)  # an attempt that reaches no broker has no effect
             try:
-                return link.act(name, body, result, seconds_left(deadline))
+                return _act(link, name, body, result, deadline)
             except _LOST:
                 may_be_done = True
                 raise
@@ -192,7 +192,7 @@ class ClusterConnection:
                     raise
                 if instead is None:
                     return result()
-                return link.act(name, instead, result, seconds_left(deadline))
+                return _act(link, name, instead, result, deadline)
 
         return self.retry(call, timeout_s, once=name in _ONCE)
 
@@ -420,6 +420,18 @@ def _ask_for_brokers(known: weakref.ref[ClusterConnection], link: BrokerLink) ->
     connection = known()
     if connection is not None:
         connection.ask_for_brokers(link, _GREETING_S)
+
+
+def _act(link: BrokerLink, name: str, body: Message, result: type[R], deadline: float) -> R:
+    """Run an action at one broker, without the hints that its release does not have."""
+    while True:
+        try:
+            return link.act(name, body, result, seconds_left(deadline))
+        except InvalidRequest as error:
+            older = body.without_hint(error)
+            if older is None:
+                raise
+            body = older
 
 
 def rack_of(given: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
