@@ -10,7 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from spark_stream.cluster.topics import TOPICS
-from spark_stream.errors import IsologError, StorageFailure, TopicExists, UnknownTopic
+from spark_stream.errors import (
+    IsologError,
+    MetadataUnavailable,
+    StorageFailure,
+    TopicExists,
+    UnknownTopic,
+)
 from spark_stream.scripts.topics import create_topic
 from spark_stream.storage.logs import FileLogs
 from tests.broker.topic_desk import Died, LocalTopics
@@ -90,9 +96,12 @@ class CountingDisk(FaultyDisk):
         self.forces += operation == "flush"
 
 
-@pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "record missing"])
-def test_the_files_of_a_deleted_topic_are_not_forced(tmp_path: Path, deleted: bool):
+@pytest.mark.parametrize("case", ["deleted", "record missing", "record missing, store fails"])
+def test_the_files_of_a_deleted_topic_are_not_forced(
+    tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+):
     """To force those of 2,000 partitions, one after the other, takes most of a minute."""
+    deleted = case == "deleted"
     disk = CountingDisk()
     transactions = LocalTopics(tmp_path, FileLogs(disk))
     transactions.create("t", 3, 1, NUMBERS, {})
@@ -106,10 +115,17 @@ def test_the_files_of_a_deleted_topic_are_not_forced(tmp_path: Path, deleted: bo
         record = transactions.store.get(f"{TOPICS}t")
         assert record is not None
         assert transactions.store.delete(record.key, record.version)
+        if case.endswith("fails"):
+            monkeypatch.setattr(transactions.store, "get", _fail)
         transactions.host.refresh()
+        monkeypatch.undo()
         assert len(folders(tmp_path)) == 3
     assert (disk.forces == before) is deleted
     transactions.close()
+
+
+def _fail(*_: object, **__: object) -> None:
+    raise MetadataUnavailable("no answer")
 
 
 class StubbornLogs(FileLogs):
