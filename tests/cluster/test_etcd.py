@@ -193,6 +193,41 @@ def test_a_read_that_need_not_be_fresh_costs_nothing_once_the_record_is_known(
         assert store.get("a") is None
 
 
+class Delayed(EtcdClient):
+    """A client that does something before it returns its next answers."""
+
+    def __init__(self, etcd: LocalEtcd) -> None:
+        super().__init__(etcd.endpoints, 1.0)
+        self.before_answers: list[Any] = []
+
+    def write(self, path: str, asked: Any) -> Any:
+        answer = super().write(path, asked)
+        while self.before_answers:
+            self.before_answers.pop()()
+        return answer
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_answer_that_a_watch_has_overtaken_is_not_cached(etcd: LocalEtcd, deleted: bool):
+    name = f"overtaken-{deleted}"
+    client = Delayed(etcd)
+    with closing(EtcdStore(client, name)) as store, closing(EtcdStore(etcd.client(), name)) as two:
+        first = two.put("a", {"n": 1}, 0)
+        since = store.changes(0).revision
+
+        def change() -> None:
+            if deleted:
+                assert two.delete("a", first)
+            else:
+                assert two.put("a", {"n": 2}, first)
+            eventually(lambda: store.changes(since, fresh=False).changed)
+
+        client.before_answers = [change]
+        assert store.get("a").value == {"n": 1}
+        found = store.get("a", fresh=False)
+        assert found is None if deleted else found.value == {"n": 2}
+
+
 def compact(etcd: LocalEtcd, store: EtcdStore) -> None:
     """Forget the history, as etcd's auto-compaction does."""
     client = etcd.client()
