@@ -38,11 +38,19 @@ from tests.support import eventually
 pytestmark = needs_etcd
 
 
+PATIENT_S = 20.0  # a large change takes seconds on a busy machine
+
+
 class Lossy(EtcdClient):
-    """A client whose next transactions are lost: before they are sent, or their answers."""
+    """A client whose next transactions are lost: before they are sent, or their answers.
+
+    While ``has_no_watch``, watches fail.
+    """
+
+    has_no_watch = False
 
     def __init__(self, etcd: LocalEtcd) -> None:
-        super().__init__(etcd.endpoints, 1.0)
+        super().__init__(etcd.endpoints, PATIENT_S)
         self.lost: list[str] = []
         self.late: list[Any] = []
         self.meanwhile: list[Any] = []
@@ -62,6 +70,11 @@ class Lossy(EtcdClient):
             self.meanwhile.pop(0)()
         raise MetadataUnavailable(f"the {what} was lost")
 
+    def watch(self, *asked: Any) -> Any:
+        if self.has_no_watch:
+            raise MetadataUnavailable("there is no watch")
+        return super().watch(*asked)
+
 
 @pytest.fixture
 def lossy(etcd: LocalEtcd) -> Lossy:
@@ -73,7 +86,8 @@ def stores(
     etcd: LocalEtcd, lossy: Lossy, request: pytest.FixtureRequest
 ) -> Iterator[list[EtcdStore]]:
     """A store that loses what is asked of it, and one that does not."""
-    found = [EtcdStore(each, request.node.name) for each in (lossy, etcd.client())]
+    clients = (lossy, etcd.client(PATIENT_S))
+    found = [EtcdStore(each, request.node.name) for each in clients]
     yield found
     for each in found:
         each.close()
@@ -236,15 +250,20 @@ def compact(etcd: LocalEtcd, store: EtcdStore) -> None:
     client.close()
 
 
-def test_after_a_compaction_whoever_was_away_gets_all_records(stores, etcd: LocalEtcd):
+def test_after_a_compaction_whoever_was_away_gets_all_records(
+    stores, etcd: LocalEtcd, lossy: Lossy
+):
     store, other = stores
     other.put("a", {}, 0)
     since = store.changes(0).revision
-    eventually(lambda: store._feed._watch).end()  # its connection is lost, and meanwhile …
+    watch = eventually(lambda: store._feed._watch)
+    lossy.has_no_watch = True
+    watch.end()  # its connection is lost, and meanwhile …
     gone = other.put("gone", {}, 0)
     other.delete("gone", gone)
     other.put("b", {}, 0)
     compact(etcd, other)
+    lossy.has_no_watch = False
     told = store.changes(since)
     assert {key for key, record in told.changed.items() if record} == {"a", "b"}
     since = told.revision
