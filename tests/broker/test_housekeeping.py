@@ -162,7 +162,7 @@ def test_whatever_may_make_something_due_is_told(tmp_path: Path):
 
 @pytest.fixture
 def topics(tmp_path: Path):
-    made = LocalTopics(tmp_path)
+    made = LocalTopics(tmp_path, clock=SystemClock())
     yield made
     made.close()
 
