@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.transactions.transactions import Joined, State
 from spark_stream.errors import (
     LeaderUnavailable,
+    MetadataUnavailable,
     StorageFailure,
     TransactionAborted,
     UnknownTransaction,
@@ -114,6 +116,46 @@ def test_a_broker_that_is_silent_lets_no_other_transaction_wait(tmp_path: Path):
     found.clock.pass_us(2 * SECOND_US)
     found.transactions.run(found.transactions.sweeping())
     assert found.state("other") is State.ABORTED
+
+
+@pytest.mark.rule(
+    "which time counts for the timeout of a transaction", "broker/scripting/coordinator.py"
+)
+@pytest.mark.parametrize("outage_s", [2, 40])
+def test_a_transaction_does_not_expire_because_of_an_outage_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outage_s: int
+) -> None:
+    """Its owner could not renew it in that time."""
+    found = Desk(tmp_path)
+    found.begin("x", joins=False)
+    transactions = found.transactions
+    transactions.run(transactions.sweeping())
+
+    def unavailable(*_: object, **__: object) -> None:
+        raise MetadataUnavailable("the store does not answer")
+
+    with monkeypatch.context() as outage:
+        for name in ("put", "delete", "get", "list", "changes"):
+            present = getattr(found.store, name)
+
+            def answer(
+                *given: Any, present: Callable[..., Any] = present, fresh: bool = True, **more: Any
+            ) -> Any:
+                """Cached reads only."""
+                if fresh:
+                    unavailable()
+                return present(*given, fresh=False, **more)
+
+            outage.setattr(found.store, name, answer)
+        for _ in range(2 * outage_s):
+            found.clock.pass_us(SECOND_US // 2)
+            with suppress(MetadataUnavailable):
+                transactions.run(transactions.sweeping())
+    transactions.run(transactions.sweeping())
+    assert found.state("x") is State.OPEN
+    found.clock.pass_us(2 * SECOND_US)
+    transactions.run(transactions.sweeping())
+    assert found.state("x") is State.ABORTED
 
 
 def test_an_id_that_never_began_a_transaction_is_forgotten_by_any_broker(tmp_path: Path):

@@ -18,7 +18,7 @@ from spark_stream.cluster.transactions import By
 from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.consistency.transactions.transactions import Joined, State, Transaction
 from spark_stream.environment import Clock
-from spark_stream.errors import IsologError
+from spark_stream.errors import IsologError, MetadataUnavailable
 from spark_stream.scripts.steps import FindTransactions, Script
 from spark_stream.scripts.transactions import records, sweeping
 from spark_stream.scripts.transactions.finishing import Finished
@@ -99,7 +99,11 @@ class TransactionCoordinator:
         whole = began - self._all_at >= min(_ALL_S, self._sink_expiry_s)
         if whole:
             yield from forget_stopped(self.now_ms())
-        found = yield from self._mine(whole=whole)
+        try:
+            found = yield from self._mine(whole=whole)
+        except MetadataUnavailable:
+            self._watch.restart()
+            raise
         self.open = tuple(each for each in found if each.state is State.OPEN)
         if whole:
             self._all_at = began
@@ -174,12 +178,14 @@ class TransactionCoordinator:
                 self.finished, self._watch, record, now_s, now_ms, self._sink_expiry_s
             )
         except IsologError as error:
+            if isinstance(error, MetadataUnavailable):
+                self._watch.restart(record)
             self._complain(record, error)
             return
         self._complaints.pop(record.transactional_id, None)
         if swept is Swept.EXPIRED:
             logger.warning(
-                "transaction %d of %r was open for more than %d ms: aborted",
+                "transaction %d of %r was not renewed for %d ms: aborted",
                 record.number,
                 record.transactional_id,
                 record.timeout_ms,

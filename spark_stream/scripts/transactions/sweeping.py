@@ -2,7 +2,8 @@
 
 A transaction expires when its timeout has passed, on the monotonic clock of its coordinator, since
 that broker first saw the record with its number and deadline. So the clocks of two hosts are never
-compared, and setting a wall clock expires nothing. After a restart the time begins anew.
+compared, and setting a wall clock expires nothing. The time starts again after a restart, and after
+an outage of the metadata store, in which no owner could renew.
 
 Ids that nobody uses are forgotten by their age, on the broker's steady clock, and only after the
 broker itself has seen them idle for a while: so a broker that starts with a wrong clock forgets no
@@ -59,6 +60,13 @@ class Watch:
             since = now_s
         self._seen[record.transactional_id] = (key, since)
         return now_s - since
+
+    def restart(self, record: Transaction | None = None) -> None:
+        """Count from now on, for one record or for all."""
+        if record is None:
+            self._seen.clear()
+        else:
+            self._seen.pop(record.transactional_id, None)
 
     def keep_only(self, records_: Iterable[Transaction]) -> None:
         """Forget all records but these."""
