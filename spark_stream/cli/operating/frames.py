@@ -19,8 +19,9 @@ from spark_stream.wire.transaction_messages import UNFINISHED, TransactionDescri
 class Look(Struct, frozen=True):
     """What was seen of a cluster at one moment.
 
-    ``at``: seconds on a clock that never goes back; ``now_ms``: ms since the epoch. ``denied``: the
-    parts that the caller may not see.
+    ``at``: seconds on a clock that never goes back. ``now_ms``: ms since the epoch. ``denied``: the
+    parts that the caller may not see. ``unavailable``: those that need the metadata store, while it
+    does not return them.
     """
 
     at: float
@@ -30,6 +31,7 @@ class Look(Struct, frozen=True):
     transactions: tuple[TransactionDescription, ...] = ()
     consumers: tuple[ConsumerDescription, ...] = ()
     denied: tuple[str, ...] = ()
+    unavailable: tuple[str, ...] = ()
 
 
 class Flow(Struct, frozen=True):
@@ -98,6 +100,7 @@ class ClusterFrame(Struct, frozen=True):
     transactions: tuple[TransactionLine, ...]
     consumers: tuple[ConsumerLine, ...]
     denied: tuple[str, ...] = ()
+    unavailable: tuple[str, ...] = ()
 
 
 Place = tuple[str, int]
@@ -122,6 +125,7 @@ def frame_of(looks: Sequence[Look]) -> ClusterFrame:
         transactions=tuple(_transaction_lines(now)),
         consumers=tuple(_consumer_lines(looks)),
         denied=now.denied,
+        unavailable=now.unavailable,
     )
 
 

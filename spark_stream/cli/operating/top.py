@@ -31,7 +31,7 @@ from spark_stream.cli.output.show_transactions import duration
 from spark_stream.cli.texts import as_json, visible
 from spark_stream.client.log import Log
 from spark_stream.client.trends import WINDOW_S, LagTrend
-from spark_stream.errors import IsologError, PermissionDenied, UnknownTopic
+from spark_stream.errors import IsologError, PermissionDenied, StorageFailure, UnknownTopic
 from spark_stream.wire.messages import TopicDescription
 
 _INTERVAL_S: Final = 2.0
@@ -91,13 +91,16 @@ def top(
 def look_at(opened: Log) -> Look:
     """Ask the cluster for all that a frame shows."""
     denied: list[str] = []
+    unavailable: list[str] = []
 
     def ask(part: str, call: Callable[[], Iterable[T]]) -> tuple[T, ...]:
         try:
             return tuple(call())
         except PermissionDenied:
             denied.append(part)
-            return ()
+        except StorageFailure:  # the metadata store: a problem of the cluster has its text
+            unavailable.append(part)
+        return ()
 
     at = time.monotonic()
     return Look(
@@ -108,6 +111,7 @@ def look_at(opened: Log) -> Look:
         transactions=ask("transactions", opened.transactions),
         consumers=ask("consumers", opened.consumers),
         denied=tuple(denied),
+        unavailable=tuple(unavailable),
     )
 
 
@@ -204,6 +208,10 @@ def drawn(frame: ClusterFrame, error: str | None = None) -> RenderableType:
         text = "all partitions have a leader, and all replicas are in sync"
         parts.append(Text(text, style="green"))
     parts += [Text(f"you may not see {each}", style="yellow") for each in frame.denied]
+    parts += [
+        Text(f"{each} cannot be read from the metadata store", style="yellow")
+        for each in frame.unavailable
+    ]
     parts += [Text(), _brokers(frame)]
     if frame.topics:
         parts += [Text(), _topics_table(frame)]

@@ -23,6 +23,7 @@ from spark_stream.cli.operating.top import drawn, look_at, print_frame
 from spark_stream.cli.options import Listing
 from spark_stream.client.trends import LagTrend
 from spark_stream.console.asking import Asking, open_places
+from spark_stream.errors import MetadataLost, MetadataUnavailable
 from spark_stream.testing import LocalCluster
 from spark_stream.wire.cluster_messages import (
     BrokerDescription,
@@ -245,6 +246,35 @@ def test_a_frame_fits_80_columns_and_has_no_colours():
     assert max(map(len, shown.splitlines())) <= 80
     assert "\x1b" not in shown
     for words in ("broker 2 is dead", "and 2 more", "you may not see sinks", "broker is away"):
+        assert words in shown
+
+
+class WithoutStore:
+    """A log whose brokers answer, and whose metadata store does not."""
+
+    def cluster(self) -> ClusterDescription:
+        problem = Problem(ProblemKind.METADATA_LOST, "etcd was restored", 1)
+        return look(0, problems=(problem,)).cluster
+
+    def topics(self) -> list[str]:
+        return []
+
+    def transactions(self) -> list[TransactionDescription]:
+        raise MetadataLost("etcd was restored")
+
+    def consumers(self) -> list[ConsumerDescription]:
+        raise MetadataUnavailable("etcd does not answer")
+
+
+def test_a_frame_shows_the_problem_of_the_store_and_the_parts_that_need_it():
+    """An operator looks at it at exactly that time."""
+    shown = text_of(frame_of([look_at(WithoutStore())]))
+    for words in (
+        "brokers 1 of 2 alive",
+        "etcd was restored",
+        "transactions cannot be read from the metadata store",
+        "consumers cannot be read from the metadata store",
+    ):
         assert words in shown
 
 
