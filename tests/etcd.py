@@ -56,3 +56,15 @@ def put_back_data(etcd: LocalEtcd, folder: Path) -> None:
         shutil.rmtree(each.data)
         shutil.copytree(folder / each.name, each.data)
     etcd.restore()
+
+
+def exchange_data(etcd: LocalEtcd, folder: Path, present: Path) -> None:
+    """Restore the members from an earlier copy. Their present data moves to a new folder."""
+    for each in etcd.members:
+        each.kill()
+    shutil.rmtree(present, ignore_errors=True)
+    present.mkdir()
+    for each in etcd.members:
+        shutil.move(each.data, present / each.name)
+        shutil.copytree(folder / each.name, each.data)
+    etcd.restore()

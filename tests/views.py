@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 
 from msgspec import Struct
 
@@ -18,7 +18,7 @@ from spark_stream.cli.operating.top import look_at
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.log import Log
 from spark_stream.console.asking import Asking
-from spark_stream.errors import BrokerUnavailable, IsologError, MetadataUnavailable
+from spark_stream.errors import BrokerUnavailable, IsologError
 from spark_stream.testing import LocalCluster
 from spark_stream.testing.local_cluster import LocalBroker
 from spark_stream.wire.addresses import joined, split_address
@@ -80,13 +80,13 @@ def views_of(broker: LocalBroker) -> Views:
         status = log.cluster()
         topics = [log.describe(name) for name in log.topics()]
         shown = Asking(connection).cluster()
-        frame = None
-        with suppress(MetadataUnavailable):  # it lists transactions, which needs the store
-            frame = frame_of([look_at(log)])
+        frame = frame_of([look_at(log)])
         metrics = metrics_of(broker)
         if connection.address != broker.address:
             raise BrokerUnavailable(f"broker {broker.number} sent the client to another one")
+    named = [each.id for each in frame.brokers if "controller" in each.state]
     found = {
+        "top": View(frame.brokers_alive, controller="".join(named), problems=tuple(frame.problems)),
         "status": View(
             sum(each.alive for each in status.brokers),
             status.without_leader,
@@ -110,11 +110,6 @@ def views_of(broker: LocalBroker) -> Views:
             sum(each.leader is None for topic in topics for each in topic.partitions),
         ),
     }
-    if frame is not None:
-        named = [each.id for each in frame.brokers if "controller" in each.state]
-        found["top"] = View(
-            frame.brokers_alive, controller="".join(named), problems=tuple(frame.problems)
-        )
     return Views(found, frozenset(each.id for each in status.brokers if each.alive))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import random
+import shutil
 import sys
 import tempfile
 import threading
@@ -28,6 +29,7 @@ import pandas as pd
 
 import spark_stream as isolog
 from spark_stream.testing import LocalCluster, LocalEtcd
+from spark_stream.testing.local_cluster import LocalBroker
 from spark_stream.testing.places import ProcessPlace
 from tests.chaos.checker import Violation, check
 from tests.chaos.workers import (
@@ -42,7 +44,7 @@ from tests.chaos.workers import (
     snapshot_reader,
     transactional_writer,
 )
-from tests.etcd import use_cached_etcd
+from tests.etcd import copy_data, exchange_data, put_back_data, use_cached_etcd
 from tests.floods import KINDS, OPENS, Target, flooded
 from tests.histories.writing import HistoryWriter
 from tests.hosts.machines import SmallDisk, with_clock
@@ -55,13 +57,14 @@ if TYPE_CHECKING:
     from tests.chaos.query import Copy
 
 LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic")
-OF_MEMBERS = ("kill", "pause leader", "pause quorum", "take away", "fill")
+OF_MEMBERS = ("kill", "pause leader", "pause quorum", "take away", "fill", "restore")
 CLOCKS = {1: 3_600, 2: 0, 3: -3_600}
 """By how many seconds the clock of each host is wrong."""
 DISK_MB = 400
 STORE_MB = 32
 """The room for the metadata: etcd's quota, or the disk of its file."""
 VIEWS_S = 30.0
+_OLDER_S = 3.0  # brokers renew their leases, so etcd has changed by then
 FICKLE = frozenset({"follow-read_uncommitted"})
 ENDING_S = 120.0
 COURSE_S = 300.0
@@ -122,12 +125,19 @@ class Mishaps(threading.Thread):
         network: Network | None = None,
         disks: Sequence[SmallDisk] = (),
         store_disk: SmallDisk | None = None,
+        folder: Path = Path(),
     ) -> None:
-        """``disks``: of the brokers. ``store_disk``: that of the metadata's file."""
+        """``disks``: of the brokers. ``store_disk``: that of the metadata's file.
+
+        ``folder``: for copies of etcd's data.
+        """
         super().__init__(name="mishaps", daemon=True)
         self._disks = disks
         self._store_disk = store_disk
+        self._folder = folder
         self._etcd_is_full = False
+        self._present: Path | None = None
+        """The data of etcd's members, while an earlier copy is in its place."""
         self.compared: Counter[str] = Counter()
         """Of each kind of mishap, through how many brokers the views were compared."""
         self.differences: list[str] = []
@@ -155,7 +165,7 @@ class Mishaps(threading.Thread):
             ]
             if self._etcd is not None:
                 kinds += [self._kill_member, self._pause_leader, self._pause_quorum]
-                kinds += [self._take_away, self._fill_etcd]
+                kinds += [self._take_away, self._fill_etcd, self._restore_etcd]
             if self._store_disk is not None:
                 kinds += [self._fill_store]
             if self._network is not None:
@@ -187,6 +197,9 @@ class Mishaps(threading.Thread):
         for disk in (*self._disks, *filter(None, [self._store_disk])):
             disk.clear()
         if self._etcd is not None:
+            if self._present is not None:
+                put_back_data(self._etcd, self._present)
+                self._present = None
             self._etcd.restore()
             if self._etcd_is_full:
                 self._etcd.free()
@@ -307,6 +320,29 @@ class Mishaps(threading.Thread):
         self._kill(numbers)
         self.strikes["etcd: fill"] += 1
 
+    def _restore_etcd(self, _: list[int]) -> None:
+        """An earlier copy takes the place of etcd's data, until the operator brings that back."""
+        assert self._etcd is not None
+        older, self._present = self._folder / "older", self._folder / "present"
+        shutil.rmtree(older, ignore_errors=True)
+        older.mkdir()
+        copy_data(self._etcd, older)
+        time.sleep(_OLDER_S)
+        exchange_data(self._etcd, older, self._present)
+        self.strikes["etcd: restore"] += 1
+        running = [each for each in self._cluster.brokers.values() if each.alive]
+        said = {each.number: each.log_text().count("METADATA_LOST") for each in running}
+        if not all(self._notices(each, said[each.number]) for each in running):
+            self.differences.append("restore_etcd: a broker does not report METADATA_LOST")
+
+    def _notices(self, broker: LocalBroker, before: int) -> bool:
+        until = time.monotonic() + VIEWS_S
+        while broker.log_text().count("METADATA_LOST") == before:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.1)
+        return True
+
     def _fill_store(self, numbers: list[int]) -> None:
         """The disk of the metadata's file has no room left, and a broker dies."""
         assert self._store_disk is not None
@@ -423,7 +459,7 @@ def run(
             for level in LEVELS
         ]
         mishaps = (
-            Mishaps(cluster, calm, seed, etcd, network, disks, store_disk)
+            Mishaps(cluster, calm, seed, etcd, network, disks, store_disk, folder)
             if course is None
             else Course(cluster, course)
         )

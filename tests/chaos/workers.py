@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pandas as pd
 import pyarrow as pa
@@ -19,6 +20,7 @@ from spark_stream.client.values import Written
 from spark_stream.errors import (
     InvalidTransaction,
     IsologError,
+    MetadataLost,
     ProducerFenced,
     TransactionAborted,
     UnknownOutcome,
@@ -26,6 +28,7 @@ from spark_stream.errors import (
 from tests.chaos.checker import READ, WRITE
 from tests.histories.writing import HistoryWriter
 
+T = TypeVar("T")
 SCHEMA = pa.schema([("writer", pa.string()), ("number", pa.int64())])
 TOPICS = {"t": 3, "u": 1}
 _transactions = itertools.count()
@@ -251,6 +254,20 @@ def send(worker: Worker, producer: isolog.Producer, rows_max: int) -> Sent:
     return sent
 
 
+def passes(error: IsologError) -> bool:
+    """Whether the cluster overcomes the error by itself, or an operator repairs the metadata."""
+    return error.retriable or isinstance(error, MetadataLost)
+
+
+def repaired(call: Callable[[], T]) -> T:
+    """What the call returns once an operator has repaired the metadata."""
+    while True:
+        try:
+            return call()
+        except MetadataLost:
+            time.sleep(0.2)
+
+
 def outcome_of(sent: Sent) -> str:
     """What the producer was told of a write outside any transaction."""
     try:
@@ -265,7 +282,7 @@ def replicated_outcome_of(sent: Sent) -> str:
     try:
         return outcome_of(sent)
     except IsologError as error:
-        if not error.retriable:
+        if not passes(error):
             raise
         return "unknown"
 
@@ -316,7 +333,7 @@ def transactional_writer(
 
     def task(worker: Worker) -> None:
         with connect() as log:
-            producer = log.producer(transactional_id=worker.name)
+            producer = repaired(lambda: log.producer(transactional_id=worker.name))
             while not worker.stopped.is_set():
                 transaction = next(_transactions)
                 if worker.random.random() < 0.1:
@@ -354,7 +371,7 @@ def taken_over(
     worker: Worker, log: isolog.Log, producer: isolog.TransactionalProducer
 ) -> isolog.TransactionalProducer:
     """Another producer of the same id; what the one before has open is aborted."""
-    following = log.producer(transactional_id=worker.name)
+    following = repaired(lambda: log.producer(transactional_id=worker.name))
     with contextlib.suppress(IsologError):
         producer.close()
     return following
@@ -382,7 +399,7 @@ def one_transaction(
         worker.notes.aborts += 1
         return sent, "aborted"
     except IsologError as error:
-        if not (replicated and (error.retriable or isinstance(error, UnknownOutcome))):
+        if not (replicated and (passes(error) or isinstance(error, UnknownOutcome))):
             raise
         return sent, "unknown"
     finally:
@@ -411,7 +428,7 @@ def following_reader(
                         worker.notes.read(worker.name, level, -1, batch, called)
                         called = time.monotonic_ns()
                 except IsologError as error:
-                    if not error.retriable:
+                    if not passes(error):
                         raise
                     last = False
                 time.sleep(0.02)
@@ -433,7 +450,7 @@ def snapshot_reader(
                 try:
                     tables = log.read(list(TOPICS), isolation=level, metadata=True)
                 except IsologError as error:
-                    if not error.retriable:
+                    if not passes(error):
                         raise
                     continue
                 number = next(snapshots)
