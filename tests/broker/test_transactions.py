@@ -14,6 +14,7 @@ from spark_stream.errors import (
     SinkInUse,
     StaleBatch,
     TransactionAborted,
+    UnknownTopic,
     UnknownTransaction,
 )
 from tests.broker.stamped import Appender, Owner, bounds, refused, seen
@@ -171,8 +172,12 @@ def test_a_topic_that_is_deleted_meanwhile_holds_nothing_up(flight, log, t):
     owner.put(t, 1, 1)
     owner.put(f"{t}-gone", 2, 1)
     log.delete_topic(f"{t}-gone")
-    assert owner.commit()["state"] == "committed"
-    assert seen(flight, t, COMMITTED) == [1]
+    refusal = refused(owner.commit)
+    assert isinstance(refusal, UnknownTopic)
+    assert f"{t}-gone" in refusal.message
+    assert owner.abort()["state"] == "aborted"
+    assert bounds(flight, t) == (1, 1, 1)
+    assert seen(flight, t, COMMITTED) == []
 
 
 @pytest.mark.rule("which branches a commit takes", "consistency/transactions/events.py")
@@ -397,7 +402,8 @@ def test_operators_list_transactions_see_the_open_ones_and_abort_them(flight, t)
     listed = act(flight, "list-transactions")["transactions"]
     (mine,) = [each for each in listed if each["transactional_id"] == owner.name]
     assert (mine["state"], mine["number"]) == ("open", owner.number)
-    assert mine["partitions"] == [{"topic": t, "partition": 1, "first_offset": 0}]
+    place = {"topic": t, "partition": 1, "first_offset": 0, "held_back": None}
+    assert mine["partitions"] == [place]
     described = act(flight, "describe-topic", topic=t)["partitions"]
     assert [each["open_transactions"] for each in described] == [0, 1]
     killed = act(flight, "kill-transaction", transactional_id=owner.name)

@@ -65,7 +65,7 @@ def test_what_is_shown_of_replicas_while_one_is_stopped_and_comes_back(
     facts = call("cluster", "status", "--output", "json")
     assert facts.code == 1
     kinds = [each["kind"] for each in json.loads(facts.out)["problems"]]
-    assert kinds == ["below_min_isr", "under_replicated", "dead_broker"]
+    assert kinds == ["dead_broker", "below_min_isr", "under_replicated"]
     shown = call("cluster", "status")
     assert shown.code == 1
     status = shown.out
