@@ -8,10 +8,12 @@ import pytest
 
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.errors import StorageFailure
 from spark_stream.storage.disk.disk import OsDisk
 from spark_stream.storage.log.committed import NAME, CommittedMarks, Mark
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
+from tests.storage.disks import FailingDisk
 from tests.support import numbers
 
 __all__ = ["around"]
@@ -103,6 +105,28 @@ def test_marks_that_are_forgotten_leave_the_file(tmp_path):
     marks.write(forced=True)
     there = CommittedMarks(tmp_path)
     assert [there.recall(each) is None for each in ("t/0", "t/1", "gone/0")] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("forced", "refused"),
+    [(True, "write"), (True, "sync_directory"), (False, "create"), (False, "rename")],
+)
+def test_a_failed_write_of_the_marks_is_retried(tmp_path, forced, refused):
+    disk = FailingDisk()
+    marks = CommittedMarks(tmp_path, disk)
+    marks.note("t/0", Mark(EntryIndex(3), LeaderEpoch(1)))
+    marks.note("gone/0", Mark(EntryIndex(3), LeaderEpoch(1)))
+    marks.write(forced=forced)
+    marks.note("t/0", Mark(EntryIndex(9), LeaderEpoch(2)))
+    marks.keep_topics({"t"})
+    disk.refused = refused
+    with pytest.raises(StorageFailure):
+        marks.write(forced=forced)
+    disk.refused = None
+    (tmp_path / NAME).unlink()  # whatever the failed write left
+    marks.write(forced=forced)
+    found = CommittedMarks(tmp_path)
+    assert (found.recall("t/0"), found.recall("gone/0")) == ((9, 2), None)
 
 
 def test_a_mark_noted_while_the_file_is_written_is_written_next(tmp_path):

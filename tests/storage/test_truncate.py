@@ -440,6 +440,28 @@ def test_whatever_the_disk_refuses_the_log_is_whole_or_failed_and_opens(
     assert PartitionLog.open(tmp_path, log.format).end == again.end
 
 
+@pytest.mark.parametrize("to", [0, 3], ids=["all of its records", "the rest of a segment"])
+def test_a_cut_may_take_what_a_slow_reader_has_not_mapped(tmp_path, to):
+    """The reader has the segment of before, and reads on after the file was replaced."""
+    log = new_log(HOST_DISK, tmp_path)
+    for _ in range(6):
+        append_next(log, rows=10)
+    log.close()
+    log = PartitionLog.open(tmp_path, log.format)
+    segment = log.segments[0]
+    before = with_pyarrow(segment.name.arrow)
+    cut(log, to)
+    drop_tails(log)
+    for _ in range(6):
+        append_next(log, rows=7)
+    found = segment.stored(EntryIndex(3), 1 << 20, None)
+    assert found is not None
+    assert len(found.rows) == 3
+    batch, _ = segment.decode(np.array([4]), ["id"])
+    assert batch.column("id").to_pylist() == before[40:50]
+    log.close()
+
+
 def test_retention_may_take_what_a_reader_has_begun(tmp_path):
     log = new_log(HOST_DISK, tmp_path, segment_entries=4, retention_bytes=1)
     for _ in range(12):
