@@ -216,6 +216,9 @@ class SimulatedDisk(Disk):
     def size(self, path: Path) -> int:
         return self.content(path).size
 
+    def stored_size(self, path: Path) -> int:
+        return self.size(path)
+
     def identity(self, path: Path) -> tuple[int, int]:
         return 0, self.content(path).number
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -20,7 +21,16 @@ from spark_stream.storage.offline.snapshot import SnapshotDisk
 from spark_stream.storage.settings import Compression
 from tests.examples import examples
 from tests.storage import logs
-from tests.storage.logs import EPOCH, NOW, append_next, flip, format_of, records, segment_path
+from tests.storage.logs import (
+    EPOCH,
+    NOW,
+    append_next,
+    everything,
+    flip,
+    format_of,
+    records,
+    segment_path,
+)
 from tests.storage.recoveries import (
     copied,
     open_again,
@@ -49,6 +59,32 @@ def checked(log: PartitionLog, *, in_use: bool = False) -> CheckedLog:
     found = check_log(log.directory, in_use=in_use)
     assert state_of(log.directory) == before
     return found
+
+
+@pytest.mark.parametrize("in_use", [False, True])
+@pytest.mark.parametrize("segment", [0, 1])
+@pytest.mark.parametrize("kind", ["arrow", "entries"])
+def test_a_hole_of_a_tebibyte_at_the_end_of_a_file_is_not_read(tmp_path, kind, segment, in_use):
+    """Reading it would take an hour, and a copy of it would fill the disk."""
+    log = PartitionLog.open(tmp_path, format_of())
+    for _ in range(2):
+        append_next(log)
+        append_next(log)
+        log.roll()
+    append_next(log)
+    log.close()
+    file = getattr(log.segments[1 + segment].name, kind)
+    size = file.stat().st_size
+    os.truncate(file, 1 << 40)
+    found = check_log(tmp_path, in_use=in_use)
+    assert (found.damaged, found.records) == (False, 50)
+    is_last = segment == 1
+    log = PartitionLog.open(tmp_path, log.format)
+    assert everything(log).num_rows == 50
+    assert not (tmp_path / "cut").exists()
+    assert (file.stat().st_size == size) is is_last
+    append_next(log)
+    log.close()
 
 
 @pytest.mark.parametrize("compression", Compression)

@@ -40,6 +40,8 @@ _PARTS_MAX: Final = 1000  # in one call; Linux takes 1,024
 _PIECE_BYTES: Final = 8 << 20
 
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+# Smaller holes are read.
+_HOLE_BYTES: Final = 64 << 20
 _ATTEMPTS_MAX: Final = 10  # to make a directory: others may remove its parent
 
 
@@ -68,6 +70,10 @@ class Disk(Protocol):
     def map(self, path: Path) -> pa.Buffer: ...
     def read_stored(self, path: Path, position: int, length: int) -> pa.Buffer: ...
     def size(self, path: Path) -> int: ...
+    def stored_size(self, path: Path) -> int:
+        """Return the size without a large hole at the end, which reads as zeros."""
+        ...
+
     def identity(self, path: Path) -> tuple[int, int]:
         """Return device and inode, which tell a file from one that takes its name later."""
         ...
@@ -109,6 +115,19 @@ def _typed(path: Path, error: OSError, **details: Any) -> IsologError:
             **details,
         )
     return StorageFailure(f"{path}: {error.strerror or error}", **details)
+
+
+def _last_hole(number: int, size: int) -> int:
+    """Return the start of the hole at the end of an open file, or its size without one."""
+    end = 0
+    while end < size:
+        try:
+            end = os.lseek(number, os.lseek(number, end, os.SEEK_DATA), os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # no data follows
+                return end
+            raise
+    return size
 
 
 @contextmanager
@@ -297,6 +316,17 @@ class OsDisk:
     def size(self, path: Path) -> int:
         with _named(path):
             return path.stat().st_size
+
+    def stored_size(self, path: Path) -> int:
+        with _named(path):
+            found = path.stat()
+            if found.st_size - found.st_blocks * 512 < _HOLE_BYTES:
+                return found.st_size
+            number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return _last_hole(number, found.st_size)
+            finally:
+                os.close(number)
 
     def names(self, directory: Path) -> list[str]:
         """List the names in the directory; none if there is no such directory."""

@@ -83,8 +83,10 @@ class SegmentFiles:
         return self._disk.map(name.arrow) if name.arrow.name in self._names else NOTHING
 
     def entries(self, name: SegmentName) -> pa.Buffer:
-        """Return the entries file's bytes, or no bytes if it is missing."""
-        return self._disk.map(name.entries) if name.entries.name in self._names else NOTHING
+        """Return the entries file's bytes without a hole at its end. Empty if it is missing."""
+        if name.entries.name not in self._names:
+            return NOTHING
+        return self._disk.map(name.entries).slice(0, self._disk.stored_size(name.entries))
 
     def found(self, name: SegmentName, expected: Boundary | None) -> FoundSegment:
         """Read a segment from its entries. It must start at ``expected``; None means anywhere.

@@ -63,11 +63,15 @@ class Recovered(Struct, frozen=True):
 
 
 class _Tail(Struct, frozen=True):
-    """The part of a file that leaves the log; ``kept`` is the part that stays."""
+    """The part of a file that leaves the log. ``kept`` is the part that stays.
+
+    ``gone`` lacks a hole at the file's end, which ``size`` counts.
+    """
 
     path: Path
     kept: pa.Buffer
     gone: pa.Buffer
+    size: int
 
 
 class Recovery(Struct, frozen=True):
@@ -198,7 +202,7 @@ class Recovery(Struct, frozen=True):
             codec = next(known, self.format.codec)
             found = self._settled(found, header)
         data_end = found.data_end or int(header or 0)
-        cut = self._end_log(found, behind, _tails(found, data, data_end))
+        cut = self._end_log(found, behind, self._tails(found, data, data_end))
         if not found.good and header is None:
             # The first append makes the file anew.
             return self._active(name, codec, found.first, found.kept), cut
@@ -206,6 +210,25 @@ class Recovery(Struct, frozen=True):
             reason = "its schema message was damaged, its batches are not"
             cut = cut or self._cut(name, found.end, found.end, reason=reason)
         return self._active(name, codec, found.first, found.kept, data_end), cut
+
+    def _tails(self, found: FoundSegment, data: pa.Buffer, data_end: int) -> list[_Tail]:
+        """Return the tails to take out of the two files. The entries come first: they name batches.
+
+        An interrupted roll leaves an end-of-stream mark, which the next append replaces.
+        """
+        tails = []
+        for path, whole, end in (
+            (found.name.entries, found.raw, found.good * ENTRY_SIZE),
+            (found.name.arrow, data, data_end),
+        ):
+            if not whole.size:
+                continue  # there may be no file
+            size = self.disk.size(path) - end
+            stored = max(0, self.disk.stored_size(path) - end)
+            gone = whole.slice(min(end, whole.size), min(stored, whole.size - end))
+            if size > 0 and not (whole is data and gone.equals(pa.py_buffer(END_OF_STREAM))):
+                tails.append(_Tail(path, whole.slice(0, end), gone, size))
+        return tails
 
     def _settled(self, found: FoundSegment, header: int | None) -> FoundSegment:
         """Return a segment of markers only; let them begin where the schema message ends.
@@ -237,7 +260,7 @@ class Recovery(Struct, frozen=True):
         for path in [path for name in reversed(behind) for path in self.files.paths(name)]:
             aside.move(path)
         for tail in tails:
-            if tail.gone.to_pybytes().strip(b"\0"):
+            if np.frombuffer(tail.gone, np.uint8).any():
                 aside.copy(tail.path, tail.kept.size, tail.gone)
         if intact_rows(found.table[found.good + 1 :]).any():  # a follower may take them back
             for tail in tails:
@@ -254,7 +277,7 @@ class Recovery(Struct, frozen=True):
             once,
             reason="a hole ends the log" if behind else "cut behind the valid prefix",
             doubtful=doubtful,
-            size=aside.moved_bytes + sum(tail.gone.size for tail in tails),
+            size=aside.moved_bytes + sum(tail.size for tail in tails),
             kept_in=aside.kept_in,
         )
 
@@ -302,20 +325,6 @@ class Recovery(Struct, frozen=True):
             self.disk.write_whole(found.name.arrow, [message, batches])
             self.disk.sync_directory(self.directory)
         return True
-
-
-def _tails(found: FoundSegment, data: pa.Buffer, data_end: int) -> list[_Tail]:
-    """Return the tails to take out of the two files; the entries come first: they name batches."""
-    tails = []
-    for path, whole, end in (
-        (found.name.entries, found.raw, found.good * ENTRY_SIZE),
-        (found.name.arrow, data, data_end),
-    ):
-        gone = whole.slice(end)
-        # An interrupted roll leaves an end-of-stream mark; the next append replaces it.
-        if gone.size and not (whole is data and gone.equals(pa.py_buffer(END_OF_STREAM))):
-            tails.append(_Tail(path, whole.slice(0, end), gone))
-    return tails
 
 
 def _doubtful(found: FoundSegment, once: Boundary) -> int:

@@ -144,7 +144,8 @@ class LogFiles:
         self.path = path
         self.disk = disk
         self._names = disk.names(path)
-        headers = [self._header(name) for name in self._segment_names()]
+        self._unformatted = SegmentFiles(disk, path, LogFormat(pa.schema([])), self._names)
+        headers = [self._header(name) for name in self._unformatted.segments()]
         self._sound = {name for name, header in headers if header is not None}
         facts: dict[str, str] = {}
         schemas: dict[int, pa.Schema] = {}
@@ -173,10 +174,6 @@ class LogFiles:
         number = facts.get("isolog.partition", path.name)
         self.partition = int(number) if number.isdecimal() else None
 
-    def _segment_names(self) -> list[SegmentName]:
-        nothing = LogFormat(pa.schema([]))
-        return SegmentFiles(self.disk, self.path, nothing, self._names).segments()
-
     def _header(
         self, name: SegmentName
     ) -> tuple[SegmentName, tuple[pa.Schema, dict[str, str]] | None]:
@@ -198,9 +195,7 @@ class LogFiles:
 
     def _version(self, name: SegmentName) -> int | None:
         """Return which version of the topic's schema a segment's batches have; None: no batch."""
-        if name.entries.name not in self._names:
-            return None
-        table = whole_rows(self.disk.map(name.entries))
+        table = whole_rows(self._unformatted.entries(name))
         batches = np.flatnonzero(table["kind"] == Kind.DATA)
         for row in batches[:1]:
             if intact_rows(table[row : row + 1]).all():

@@ -79,6 +79,10 @@ class SnapshotDisk:
     def size(self, path: Path) -> int:
         return int(self.map(path).size)
 
+    def stored_size(self, path: Path) -> int:
+        size = self.size(path)
+        return size if path in self._ours else min(size, self._disk.stored_size(path))
+
     def read_stored(self, path: Path, position: int, length: int) -> pa.Buffer:
         if path in self._ours:
             return _part(self._content(path), position, length)
@@ -122,7 +126,7 @@ class SnapshotDisk:
             there = entries.name in self.names(path.parent)
             table = whole_rows(self.map(entries) if there else NOTHING)
             if len(table):
-                end = int(table[-1]["position"]) + int(table[-1]["length"])
+                end = int((table["position"] + table["length"]).max())  # blank rows name no bytes
         data = self._disk.map(path)
         if path.suffix == ".arrow" and end is None and data.size >= _PREFIX_BYTES:
             end = schema_length(data) or None
@@ -130,16 +134,25 @@ class SnapshotDisk:
 
     def _settled_entries(self, path: Path) -> pa.Buffer:
         """Return a copy of the entries, which may be cut; wait for a write that is under way."""
-        raw = _content_of(path)
+        raw = self._content_on_disk(path)
         for _ in range(_SETTLED_TRIES):
             if _ends_whole(raw):
                 break
             before = raw
             time.sleep(_SETTLED_PAUSE_S)
-            raw = _content_of(path)
+            raw = self._content_on_disk(path)
             if raw.equals(before):  # nobody writes it: this is damage
                 break
         return raw
+
+    def _content_on_disk(self, path: Path) -> pa.Buffer:
+        """Return a copy of the file's bytes without a hole at its end."""
+        size = self._disk.stored_size(path)
+        try:
+            with path.open("rb") as file:
+                return pa.py_buffer(file.read(size))
+        except OSError as error:
+            raise StorageFailure(f"{path}: {error.strerror}") from error
 
     # -- writing: in memory only ------------------------------------------------------------------
 
@@ -227,13 +240,6 @@ class _SnapshotFile:
 
     def close(self) -> None:
         """Do nothing."""
-
-
-def _content_of(path: Path) -> pa.Buffer:
-    try:
-        return pa.py_buffer(path.read_bytes())
-    except OSError as error:
-        raise StorageFailure(f"{path}: {error.strerror}") from error
 
 
 def _ends_whole(raw: pa.Buffer) -> bool:
