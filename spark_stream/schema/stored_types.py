@@ -18,6 +18,9 @@ from spark_stream.errors import UnsupportedType
 DIGITS_MAX: Final = 38
 """The digits of the widest decimal that Spark has."""
 
+FIXED_BYTES_MAX: Final = 1 << 16
+"""The size of a value of a type with a fixed size."""
+
 _Is = Callable[[pa.DataType], bool]
 
 _STORED: Final[tuple[_Is, ...]] = (
@@ -63,6 +66,7 @@ def stored_type(kind: pa.DataType, path: str) -> pa.DataType:
         if holds(kind):
             return found
     if any(holds(kind) for holds in _STORED):
+        _check_size(kind, path)
         return kind
     if pt.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)
@@ -77,6 +81,7 @@ def stored_type(kind: pa.DataType, path: str) -> pa.DataType:
     found = with_inner(kind, inner)
     if found is None:
         raise _unsupported(kind, path)
+    _check_size(found, path)
     return found
 
 
@@ -108,6 +113,43 @@ def with_inner(kind: pa.DataType, change: Callable[[pa.Field], pa.Field]) -> pa.
     if pt.is_list(kind) or pt.is_large_list(kind):
         return pa.list_(change(kind.value_field))
     return None
+
+
+def _check_size(kind: pa.DataType, path: str) -> None:
+    """Refuse a type whose values have no size, or a fixed size above the limit.
+
+    A null takes this size too: in the old records of a topic that gets such a column.
+    """
+    is_fixed = pt.is_fixed_size_list(kind) or pt.is_fixed_size_binary(kind)
+    size = _fixed_bytes(kind)
+    if pt.is_struct(kind) and not kind.num_fields:
+        reason, hint = "it has no field", "Give the struct a field, or leave the column out."
+    elif is_fixed and not size:
+        reason, hint = "its values are empty", "Use a larger size, or leave the column out."
+    elif is_fixed and size > FIXED_BYTES_MAX:
+        reason = f"each value takes {size} bytes, and {FIXED_BYTES_MAX} are the limit"
+        hint = "Use list_ or binary without a size: a null takes no room there."
+    else:
+        return
+    raise UnsupportedType(
+        f"column {path!r}: a topic cannot store Arrow's {kind}: {reason}",
+        column=path,
+        got=str(kind),
+        hint=hint,
+    )
+
+
+def _fixed_bytes(kind: pa.DataType) -> int:
+    """Return the bytes that each value of the type takes at least, also a null."""
+    if pt.is_fixed_size_list(kind):
+        return int(kind.list_size) * max(1, _fixed_bytes(kind.value_type))
+    if pt.is_fixed_size_binary(kind):
+        return int(kind.byte_width)
+    if pt.is_struct(kind):
+        return sum(_fixed_bytes(field.type) for field in kind)
+    if pt.is_primitive(kind):
+        return max(1, int(kind.bit_width) // 8)
+    return 0 if pt.is_null(kind) else 4  # an offset
 
 
 def _decimal(kind: pa.DataType, path: str) -> pa.DataType:

@@ -87,6 +87,9 @@ def test_a_new_column_gets_a_type_that_a_topic_stores() -> None:
     more = (pa.field("more", pa.month_day_nano_interval()),)
     with pytest.raises(UnsupportedType, match="'more'"):
         check_evolution("t", PRESENT, altered(more=more))
+    for kind in (pa.list_(pa.int8(), 2**31 - 1), pa.struct([("in", pa.struct([]))]), pa.binary(0)):
+        with pytest.raises(UnsupportedType, match="'more"):
+            check_evolution("t", PRESENT, altered(more=(pa.field("more", kind),)))
 
 
 @pytest.mark.parametrize(

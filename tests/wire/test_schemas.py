@@ -125,6 +125,35 @@ def test_every_other_type_is_refused_by_its_columns_name_in_any_nest(kind, nest)
     assert caught.value.details["column"].split(".")[0] == "price"
 
 
+@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (pa.struct([]), "it has no field"),
+        (pa.binary(0), "its values are empty"),
+        (pa.list_(pa.int8(), 0), "its values are empty"),
+        (pa.list_(pa.int8(), 2**31 - 1), "takes 2147483647 bytes, and 65536 are the limit"),
+        (pa.list_(pa.null(), 2**31 - 1), "takes 2147483647 bytes"),
+        (pa.list_(pa.list_(pa.float32(), 1 << 10), 1 << 10), "takes 4194304 bytes"),
+        (pa.list_(pa.struct([("a", pa.int64()), ("b", pa.string())]), 1 << 14), "196608 bytes"),
+        (pa.binary((1 << 16) + 1), "takes 65537 bytes"),
+        (pa.binary(2**31 - 1), "takes 2147483647 bytes"),
+    ],
+    ids=str,
+)
+def test_a_type_of_no_size_or_of_a_large_fixed_size_is_refused_in_any_nest(kind, said, nest):
+    with pytest.raises(UnsupportedType, match=said) as caught:
+        stored_schema(pa.schema([("good", pa.int8()), ("price", nest(kind))]))
+    assert caught.value.details["got"] == str(kind)
+    assert caught.value.details["column"].split(".")[0] == "price"
+
+
+def test_vectors_and_digests_have_a_fixed_size():
+    kinds = [pa.list_(pa.float32(), 1 << 14), pa.list_(pa.float64(), 4096), pa.binary(32)]
+    schema = pa.schema([(f"c{number}", kind) for number, kind in enumerate(kinds)])
+    assert stored_schema(schema).equals(schema)
+
+
 def test_the_path_to_a_nested_type_is_named():
     inner = pa.struct([("ok", pa.int8()), ("color", pa.month_day_nano_interval())])
     with pytest.raises(UnsupportedType) as caught:
