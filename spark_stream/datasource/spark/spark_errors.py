@@ -11,8 +11,12 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import select
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any, Final, ParamSpec, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader
@@ -44,8 +48,12 @@ def with_spark_errors(method: Callable[P, R]) -> Callable[P, R]:
 
         @functools.wraps(method)
         def iterated(*args: P.args, **kwargs: P.kwargs) -> Iterator[Any]:
-            with _plain():
-                yield from method(*args, **kwargs)
+            try:
+                with _plain():
+                    yield from method(*args, **kwargs)
+            except GeneratorExit:
+                end_abandoned_worker()
+                raise
 
         return iterated  # type: ignore[return-value]
 
@@ -55,6 +63,32 @@ def with_spark_errors(method: Callable[P, R]) -> Callable[P, R]:
             return method(*args, **kwargs)
 
     return called
+
+
+def end_abandoned_worker() -> None:
+    """End this worker if Spark has closed its socket, as a query with a limit does.
+
+    Otherwise the worker's last flush fails, and PySpark prints a traceback of a BrokenPipeError
+    for a query that succeeded. PySpark has dropped the iterator of the rows before this flush. A
+    worker whose socket is open has an error to report, and continues.
+    """
+    socket = _socket_of_worker(sys._getframe())
+    if socket is None:
+        return
+    poll = select.poll()
+    poll.register(socket, getattr(select, "POLLRDHUP", 0))  # POLLHUP and POLLERR always count
+    if poll.poll(0):
+        os._exit(0)
+
+
+def _socket_of_worker(frame: FrameType | None) -> Any:
+    """Return the socket of PySpark's daemon for this worker, or None outside of a worker."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "worker" and Path(code.co_filename).name == "daemon.py":
+            return frame.f_locals.get("sock")
+        frame = frame.f_back
+    return None
 
 
 class RefusedStream(DataSourceStreamReader):

@@ -1,0 +1,47 @@
+"""Queries that need only some rows succeed, and Spark's workers print no traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+
+import spark_stream as isolog
+from tests.conftest import ROOT, stop_broker
+
+DRIVER = """
+import json
+import sys
+from spark_stream.datasource import IsologDataSource
+from tests.spark.conftest import session_builder
+
+spark = session_builder("local[2]").getOrCreate()
+spark.dataSource.register(IsologDataSource)
+frame = spark.read.format("isolog").option("path", sys.argv[1]).option("subscribe", "t").load()
+print(json.dumps([len(frame.limit(5).collect()), len(frame.take(3)), frame.isEmpty()]))
+"""
+
+
+def test_queries_with_a_limit_print_no_broken_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with isolog.connect(path=path) as log:
+        log.create_topic("t", partitions=2, schema="text string")
+        with log.producer() as producer:
+            for number in (0, 1) * 10:
+                producer.append("t", pa.record_batch({"text": ["x" * 100] * 20_000}), number)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", DRIVER, str(path)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+    finally:
+        stop_broker(path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [5, 3, False]
+    assert "Traceback" not in done.stderr
