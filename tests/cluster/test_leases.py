@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from spark_stream.cluster.stores import lease_files
 from spark_stream.cluster.stores.etcd_client import encoded
 from spark_stream.cluster.stores.etcd_leases import EtcdLeases
 from spark_stream.cluster.stores.lease_files import LeaseFiles
@@ -18,7 +20,7 @@ from spark_stream.cluster.stores.leases import (
     Renewal,
 )
 from spark_stream.environment import SystemMachine
-from spark_stream.errors import StorageFailure
+from spark_stream.errors import MetadataUnavailable, StorageFailure
 from tests.clocks import FakeClock
 from tests.etcd import needs_etcd
 from tests.simulation.leases import MemoryBoard, MemoryPlace
@@ -331,3 +333,16 @@ def test_who_reads_the_board_in_time_finds_a_lease_over_when_it_is():
     assert leases.alive("b1")
     moments.append(6.1)
     assert not leases.alive("b1")
+
+
+def test_a_renewal_on_a_read_only_disk_is_a_store_that_cannot_be_used(tmp_path, monkeypatch):
+    """The error of the system is in the text: status, metrics and console show it."""
+    place = LeaseFiles(tmp_path / "leases").take_place("b1", "start-1", 10.0)
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(lease_files.os, "pwrite", refuse)
+    with pytest.raises(MetadataUnavailable, match="Read-only file system") as failed:
+        place.write(1)
+    assert "allowed to write" in failed.value.hint

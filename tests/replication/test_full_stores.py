@@ -10,15 +10,29 @@ import pytest
 from spark_stream.errors import MetadataUnavailable
 from spark_stream.testing import LocalCluster, LocalEtcd
 from tests.cli.conftest import run
-from tests.etcd import needs_etcd
+from tests.etcd import with_etcd
+from tests.hosts.machines import SmallDisk
+from tests.hosts.network import can_make_hosts
 from tests.support import NUMBERS, eventually
 from tests.views import ANYWHERE, views_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.full, *needs_etcd]
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 TEXT = "database space exceeded"
 
 
+def agree(cluster: LocalCluster, alive: int, without_leader: int, *, store: bool) -> bool:
+    """Whether all views through brokers 1 and 2 show this."""
+    for number in (1, 2):
+        views = views_of(cluster.broker(number))
+        status = views.status
+        shown = (status.alive, status.without_leader, status.store)
+        if views.differences() or shown != (alive, without_leader, store):
+            return False
+    return True
+
+
+@with_etcd
 def test_a_full_etcd_and_a_killed_broker_are_in_every_view(tmp_path: Path):
     """A dead broker's lease never expires for an observer that cannot renew its own."""
     with (
@@ -32,23 +46,11 @@ def test_a_full_etcd_and_a_killed_broker_are_in_every_view(tmp_path: Path):
     ):
         log.create_topic("t", 6, 3, schema=NUMBERS)
 
-        def seen(alive: int, without_leader: int, *, store: bool) -> bool:
-            for number in (1, 2):
-                views = views_of(cluster.broker(number))
-                if views.differences():
-                    return False
-                status = views.status
-                if (status.alive, status.without_leader) != (alive, without_leader):
-                    return False
-                if status.store != store:
-                    return False
-            return True
-
-        eventually(lambda: seen(3, 0, store=True), 30)
+        eventually(lambda: agree(cluster, 3, 0, store=True), 30)
         etcd.fill()
         cluster.kill(3)
         # Each partition has a replica on broker 3, which gives no promises any more.
-        eventually(lambda: seen(2, 6, store=False), 60)
+        eventually(lambda: agree(cluster, 2, 6, store=False), 60)
         view = views_of(cluster.broker(1)).by_name["console"]
         assert any(TEXT in each for each in view.problems)
         assert view.controller != "3"
@@ -64,7 +66,39 @@ def test_a_full_etcd_and_a_killed_broker_are_in_every_view(tmp_path: Path):
         assert TEXT in cluster.broker(1).log_text()
 
         etcd.free()
-        eventually(lambda: seen(2, 0, store=True), 60)
+        eventually(lambda: agree(cluster, 2, 0, store=True), 60)
         cluster.restart(3)
-        eventually(lambda: seen(3, 0, store=True), 60)
+        eventually(lambda: agree(cluster, 3, 0, store=True), 60)
         eventually(lambda: not log.cluster().problems, 60)
+
+
+@pytest.mark.skipif(not can_make_hosts(), reason="mounting a disk needs root")
+def test_a_full_disk_of_the_metadata_file_is_in_every_view_until_there_is_room(tmp_path: Path):
+    disk = SmallDisk(tmp_path / "metadata", 16)
+    try:
+        with (
+            LocalCluster(
+                3, conf={"metrics_listen": ANYWHERE}, folder=tmp_path, cuttable=False
+            ) as cluster,
+            cluster.connect(timeout=20) as log,
+        ):
+            log.create_topic("t", 3, 3, schema=NUMBERS)
+            eventually(lambda: agree(cluster, 3, 0, store=True), 30)
+            disk.fill()
+            began = time.monotonic()
+            with pytest.raises(MetadataUnavailable, match="full") as refused:
+                log.create_topic("large", 10_000, 3, schema=NUMBERS)
+            assert "Make room" in refused.value.hint
+            assert time.monotonic() - began < 10
+            asked = next(
+                each for each in cluster.brokers.values() if not views_of(each).status.store
+            )
+            views = views_of(asked)
+            assert views.differences() == []
+            assert any("full" in each for each in views.status.problems)
+            disk.clear()
+            # Without another change by a caller: the broker repeats one itself.
+            eventually(lambda: agree(cluster, 3, 0, store=True), 30)
+            log.create_topic("large", 10, 3, schema=NUMBERS)
+    finally:
+        disk.close()
