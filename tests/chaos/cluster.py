@@ -3,7 +3,8 @@
 ``python -m tests.chaos.cluster --minutes 5 --seed 7`` (``make chaos``) runs plain producers of both
 isolation levels, transactions, consumers of all levels, atomic snapshots and, with ``--spark``, a
 streaming query that copies one topic into another. At the end all brokers are back: no committed
-record is lost, none is there twice, in another order or in part, and all replicas are the same. It
+record is lost, none is there twice, in another order or in part, and all replicas are the same.
+During one mishap of each kind the views of the cluster are compared (``tests.views``). The program
 prints one line of what happened; exit code 0 if all held, 1 if not. The seed decides what is done
 to brokers and what is written; the order of threads is the machine's.
 """
