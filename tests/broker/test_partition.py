@@ -11,9 +11,11 @@ from spark_stream.broker.partition.partition import CloseReason, Partition
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.partition import producers
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.environment import Clock, SystemClock
 from spark_stream.errors import (
+    BrokerBusy,
     DiskFull,
     InvalidTransaction,
     NotLeader,
@@ -318,3 +320,21 @@ def test_a_wall_clock_that_jumps_by_years_evicts_nothing_and_forgets_nobody(
     assert partition.bounds().log_start_offset == 3
     with pytest.raises(OutOfOrderSequence):
         partition.append(numbers(3, 1), Stamp(2, 0, 1))
+
+
+def test_partition_remembers_a_bounded_number_of_producers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(producers, "PRODUCERS_MAX", 10)
+    clock = FakeClock()
+    partition = opened(tmp_path, clock)
+    for made_up in range(10):
+        partition.append(numbers(made_up, 1), Stamp(1_000 + made_up, 0, 0))
+    with pytest.raises(BrokerBusy, match="no room for a new producer"):
+        partition.append(numbers(10, 1), Stamp(5_000, 0, 0))
+    assert partition.append(numbers(10, 1), Stamp(1_000, 0, 1)).offset == 10
+    clock.pass_us(producers.IDLE_AGE)
+    assert partition.append(numbers(11, 1), Stamp(5_000, 0, 0)).offset == 11
+    assert len(partition.core.producers) <= 10
+    assert partition.append(numbers(0, 1), Stamp(5_000, 0, 1)).offset == 12
+    partition.close()

@@ -11,6 +11,7 @@ from spark_stream.consistency.entries import ENTRY, Kind
 from spark_stream.consistency.partition import producers
 from spark_stream.consistency.partition.producers import (
     ENDED_AGE,
+    IDLE_AGE,
     SEQUENCE_MAX,
     WINDOW,
     Accepted,
@@ -25,6 +26,7 @@ from spark_stream.consistency.partition.producers import (
     expired,
     following,
     judge,
+    surplus,
 )
 
 DAY = 24 * 3_600 * 1_000_000
@@ -246,3 +248,26 @@ def test_entries_of_nobody_in_particular_are_no_producer():
     table["producer_id"] = -1
     assert derived([table], 0, DAY) == {}
     assert derived([], 0, DAY) == {}
+
+
+@pytest.mark.rule("how many producers a partition remembers", "consistency/partition/producers.py")
+def test_ended_and_idle_producers_make_room_for_new_ones():
+    now = 10 * IDLE_AGE
+    idle = {n: ProducerState(0, used=now - IDLE_AGE - n) for n in range(4)}
+    busy = {n: ProducerState(0, used=now - IDLE_AGE + 1) for n in range(4, 8)}
+    over = {n: ProducerState(0, ended=True, used=now - n) for n in range(8, 12)}
+    within = {n: ProducerState(0, transaction=3, used=0) for n in range(12, 20)}
+    states = idle | busy | over | within
+    assert surplus(states, now, 30) == []
+    assert surplus(states, now, 20) == [11, 10]
+    assert set(surplus(states, now, 10)) == {*idle, *over}
+    assert surplus(busy | within, now, 10) == []
+
+
+def test_the_newest_producers_are_derived_from_a_long_log(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(producers, "PRODUCERS_MAX", 10)
+    table = np.zeros(30, ENTRY)
+    table["producer_id"], table["appended"], table["count"] = range(30), range(30), 1
+    table["transaction"] = -1
+    table["transaction"][3] = 7
+    assert set(producers.derived([table], 30, DAY)) == {3, *range(20, 30)}

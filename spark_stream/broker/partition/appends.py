@@ -29,7 +29,9 @@ from spark_stream.consistency.ids import NO_TRANSACTION, Offset
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.effects import Effects
 from spark_stream.consistency.partition.producers import (
+    IDLE_AGE,
     NOBODY,
+    PRODUCERS_MAX,
     Duplicate,
     RefusedBatch,
     Stamp,
@@ -37,6 +39,7 @@ from spark_stream.consistency.partition.producers import (
     following,
 )
 from spark_stream.errors import (
+    BrokerBusy,
     InvalidTransaction,
     IsologError,
     NotEnoughReplicas,
@@ -144,6 +147,8 @@ class Appends:
         end = core.bounds_state.log_end
         records = 0 if prepared is None else prepared.records
         if stamp is not None:
+            if not core.make_room(stamp.producer_id, now):
+                raise self._too_many_producers()
             verdict = core.judge(stamp, records)
             if isinstance(verdict, Duplicate):
                 if not self._is_stored(verdict, prepared):
@@ -190,6 +195,15 @@ class Appends:
         if self._state.core.acknowledge(ticket, stamp, isolation, last_offset):
             return None
         return self._state.callers.add_append(ticket)
+
+    def _too_many_producers(self) -> BrokerBusy:
+        return BrokerBusy(
+            f"{self._state.name}: no room for a new producer: {PRODUCERS_MAX} others have written"
+            f" in the last {IDLE_AGE // 60_000_000} minutes",
+            topic=self._state.topic,
+            partition=self._state.number,
+            hint="Use one producer for many batches.",
+        )
 
     def _too_few_replicas(self) -> NotEnoughReplicas:
         state, progress = self._state, self._state.core.progress

@@ -10,7 +10,9 @@ Invariants of a producer's state:
 * it has at most one open transaction, which ends with a marker. The marker ends the epoch too: the
   next transaction has a higher epoch, so a delayed batch of the earlier transaction cannot get into
   the later one;
-* a state with an open transaction never expires.
+* a state with an open transaction never expires;
+* a partition has at most ``PRODUCERS_MAX`` states. For a new one it forgets those that have ended,
+  and those that were not used for ``IDLE_AGE``. If there are none, the new producer is refused.
 
 Everything but the sequences of refused batches is derived from the entries table when a log opens.
 Followers do not judge: they take what the leader decided.
@@ -21,7 +23,7 @@ transaction).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -41,6 +43,9 @@ from spark_stream.structs import INT64_MAX, OffsetField, Positional
 
 WINDOW: Final = 5
 ENDED_AGE: Final = 300 * 1_000_000  # microseconds
+IDLE_AGE: Final = 900 * 1_000_000  # microseconds; no client retries a batch for so long
+PRODUCERS_MAX: Final = 50_000
+"""Producers that a partition remembers. Each has up to a kibibyte."""
 SEQUENCE_MAX: Final = (1 << 31) - 1
 EPOCH_MAX: Final = (1 << 15) - 1
 
@@ -215,6 +220,17 @@ def expired(state: ProducerState, now: int, age: int) -> bool:
     return since is not None and since <= now
 
 
+def surplus(states: Mapping[int, ProducerState], now: int, limit: int) -> list[int]:
+    """Return the producers to forget so that a tenth of ``limit`` is free, the oldest first."""
+    due = {
+        each: state.used + (0 if state.ended else IDLE_AGE)
+        for each, state in states.items()
+        if not state.open
+    }
+    wanted = max(0, len(states) - limit + limit // 10)
+    return [each for each in sorted(due, key=due.__getitem__)[:wanted] if due[each] <= now]
+
+
 def derived(tables: Sequence[Table], now: int, age: int) -> dict[int, ProducerState]:
     """Derive the states of all unexpired producers from the log's entries tables, in order.
 
@@ -238,10 +254,13 @@ def derived(tables: Sequence[Table], now: int, age: int) -> dict[int, ProducerSt
     last = stamped[edges[1:] - 1]
     marked = log.column("kind", last) != Kind.DATA
     kept_for = np.where(marked, min(age, ENDED_AGE), age)
-    in_transaction = log.column("transaction", last) != NO_TRANSACTION
-    alive = now - log.column("appended", last) <= kept_for
+    is_open = (log.column("transaction", last) != NO_TRANSACTION) & ~marked
+    appended_at = log.column("appended", last)
+    alive = now - appended_at <= kept_for
+    if (excess := int(alive.sum()) - PRODUCERS_MAX) > 0:
+        alive &= appended_at > np.partition(appended_at[alive], excess - 1)[excess - 1]
     states = {}
-    for each in np.flatnonzero(alive | (in_transaction & ~marked)):
+    for each in np.flatnonzero(alive | is_open):
         states[int(found[each])] = _of_producer(log, stamped[edges[each] : edges[each + 1]])
     return states
 

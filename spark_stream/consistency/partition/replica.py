@@ -98,6 +98,8 @@ class Surroundings(Struct, frozen=True):
 
 _ALONE: Final = Surroundings()
 
+_FULL_US: Final = 1_000_000
+
 
 class Replica:
     """One replica of a partition. One caller at a time; ``bounds_state`` may be read by any."""
@@ -126,6 +128,7 @@ class Replica:
         self._tickets = Waiters()
         self._waiters = {bound: Waiters() for bound in WaitBound}
         self._bound_of: dict[int, WaitBound] = {}
+        self._full_until = 0  # before this time no producer is looked for that can be forgotten
         self.derived = 0
         """Counts opens and cuts of the log: a new number makes earlier bounds and cuts invalid."""
         state = leader.opened(LeaderEpoch(0), log_start, log_end, followers)
@@ -411,8 +414,25 @@ class Replica:
             self.progress.on_appended(entries[0].entry_index, entries[0].appended)
         return state
 
+    def make_room(self, producer_id: int, now: int) -> bool:
+        """Forget producers, if there are too many, so that this one can be remembered.
+
+        Return whether there is room for it.
+        """
+        if producer_id in self.producers or len(self.producers) < producers.PRODUCERS_MAX:
+            return True
+        if now < self._full_until:
+            return False
+        old = producers.surplus(self.producers, now, producers.PRODUCERS_MAX)
+        for each in old:
+            del self.producers[each]
+        if not old:
+            self._full_until = now + _FULL_US
+        return bool(old)
+
     def _fold(self, entry: Entry) -> None:
         writer, transaction = entry.producer_id, entry.transaction
+        self.make_room(writer, entry.appended)  # a follower takes what its leader had room for
         self.producers[writer] = producers.folded(self.producers.get(writer), entry)
         if transaction == NO_TRANSACTION:
             return
