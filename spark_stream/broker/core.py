@@ -49,8 +49,8 @@ from spark_stream.cluster.stores.store import MetadataStore
 from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.partition.effects import ProposeIsr, ProposeRecord
 from spark_stream.environment import Clock, Ids, Machine
+from spark_stream.scripts import groups, readers
 from spark_stream.scripts.electing import Changed
-from spark_stream.scripts.groups import SessionWatch, end_sessions
 from spark_stream.scripts.steps import Script
 from spark_stream.scripts.transactions.sweeping import SINK_EXPIRY_S
 from spark_stream.storage.disk.descriptors import SpareFiles
@@ -169,7 +169,8 @@ class BrokerCore:
         )
         self.withdrawals = Withdrawals(host, members, clock, SpareFiles(settings.spare_files))
         self.balance = Balance(host, members, clock, settings.leader_balance_s)
-        self._sessions = SessionWatch()
+        self._sessions = readers.SessionWatch(groups.session_ms_of)
+        self._readers = readers.SessionWatch(readers.session_ms_of)
         self._clock = clock
         self.lease_keeper: LeaseKeeper
         self.controlling: Controlling
@@ -209,8 +210,10 @@ class BrokerCore:
         yield from self.controlling.rounds()
 
     def ending_sessions(self) -> Script[None]:
-        """Remove members of consumer groups whose heartbeats have stopped."""
-        for each in (yield from end_sessions(self._sessions, self._clock.monotonic)):
+        """Remove members of groups whose heartbeats stopped, and record that readers are lost."""
+        for each in (yield from readers.end_readers(self._readers, self._clock.monotonic)):
+            logger.warning("%s is lost: no heartbeat came while its session lasted", each)
+        for each in (yield from groups.end_sessions(self._sessions, self._clock.monotonic)):
             logger.warning("%s is removed: no heartbeat came while its session lasted", each)
 
     def leaving(self) -> Script[int]:

@@ -60,7 +60,7 @@ from spark_stream.cluster.view import PAUSE_S
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemMachine
 from spark_stream.errors import DirectoryInUse, IsologError, StorageFailure
-from spark_stream.scripts.groups import SESSIONS_S
+from spark_stream.scripts.readers import SESSIONS_S
 from spark_stream.scripts.steps import Script
 from spark_stream.storage.disk.descriptors import SPARE_FILES, files_needed
 from spark_stream.storage.disk.directory import (

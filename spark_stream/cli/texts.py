@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 from rich.markup import escape
 
+from spark_stream.consistency.reader_states import ReaderState
 from spark_stream.errors import IsologError
 
 
@@ -26,6 +27,11 @@ def visible(text: str) -> str:
 def cell(text: str) -> str:
     """Return the text as a cell of a table: visible, and not taken as markup by ``rich``."""
     return escape(visible(text))
+
+
+def state_text(state: ReaderState) -> str:
+    """Return the state of a reader in words."""
+    return "waiting at the LSO" if state is ReaderState.WAITING_AT_LSO else state.replace("_", " ")
 
 
 def as_json(value: Any) -> Any:

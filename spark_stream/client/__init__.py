@@ -6,6 +6,7 @@
 ``log``            ``connect()`` and the handle it returns
 ``topics``         topics, and what the client caches of them
 ``consumers``      consumers' names, and where each reads
+``sessions``       heartbeats of named consumers and queries
 ``groups``         a member of a consumer group, and its heartbeats
 ``transactions``   the broker's actions for transactions and positions
 ``leaders``        partitions as their leaders describe them, and what is held back there

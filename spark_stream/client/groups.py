@@ -13,11 +13,11 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
-from spark_stream.client.connecting.calls import call_elsewhere
+from spark_stream.client.connecting.calls import call_elsewhere, weakly
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.consistency.groups import Assigned, Owner, Place
 from spark_stream.consistency.isolation import Isolation
@@ -28,7 +28,8 @@ from spark_stream.wire.consumer_messages import (
     GroupAnswer,
     GroupHeartbeat,
     JoinGroup,
-    OfMember,
+    LeaveGroup,
+    ReaderHeartbeat,
     TakenPartitions,
     TakePartitions,
 )
@@ -164,6 +165,7 @@ class Membership:
         self._renewed_at = 0.0
         self._active_at = 0.0
         self._is_over = False
+        self._was_idle = False
         self.is_fenced = False
         """Whether the group has removed it; :meth:`join` makes it a member again."""
         self.error: IsologError | None = None
@@ -253,10 +255,13 @@ class Membership:
         with self._lock:
             return str(self._core.owner)
 
-    def leave(self) -> None:
-        """Leave the group, unless a broker does not answer: then the session ends by itself."""
+    def leave(self, *, hangs: bool = False) -> None:
+        """Leave the group, unless a broker does not answer: then the session ends by itself.
+
+        ``hangs``: the program no longer requests records, or has failed.
+        """
         self.is_fenced = True
-        asked = OfMember(consumer=self.group, member=self._core.member)
+        asked = LeaveGroup(consumer=self.group, member=self._core.member, hangs=hangs)
         try:
             self._connection.act("leave-group", asked, Empty, min(LEAVE_S, self._timeout_s))
         except IsologError as error:
@@ -270,18 +275,18 @@ class Membership:
 
     def beat_soon(self) -> None:
         """Ask now, not in a moment: there is something to tell."""
-        call_elsewhere(self._key, _weakly(self._beat))
+        call_elsewhere(self._key, weakly(self._beat))
 
     @property
     def _key(self) -> tuple[str, int]:
         return "group", id(self)
 
     def _beat_later(self) -> None:
-        client_loop().call_later(self._beat_s, _weakly(self._begin_beat))
+        client_loop().call_later(self._beat_s, weakly(self._begin_beat))
 
     def _begin_beat(self) -> None:
         if not self._is_over:
-            call_elsewhere(self._key, _weakly(self._beat_and_go_on))
+            call_elsewhere(self._key, weakly(self._beat_and_go_on))
 
     def _beat_and_go_on(self) -> None:
         try:
@@ -301,7 +306,7 @@ class Membership:
                 self.group,
                 self._processing_s,
             )
-            self.leave()
+            self.leave(hangs=True)
             return
         with self._lock:
             core, released = self._core, self._core.released
@@ -320,19 +325,27 @@ class Membership:
             if renew:
                 self._renewed_at = now
             self._take_answer(core, found)
+        if renew:
+            self._report_idle(core.member, now)
+
+    def _report_idle(self, member: str, now: float) -> None:
+        """Report that the program requests no records, and that it does again."""
+        idle_s = now - self._active_at
+        is_idle = idle_s >= self._session_s / _RENEWALS
+        if not (is_idle or self._was_idle):
+            return
+        self._was_idle = is_idle
+        asked = ReaderHeartbeat(
+            consumer=self.group,
+            kind="group",
+            instance=member,
+            session_ms=round(1_000 * self._session_s),
+            isolation=self._isolation,
+            idle_ms=round(1_000 * idle_s) if is_idle else 0,
+        )
+        with suppress(IsologError):  # it is for people who watch
+            self._connection.act("reader-heartbeat", asked, Empty, self._timeout_s)
 
     def _take_answer(self, core: MembershipCore, found: GroupAnswer) -> None:
         with self._lock:
             core.on_answer(found.epoch, found.assigned, found.revoked)
-
-
-def _weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """Return a call of a method that does nothing once its object is gone."""
-    known = weakref.WeakMethod(method)
-
-    def call() -> None:
-        found = known()
-        if found is not None:
-            found()
-
-    return call

@@ -11,7 +11,7 @@ Records of the store:
 ``partitions``    who leads each partition, and where its replicas are
 ``controller``    which broker elects leaders
 ``transactions``  transactions
-``consumers``     named consumers, groups and their members' sessions, and queries that have a name
+``consumers``     named consumers, groups and queries that have a name, and their sessions
 ``numbers``       numbers that nobody else gets
 
 Beside the store:

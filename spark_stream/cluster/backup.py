@@ -29,7 +29,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from spark_stream.cluster import brokers, generations, partitions, transactions
-from spark_stream.cluster.consumers import CONSUMERS, group_of, with_group
+from spark_stream.cluster.consumers import CONSUMERS, READERS, group_of, with_group
 from spark_stream.cluster.identity import CLUSTER
 from spark_stream.cluster.migration import copy_records, replacing
 from spark_stream.cluster.numbers import NUMBERS
@@ -188,12 +188,14 @@ def _copy_records_of(source: Backend, fresh: Path) -> None:
 def distrust_logs(store: SqliteStore) -> None:
     """Let no broker lead by what the store says: each has to show its log first.
 
-    Members of groups have to join again: they may know of later epochs than the store does.
+    Members of groups have to join again: they may know of later epochs than the store does. The
+    sessions of readers are removed: those that run renew theirs.
     """
     nobody = f"restored-{secrets.token_hex(8)}"
     store.delete_many(
         [Delete(each.key, each.version) for each in store.list(generations.GENERATIONS)]
     )
+    store.delete_many([Delete(each.key, each.version) for each in store.list(READERS)])
     puts = [_changed(each, generation=nobody) for each in store.list(brokers.BROKERS)]
     for each in store.list(partitions.PARTITIONS):
         isr = [[broker, nobody] for broker in each.value["replicas"]]

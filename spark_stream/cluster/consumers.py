@@ -4,6 +4,10 @@ A consumer's record has the positions where it reads on, and who owns its name: 
 group with its members. ``scripts.transactions.positions`` and ``scripts.groups`` change them. Each
 member of a group has a session record as well, which changes with its heartbeats.
 
+A named reader has a session record beside the record of its name, with its heartbeats and
+its end. A group has one for its members' last end. Brokers of the previous release do not
+read these records.
+
 A query's record has where the query first started, and how far its present run has come;
 ``scripts.queries`` changes them. Only the query's source can interpret the start.
 """
@@ -17,12 +21,14 @@ import msgspec
 
 from spark_stream.consistency.groups import Group
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.reader_states import ReaderEnding
 from spark_stream.consistency.transactions.transactions import PositionOf, ReadPosition
 from spark_stream.structs import Positional, learn_types
 
 CONSUMERS: Final = "consumers/"
 QUERIES: Final = "queries/"
 SESSIONS: Final = "sessions/"
+READERS: Final = "readers/"
 
 
 def encode_positions(positions: Iterable[PositionOf]) -> list[dict[str, Any]]:
@@ -75,6 +81,44 @@ def decode_session(value: Mapping[str, Any]) -> MemberSession:
     return msgspec.convert(value, MemberSession)
 
 
+class ReaderSession(Positional):
+    """The session of a name's latest reader. It lasts for so long after each heartbeat.
+
+    ``instance``: the run of a query, a consumer, or a member of a group. ``idle_ms``: the time
+    since its program last requested records, at its last heartbeat. The record of a group has no
+    heartbeats: its members' sessions have them.
+    """
+
+    instance: str
+    session_ms: int
+    isolation: Isolation | None = None
+    idle_ms: int = 0
+    ending: ReaderEnding = ReaderEnding.NONE
+    heartbeats: int = 0
+
+
+def reader_key(kind: str, name: str) -> str:
+    """Return the key of the session of a name's reader: a query, a client or a group."""
+    return f"{READERS}{kind}/{name}"
+
+
+def reader_of(key: str) -> tuple[str, str]:
+    """Return the kind and the name of a reader's key."""
+    kind, _, name = key.removeprefix(READERS).partition("/")
+    return kind, name
+
+
+def encode_reader(session: ReaderSession) -> dict[str, Any]:
+    """Encode the record's value."""
+    value: dict[str, Any] = msgspec.to_builtins(session)
+    return value
+
+
+def decode_reader(value: Mapping[str, Any]) -> ReaderSession:
+    """Decode the session in a record's value."""
+    return msgspec.convert(value, ReaderSession)
+
+
 class Query(Positional):
     """What is known of a query. ``instance`` is its latest run, the only one to record progress.
 
@@ -108,3 +152,4 @@ def decode_query(value: Mapping[str, Any]) -> Query:
 learn_types(list[PositionOf])
 learn_types(Query)
 learn_types(MemberSession)
+learn_types(ReaderSession)

@@ -15,6 +15,8 @@ from urllib.parse import quote
 from msgspec import Struct
 from msgspec.structs import replace
 
+from spark_stream.client.trends import LagTrend
+from spark_stream.consistency.reader_states import ReaderState
 from spark_stream.wire.cluster_messages import ProblemKind
 
 _HOLDS_S: Final = 60.0  # a micro-batch may take as long
@@ -258,7 +260,8 @@ def of_transactions(
         waiting = sorted(
             reader["name"]
             for reader in consumers
-            if any(at["number"] == each["number"] for at in reader["waits_for"])
+            if reader["state"] == ReaderState.WAITING_AT_LSO
+            and any(at["number"] == each["number"] for at in reader["waits_for"])
         )
         text = (
             f"transaction {name} is {each['state']}, and holds {each['held_back']:,} records of"
@@ -283,25 +286,34 @@ def of_transactions(
 
 
 def of_consumers(consumers: Sequence[Mapping[str, Any]]) -> Iterator[Amiss]:
-    """Return the readers that are stalled or fall behind, or wait for nobody knows what."""
+    """Return the readers that are stalled or gone, or fall behind, or wait at a hidden place."""
     for each in consumers:
         kind = {"query": "query", "client": "consumer"}[each["kind"]]
         what = f"{'group' if each.get('group') else kind} {each['name']}"
         lag = f"{each['lag']:,} records behind" if each["lag"] is not None else "behind"
         href = f"/consumers/{quote(each['name'], safe='')}"
-        if each["trend"] == "stalled":
+        if each["state"] == ReaderState.STALLED:
             hint = (
-                "See its batch in Spark's UI, and the log of its driver: it hangs, or has stopped."
+                "Its micro-batch takes longer than any before. See Spark's UI and the driver's log."
                 if each["kind"] == "query"
-                else "See whether its process runs, and what it does with what it has read."
+                else "Its program has not requested records for two minutes. See what it waits for."
             )
             text = f"{what} is stalled, {lag}"
             yield Amiss(f"stalled {what}", Severity.BAD, text, hint, href)
-        elif each["trend"] == "falling_behind":
+        elif each["state"] == ReaderState.GONE:
+            hint = (
+                "See its log, and start it again. If it is no longer used: isolog consumers delete"
+                f" {each['name']}"
+            )
+            text = f"{what} has ended without being closed, {lag}"
+            yield Amiss(f"gone {what}", Severity.BAD, text, hint, href)
+        elif each["state"] == ReaderState.CATCHING_UP and each["trend"] == LagTrend.GROWS:
             text = f"{what} falls behind: more is written than it reads, and it is {lag}"
             hint = "Give it more resources, or larger batches."
             yield Amiss(f"behind {what}", Severity.WARNING, text, hint, href)
-        elif any(at["transactional_id"] is None for at in each["waits_for"]):
+        elif each["state"] == ReaderState.WAITING_AT_LSO and any(
+            at["transactional_id"] is None for at in each["waits_for"]
+        ):
             text = f"{what} waits for a transaction whose name you may not see"
             hint = "Ask an administrator to look for it: isolog transactions list"
             yield Amiss(f"waits {what}", Severity.WARNING, text, hint, href)

@@ -134,7 +134,11 @@ class Asking:
         """Return all names of consumers with their lag, and all sinks."""
         consumers = []
         for each in self._consumers.all():
-            shown = plain(each) | {"lag": each.lag, "held_back": each.held_back}
+            shown = plain(each) | {
+                "state": each.state.value,
+                "lag": each.lag,
+                "held_back": each.held_back,
+            }
             for place, at in zip(shown["partitions"], each.partitions, strict=True):
                 place["lag"] = at.lag
             consumers.append(shown)
@@ -289,21 +293,14 @@ def on_disks(
     }
 
 
-def holders(
-    partitions: Partitions,
-) -> dict[tuple[str, int], tuple[int | None, list[tuple[int, int | None]]]]:
-    """Return, by topic id and partition, its last stable offset and what is open there.
-
-    That is what ``client.trends.holder_of`` takes.
-    """
+def holders(partitions: Partitions) -> dict[tuple[str, int], int]:
+    """Return the transaction that holds records back, by topic id and partition."""
     return {
-        (seen.topic_id, number): (
-            facts.last_stable_offset,
-            [(each.transaction, each.first_offset) for each in facts.open],
-        )
+        (seen.topic_id, number): transaction
         for numbers in partitions.values()
         for number, seen in numbers.items()
-        if (facts := seen.found.facts) is not None
+        for transaction, held in held_back(seen.found.facts).items()
+        if held
     }
 
 

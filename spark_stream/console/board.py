@@ -20,7 +20,7 @@ import anyio.to_thread
 from msgspec import Struct
 
 from spark_stream.client.leaders import Partitions
-from spark_stream.client.trends import LagSample, LagTrend, Window, holder_of, worst
+from spark_stream.client.trends import LagSample, Window, worst
 from spark_stream.console.amiss import FirstSeen, is_silent, is_slow, judge
 from spark_stream.console.asking import (
     Asking,
@@ -309,21 +309,17 @@ class LiveBoard:
         }
         keys = set()
         for each in found["consumers"]:
-            waits_for = set()
+            waits_for, trends = set(), []
             for at in each["partitions"]:
                 if at["lag"] is None:
-                    at["trend"] = None
                     continue
-                place = (at["topic_id"], at["partition"])
+                place, readable = (at["topic_id"], at["partition"]), at["lag"] - at["held_back"]
                 key = (each["name"], each["kind"], at["topic"], *place)
                 keys.add(key)
-                holder = holder_of(at["offset"], *open_.get(place, (None, [])))
-                sample = LagSample(now, at["offset"], at["lag"] - at["held_back"], holder)
-                at["trend"] = self._window.add(key, sample)
-                if at["trend"] is LagTrend.WAITS:
-                    waits_for.add(holder)
-            trends = [at["trend"] for at in each["partitions"]]
-            each["trend"] = worst(trend for trend in trends if trend)
+                trends.append(self._window.add(key, LagSample(now, at["offset"], readable)))
+                if at["held_back"] and not readable and place in open_:
+                    waits_for.add(open_[place])
+            each["trend"] = worst(trends)
             each["waits_for"] = [
                 {"number": number, "transactional_id": names.get(number)} for number in waits_for
             ]

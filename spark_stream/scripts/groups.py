@@ -12,12 +12,12 @@ change removes it. A session without a member is removed by its age.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final
 
 from spark_stream.cluster.consumers import (
     CONSUMERS,
     SESSIONS,
     MemberSession,
+    ReaderSession,
     decode_session,
     encode_session,
     group_of,
@@ -35,8 +35,10 @@ from spark_stream.consistency.groups import (
     MemberAnswer,
     Topics,
 )
+from spark_stream.consistency.reader_states import ReaderEnding
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import ConsumerFenced, UnknownTopic
+from spark_stream.scripts.readers import GROUP, SessionWatch, note_heartbeat
 from spark_stream.scripts.steps import (
     DeleteRecord,
     FindTopic,
@@ -48,10 +50,6 @@ from spark_stream.scripts.steps import (
 )
 from spark_stream.scripts.transactions.consumers import take_over
 from spark_stream.scripts.transactions.finishing import Finished
-
-SESSIONS_S: Final = 1.0
-"""How long a broker pauses between two looks at all sessions."""
-_GAP_S: Final = 3 * SESSIONS_S
 
 
 def join(name: str, member: GroupMember) -> Script[MemberAnswer]:
@@ -89,9 +87,12 @@ def beat(
     return told
 
 
-def leave(name: str, member_id: str) -> Script[None]:
-    """Remove a member; others read on at once."""
-    yield from _remove(name, member_id)
+def leave(name: str, member_id: str, *, hangs: bool = False) -> Script[None]:
+    """Remove a member. Other members take over its partitions.
+
+    ``hangs``: its program no longer requests records, or has failed.
+    """
+    yield from _remove(name, member_id, ReaderEnding.LOST if hangs else ReaderEnding.CLEAN)
     session = yield from Get(session_of(name, member_id))
     if session is not None:
         yield from DeleteRecord(session.key, session.version)
@@ -123,35 +124,6 @@ def take_partitions(
 # -- by itself ------------------------------------------------------------------------------------
 
 
-class SessionWatch:
-    """For how long this broker has seen each session unchanged, by its own monotonic clock.
-
-    Time in which it could not look does not count: neither could heartbeats be recorded then.
-    """
-
-    def __init__(self) -> None:
-        self._ages: dict[str, tuple[int, float]] = {}
-        self._looked_at: float | None = None
-
-    def find_over(
-        self, sessions: Sequence[StoreRecord], asked_s: float, answered_s: float
-    ) -> list[StoreRecord]:
-        """Return the sessions that are over. The times: before and after the records were read."""
-        passed = 0.0 if self._looked_at is None else asked_s - self._looked_at
-        passed = passed if passed <= _GAP_S else 0.0
-        self._looked_at = answered_s
-        ages = {}
-        for each in sessions:
-            version, age = self._ages.get(each.key, (0, 0.0))
-            ages[each.key] = each.version, age + passed if version == each.version else 0.0
-        self._ages = ages
-        return [
-            each
-            for each in sessions
-            if 1_000 * ages[each.key][1] > decode_session(each.value).session_ms
-        ]
-
-
 def end_sessions(watch: SessionWatch, now: Callable[[], float]) -> Script[list[str]]:
     """Remove the members whose sessions are over; return what to log of them."""
     asked_s = now()
@@ -162,7 +134,7 @@ def end_sessions(watch: SessionWatch, now: Callable[[], float]) -> Script[list[s
         if found is None or found.version != each.version:
             continue
         group, member_id = member_of(each.key)
-        yield from _remove(group, member_id)
+        yield from _remove(group, member_id, ReaderEnding.LOST)
         if (yield from DeleteRecord(found.key, found.version)):
             ended.append(f"member {member_id} of group {group!r}")
     return ended
@@ -171,8 +143,14 @@ def end_sessions(watch: SessionWatch, now: Callable[[], float]) -> Script[list[s
 # -- records --------------------------------------------------------------------------------------
 
 
-def _remove(name: str, member_id: str) -> Script[None]:
-    yield from _change(name, lambda group: groups.remove(group, member_id))
+def _remove(name: str, member_id: str, ending: ReaderEnding) -> Script[None]:
+    """Remove a member. If it was the last one, record how it ended."""
+    record = yield from Get(CONSUMERS + name)
+    before = None if record is None else group_of(record.value)
+    group, _ = yield from _change(name, lambda group: groups.remove(group, member_id))
+    if before is not None and before.members and not group.members:
+        end = ReaderSession(member_id, 0, before.isolation, ending=ending)
+        yield from note_heartbeat(GROUP, name, end, claim=True)
 
 
 def _change(
@@ -251,3 +229,8 @@ def _fenced(name: str) -> ConsumerFenced:
         hint="No heartbeat came for as long as its session lasts, or the group was deleted.",
         consumer=name,
     )
+
+
+def session_ms_of(record: StoreRecord) -> int:
+    """Return how long the session in a member's record lasts."""
+    return decode_session(record.value).session_ms

@@ -14,16 +14,21 @@ from msgspec import Struct, structs
 from spark_stream.cluster.consumers import (
     CONSUMERS,
     QUERIES,
+    READERS,
     Query,
+    ReaderSession,
     decode_positions,
     decode_query,
+    decode_reader,
     encode_query,
     group_of,
+    reader_of,
 )
 from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.consistency.groups import Group
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import ConsumerFenced, UnknownConsumer
+from spark_stream.scripts.readers import GROUP, forget_reader
 from spark_stream.scripts.steps import DeleteRecord, Get, ListRecords, PutRecord, Script
 
 
@@ -31,13 +36,15 @@ class Named(Struct, frozen=True):
     """All that the store knows under consumers' names: by name, the positions or the query.
 
     ``owners``: the principals of the clients that have the names, where they are known. ``groups``:
-    of those names that groups have.
+    of those names that groups have. ``readers``: by kind (query, client or group) and name, the
+    session of the present owner, if it has had one.
     """
 
     consumers: dict[str, list[PositionOf]]
     queries: dict[str, Query]
     owners: dict[str, str]
     groups: dict[str, Group]
+    readers: dict[tuple[str, str], ReaderSession]
 
 
 def pin_start(name: str, query: Query, now_ms: int) -> Script[Query | None]:
@@ -101,6 +108,10 @@ def read_named(*, fresh: bool = True) -> Script[Named]:
     """Return what is recorded under all names; without ``fresh`` as it was a moment ago."""
     consumers = yield from ListRecords(CONSUMERS, fresh=fresh)
     queries = yield from ListRecords(QUERIES, fresh=fresh)
+    sessions = yield from ListRecords(READERS, fresh=fresh)
+    readers = {reader_of(each.key): decode_reader(each.value) for each in sessions}
+    owners = {("client", each.key.removeprefix(CONSUMERS)): each for each in consumers}
+    owners |= {("query", each.key.removeprefix(QUERIES)): each for each in queries}
     return Named(
         {
             each.key.removeprefix(CONSUMERS): decode_positions(each.value["positions"])
@@ -113,6 +124,12 @@ def read_named(*, fresh: bool = True) -> Script[Named]:
             for each in consumers
             if (group := group_of(each.value)) is not None
         },
+        {
+            key: session
+            for key, session in readers.items()
+            if key[0] == GROUP
+            or (key in owners and owners[key].value.get("instance") == session.instance)
+        },
     )
 
 
@@ -124,6 +141,8 @@ def forget_name(name: str) -> Script[None]:
     """
     query = yield from _removed(QUERIES + name)
     client = yield from _removed(CONSUMERS + name)
+    for kind in ("query", "client", GROUP):
+        yield from forget_reader(kind, name)
     if not (query or client):
         raise UnknownConsumer(
             f"nothing is known of a consumer {name!r}", consumer=name, already_done=True

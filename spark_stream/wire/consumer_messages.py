@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from spark_stream.consistency.groups import Assigned
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.reader_states import ReaderEnding, ReaderState, state_of
 from spark_stream.consistency.transactions.transactions import PositionOf, ReadPosition
 from spark_stream.structs import Name, OffsetField
 from spark_stream.wire.limits import SESSION_MS_MAX, SESSION_MS_MIN
@@ -88,11 +89,33 @@ class GroupHeartbeat(Message):
     renew: bool = False
 
 
-class OfMember(Message):
-    """A member of a group."""
+class LeaveGroup(Message):
+    """A member leaves its group.
+
+    ``hangs``: its program no longer requests records, or has failed.
+    """
 
     consumer: Name
     member: MemberId
+    hangs: bool = False
+
+
+class ReaderHeartbeat(Message):
+    """The reader of a name is alive, or has ended.
+
+    ``instance``: the run of a query, a consumer, or a member of a group (only if it is idle: its
+    session is renewed by ``group-heartbeat``). ``idle_ms``: since its program last asked for
+    records. ``claim``: the first heartbeat of this instance.
+    """
+
+    consumer: Name
+    kind: Literal["query", "client", "group"]
+    instance: Name
+    session_ms: Annotated[int, Meta(ge=SESSION_MS_MIN, le=SESSION_MS_MAX)]
+    isolation: Isolation
+    idle_ms: OffsetField = 0
+    ending: ReaderEnding = ReaderEnding.NONE
+    claim: bool = False
 
 
 class GroupAnswer(Message):
@@ -172,7 +195,8 @@ class ConsumerDescription(Description):
     Of a query: the ``isolation`` that it reads under, the topics of its ``selection``, how its
     first start was asked for (``starting``) and when it was (``started_ms``), and when it last
     reported its progress (``recorded_ms``). Times are in ms since the epoch.
-    ``principal``: who has the name; empty if callers are not known.
+    ``principal``: who has the name; empty if callers are not known. ``ending``: how the last run
+    ended, or the last member of a group left. ``idle_ms``: since it last requested records.
     ``selection`` or ``starting`` is None if it names a topic that the caller may not describe.
     """
 
@@ -186,6 +210,8 @@ class ConsumerDescription(Description):
     principal: str = ""
     partitions: tuple[ConsumedPartition, ...] = ()
     group: GroupDescription | None = None
+    ending: ReaderEnding = ReaderEnding.NONE
+    idle_ms: int = 0
 
     @property
     def owned_by(self) -> Literal["query", "client", "group"]:
@@ -202,6 +228,13 @@ class ConsumerDescription(Description):
     def held_back(self) -> int:
         """The records of the lag that its level does not return yet."""
         return sum(each.held_back for each in self.partitions)
+
+    @property
+    def state(self) -> ReaderState:
+        """What the reader does now. See ``consistency.reader_states``."""
+        members = None if self.group is None else len(self.group.members)
+        readable = (self.lag or 0) - self.held_back
+        return state_of(self.ending, members, self.idle_ms / 1000, readable, self.held_back)
 
 
 class ConsumerDescriptions(Message):

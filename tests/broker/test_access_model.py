@@ -125,6 +125,7 @@ PERMISSIONS = {
     "take-partitions": "read consumer",
     "pin-start": "read consumer",
     "record-progress": "read consumer",
+    "reader-heartbeat": "read consumer",
     "list-consumers": "",
     "delete-consumer": "delete consumer",
     "atomic-cut": "read topic",

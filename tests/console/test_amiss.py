@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from spark_stream.client.trends import LagTrend
+from spark_stream.consistency.reader_states import ReaderState
 from spark_stream.console.amiss import Amiss, FirstSeen, Severity, judge
 
 NOW_MS = 1_800_000_000_000
@@ -49,8 +51,9 @@ def transaction(age_s: float, **more: Any) -> dict[str, Any]:
     return found | more
 
 
-def reader(name: str, trend: str, **more: Any) -> dict[str, Any]:
-    found = {"name": name, "kind": "query", "lag": 40, "trend": trend, "waits_for": []}
+def reader(name: str, state: str, **more: Any) -> dict[str, Any]:
+    found = {"name": name, "kind": "query", "lag": 40, "state": state, "trend": "steady"}
+    found["waits_for"] = []
     return found | more
 
 
@@ -74,7 +77,14 @@ def said(found: list[Amiss]) -> list[str]:
 
 @pytest.mark.rule("what is amiss in a cluster, and that nothing is", "console/amiss.py")
 def test_nothing_is_amiss_where_nothing_is():
-    calm = [reader("a", trend) for trend in ("up_to_date", "catching_up", "keeping_pace")]
+    """Scheduled jobs between two runs, closed groups and slow readers are normal."""
+    calm = [
+        reader("a", state, trend=trend, waits_for=[])
+        for state in ReaderState
+        for trend in LagTrend
+        if state not in (ReaderState.STALLED, ReaderState.GONE)
+        and (state, trend) != (ReaderState.CATCHING_UP, LagTrend.GROWS)
+    ]
     assert judged([broker("1"), broker("2")], [], [transaction(30)], calm) == []
     assert judge({}, NOW_MS) == []
 
@@ -179,7 +189,7 @@ def test_a_transaction_that_holds_readers_back_is_told_with_who_waits():
     waits = {"waits_for": [{"number": 7, "transactional_id": "nightly-import"}]}
     (one,) = judged(
         transactions=[transaction(900)],
-        consumers=[reader(name, "waits", **waits) for name in ("fraud-check", "billing")],
+        consumers=[reader(name, "waiting_at_lso", **waits) for name in ("fraud-check", "billing")],
     )
     assert one.severity is Severity.BAD
     assert one.message == (
@@ -195,13 +205,15 @@ def test_a_transaction_that_holds_readers_back_is_told_with_who_waits():
 def test_readers_that_do_not_keep_up_are_told_the_worst_first():
     found = judged(
         consumers=[
-            reader("slow", "falling_behind"),
+            reader("slow", "catching_up", trend="grows"),
             reader("dash boards", "stalled"),
-            reader("x", "waits", waits_for=[{"number": 7, "transactional_id": None}]),
+            reader("nightly", "gone"),
+            reader("x", "waiting_at_lso", waits_for=[{"number": 7, "transactional_id": None}]),
         ]
     )
     assert said(found) == [
         "bad: query dash boards is stalled, 40 records behind",
+        "bad: query nightly has ended without being closed, 40 records behind",
         "warning: query slow falls behind: more is written than it reads, and it is 40 records"
         " behind",
         "warning: query x waits for a transaction whose name you may not see",

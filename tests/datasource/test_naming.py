@@ -174,8 +174,9 @@ def test_progress_is_what_is_committed_with_the_lag_of_the_level(shared, log, te
         producer.flush()
         query.planned()
         found = seen(log, ten)
-        assert [(at.offset, at.end, at.lag) for at in found.partitions] == [(4, 10, 6)]
-        assert (found.kind, found.isolation, found.lag) == ("query", "read_committed", 6)
+        assert [(at.offset, at.end, at.lag) for at in found.partitions] == [(4, 15, 11)]
+        assert (found.kind, found.isolation, found.lag) == ("query", "read_committed", 11)
+        assert found.held_back == 5
         producer.abort_transaction()
     query.reader.commit(query.batch() and query.at)
     assert seen(log, ten).partitions[0].offset == 8
@@ -240,7 +241,8 @@ def test_a_client_and_a_query_may_share_a_name(shared, log, ten):
     query = Query(shared.address, ten, consumer=ten, startingOffsets="latest")
     query.planned()
     client, named = log.describe_consumer(ten)
-    assert (client.kind, client.isolation, client.partitions[0].offset) == ("client", None, 10)
+    assert (client.kind, client.partitions[0].offset) == ("client", 10)
+    assert client.isolation == "read_uncommitted"
     assert (named.kind, named.partitions[0].offset) == ("query", 10)
     assert [each.name for each in log.consumers() if each.name == ten] == [ten, ten]
     log.delete_consumer(ten)

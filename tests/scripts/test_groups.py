@@ -12,8 +12,8 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import ConsumerFenced, InvalidRequest, IsologError, UnknownTopic
 from spark_stream.scripts import groups
-from spark_stream.scripts.groups import SessionWatch
 from spark_stream.scripts.queries import read_named
+from spark_stream.scripts.readers import SessionWatch
 from spark_stream.scripts.steps import FindTopic, ListRecords, Script
 from spark_stream.scripts.transactions.consumers import take_consumer
 from spark_stream.scripts.transactions.finishing import Finished
@@ -100,7 +100,7 @@ def test_two_that_join_at_once_are_both_members(on):
 def test_what_is_left_of_a_join_or_an_end_is_removed(on, steps):
     """By the age of its session, or with the next change: then another member reads all."""
     on.stops_after(groups.join("g", member("1")), steps)
-    watch, now = SessionWatch(), 0.0
+    watch, now = SessionWatch(groups.session_ms_of), 0.0
     on.run(groups.end_sessions(watch, lambda: 0.0))
     for _ in range(6):
         now += 1.0
@@ -117,7 +117,7 @@ def test_what_is_left_of_a_join_or_an_end_is_removed(on, steps):
 
 def test_a_session_that_is_renewed_meanwhile_goes_on(on):
     on.run(groups.join("g", member("1")))
-    watch = SessionWatch()
+    watch = SessionWatch(groups.session_ms_of)
     for now in (0.0, 2.0):
         assert on.run(groups.end_sessions(watch, lambda now=now: now)) == []
     late = on.start(groups.end_sessions(watch, lambda: 4.5))
@@ -134,7 +134,7 @@ def seen(watch: SessionWatch, version: int, now_s: float) -> bool:
 
 @pytest.mark.rule("when the session of a member is over", "scripts/groups.py")
 def test_a_session_is_over_by_the_time_in_which_a_broker_looked():
-    watch = SessionWatch()
+    watch = SessionWatch(groups.session_ms_of)
     assert not seen(watch, 1, 100.0)  # an earlier change may be a moment ago
     assert not seen(watch, 1, 102.0)
     assert not seen(watch, 2, 104.0)
@@ -146,7 +146,7 @@ def test_a_session_is_over_by_the_time_in_which_a_broker_looked():
 
 
 def test_a_session_is_not_older_than_the_read_that_found_it():
-    watch = SessionWatch()
+    watch = SessionWatch(groups.session_ms_of)
     record = StoreRecord(session_of("g", "1"), {"session_ms": 4_000}, 1)
     assert watch.find_over([record], 100.0, 101.0) == []
     assert watch.find_over([record], 103.0, 103.0) == []
@@ -234,5 +234,5 @@ def test_reset_fails_if_a_member_joins_meanwhile(on, steps):
 def test_looking_at_sessions_is_one_list(on):
     on.run(groups.join("g", member("1")))
     on.steps.clear()
-    on.run(groups.end_sessions(SessionWatch(), lambda: 0.0))
+    on.run(groups.end_sessions(SessionWatch(groups.session_ms_of), lambda: 0.0))
     assert [type(step) for step in on.steps] == [ListRecords]

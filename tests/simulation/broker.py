@@ -54,7 +54,7 @@ from spark_stream.errors import (
 from spark_stream.protocol import StreamOpened
 from spark_stream.scripts import moving, trimming
 from spark_stream.scripts import topics as topic_scripts
-from spark_stream.scripts.groups import SESSIONS_S
+from spark_stream.scripts.readers import SESSIONS_S
 from spark_stream.scripts.steps import RemoteStep, Script
 from spark_stream.storage.disk.directory import LogDirectory
 from spark_stream.transport.failures import error_bytes

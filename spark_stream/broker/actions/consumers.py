@@ -10,11 +10,13 @@ from typing import Any, Final
 
 from spark_stream.access.rules import ResourceKind
 from spark_stream.broker.actions.context import BrokerContext
-from spark_stream.cluster.consumers import Query
+from spark_stream.cluster.consumers import Query, ReaderSession
 from spark_stream.consistency.groups import Group, GroupMember, MemberAnswer, Place
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf, ReadPosition
-from spark_stream.scripts import groups, queries
+from spark_stream.scripts import groups, queries, readers
+from spark_stream.scripts.queries import Named
+from spark_stream.scripts.readers import GROUP
 from spark_stream.scripts.transactions import consumers, positions
 from spark_stream.wire.consumer_messages import (
     ConsumedPartition,
@@ -25,9 +27,10 @@ from spark_stream.wire.consumer_messages import (
     GroupDescription,
     GroupHeartbeat,
     JoinGroup,
-    OfMember,
+    LeaveGroup,
     PinnedStart,
     PinStart,
+    ReaderHeartbeat,
     RecordProgress,
     TakenPartitions,
     TakePartitions,
@@ -40,6 +43,8 @@ from spark_stream.wire.transaction_messages import (
     TakeConsumer,
 )
 
+_UNKNOWN: Final = ReaderSession("", 0)
+"""The session of a reader that has none: its client sends no heartbeats."""
 _OPTION: Final = re.compile(r"(assign|subscribe|subscribePattern) ")
 _WORD: Final = re.compile(r"[A-Za-z0-9._-]+")
 """What may be the name of a topic, or a part of one in a pattern."""
@@ -83,11 +88,21 @@ def record_progress(context: BrokerContext, asked: RecordProgress) -> Empty:
     return Empty()
 
 
+def reader_heartbeat(context: BrokerContext, asked: ReaderHeartbeat) -> Empty:
+    session = ReaderSession(
+        asked.instance, asked.session_ms, asked.isolation, asked.idle_ms, asked.ending
+    )
+    claim = asked.claim or asked.kind == GROUP
+    context.transactions.run(
+        readers.note_heartbeat(asked.kind, asked.consumer, session, claim=claim)
+    )
+    return Empty()
+
+
 def list_consumers(context: BrokerContext, asked: Empty) -> ConsumerDescriptions:
     found = context.transactions.run(queries.read_named())
     clients = [
-        _client(context, name, positions, found.owners[name], found.groups.get(name))
-        for name, positions in found.consumers.items()
+        _client(context, name, positions, found) for name, positions in found.consumers.items()
     ]
     of_queries = [
         ConsumerDescription(
@@ -100,8 +115,11 @@ def list_consumers(context: BrokerContext, asked: Empty) -> ConsumerDescriptions
             recorded_ms=query.recorded_ms,
             partitions=_partitions(context, query.positions),
             principal=query.principal,
+            ending=session.ending,
+            idle_ms=session.idle_ms,
         )
         for name, query in found.queries.items()
+        for session in (found.readers.get(("query", name), _UNKNOWN),)
     ]
     both = sorted([*clients, *of_queries], key=lambda each: (each.name, each.kind))
     return ConsumerDescriptions(
@@ -113,18 +131,22 @@ def _client(
     context: BrokerContext,
     name: str,
     positions: Iterable[PositionOf],
-    principal: str,
-    group: Group | None,
+    found: Named,
 ) -> ConsumerDescription:
+    group = found.groups.get(name)
+    kind = "client" if group is None else GROUP
+    session = found.readers.get((kind, name), _UNKNOWN)
     members = () if group is None else group.members
-    readers = {at.place: each.id for each in members for at in each.assigned}
+    assigned = {at.place: each.id for each in members for at in each.assigned}
     return ConsumerDescription(
         name=name,
         kind="client",
-        isolation=None if group is None else group.isolation,
-        principal=principal,
-        partitions=_partitions(context, positions, readers),
+        isolation=session.isolation if group is None or not members else group.isolation,
+        principal=found.owners[name],
+        partitions=_partitions(context, positions, assigned),
         group=None if group is None else _described(context, group),
+        ending=session.ending,
+        idle_ms=session.idle_ms if group is None or group.member(session.instance) else 0,
     )
 
 
@@ -266,8 +288,8 @@ def group_heartbeat(context: BrokerContext, asked: GroupHeartbeat) -> GroupAnswe
     return _told(context.transactions.run(script))
 
 
-def leave_group(context: BrokerContext, asked: OfMember) -> Empty:
-    context.transactions.run(groups.leave(asked.consumer, asked.member))
+def leave_group(context: BrokerContext, asked: LeaveGroup) -> Empty:
+    context.transactions.run(groups.leave(asked.consumer, asked.member, hangs=asked.hangs))
     return Empty()
 
 

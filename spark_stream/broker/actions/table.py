@@ -92,6 +92,7 @@ TABLE: Final[Mapping[str, Row]] = {
     "take-partitions": Row(consumers.take_partitions, on_consumer(READ)),
     "pin-start": Row(consumers.pin_start, on_consumer(READ)),
     "record-progress": Row(consumers.record_progress, on_consumer(READ)),
+    "reader-heartbeat": Row(consumers.reader_heartbeat, on_consumer(READ)),
     "list-consumers": Row(consumers.list_consumers, described),
     "delete-consumer": Row(consumers.delete_consumer, on_consumer(DELETE)),
     "atomic-cut": Row(acts.atomic_cut, on_topics(READ)),

@@ -6,16 +6,20 @@ waits. So it may be a moment old, and two parts of it may be of two moments.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from typing import Final
 
 from msgspec import Struct
 
 from spark_stream.broker.actions.cluster import disk_room, known_cluster
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.partition.partition import Partition
+from spark_stream.cluster.consumers import ReaderSession
 from spark_stream.consistency.groups import Group
 from spark_stream.consistency.isolation import Bounds, Isolation, Lag, lag_of
+from spark_stream.consistency.reader_states import state_of
 from spark_stream.consistency.transactions.transactions import (
     Joined,
     PositionOf,
@@ -24,7 +28,8 @@ from spark_stream.consistency.transactions.transactions import (
 )
 from spark_stream.counting import Place, TrafficAmounts
 from spark_stream.errors import IsologError
-from spark_stream.scripts.queries import read_named
+from spark_stream.scripts.queries import Named, read_named
+from spark_stream.scripts.readers import GROUP
 from spark_stream.scripts.transactions.sinks import read_sinks
 from spark_stream.wire.cluster_messages import ClusterDescription, ProblemKind
 
@@ -58,7 +63,7 @@ class Consumed(Struct, frozen=True):
     consumer: str
     kind: str
     isolation: Isolation | None
-    """None if it is not known; that of a client never is."""
+    """None if it is not known."""
     place: Place
     position: int
     lag: Lag
@@ -165,17 +170,23 @@ class Scrape:
     # -- consumers and queries ---------------------------------------------------------------------
 
     @cached_property
+    def _named(self) -> Named | None:
+        try:
+            return self.here.transactions.run(read_named(fresh=False))
+        except IsologError:
+            return None
+
+    @cached_property
     def consumed(self) -> list[Consumed]:
         """Positions and lags of named consumers and queries. Empty without the metadata store."""
-        try:
-            named = self.here.transactions.run(read_named(fresh=False))
-        except IsologError:
+        named = self._named
+        if named is None:
             return []
         return [
             *(
                 found
                 for name, positions in named.consumers.items()
-                for found in self._consumed(name, *_kind_of(named.groups.get(name)), positions)
+                for found in self._consumed(name, *_client_of(name, named), positions)
             ),
             *(
                 found
@@ -222,6 +233,37 @@ class Scrape:
             )
         return found
 
+    @cached_property
+    def states(self) -> dict[tuple[str, ...], int]:
+        """The state of each reader as this broker sees it: by the lag that it leads."""
+        if self._named is None:
+            return {}
+        lags: dict[tuple[str, str], list[Lag]] = defaultdict(list)
+        for each in self.consumed:
+            lags[each.consumer, each.kind].append(each.lag)
+        kinds: list[tuple[str, str, Group | None]] = [
+            *((name, "query", None) for name in self._named.queries),
+            *(
+                (name, _kind_of(group), group)
+                for name in self._named.consumers
+                for group in (self._named.groups.get(name),)
+            ),
+        ]
+        found: dict[tuple[str, ...], int] = {}
+        for name, kind, group in kinds:
+            session = self._named.readers.get((kind, name), _NO_SESSION)
+            mine = lags[name, kind]
+            is_known = group is None or group.member(session.instance) is not None
+            state = state_of(
+                session.ending,
+                None if group is None else len(group.members),
+                session.idle_ms / 1000 if is_known else 0.0,
+                sum(each.readable for each in mine),
+                sum(each.held_back for each in mine),
+            )
+            found[name, kind, state.value] = 1
+        return found
+
     def farthest_behind(self, what: Callable[[FollowerLag], float]) -> dict[tuple[str, ...], float]:
         """Return the greatest lag of each follower, over the partitions that this broker leads."""
         found: dict[tuple[str, ...], float] = {}
@@ -230,6 +272,17 @@ class Scrape:
         return found
 
 
-def _kind_of(group: Group | None) -> tuple[str, Isolation | None]:
+_NO_SESSION: Final = ReaderSession("", 0)
+
+
+def _kind_of(group: Group | None) -> str:
+    return "client" if group is None else GROUP
+
+
+def _client_of(name: str, named: Named) -> tuple[str, Isolation | None]:
     """Return the kind of a client's name, and its isolation level if that is known."""
-    return ("client", None) if group is None else ("group", group.isolation)
+    group = named.groups.get(name)
+    kind = _kind_of(group)
+    if group is not None and group.members:
+        return kind, group.isolation
+    return kind, named.readers.get((kind, name), _NO_SESSION).isolation

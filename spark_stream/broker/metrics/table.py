@@ -314,6 +314,11 @@ TABLE: Final[tuple[Series, ...]] = (
            "The sum of its positions in the same partitions: it stands still if it reads nothing",
            lambda s: {key: position for key, (position, _, _) in s.consumers.items()},
            ("consumer", "kind", "isolation")),
+    Series(CONSUMERS, "isolog_consumer_state", GAUGE,
+           "Always 1. The label `state` of a named consumer, group or query is `running`,"
+           " `catching_up`, `waiting_at_lso`, `stalled`, `stopped`, `empty` or `gone`, by the lag"
+           " in partitions that the broker leads. Take `max` over brokers",
+           lambda s: s.states, ("consumer", "kind", "state")),
     Series(CONSUMERS, "isolog_consumer_partition_lag_records", GAUGE, "Its lag, by partition",
            lambda s: {(each.consumer, each.kind, *_place(each.place)): each.lag.records
                       for each in s.consumed},

@@ -30,7 +30,7 @@ from spark_stream.cli.options import (
 )
 from spark_stream.cli.output.show import console
 from spark_stream.cli.output.show_transactions import duration
-from spark_stream.cli.texts import as_json, cell
+from spark_stream.cli.texts import as_json, cell, state_text
 from spark_stream.client.consumers import MovedPosition
 from spark_stream.errors import InvalidOption
 from spark_stream.wire.consumer_messages import ConsumerDescription, GroupDescription
@@ -44,6 +44,7 @@ def show_consumers(found: Sequence[ConsumerDescription], now_ms: int, shape: Lis
     table = Table()
     table.add_column("name", overflow="fold")
     table.add_column("kind")
+    table.add_column("state")
     table.add_column("isolation", overflow="fold")
     table.add_column("topics", overflow="fold")
     table.add_column("lag", justify="right")
@@ -57,6 +58,7 @@ def show_consumers(found: Sequence[ConsumerDescription], now_ms: int, shape: Lis
         table.add_row(
             cell(each.name),
             each.owned_by,
+            state_text(each.state),
             each.isolation or "-",
             cell(", ".join(topics) or each.selection or "-"),
             _number(each.lag),
@@ -75,6 +77,7 @@ def show_consumer(found: Sequence[ConsumerDescription], now_ms: int, shape: List
     for each in found:
         facts = Table(show_header=False)
         rows: list[tuple[str, str]] = [("name", each.name), ("kind", each.owned_by)]
+        rows.append(("state", state_text(each.state)))
         if each.kind == "query":
             rows += [
                 ("isolation", each.isolation or "-"),
@@ -148,7 +151,11 @@ def show_moved(moved: Sequence[MovedPosition], shape: Listing) -> None:
 
 
 def _as_json(found: ConsumerDescription) -> dict[str, Any]:
-    shown: dict[str, Any] = as_json(found) | {"lag": found.lag, "held_back": found.held_back}
+    shown: dict[str, Any] = as_json(found) | {
+        "state": found.state,
+        "lag": found.lag,
+        "held_back": found.held_back,
+    }
     for place, each in zip(shown["partitions"], found.partitions, strict=True):
         place["lag"] = each.lag
     return shown

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from spark_stream.client.trends import LagSample, LagTrend, holder_of, trend_of, worst
+from spark_stream.client.trends import LagSample, LagTrend, trend_of, worst
+from spark_stream.consistency.reader_states import ReaderState
 from spark_stream.wire.cluster_messages import ClusterDescription
 from spark_stream.wire.consumer_messages import ConsumerDescription
 from spark_stream.wire.messages import PartitionDescription, TopicDescription
@@ -73,7 +74,7 @@ class TransactionLine(Struct, frozen=True):
 
 
 class ConsumerLine(Struct, frozen=True):
-    """A consumer's name, its lag in records, and how that develops.
+    """A reader's name, its state, its lag in records, and how that develops.
 
     ``waits_for``: the transactional ids that hold it back, if it waits.
     """
@@ -81,7 +82,9 @@ class ConsumerLine(Struct, frozen=True):
     name: str
     kind: str
     isolation: str | None
+    state: ReaderState
     lag: int | None
+    held_back: int
     trend: LagTrend
     waits_for: tuple[str, ...] = ()
 
@@ -225,39 +228,38 @@ def _consumer_lines(looks: Sequence[Look]) -> list[ConsumerLine]:
     """Return the consumers, those with the greatest lag first."""
     samples: dict[tuple[str, str], dict[Place, list[LagSample]]] = {}
     for look in looks:
-        bounds = {place: each.last_stable_offset for place, each in _partitions(look)}
-        open_: dict[tuple[str, int], list[tuple[int, int | None]]] = {}
-        for each in look.transactions:
-            if each.state in UNFINISHED:
-                for at in each.partitions:
-                    open_.setdefault((at.topic, at.partition), []).append(
-                        (each.number, at.first_offset)
-                    )
         for consumer in look.consumers:
             found = samples.setdefault((consumer.name, consumer.kind), {})
             for read in consumer.partitions:
                 if read.lag is not None:
-                    place = (read.topic_id, read.partition)
-                    there = open_.get((read.topic, read.partition), ())
-                    waits_for = holder_of(read.offset, bounds.get(place), there)
-                    sample = LagSample(look.at, read.offset, read.lag - read.held_back, waits_for)
-                    found.setdefault(place, []).append(sample)
-    names = {each.number: each.transactional_id for each in looks[-1].transactions}
+                    sample = LagSample(look.at, read.offset, read.lag - read.held_back)
+                    found.setdefault((read.topic_id, read.partition), []).append(sample)
+    holders = _holders(looks[-1])
     lines = []
     for consumer in looks[-1].consumers:
-        found = samples[consumer.name, consumer.kind]
-        trends = {place: trend_of(each) for place, each in found.items()}
-        holders = {
-            found[place][-1].waits_for for place, trend in trends.items() if trend is LagTrend.WAITS
-        }
+        trends = map(trend_of, samples[consumer.name, consumer.kind].values())
+        held = [at for at in consumer.partitions if at.held_back and at.held_back == at.lag]
+        waits_for = {holders.get((at.topic, at.partition)) for at in held} - {None}
         lines.append(
             ConsumerLine(
                 consumer.name,
                 consumer.owned_by,
                 consumer.isolation,
+                consumer.state,
                 consumer.lag,
-                worst(trends.values()),
-                tuple(sorted(names[each] for each in holders if each in names)),
+                consumer.held_back,
+                worst(trends),
+                tuple(sorted(each for each in waits_for if each is not None)),
             )
         )
     return sorted(lines, key=lambda each: (-(each.lag or 0), each.name))
+
+
+def _holders(look: Look) -> dict[tuple[str, int], str]:
+    """Return the transaction that holds records back in each partition, by its id."""
+    return {
+        (at.topic, at.partition): each.transactional_id
+        for each in look.transactions
+        for at in each.partitions
+        if at.held_back
+    }

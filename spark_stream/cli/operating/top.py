@@ -28,9 +28,10 @@ from spark_stream.cli.operating.frames import ClusterFrame, ConsumerLine, Flow, 
 from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, log
 from spark_stream.cli.output.show import console, size_text
 from spark_stream.cli.output.show_transactions import duration
-from spark_stream.cli.texts import as_json, visible
+from spark_stream.cli.texts import as_json, state_text, visible
 from spark_stream.client.log import Log
 from spark_stream.client.trends import WINDOW_S, LagTrend
+from spark_stream.consistency.reader_states import ReaderState
 from spark_stream.errors import IsologError, PermissionDenied, StorageFailure, UnknownTopic
 from spark_stream.wire.messages import TopicDescription
 
@@ -64,13 +65,14 @@ def top(
 ) -> None:
     """Show brokers, topics by rate, what is amiss, open transactions, and readers with their lag.
 
-    Rates are of what is written. A trend is over the last two minutes; a reader that has not moved
-    for 45 seconds is stalled, or waits for a transaction: the first that is undecided in a
-    partition holds readers under read_committed back. In a terminal, q or Ctrl-C ends it.
+    Rates are of what is written. A reader is stalled if its program has not requested records for
+    two minutes and there are some, and gone if it ended without being closed. The first transaction
+    that is undecided in a partition holds readers under read_committed back. In a terminal, q or
+    Ctrl-C ends it.
 
     \b
     isolog top --bootstrap localhost:9092
-    isolog top --once --interval 45 --output json | jq '.consumers[] | select(.trend == "stalled")'
+    isolog top --once --output json | jq '.consumers[] | select(.state == "stalled")'
     """
     pause_s = interval or (_ONCE_S if once else _INTERVAL_S)
     with log(bootstrap, path) as opened:
@@ -289,21 +291,22 @@ def _transactions(frame: ClusterFrame) -> Table:
 
 
 _STYLES: Final = {
-    LagTrend.STALLED: "red",
-    LagTrend.WAITS: "yellow",
-    LagTrend.FALLING_BEHIND: "yellow",
+    ReaderState.STALLED: "red",
+    ReaderState.GONE: "red",
+    ReaderState.WAITING_AT_LSO: "yellow",
 }
 
 
 def _consumers(frame: ClusterFrame) -> Table:
-    table = _table("consumer", "kind", "isolation", "trend", "lag", numbers=1)
+    table = _table("consumer", "kind", "isolation", "state", "lag", "held back", numbers=2)
     for each in frame.consumers[:_LINES]:
         table.add_row(
             Text(visible(each.name)),
             each.kind,
             each.isolation or _MISSING,
-            Text(_trend_text(each), style=_STYLES.get(each.trend, "")),
+            Text(_state_text(each), style=_STYLES.get(each.state, "")),
             _MISSING if each.lag is None else f"{each.lag:,}",
+            f"{each.held_back:,}",
         )
     return _more(table, len(frame.consumers))
 
@@ -320,7 +323,9 @@ def _size(flow: Flow) -> str:
     return size_text(round(flow.bytes))
 
 
-def _trend_text(line: ConsumerLine) -> str:
-    if line.trend is LagTrend.WAITS and line.waits_for:
-        return f"waits for {visible(', '.join(line.waits_for))}"
-    return _MISSING if line.trend is LagTrend.UNKNOWN else line.trend.value.replace("_", " ")
+def _state_text(line: ConsumerLine) -> str:
+    if line.state is ReaderState.WAITING_AT_LSO and line.waits_for:
+        return f"waiting for {visible(', '.join(line.waits_for))}"
+    text = state_text(line.state)
+    is_behind = line.state is ReaderState.CATCHING_UP and line.trend is LagTrend.GROWS
+    return f"{text}, lag grows" if is_behind else text

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Final
@@ -77,3 +78,15 @@ def _begin_anew() -> None:
 def call_elsewhere(key: Hashable, call: Call) -> None:
     """Run a call on one of the process's threads for calls; see the module."""
     _pool.add(key, call)
+
+
+def weakly(method: Callable[..., None], *arguments: object) -> Callable[..., None]:
+    """Return a call of a bound method that does nothing once its object is gone."""
+    known = weakref.WeakMethod(method)
+
+    def call(*more: object) -> None:
+        found = known()
+        if found is not None:
+            found(*arguments, *more)
+
+    return call

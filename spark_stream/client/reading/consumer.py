@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
@@ -44,10 +45,12 @@ from spark_stream.client.reading.ranges import check_place
 from spark_stream.client.reading.records import records_of
 from spark_stream.client.reading.subscription import Asked as Topics
 from spark_stream.client.reading.subscription import Subscription
+from spark_stream.client.sessions import ReaderHeartbeats
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Record
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.reader_states import ReaderEnding
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
@@ -164,6 +167,11 @@ class Consumer(Closing):
         self._seeks = 0
         self._closed = threading.Event()
         self._has_left = False
+        self._ending = ReaderEnding.CLEAN
+        self._heartbeats: ReaderHeartbeats | None = None
+        if isinstance(self._keeper, NamedPositions):
+            self._heartbeats = self._keeper.heartbeats
+            weakref.finalize(self, self._heartbeats.end_later).atexit = False
 
     @property
     def name(self) -> str | None:
@@ -267,6 +275,8 @@ class Consumer(Closing):
         """
         position, member, seeks = self._position, self._member, self._seeks
         needs_turn = None if member is None else member.needs_turn if waits else member.is_due
+        if self._heartbeats is not None:
+            needs_turn = self._heartbeats.note_active
         self._keep_lineage(key, fetched)
         for record in records_of(key, fetched):
             position[key] = record[2] + 1
@@ -411,7 +421,9 @@ class Consumer(Closing):
         self.stop()
         if self._member is not None and not self._has_left:
             self._has_left = True
-            self._member.close(self._handed_out)
+            self._member.close(self._handed_out, self._ending)
+        if self._heartbeats is not None:
+            self._heartbeats.end(self._ending)
 
     def stop(self) -> None:
         """End what waits for records, and take no more calls: the first part of :meth:`close`.
@@ -429,6 +441,8 @@ class Consumer(Closing):
     ) -> None:
         if kind is None:
             self._handed_out = None  # all is processed
+        elif issubclass(kind, Exception):
+            self._ending = ReaderEnding.LOST  # its program has failed
         self.close()
 
     def __aenter__(self) -> NoReturn:
@@ -570,6 +584,8 @@ class Consumer(Closing):
 
     def _needs_turn(self) -> bool:
         """Return whether the group has changed what this consumer reads."""
+        if self._heartbeats is not None:
+            return self._heartbeats.note_active()
         return self._member is not None and self._member.needs_turn()
 
     @property

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 from msgspec import Struct, structs
 
-from spark_stream.client.connecting.calls import call_elsewhere
+from spark_stream.client.connecting.calls import call_elsewhere, weakly
 from spark_stream.client.connecting.shared import SharedChannel
 from spark_stream.client.reading.fetch_core import AskRange, FetchCore, RangeMoved, RangeOver
 from spark_stream.client.reading.fetching import (
@@ -36,7 +36,7 @@ from spark_stream.client.reading.fetching import (
 from spark_stream.client.reading.mapping import LEADERS, CannotMap
 from spark_stream.client.reading.positions import Key
 from spark_stream.client.reading.range_core import RangeCore
-from spark_stream.client.reading.ways import Sending, Ways, weakly
+from spark_stream.client.reading.ways import Sending, Ways
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InternalError, InvalidRequest, IsologError

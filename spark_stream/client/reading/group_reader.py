@@ -27,6 +27,7 @@ from spark_stream.client.topics import TopicsClient
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.consistency.groups import Assigned
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.reader_states import ReaderEnding
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import (
@@ -377,7 +378,7 @@ class GroupReader:
         except IsologError as error:
             logger.warning("positions of the group %r are not stored: %s", self._name, error)
 
-    def close(self, handed_out: tuple[Key, int] | None) -> None:
+    def close(self, handed_out: tuple[Key, int] | None, ending: ReaderEnding) -> None:
         """Store positions, and leave. ``handed_out``: what may not have been processed, and where.
 
         It is delivered again.
@@ -392,7 +393,7 @@ class GroupReader:
                 self._store_quietly(list(self._assigned))
         finally:
             if not self.membership.is_fenced:
-                self.membership.leave()
+                self.membership.leave(hangs=ending is not ReaderEnding.CLEAN)
 
 
 def _key(assigned: Assigned) -> Key:

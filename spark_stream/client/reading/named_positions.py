@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.reading.positions import Key, resolve
 from spark_stream.client.reading.subscription import Subscription
+from spark_stream.client.sessions import ReaderHeartbeats
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.consistency.isolation import Isolation
@@ -58,6 +59,8 @@ class NamedPositions:
         self._lineages = lineages
         self._instance = uuid.uuid4().hex
         self._take_over()
+        self.heartbeats = ReaderHeartbeats(connection, "client", name, self._instance, isolation)
+        self.heartbeats.start()
 
     def _take_over(self) -> None:
         """Take over the name; begin at its positions, except in topics that were made anew."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
-from spark_stream.client.connecting.calls import call_elsewhere
+from spark_stream.client.connecting.calls import call_elsewhere, weakly
 from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.routes import Route
@@ -55,18 +55,6 @@ class Reader(Protocol):
 
     def fail(self, error: Exception) -> None:
         """Report an unexpected error."""
-
-
-def weakly(method: Callable[..., None], *arguments: object) -> Callable[..., None]:
-    """Return a call of a bound method that does nothing once its object is gone."""
-    known = weakref.WeakMethod(method)
-
-    def call(*more: object) -> None:
-        found = known()
-        if found is not None:
-            found(*arguments, *more)
-
-    return call
 
 
 class Ways:

@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import time
 import uuid
 from collections.abc import Callable
+from types import FrameType
 from typing import Final
 
+import psutil
 from msgspec import structs
 
+from spark_stream.client.sessions import ReaderHeartbeats
+from spark_stream.consistency.reader_states import ReaderEnding
 from spark_stream.consistency.transactions.transactions import ReadPosition
 from spark_stream.datasource.options.places import shown
 from spark_stream.datasource.reading.planning import Planner
+from spark_stream.datasource.spark.host import READS_STREAMS, driver_jvm, is_worker
 from spark_stream.datasource.values.offsets import Offsets, TopicOffsets
 from spark_stream.errors import ConsumerFenced, InvalidOption, IsologError
 from spark_stream.wire.consumer_messages import PinStart, RecordProgress
@@ -31,11 +38,16 @@ _PATIENCE_S: Final = 2.0
 _PAUSE_S: Final = 30.0
 """For how long nothing is written down after a failure."""
 
+_TRIGGER_S: Final = 600.0
+"""How long a query may be silent until its second plan shows how often it plans."""
+
 
 class NamedQuery:
     """One run of a query that has the name ``consumer``."""
 
-    def __init__(self, planner: Planner, name: str) -> None:
+    def __init__(self, planner: Planner, name: str, *, lasting: bool = False) -> None:
+        """``lasting``: it is a streaming query, so its run has a session."""
+        self._lasting = lasting
         self._planner = planner
         self._name = name
         self._instance = uuid.uuid4().hex
@@ -43,6 +55,56 @@ class NamedQuery:
         self._told = False  # whether a failure was logged
         self._quiet_until = 0.0
         self._last: Offsets | None = None
+        self._heartbeats: ReaderHeartbeats | None = None
+        self._planned_at: float | None = None
+        self._longest_s = 0.0  # between two plans
+        self._jvm = _jvm()
+        self._is_ending = False
+
+    def note_plan(self) -> None:
+        """Note that Spark plans a micro-batch.
+
+        Spark sends nothing between two plans, so a query counts as idle only if it takes longer
+        than ever before in this run.
+        """
+        now = time.monotonic()
+        if self._planned_at is not None:
+            self._longest_s = max(self._longest_s, now - self._planned_at)
+        self._planned_at = now
+        if self._heartbeats is not None:
+            self._heartbeats.note_active()
+            self._heartbeats.patience_s = self._longest_s or _TRIGGER_S
+
+    def end(self) -> None:
+        """Record the end of the run: in order, unless the JVM of its driver has died."""
+        if self._heartbeats is not None:
+            self._heartbeats.end(
+                ReaderEnding.CLEAN if _is_running(self._jvm) else ReaderEnding.LOST
+            )
+
+    def _on_terminated(self, number: int, frame: FrameType | None) -> None:
+        """Record the end before the process ends: Spark stops a source by SIGTERM."""
+        if not self._is_ending:
+            self.end()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _claim(self) -> None:
+        """Begin the session of this run, which has the name now. That of a batch job ends here."""
+        if self._claimed:
+            return
+        self._claimed = True
+        isolation = self._planner.options.isolation
+        self._heartbeats = ReaderHeartbeats(
+            self._planner.connection, "query", self._name, self._instance, isolation
+        )
+        self._heartbeats.patience_s = _TRIGGER_S
+        if self._lasting:
+            self._heartbeats.start()
+            if is_worker(READS_STREAMS):
+                signal.signal(signal.SIGTERM, self._on_terminated)
+        else:
+            self._heartbeats.end()
 
     def pinned_start(self, first: Callable[[], Offsets]) -> dict[str, TopicOffsets]:
         """Return where the query first started; ``first`` is called if no start is recorded.
@@ -73,7 +135,7 @@ class NamedQuery:
                 f" forget its start: isolog consumers delete {self._name}",
             )
         assert known.start is not None
-        self._claimed = True
+        self._claim()
         if known.starting != starting:
             logger.warning(
                 "consumer %r goes on from where it first started (%s); %s does not count. To start"
@@ -105,7 +167,7 @@ class NamedQuery:
                 claim=not self._claimed,
             )
             self._planner.consumers.record_progress(asked, _PATIENCE_S)
-            self._claimed = True
+            self._claim()
         except ConsumerFenced:
             self._quiet_until = float("inf")
             logger.warning(
@@ -123,3 +185,20 @@ class NamedQuery:
                     self._name,
                     error.message,
                 )
+
+
+def _jvm() -> psutil.Process | None:
+    try:
+        return driver_jvm()
+    except psutil.Error:
+        return None
+
+
+def _is_running(process: psutil.Process | None) -> bool:
+    """Return whether the process runs; an unknown one counts as running."""
+    try:
+        return process is None or (
+            process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        )
+    except psutil.NoSuchProcess:
+        return False

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 from msgspec.structs import replace
 
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.reading.columns import View, shown_schema
 from spark_stream.client.topics import TopicsClient
@@ -69,6 +70,11 @@ class Planner:
     @property
     def _session(self) -> Session:
         return session(self.options.place)
+
+    @property
+    def connection(self) -> ClusterConnection:
+        """This process's connection to the log."""
+        return self._session.connection
 
     @property
     def topics(self) -> TopicsClient:

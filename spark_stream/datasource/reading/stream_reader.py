@@ -91,7 +91,7 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
         self._pinned = True
         self._target: dict[str, TopicOffsets] | None = None
         name = self._planner.options.consumer
-        self._named = None if name is None else NamedQuery(self._planner, name)
+        self._named = None if name is None else NamedQuery(self._planner, name, lasting=True)
 
     @with_spark_errors
     def initialOffset(self) -> dict[str, Any]:
@@ -123,6 +123,7 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         asked = self._planner.read_back(start)
         if self._named is not None:
+            self._named.note_plan()
             self._named.tell(asked)  # Spark plans a micro-batch when the one before it is done
         if not self._pinned:
             self._pinned = True
@@ -182,7 +183,9 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
             self._named.tell(self._planner.read_back(end))
 
     def stop(self) -> None:
-        """Do nothing: the process's connection is shared with its other queries."""
+        """Record the end of a named query. The process's connection is shared, and stays open."""
+        if self._named is not None:
+            self._named.end()
 
 
 def _capped(begin: Offsets, ends: Offsets, target: Offsets) -> dict[str, TopicOffsets]:

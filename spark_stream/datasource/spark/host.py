@@ -40,6 +40,9 @@ PUSHES_FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 COMMITS: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 """Commits or aborts a micro-batch that was planned, and written, elsewhere."""
 
+READS_STREAMS: Final = "pyspark.sql.streaming.python_streaming_source_runner"
+"""Plans the micro-batches of one source of a streaming query, as long as that runs."""
+
 
 def is_worker(module: str) -> bool:
     """Return whether this process is a worker that runs the module."""

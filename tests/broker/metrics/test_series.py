@@ -7,10 +7,12 @@ import pytest
 import spark_stream as isolog
 from spark_stream.broker.metrics.table import TABLE, SeriesKind
 from spark_stream.broker.process import Broker
-from spark_stream.cluster.consumers import Query
+from spark_stream.cluster.consumers import Query, ReaderSession
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.reader_states import STALLED_S
 from spark_stream.consistency.transactions.transactions import ReadPosition
 from spark_stream.scripts.queries import record_progress
+from spark_stream.scripts.readers import note_heartbeat
 from tests.broker.metrics.scraping import Samples, page, scraped
 from tests.support import NUMBERS, act, eventually, fetched, flight_client, numbers
 
@@ -127,7 +129,7 @@ def test_lag_is_that_of_the_isolation_level(shown, client, ten):
         listed = {each.name: (each.lag, each.held_back) for each in client.consumers()}
         producer.abort_transaction()
     expected = {
-        "reader": ("client", "unknown", 4, 21, 0),
+        "reader": ("client", "read_uncommitted", 4, 21, 0),
         "committed": ("query", "read_committed", 4, 21, 15),
         "waiting": ("query", "read_committed", 10, 15, 15),
         "all": ("query", "read_uncommitted", 10, 15, 0),
@@ -141,6 +143,35 @@ def test_lag_is_that_of_the_isolation_level(shown, client, ten):
     place = {"topic": ten, "partition": "1"}
     who = {"consumer": "all", "kind": "query"}
     assert found("isolog_consumer_partition_lag_records", **who, **place) == 0
+
+
+@pytest.mark.rule("the state of a reader in metrics", "broker/metrics/scrape.py")
+def test_metrics_show_the_state_that_clients_show(shown, client, ten):
+    driver = shown.core.driver
+    with client.consumer(ten, name="closed", partitions=[0]) as consumer:
+        consumer.commit()
+    with pytest.raises(ZeroDivisionError), client.consumer(ten, name="failed") as consumer:
+        print(consumer.position(), 1 // 0)
+    client.consumer(ten, group="empty").close()
+    with client.consumer(ten, name="hangs", isolation="read_committed") as hangs:
+        hangs.commit()
+        owner = hangs.owner()["hangs"]
+        idle = ReaderSession(owner, 45_000, Isolation.READ_COMMITTED, 1_000 * round(STALLED_S))
+        driver.run(note_heartbeat("client", "hangs", idle, claim=True))
+        found = scraped(shown.metrics_address)
+        listed = {each.name: each.state for each in client.consumers()}
+    shown_states = {
+        dict(labels)["consumer"]: dict(labels)["state"]
+        for labels, value in found.of("isolog_consumer_state").items()
+        if value == 1
+    }
+    assert shown_states == {
+        "closed": "stopped",
+        "failed": "gone",
+        "empty": "empty",
+        "hangs": "stalled",
+    }
+    assert listed == shown_states
 
 
 def test_a_position_in_a_deleted_topic_has_no_lag_in_a_new_topic_of_the_name(shown, client, ten):

@@ -22,6 +22,7 @@ from spark_stream.cli.operating.frames import ClusterFrame, Look, frame_of
 from spark_stream.cli.operating.top import drawn, look_at, print_frame
 from spark_stream.cli.options import Listing
 from spark_stream.client.trends import LagTrend
+from spark_stream.consistency.reader_states import STALLED_S, ReaderEnding, ReaderState
 from spark_stream.console.asking import Asking, open_places
 from spark_stream.errors import MetadataLost, MetadataUnavailable
 from spark_stream.testing import LocalCluster
@@ -124,12 +125,12 @@ def test_retention_and_failovers_are_no_negative_rate():
 @pytest.mark.parametrize(
     ("before", "now", "passed", "trend"),
     [
-        ((5, 10), (10, 10), 12, LagTrend.UP_TO_DATE),
-        ((5, 10), (7, 10), 12, LagTrend.CATCHING_UP),
-        ((5, 10), (7, 20), 12, LagTrend.FALLING_BEHIND),
-        ((5, 10), (10, 15), 12, LagTrend.KEEPING_PACE),
-        ((5, 10), (5, 20), 12, LagTrend.UNKNOWN),
-        ((5, 10), (5, 10), 45, LagTrend.STALLED),
+        ((5, 10), (10, 10), 12, LagTrend.NONE),
+        ((5, 10), (7, 10), 12, LagTrend.SHRINKS),
+        ((5, 10), (7, 20), 12, LagTrend.GROWS),
+        ((5, 10), (10, 15), 12, LagTrend.STEADY),
+        ((5, 10), (5, 20), 12, LagTrend.GROWS),
+        ((5, 10), (5, 10), 45, LagTrend.STEADY),
     ],
 )
 def test_trends(before, now, passed, trend):
@@ -137,7 +138,7 @@ def test_trends(before, now, passed, trend):
     (line,) = frame_of(looks).consumers
     assert line.trend is trend
     (line,) = frame_of(looks[1:]).consumers
-    assert line.trend is (LagTrend.UP_TO_DATE if trend is LagTrend.UP_TO_DATE else LagTrend.UNKNOWN)
+    assert line.trend is (LagTrend.NONE if trend is LagTrend.NONE else LagTrend.UNKNOWN)
 
 
 def transaction(
@@ -202,20 +203,38 @@ def test_a_frame_that_is_shown_again_says_why(capsys, output):
     assert "no broker answers" in capsys.readouterr().out
 
 
-def test_a_reader_that_stands_where_a_transaction_begins_waits_for_it():
+def test_a_reader_whose_whole_lag_is_held_back_waits_for_the_transaction():
     held = topic("t", partition(0, "1", 100, 0, last_stable_offset=40))
-    looks = [
-        look(
-            second,
-            structs.replace(held, id="i"),
-            transactions=(transaction("nightly", 40),),
-            consumers=(reader(40, 100),),
-        )
-        for second in (0, 12)
-    ]
-    (line,) = frame_of(looks).consumers
-    assert (line.trend, line.waits_for) == (LagTrend.WAITS, ("nightly",))
-    assert "waits for nightly" in text_of(frame_of(looks))
+    one = reader(40, 100)
+    waiting = structs.replace(
+        one, partitions=tuple(structs.replace(each, held_back=60) for each in one.partitions)
+    )
+    (line,) = frame_of(
+        [
+            look(
+                0,
+                held,
+                transactions=(transaction("nightly", 40, "open", 60),),
+                consumers=(waiting,),
+            )
+        ]
+    ).consumers
+    assert (line.state, line.waits_for) == (ReaderState.WAITING_AT_LSO, ("nightly",))
+    assert (line.lag, line.held_back) == (60, 60)
+
+
+@pytest.mark.parametrize(
+    ("ending", "idle_s", "expected"),
+    [
+        (ReaderEnding.NONE, 0, "catching up"),
+        (ReaderEnding.NONE, STALLED_S, "stalled"),
+        (ReaderEnding.CLEAN, STALLED_S, "stopped"),
+        (ReaderEnding.LOST, 0, "gone"),
+    ],
+)
+def test_a_frame_shows_the_state_of_a_reader(ending, idle_s, expected):
+    one = structs.replace(reader(5, 10), ending=ending, idle_ms=round(1000 * idle_s))
+    assert expected in text_of(frame_of([look(0, consumers=(one,))]))
 
 
 def text_of(frame: ClusterFrame, width: int = 80) -> str:

@@ -1,4 +1,4 @@
-// Queries and consumers with their lag and its trend, and the sinks of queries.
+// Queries and consumers with their state and lag, and the sinks of queries.
 
 import { h } from "../dom.js";
 import { ago, count, counted } from "../format.js";
@@ -19,19 +19,18 @@ export const consumers = {
 /** "query", "client" or "group". */
 const kind = (each) => (each.group ? "group" : each.kind);
 
-function trend(each) {
-  if (each.trend === "waits" && each.waits_for?.length) return [badge("waits"), " for ", listed(each.waits_for.map((one) => link("/transactions", one.transactional_id ?? "whose name you may not see")))];
-  return badge(each.trend === "unknown" || !each.trend ? "too_early" : each.trend,
-    each.trend === "unknown" ? "A trend needs some samples." : undefined);
+function state(each) {
+  if (each.state === "waiting_at_lso" && each.waits_for.length) return [badge("waiting_at_lso"), " for ", listed(each.waits_for.map((one) => link("/transactions", one.transactional_id ?? "whose name you may not see")))];
+  return [badge(each.state === "empty" ? "no_members" : each.state), each.state === "catching_up" && each.trend === "grows" ? [" ", badge("grows")] : null];
 }
 
 function readers(all) {
-  const order = ["stalled", "waits", "falling_behind", "unknown", "keeping_pace", "catching_up", "up_to_date"];
-  const sorted = [...all].sort((one, other) => order.indexOf(one.trend) - order.indexOf(other.trend) || one.name.localeCompare(other.name));
-  const columns = [["Name", ""], ["Kind", ""], ["Trend", ""], ["Lag", "number"], ["Held back", "number"], ["Counted under", ""], ["Reads", ""], ["Last report", ""], ["Owner", ""]];
+  const order = ["gone", "stalled", "waiting_at_lso", "catching_up", "running", "empty", "stopped"];
+  const sorted = [...all].sort((one, other) => order.indexOf(one.state) - order.indexOf(other.state) || one.name.localeCompare(other.name));
+  const columns = [["Name", ""], ["Kind", ""], ["State", ""], ["Lag", "number"], ["Held back", "number"], ["Counted under", ""], ["Reads", ""], ["Last report", ""], ["Owner", ""]];
   return table("Readers with a name", columns, sorted.map((each) => h("tr", { key: `${each.kind} ${each.name}` },
     h("th", { scope: "row" }, link(`/consumers/${encodeURIComponent(each.name)}`, each.name)),
-    h("td", {}, kind(each)), h("td", {}, trend(each)),
+    h("td", {}, kind(each)), h("td", {}, state(each)),
     h("td", { class: "number" }, each.lag === null ? "–" : counted(each.lag, "record")),
     h("td", { class: "number" }, each.held_back ? counted(each.held_back, "record") : "–"),
     h("td", {}, each.isolation ?? "the log end"),
@@ -80,14 +79,14 @@ function members(group) {
 }
 
 function shown(each) {
-  const columns = [["Topic", ""], ["Partition", "number"], ["Trend", ""], ["Position", "number"], ["End", "number"], ["Lag", "number"], ["Held back", "number"],
+  const columns = [["Topic", ""], ["Partition", "number"], ["Position", "number"], ["End", "number"], ["Lag", "number"], ["Held back", "number"],
     ...(each.group ? [["Member", ""]] : [])];
   return section(TITLES[kind(each)],
     facts([
-      ["Trend", trend(each)],
+      ["State", state(each)],
       ["Lag", each.lag === null ? "not known" : counted(each.lag, "record")],
       ["Held back", each.held_back ? counted(each.held_back, "record") : "none"],
-      ["Counted under", each.isolation ?? "the log end: a client's level is not known"],
+      ["Counted under", each.isolation ?? "the log end: its level is unknown"],
       ["Reads", breakable(selected(each.selection))],
       ["First start, pinned", each.kind === "query" ? breakable(each.starting || "not pinned") : null],
       ["First started", each.started_ms === null ? null : ago(each.started_ms)],
@@ -99,7 +98,7 @@ function shown(each) {
     each.partitions.length
       ? table(`Where ${each.name} is`, columns, each.partitions.map((at) => h("tr", { key: `${at.topic}/${at.partition}` },
         h("th", { scope: "row" }, link(`/topics/${encodeURIComponent(at.topic)}/${at.partition}`, at.topic)), h("td", { class: "number" }, at.partition),
-        h("td", {}, at.trend ? trend(at) : "not known"), h("td", { class: "number" }, count(at.offset)), h("td", { class: "number" }, count(at.end)), h("td", { class: "number" }, count(at.lag)), h("td", { class: "number" }, count(at.held_back)),
+        h("td", { class: "number" }, count(at.offset)), h("td", { class: "number" }, at.end === null ? "not known" : count(at.end)), h("td", { class: "number" }, count(at.lag)), h("td", { class: "number" }, count(at.held_back)),
         each.group ? h("td", {}, at.member ?? "nobody") : null)))
       : empty("It has not reported a position yet."));
 }

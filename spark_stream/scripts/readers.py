@@ -1,0 +1,114 @@
+"""Sessions of named readers: heartbeats renew them, an end is on record, brokers end the others.
+
+The latest instance of a name has the session. A heartbeat of an earlier one is refused, and a late
+heartbeat after the end of the same instance changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from msgspec import structs
+
+from spark_stream.cluster.consumers import (
+    READERS,
+    ReaderSession,
+    decode_reader,
+    encode_reader,
+    reader_key,
+    reader_of,
+)
+from spark_stream.cluster.stores.store import StoreRecord
+from spark_stream.consistency.reader_states import ReaderEnding
+from spark_stream.errors import ConsumerFenced
+from spark_stream.scripts.steps import DeleteRecord, Get, ListRecords, PutRecord, Script
+
+SESSIONS_S: Final = 1.0
+"""How long a broker pauses between two looks at all sessions."""
+_GAP_S: Final = 3 * SESSIONS_S
+
+GROUP: Final = "group"
+"""The kind of a group's record: its members have sessions of their own."""
+
+
+class SessionWatch:
+    """For how long this broker has seen each session unchanged, by its own monotonic clock.
+
+    Time in which it could not look does not count: neither could heartbeats be recorded then.
+    """
+
+    def __init__(self, session_ms: Callable[[StoreRecord], int]) -> None:
+        self._session_ms = session_ms
+        self._ages: dict[str, tuple[int, float]] = {}
+        self._looked_at: float | None = None
+
+    def find_over(
+        self, sessions: Sequence[StoreRecord], asked_s: float, answered_s: float
+    ) -> list[StoreRecord]:
+        """Return the sessions that are over. The times: before and after the records were read."""
+        passed = 0.0 if self._looked_at is None else asked_s - self._looked_at
+        passed = passed if passed <= _GAP_S else 0.0
+        self._looked_at = answered_s
+        ages = {}
+        for each in sessions:
+            version, age = self._ages.get(each.key, (0, 0.0))
+            ages[each.key] = each.version, age + passed if version == each.version else 0.0
+        self._ages = ages
+        return [each for each in sessions if 1_000 * ages[each.key][1] > self._session_ms(each)]
+
+
+def note_heartbeat(
+    kind: str, name: str, session: ReaderSession, *, claim: bool = False
+) -> Script[None]:
+    """Renew the session of a name's reader, or record its end.
+
+    ``claim``: the instance becomes the name's latest one.
+
+    Raises:
+        ConsumerFenced: a later instance has the name.
+    """
+    key = reader_key(kind, name)
+    while True:
+        record = yield from Get(key)
+        before = None if record is None else decode_reader(record.value)
+        if before is not None and not claim:
+            if before.instance != session.instance:
+                raise ConsumerFenced(
+                    f"another reader has taken over the name {name!r}", consumer=name
+                )
+            if before.ending is ReaderEnding.CLEAN:
+                return
+        beats = 0 if before is None else before.heartbeats + 1
+        value = encode_reader(structs.replace(session, heartbeats=beats))
+        if (yield from PutRecord(key, value, 0 if record is None else record.version)):
+            return
+
+
+def forget_reader(kind: str, name: str) -> Script[None]:
+    """Remove the session of a name's reader."""
+    while (record := (yield from Get(reader_key(kind, name)))) is not None:
+        yield from DeleteRecord(record.key, record.version)
+
+
+def end_readers(watch: SessionWatch, now: Callable[[], float]) -> Script[list[str]]:
+    """Record that readers are lost whose sessions expired; return the texts to log."""
+    asked_s = now()
+    records = yield from ListRecords(READERS, fresh=False)
+    running = [
+        each
+        for each in records
+        if reader_of(each.key)[0] != GROUP and decode_reader(each.value).ending is ReaderEnding.NONE
+    ]
+    ended = []
+    for each in watch.find_over(running, asked_s, now()):
+        lost = structs.replace(decode_reader(each.value), ending=ReaderEnding.LOST)
+        if (yield from PutRecord(each.key, encode_reader(lost), each.version)):
+            kind, name = reader_of(each.key)
+            ended.append(f"{kind} {name!r}")
+    return ended
+
+
+def session_ms_of(record: StoreRecord) -> int:
+    """Return how long the session in a reader's record lasts."""
+    return decode_reader(record.value).session_ms

@@ -1,0 +1,158 @@
+"""Sessions of named consumers and groups: what is on record while they run, and after their end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import spark_stream as isolog
+from spark_stream.consistency.reader_states import STALLED_S, ReaderEnding, ReaderState
+from spark_stream.wire.consumer_messages import ConsumerDescription
+from tests.support import eventually
+
+
+@pytest.fixture
+def topic(log: isolog.Log, topic: str) -> str:
+    """A topic with ten records."""
+    log.create_topic(topic, partitions=2)
+    with log.producer() as producer:
+        for number in range(10):
+            producer.send(topic, f"{number}", partition=number % 2)
+    return topic
+
+
+def of(log: isolog.Log, name: str) -> ConsumerDescription:
+    (found,) = log.describe_consumer(name)
+    return found
+
+
+def has_session(log: isolog.Log, name: str) -> bool:
+    return of(log, name).isolation is not None
+
+
+def test_a_consumer_that_was_closed_has_stopped_although_it_lags(log, topic):
+    with log.consumer(topic, name=f"reader of {topic}", isolation="read_committed") as consumer:
+        assert consumer.poll(20)
+        consumer.commit()
+        eventually(lambda: has_session(log, f"reader of {topic}"))
+        assert of(log, f"reader of {topic}").state is ReaderState.CATCHING_UP
+        assert of(log, f"reader of {topic}").isolation == "read_committed"
+        while consumer.poll(1):
+            pass
+        consumer.commit()
+        assert of(log, f"reader of {topic}").state is ReaderState.RUNNING
+    with log.producer() as producer:
+        producer.send(topic, "more")
+    assert of(log, f"reader of {topic}").state is ReaderState.STOPPED
+    assert of(log, f"reader of {topic}").lag == 1
+
+
+def test_a_consumer_that_ends_with_an_error_is_gone(log, topic):
+    with (
+        pytest.raises(ValueError, match="bad record"),
+        log.consumer(topic, name=f"reader of {topic}"),
+    ):
+        raise ValueError("bad record")
+    assert of(log, f"reader of {topic}").state is ReaderState.GONE
+    log.consumer(topic, name=f"reader of {topic}").close()
+    assert of(log, f"reader of {topic}").state is ReaderState.STOPPED
+
+
+def test_a_reader_that_was_taken_over_does_not_end_the_session_of_the_next(log, topic):
+    first = log.consumer(topic, name=f"reader of {topic}")
+    eventually(lambda: has_session(log, f"reader of {topic}"))
+    with log.consumer(topic, name=f"reader of {topic}", isolation="read_committed"):
+        eventually(lambda: of(log, f"reader of {topic}").isolation == "read_committed")
+        first.close()
+        assert of(log, f"reader of {topic}").ending is ReaderEnding.NONE
+
+
+def test_a_group_is_empty_after_its_members_were_closed(log, topic):
+    with log.consumer(topic, group=f"team of {topic}") as consumer:
+        assert consumer.poll(20)
+        assert of(log, f"team of {topic}").state is ReaderState.CATCHING_UP
+    assert of(log, f"team of {topic}").state is ReaderState.EMPTY
+    assert of(log, f"team of {topic}").lag == 5
+
+
+def test_a_group_whose_last_member_failed_is_gone(log, topic):
+    with pytest.raises(ValueError, match="bad"), log.consumer(topic, group=f"team of {topic}"):
+        raise ValueError("bad record")
+    assert of(log, f"team of {topic}").state is ReaderState.GONE
+    log.consumer(topic, group=f"team of {topic}").close()
+    assert of(log, f"team of {topic}").state is ReaderState.EMPTY
+
+
+def test_a_program_that_no_longer_requests_records_is_stalled(log, topic):
+    with log.consumer(topic, name=f"reader of {topic}") as consumer:
+        assert consumer.poll(20)
+        consumer.commit()
+        beats = consumer._heartbeats
+        beats.active_at -= STALLED_S
+        beats._send(ReaderEnding.NONE, 10.0)
+        assert of(log, f"reader of {topic}").state is ReaderState.STALLED
+        consumer.poll(0)
+        beats._send(ReaderEnding.NONE, 10.0)
+        assert of(log, f"reader of {topic}").state is ReaderState.CATCHING_UP
+
+
+def test_a_member_that_no_longer_requests_records_is_stalled_until_it_does(log, topic):
+    with log.consumer(topic, group=f"team of {topic}") as consumer:
+        assert consumer.poll(20)
+        member = consumer._member.membership
+        member._active_at -= STALLED_S
+        member._renewed_at = 0.0
+        member._beat()
+        assert of(log, f"team of {topic}").state is ReaderState.STALLED
+        member.note_active()
+        member._renewed_at = 0.0
+        member._beat()
+        assert of(log, f"team of {topic}").state is ReaderState.CATCHING_UP
+
+
+def test_a_heartbeat_after_the_end_changes_nothing(log, topic):
+    consumer = log.consumer(topic, name=f"reader of {topic}")
+    beats = consumer._heartbeats
+    consumer.close()
+    beats._send(ReaderEnding.NONE, 10.0)
+    assert of(log, f"reader of {topic}").state is ReaderState.STOPPED
+
+
+SCRIPT = """
+import sys
+import spark_stream as isolog
+log = isolog.connect(sys.argv[1])
+consumer = log.consumer(sys.argv[2], name="script of " + sys.argv[2])
+print(len(consumer.poll(20)), flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "expected"),
+    [
+        ("pass", ReaderEnding.CLEAN),
+        ("raise ValueError", ReaderEnding.LOST),
+        ("input()", ReaderEnding.NONE),
+    ],
+)
+def test_a_program_that_does_not_close_its_consumer(log, topic, shared, then, expected):
+    command = [sys.executable, "-c", SCRIPT.format(then=then), shared.address, topic]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        if expected is ReaderEnding.NONE:
+            os.kill(process.pid, signal.SIGKILL)
+        process.wait(30)
+    assert of(log, f"script of {topic}").ending is expected
+
+
+def test_a_consumer_that_nobody_refers_to_has_stopped(log, topic):
+    log.consumer(topic, name=f"reader of {topic}")
+    eventually(lambda: of(log, f"reader of {topic}").state is ReaderState.STOPPED)
