@@ -440,6 +440,8 @@ def test_seek_of_a_new_member_moves_the_group_to_a_time(shared, topic):
                 await consumer.seek(datetime(2024, 5, 1, 0, 0, 2))
                 await consumer.commit()
             assert (await log.describe_consumer(topic))[0].partitions[0].offset == 2
+            [moved] = await log.reset_consumer(topic, "earliest")
+            assert (moved.before, moved.after) == (2, 0)
 
     run(body)
 

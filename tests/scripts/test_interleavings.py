@@ -361,6 +361,9 @@ def reset_position(finished, place):
     yield from positions.store_positions([place], {"c": "new"})
 
 
+@pytest.mark.rule(
+    "which position a reset of a consumer's name leaves", "scripts/transactions/consumers.py"
+)
 @pytest.mark.parametrize("before", range(14))
 @pytest.mark.parametrize("between", range(6))
 def test_no_commit_of_the_fenced_owner_undoes_a_reset(before, between):
