@@ -61,13 +61,18 @@ OPENS = "open"
 """A flood of requests, which clients may send: it ends no connection of a trusted client."""
 
 
+def opens(count: int) -> Iterator[bytes]:
+    """Yield blocks of so many requests for a method that does not exist."""
+    number = 1
+    while True:
+        numbers = range(number, number + count)
+        yield b"".join(frame(FrameKind.OPEN, each, _OPENING) for each in numbers)
+        number += count
+
+
 def _blocks(kind: str) -> Iterator[bytes]:
     if kind == OPENS:
-        number = 1
-        while True:
-            numbers = range(number, number + _BLOCK)
-            yield b"".join(frame(FrameKind.OPEN, each, _OPENING) for each in numbers)
-            number += _BLOCK
+        yield from opens(_BLOCK)
     once, again = KINDS[kind]
     yield once
     block = again * _BLOCK

@@ -16,12 +16,14 @@ import pyarrow as pa
 import pytest
 
 import spark_stream as isolog
+from spark_stream.protocol.connection import FRAMES_OF_STRANGER
+from spark_stream.protocol.frames import FrameKind, FrameReader, RawFrame
 from spark_stream.testing import LocalCluster
-from spark_stream.transport.client import ClientChannel
+from spark_stream.transport.client import ClientChannel, connected
 from spark_stream.transport.tls import TlsFiles, client_context
 from tests.asking import PASSWORD, secure_brokers
 from tests.certificates import Files
-from tests.floods import KINDS, OPENS, Target, flooded
+from tests.floods import HELLO, KINDS, OPENS, Target, flooded, opens
 from tests.support import BrokerProcess, eventually
 
 APPENDS = 20
@@ -51,6 +53,28 @@ def are_connected(logs: Sequence[str]) -> None:
     """No follower has lost its leader."""
     for text in logs:
         assert "following broker" not in text
+
+
+def test_a_broker_may_send_many_requests_as_its_first(tmp_path: Path) -> None:
+    """They come in one TLS record: the listener knows the broker before it reads them."""
+    files = Files(tmp_path)
+    with secure_brokers(tmp_path, files) as brokers:
+        peer = client_context(files.issue("peer", "2"))
+        received: list[RawFrame] = []
+        reader = FrameReader(1 << 20, 1 << 20)
+        with connected(brokers[0].peer_address, time.monotonic() + 20, peer) as sock:
+
+            def receive_until(count: int) -> None:
+                while len(received) < count:
+                    data = sock.recv(1 << 16)
+                    assert data, received
+                    received.extend(reader.receive(data))
+
+            sock.sendall(HELLO)
+            receive_until(1)
+            sock.sendall(next(opens(2 * FRAMES_OF_STRANGER)))
+            receive_until(1 + 2 * FRAMES_OF_STRANGER)
+        assert {each.kind for each in received[1:]} == {FrameKind.ERROR}
 
 
 @pytest.mark.parametrize(

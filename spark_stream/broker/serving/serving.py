@@ -188,6 +188,7 @@ class Serving:
                 incoming.refuse("UNAUTHENTICATED", "no certificate of a broker of this cluster")
 
         if self._here.authorizer.requires_authentication:
+            is_broker()  # its first requests may be many
             self._peer_loop.call_later(_AUTHENTICATE_S, refuse_strangers)
 
         def serve(opened: StreamOpened, stream: Stream) -> None:
