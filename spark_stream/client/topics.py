@@ -24,7 +24,7 @@ from spark_stream.errors import (
     UnknownTopic,
 )
 from spark_stream.schema.evolution import evolves
-from spark_stream.schema.keys import PARTITION_BY, split_names
+from spark_stream.schema.keys import PARTITION_BY, same_columns, split_names
 from spark_stream.schema.schemas import (
     DEFAULT_SCHEMA,
     mismatch,
@@ -263,7 +263,7 @@ def _check_as_asked(found: TopicDescription, partitions: int | None, schema: pa.
 def _check_key_as_asked(found: TopicDescription, config: Mapping[str, Any]) -> None:
     """Raise TopicExists if the topic places its records by other columns than requested."""
     asked = split_names(str(config.get(PARTITION_BY, "")))
-    if asked and asked != found.partition_by:
+    if asked and not same_columns(found.schema, asked, found.partition_by):
         present = ",".join(found.partition_by)
         raise TopicExists(
             f"there is a topic {found.name!r} already, and it differs: its {PARTITION_BY} is"

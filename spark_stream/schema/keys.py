@@ -2,10 +2,14 @@
 
 A topic's setting ``partition.by`` names its key columns. A topic with Kafka's columns has one, its
 column ``key``. :mod:`spark_stream.client.writing.keys` makes bytes of the values.
+
+A key column may be a field of a struct: ``user.id``. As in Spark, backquotes enclose a name with a
+dot or a comma: ```first.name```. A whole name that is a column is that column.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -42,9 +46,71 @@ _FORMS: Final = (
 )
 
 
+_COMMA: Final = re.compile(r",(?=(?:[^`]*`[^`]*`)*[^`]*$)")
+_PART: Final = re.compile(r"`((?:[^`]|``)+)`|([^`.]+)")
+_PATH: Final = re.compile(rf"(?:{_PART.pattern})(?:\.(?:{_PART.pattern}))*")
+_PLAIN: Final = re.compile(r"[^`.,\s]+")
+
+
 def split_names(text: str) -> tuple[str, ...]:
-    """Split column names at their commas; an empty text names none."""
-    return tuple(each.strip() for each in text.split(",")) if text.strip() else ()
+    """Split column names at the commas outside backquotes. An empty text names none."""
+    return tuple(each.strip() for each in _COMMA.split(text)) if text.strip() else ()
+
+
+def path_of(schema: pa.Schema, name: str, *, folded: bool = False) -> tuple[str, ...] | None:
+    """Return the column, and the fields within it, to which a name refers. None if there is none.
+
+    ``folded``: in any case, if only one column or field fits.
+    """
+    if name in schema.names:
+        return (name,)
+    if not _PATH.fullmatch(name):
+        return None
+    parts = [plain or quoted.replace("``", "`") for quoted, plain in _PART.findall(name)]
+    for asked in ([name], parts) if folded else (parts,):
+        found = _found(list(schema), asked, folded=folded)
+        if found is not None:
+            return found
+    return None
+
+
+def _found(
+    fields: Sequence[pa.Field], parts: Sequence[str], *, folded: bool
+) -> tuple[str, ...] | None:
+    """Return the names of the fields that the parts name, from the outermost on."""
+    path: list[str] = []
+    for part in parts:
+        same = [each for each in fields if each.name == part]
+        if folded and not same:
+            same = [each for each in fields if each.name.lower() == part.lower()]
+        if len(same) != 1:
+            return None
+        path.append(same[0].name)
+        fields = list(same[0].type) if pt.is_struct(same[0].type) else []
+    return tuple(path)
+
+
+def path_text(path: Sequence[str]) -> str:
+    """Return the name for a path, with backquotes where they are needed."""
+    if len(path) == 1 and "," not in path[0] and "`" not in path[0]:
+        return path[0]
+    quoted = (each if _PLAIN.fullmatch(each) else f"`{each.replace('`', '``')}`" for each in path)
+    return ".".join(quoted)
+
+
+def _type_at(schema: pa.Schema, path: Sequence[str]) -> pa.DataType:
+    kind = schema.field(path[0]).type
+    for name in path[1:]:
+        kind = kind.field(name).type
+    return kind
+
+
+def same_columns(schema: pa.Schema, one: Sequence[str], other: Sequence[str]) -> bool:
+    """Return whether two lists of names refer to the same columns."""
+    if tuple(one) == tuple(other):
+        return True
+    paths = [[path_of(schema, name) for name in names] for names in (one, other)]
+    return None not in paths[0] and paths[0] == paths[1]
 
 
 def form_of(kind: pa.DataType) -> str | None:
@@ -64,24 +130,28 @@ def check_key(schema: pa.Schema, columns: Sequence[str]) -> None:
         SchemaMismatch: a column is missing, or named twice.
         UnsupportedType: a column has a type without a byte form.
     """
-    for place, name in enumerate(columns):
-        if name not in schema.names:
+    paths: list[tuple[str, ...]] = []
+    for name in columns:
+        path = path_of(schema, name)
+        if path is None:
             raise SchemaMismatch(
                 f"column {name!r} is not one of the topic's{meant(name, schema.names)}",
                 column=name,
                 hint=f"The topic has {', '.join(schema.names)}.",
             )
-        if name in columns[:place]:
+        if path in paths:
             raise SchemaMismatch(
                 f"column {name!r} is named twice", column=name, hint="Name it once."
             )
-        kind = schema.field(name).type
+        paths.append(path)
+        kind = _type_at(schema, path)
         if form_of(kind) is None:
             raise UnsupportedType(
                 f"column {name!r} ({type_name(kind)}) cannot be a key",
                 column=name,
                 got=str(kind),
-                hint="Choose columns of plain types: a nested value has no bytes of its own.",
+                hint="Choose columns, or fields of structs (user.id), of plain types: a nested"
+                " value has no bytes of its own.",
             )
 
 
@@ -107,7 +177,9 @@ def check_evolved_key(present: pa.Schema, asked: pa.Schema, columns: Sequence[st
         SchemaMismatch: a key column would get a type whose values have other bytes.
     """
     for name in columns:
-        have, want = present.field(name).type, asked.field(name).type
+        path = path_of(present, name)
+        assert path is not None  # checked when the topic was created
+        have, want = _type_at(present, path), _type_at(asked, path)
         if form_of(have) != form_of(want):
             raise SchemaMismatch(
                 f"column {name!r} from {type_name(have)} to {type_name(want)}: the topic is"
@@ -130,7 +202,7 @@ def key_columns(schema: pa.Schema, own: Sequence[str], asked: Sequence[str]) -> 
         UnsupportedType: as :func:`check_key`.
     """
     asked, own = tuple(asked), tuple(own)
-    if not asked or asked == own:
+    if not asked or same_columns(schema, asked, own):
         return own
     if own:
         raise SchemaMismatch(

@@ -216,3 +216,86 @@ def test_a_key_column_is_widened_only_where_equal_values_stay_together(
         old = producer.append(topic, pa.record_batch([[7]], schema=narrow)).result(20)
         new = producer.append(topic, pa.record_batch({"id": [7]})).result(20)
     assert old.partition == new.partition
+
+
+# -- fields of structs -----------------------------------------------------------------------------
+
+USERS = pa.schema(
+    [
+        ("user", pa.struct([("id", pa.int64()), ("zip", pa.string())])),
+        ("a.b", pa.string()),
+        SCHEMA[2],
+    ]
+)
+
+
+def users(count: int) -> pa.RecordBatch:
+    """Some rows have no user, and some users have no id."""
+    found = [
+        None if n % 11 == 0 else {"id": None if n % 5 == 0 else n % 7, "zip": f"zip-{n % 3}"}
+        for n in range(count)
+    ]
+    dotted = [f"dotted-{n % 9}" for n in range(count)]
+    return pa.record_batch([found, dotted, list(range(count))], schema=USERS)
+
+
+@pytest.mark.parametrize("way", ["client", "sink", "command line"])
+@pytest.mark.parametrize("key", ["user.id", "user.zip,a.b", "`a.b`"])
+@pytest.mark.parametrize("by_topic", [True, False])
+def test_fields_of_structs_place_rows_alike_in_client_sink_and_command_line(
+    shared: BrokerProcess,
+    log: isolog.Log,
+    topic: str,
+    tmp_path: Path,
+    way: str,
+    key: str,
+    by_topic: bool,
+) -> None:
+    config = {"partition.by": key} if by_topic else {}
+    log.create_topic(topic, 5, schema=USERS, config=config)
+    batch, names = users(300), key.split(",")
+    if way == "client":
+        with log.producer() as producer:
+            producer.append(topic, batch, key=None if by_topic else names).result()
+    elif way == "sink":
+        options = {"bootstrap": shared.address, "topic": topic}
+        options |= {} if by_topic else {"partitionBy": key.upper()}
+        writer = IsologWriter(sink_options(options, streaming=False), to_spark(USERS))
+        writer.commit([writer.write(iter([batch]))])
+    else:
+        file = tmp_path / "rows.parquet"
+        pq.write_table(pa.Table.from_batches([batch]), file)
+        by = [] if by_topic else ["--partition-by", key]
+        command = ["produce", topic, "--bootstrap", shared.address, "--file", str(file), *by]
+        assert execute(command) == 0
+    table = log.read(topic, metadata=True, isolation="read_committed")
+    (found,) = table.combine_chunks().to_batches()
+    assert sorted(found["n"].to_pylist()) == list(range(300))
+    expected = partitions_by(found, names, 5, keyless=-1).tolist()
+    assert len(set(expected)) > 2
+    for place, partition in zip(expected, found["_partition"].to_pylist(), strict=True):
+        assert place in (-1, partition)
+
+
+def test_topic_create_takes_the_key_and_the_sink_stores_it_as_the_schema_spells_it(
+    shared: BrokerProcess, log: isolog.Log, topic: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create = ["topic", "create", topic, "--bootstrap", shared.address]
+    create += ["--schema", "user struct<id:bigint>, n int", "--partition-by"]
+    assert execute([*create, "user.nobody"]) == 1
+    assert "column 'user.nobody' is not one of the topic's" in capsys.readouterr().err
+    assert execute([*create, "user.id", "--config", "partition.by=n"]) == 2
+    assert execute([*create, "user.id"]) == 0
+    assert log.describe(topic).partition_by == ("user.id",)
+    again = log.create_topic(
+        topic,
+        schema="user struct<id:bigint>, n int",
+        config={"partition.by": "`user`.id"},
+        if_not_exists=True,
+    )
+    assert again.partition_by == ("user.id",)
+    made = f"{topic}-made"
+    options = {"bootstrap": shared.address, "topic": made, "createTopic": "true"}
+    options["partitionBy"] = "USER.Id,`A.B`"
+    IsologWriter(sink_options(options, streaming=False), to_spark(USERS))
+    assert log.describe(made).config["partition.by"] == "user.id,a.b"

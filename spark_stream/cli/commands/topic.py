@@ -26,6 +26,7 @@ from spark_stream.cli.options import (
 )
 from spark_stream.cli.output.show import record_count, show_names, show_topic
 from spark_stream.errors import InvalidOption, TopicExists
+from spark_stream.schema.keys import PARTITION_BY
 from spark_stream.sql.ddl import parse_schema, schema_text
 from spark_stream.wire.messages import TopicDescription
 
@@ -78,6 +79,15 @@ def create(
             show_default=False,
         ),
     ] = None,
+    partition_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMNS",
+            help="Place records by these columns, or fields (user.id), with commas between: the"
+            " setting partition.by.",
+            show_default=False,
+        ),
+    ] = None,
     if_not_exists: Annotated[
         bool,
         typer.Option("--if-not-exists", help="Leave a topic of that name as it is: no error."),
@@ -92,10 +102,17 @@ def create(
     isolog topic create c --config compression=zstd --if-not-exists
     isolog topic create d --partitions 6 --replication-factor 3
     isolog topic create e --assignment 1,2/2,3/3,1
+    isolog topic create f --schema "user struct<id:bigint>, n int" --partition-by user.id
     """
     if schema is not None and schema_from is not None:
         raise InvalidOption("--schema and --schema-from exclude each other", hint="Give one.")
     settings = _settings(config or [])
+    if partition_by is not None:
+        if settings.get(PARTITION_BY, partition_by) != partition_by:
+            raise InvalidOption(
+                f"--partition-by and --config {PARTITION_BY} exclude each other", hint="Give one."
+            )
+        settings[PARTITION_BY] = partition_by
     columns: pa.Schema | None = None
     if schema is not None:
         columns = parse_schema(schema)

@@ -14,7 +14,8 @@ decimal                        16 bytes, big endian, of its digits without the p
 =============================  =====================================================
 
 The values of several columns follow each other: 0 for a null; else 1, then the length in 4 bytes if
-the value is text or bytes, then the value. A record whose key columns are all null has no key.
+the value is text or bytes, then the value. A record whose key columns are all null has no key. A
+field of a struct is null where the struct is.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from spark_stream.client.writing.partitioner import partitions_of
+from spark_stream.schema.keys import path_of
 
 _BLOCK_ROWS: Final = 1 << 16  # bounds the memory for the bytes of keys
 _BINARY: Final = pa.binary()
@@ -47,13 +49,14 @@ def partitions_by(
 
 def has_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> bool:
     """Return whether any record of the batch has a key; missing columns count as null."""
-    there = [batch.column(name) for name in columns if name in batch.schema.names]
+    found = (path_of(batch.schema, name) for name in columns)
+    there = [_values_at(batch, path) for path in found if path is not None]
     return any(column.null_count < len(column) for column in there)
 
 
 def key_bytes(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
     """Return the bytes of each record's key, null for one without a key."""
-    parts = [batch.column(name) for name in columns]
+    parts = [_column(batch, name) for name in columns]
     if len(parts) == 1:
         return _bytes_of(parts[0])
     key = pc.binary_join_element_wise(*map(_delimited, parts), b"")
@@ -63,6 +66,17 @@ def key_bytes(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
         [each.is_null().to_numpy(zero_copy_only=False) for each in parts]
     )
     return pc.if_else(pa.array(absent), pa.scalar(None, _BINARY), key)
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    path = path_of(batch.schema, name)
+    return batch.column(name) if path is None else _values_at(batch, path)
+
+
+def _values_at(batch: pa.RecordBatch, path: Sequence[str]) -> pa.Array:
+    """Return the values of a column, or of a field in it: null where an enclosing struct is."""
+    values = batch.column(path[0])
+    return pc.struct_field(values, list(path[1:])) if len(path) > 1 else values
 
 
 def _delimited(column: pa.Array) -> pa.Array:

@@ -328,9 +328,9 @@ OPTIONS: Final = (
     Option(
         "partitionBy",
         Use.SINK,
-        "columns of a typed topic, with commas between: rows with equal values in them go to one"
-        " partition, in order ([how rows are placed](../placement.md)); with `createTopic` it"
-        " becomes the new topic's `partition.by`",
+        "columns of a typed topic, or fields (`user.id`), with commas between: rows with equal"
+        " values in them go to one partition, in order ([how rows are placed](../placement.md));"
+        " with `createTopic` it becomes the new topic's `partition.by`",
         values.column_names,
         shown="the topic's `partition.by`",
     ),

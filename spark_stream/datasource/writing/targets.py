@@ -28,7 +28,7 @@ from spark_stream.errors import (
     UnknownTopic,
     UnsupportedType,
 )
-from spark_stream.schema.keys import PARTITION_BY, key_columns
+from spark_stream.schema.keys import PARTITION_BY, key_columns, path_of, path_text
 from spark_stream.wire.messages import TopicDescription
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def find_topic(
         schema = topic_schema(arrow, by_column=by_column)
         config = dict(options.topic_config)
         if options.partition_by:
-            config[PARTITION_BY] = ",".join(spelled(options.partition_by, schema.names))
+            config[PARTITION_BY] = ",".join(spelled(options.partition_by, schema))
         try:
             known = topics.create(
                 name,
@@ -130,7 +130,7 @@ def find_topic(
             known = topics.describe(name)
     check_fits(arrow, known, by_column=by_column)
     try:
-        asked = spelled(options.partition_by, known.schema.names)
+        asked = spelled(options.partition_by, known.schema)
         key_columns(known.schema, known.partition_by, asked)
     except (SchemaMismatch, UnsupportedType) as error:
         raise InvalidOption(
@@ -151,15 +151,10 @@ def _check_settings(options: SinkOptions, known: TopicDescription) -> None:
             raise InvalidOption(f"unknown option {option!r}; {guess}", option=option)
 
 
-def spelled(asked: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the names as the columns have them: to Spark, names in another case are the same."""
-    found: dict[str, list[str]] = {}
-    for column in columns:
-        found.setdefault(column.lower(), []).append(column)
-    return tuple(
-        there[0] if name not in columns and len(there := found.get(name.lower(), [])) == 1 else name
-        for name in asked
-    )
+def spelled(asked: Sequence[str], schema: pa.Schema) -> tuple[str, ...]:
+    """Return the names as the schema has them: to Spark, names in another case are the same."""
+    paths = ((name, path_of(schema, name, folded=True)) for name in asked)
+    return tuple(name if path is None else path_text(path) for name, path in paths)
 
 
 def _of_option(error: InvalidConfig | InvalidAssignment) -> InvalidOption:

@@ -55,7 +55,7 @@ from spark_stream.datasource.writing.targets import (
     tell_what_stays,
 )
 from spark_stream.errors import InvalidRecord, InvalidTopic, IsologError
-from spark_stream.schema.keys import DEFAULT_KEY
+from spark_stream.schema.keys import DEFAULT_KEY, path_of
 from spark_stream.wire.allocator import keep_free_memory
 from spark_stream.wire.messages import TopicDescription
 from spark_stream.wire.transaction_messages import Branch
@@ -156,8 +156,9 @@ class TaskWriter(Struct, frozen=True):
     def _keyed(self) -> bool:
         """Whether rows may have keys, as far as is known before the first row comes."""
         topics = DEFAULT_KEY if self.seen is None else self.seen.partition_by
-        names = self.schema.names
-        return any(name in names for name in spelled(self.options.partition_by, names) or topics)
+        arrow = to_arrow(self.schema)
+        names = spelled(self.options.partition_by, arrow) or topics
+        return any(path_of(arrow, name) is not None for name in names)
 
     def _in_branch(
         self,
@@ -292,7 +293,7 @@ class TaskWriter(Struct, frozen=True):
     ) -> None:
         count = len(known.partitions)
         by_column = self.options.topic is None
-        asked = spelled(self.options.partition_by, known.schema.names)
+        asked = spelled(self.options.partition_by, known.schema)
         for part in routed(known.name, known.schema, rows, count, by_column=by_column):
             place = part.partition
             if place is None and not has_keys(part.batch, asked or known.partition_by):

@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 
 from spark_stream.client.writing.keys import has_keys, key_bytes, partitions_by
 from spark_stream.errors import SchemaMismatch, UnsupportedType
-from spark_stream.schema.keys import check_evolved_key, check_key
+from spark_stream.schema.keys import (
+    check_evolved_key,
+    check_key,
+    key_columns,
+    path_of,
+    path_text,
+    same_columns,
+    split_names,
+)
 from tests.client.writing.test_partitioner import murmur2_of
 from tests.examples import examples
 
@@ -185,3 +193,112 @@ def test_a_key_column_widens_only_where_equal_values_stay_in_their_partitions(ha
         return
     with pytest.raises(SchemaMismatch, match=r"column 'k' .*partition\.by"):
         check_evolved_key(present, asked, ["k"])
+
+
+# -- fields of structs -----------------------------------------------------------------------------
+
+NESTED = pa.schema(
+    [
+        ("user", pa.struct([("id", pa.int64()), ("zip,code", pa.string())])),
+        ("user.id", pa.string()),
+        (
+            "deep",
+            pa.struct([("a.b", pa.struct([("c", pa.int32()), ("tags", pa.list_(pa.int8()))]))]),
+        ),
+        ("tick`s", pa.int8()),
+    ]
+)
+
+
+@pytest.mark.rule("which column a key column's name refers to", "schema/keys.py")
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("user.id", ("user.id",)),  # the whole name is a column
+        ("`user.id`", ("user.id",)),
+        ("`user`.id", ("user", "id")),
+        ("user.`id`", ("user", "id")),
+        ("user.`zip,code`", ("user", "zip,code")),
+        ("deep.`a.b`.c", ("deep", "a.b", "c")),
+        ("deep.a.b.c", None),
+        ("`tick``s`", ("tick`s",)),
+        ("tick`s", ("tick`s",)),
+        ("user.nobody", None),
+        ("user.id.more", None),
+        ("user.", None),
+        (".id", None),
+        ("`user", None),
+        ("", None),
+    ],
+)
+def test_a_name_is_a_column_or_a_field_in_backquotes_or_plain(name, path):
+    assert path_of(NESTED, name) == path
+    if path is not None and path != ("user", "id"):  # which a column shadows
+        assert path_of(NESTED, path_text(path)) == path
+
+
+def test_a_comma_within_backquotes_is_part_of_a_name():
+    assert split_names("user.`zip,code`, `a,``b` ,c") == ("user.`zip,code`", "`a,``b`", "c")
+    assert split_names("a,,b") == ("a", "", "b")
+    assert split_names(" ") == ()
+
+
+def test_sparks_names_may_have_another_case():
+    assert path_of(NESTED, "DEEP.`A.B`.C", folded=True) == ("deep", "a.b", "c")
+    assert path_of(NESTED, "DEEP.`A.B`.C") is None
+    twice = pa.schema([("s", pa.struct([("id", pa.int8()), ("ID", pa.int8())]))])
+    assert path_of(twice, "s.Id", folded=True) is None
+    assert path_of(twice, "S.ID", folded=True) == ("s", "ID")
+
+
+def test_two_spellings_of_a_field_are_one_column():
+    assert same_columns(NESTED, ["`user`.id"], ["user.`id`"])
+    assert not same_columns(NESTED, ["`user`.id"], ["user.id"])
+    assert not same_columns(NESTED, ["x"], ["y"])
+    assert key_columns(NESTED, ["`user`.id"], ["user.`id`"]) == ("`user`.id",)
+    with pytest.raises(SchemaMismatch, match="named twice"):
+        check_key(NESTED, ["`user`.id", "user.`id`"])
+    with pytest.raises(UnsupportedType, match="cannot be a key"):
+        check_key(NESTED, ["deep.`a.b`.tags"])
+    with pytest.raises(UnsupportedType, match="cannot be a key"):
+        check_key(NESTED, ["user"])
+
+
+def test_a_key_field_widens_only_where_equal_values_stay_in_their_partitions():
+    def nested(kind: pa.DataType) -> pa.Schema:
+        return pa.schema([("user", pa.struct([("id", kind)]))])
+
+    check_evolved_key(nested(pa.int32()), nested(pa.int64()), ["user.id"])
+    with pytest.raises(SchemaMismatch, match=r"'user\.id' from int to double"):
+        check_evolved_key(nested(pa.int32()), nested(pa.float64()), ["user.id"])
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.none() | st.integers(-3, 3), st.none() | st.text()),
+        min_size=1,
+        max_size=30,
+    ),
+    st.integers(0, 3),
+)
+def test_fields_have_the_keys_of_plain_columns_and_null_structs_have_null_fields(rows, skip):
+    """``a``: the outer struct is null. ``b``: the inner one is."""
+    inner = pa.struct([("id", pa.int64()), ("name", pa.string())])
+    structs = [
+        None if kind == "a" else {"in": None if kind == "b" else {"id": number, "name": text}}
+        for kind, number, text in rows
+    ]
+    nested = pa.record_batch([pa.array(structs, pa.struct([("in", inner)]))], names=["out"]).slice(
+        skip
+    )
+    numbers = [number if kind == "c" else None for kind, number, _ in rows]
+    texts = [text if kind == "c" else None for kind, _, text in rows]
+    flat = pa.record_batch(
+        {"id": pa.array(numbers, pa.int64()), "name": pa.array(texts, pa.string())}
+    ).slice(skip)
+    for names in (["id"], ["name"], ["id", "name"]):
+        fields = [f"out.in.{name}" for name in names]
+        assert key_bytes(nested, fields).equals(key_bytes(flat, names))
+        assert has_keys(nested, fields) == has_keys(flat, names)
+        places = partitions_by(nested, fields, 7, 3)
+        assert places.tolist() == partitions_by(flat, names, 7, 3).tolist()
