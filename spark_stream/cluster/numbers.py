@@ -10,6 +10,7 @@ below what another gave out before. Whoever needs a number above an earlier one 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Final
 
 from spark_stream.cluster.stores.store import MetadataStore
@@ -22,8 +23,16 @@ NUMBERS: Final = "numbers/"
 class Numbers:
     """Rising numbers from 0, under one key of the store. From any thread."""
 
-    def __init__(self, store: MetadataStore, key: str, block: int = BLOCK) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        key: str,
+        block: int = BLOCK,
+        used: Callable[[], int] = lambda: -1,
+    ) -> None:
+        """Take no block yet. ``used`` returns the greatest number that is in use here, or -1."""
         self._store = store
+        self._used = used
         self._key = key
         self._block = block
         self._lock = threading.Lock()
@@ -38,7 +47,8 @@ class Numbers:
         with self._lock:
             self._next = max(self._next, above + 1)
             if self._next >= self._end:
-                self._next = self._take_block(self._next)
+                # The stored counter may be older than the logs.
+                self._next = self._take_block(max(self._next, self._used() + 1))
                 self._end = self._next + self._block
             number = self._next
             self._next += 1

@@ -63,7 +63,7 @@ CRC_SPAN: Final = ENTRY_SIZE - 4
 _PACKED: Final = struct.Struct("<8qIiihBBI")  # ENTRY without its last field
 _KINDS: Final = tuple(Kind)
 
-_MADE_UP: Final = (
+MADE_UP: Final = (
     1 << 62
 )  # brokers allocate only lower numbers; from here on, a client made the number up
 
@@ -300,6 +300,6 @@ def greatest_numbers(tables: Sequence[Table]) -> tuple[int, int]:
     """Return the greatest producer id and transaction number that were allocated; -1: none."""
     found = []
     for column in ("producer_id", "transaction"):
-        given = [table[column][table[column] < _MADE_UP] for table in tables]
+        given = [table[column][table[column] < MADE_UP] for table in tables]
         found.append(max((int(each.max()) for each in given if len(each)), default=-1))
     return found[0], found[1]

@@ -13,6 +13,7 @@ from spark_stream.cluster.topics import TOPICS, encode
 from spark_stream.consistency.control.election import begin_move, prefer
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import Generation
+from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.errors import (
     DamagedSegment,
     InvalidConfig,
@@ -21,6 +22,7 @@ from spark_stream.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from spark_stream.scripts.steps import Numbering, TakeNumber
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
 from tests.support import NUMBERS, eventually, numbers
@@ -422,3 +424,12 @@ def test_a_folder_that_is_lost_while_the_broker_runs_is_filled_by_its_next_start
     grow(a, "t", "ab")
     assert b.replica("t", 1) is not None
     assert b.replica("t").log.end.offset == 4
+
+
+@pytest.mark.rule("producer ids after the store was replaced by an older one", "cluster/numbers.py")
+def test_producer_ids_begin_above_those_in_the_logs(pair):
+    a, _ = pair
+    make(a, "t", "a")
+    a.partition("t").append(numbers(0, 1), Stamp(7_000, 0, 0))
+    a.partition("t").append(numbers(1, 1), Stamp((1 << 62) + 1, 0, 0))  # no broker allocates it
+    assert a.table.carry_out(TakeNumber(Numbering.PRODUCERS)) == 7_001

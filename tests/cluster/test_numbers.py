@@ -60,6 +60,15 @@ def test_a_store_that_forgot_what_it_gave_out_is_told(another):
     assert Numbers(another(), "n", block=10).take() > 5_001
 
 
+def test_block_begins_above_the_numbers_in_the_logs(another):
+    used = [-1]
+    one = Numbers(another(), "n", block=2, used=lambda: used[0])
+    assert one.take() == 0
+    used[0] = 7_000  # the store was replaced by an older one
+    assert [one.take(), one.take(), one.take()] == [1, 7_001, 7_002]
+    assert Numbers(another(), "n", block=2).take() == 7_003
+
+
 @given(
     st.integers(1, 5),
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.booleans()), max_size=60),

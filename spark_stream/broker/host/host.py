@@ -35,7 +35,7 @@ from spark_stream.cluster.view import ClusterView, News
 from spark_stream.consistency.control import election
 from spark_stream.consistency.control.election import LogEnd
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
-from spark_stream.consistency.entries import greatest_numbers
+from spark_stream.consistency.entries import MADE_UP, greatest_numbers
 from spark_stream.consistency.ids import BrokerId, Generation
 from spark_stream.consistency.partition.effects import ProposeIsr, ProposeRecord
 from spark_stream.consistency.partition.progress import GenerationOf
@@ -280,6 +280,11 @@ class Host:
         used = [greatest_numbers(each.log.tables()) for each in self.open_replicas()]
         producers = max((producer for producer, _ in used), default=-1)
         return producers, max((transaction for _, transaction in used), default=-1)
+
+    def greatest_producer(self) -> int:
+        """Return the greatest allocated producer id that a partition remembers; -1: none."""
+        known = (each for replica in self.open_replicas() for each in list(replica.core.producers))
+        return max((each for each in known if each < MADE_UP), default=-1)
 
     # -- following the records ---------------------------------------------------------------------
 
@@ -596,4 +601,4 @@ class Host:
 
     def open_replicas(self) -> list[Partition]:
         """Return all open replicas, whichever broker leads them."""
-        return [each for hosted in self._hosted.values() for each in hosted.open_partitions()]
+        return [each for hosted in list(self._hosted.values()) for each in hosted.open_partitions()]

@@ -69,7 +69,7 @@ class StepTable:
         transactions = TransactionIndex(store)
         self._numbers = {
             Numbering.TRANSACTIONS: Numbers(store, f"{NUMBERS}transactions"),
-            Numbering.PRODUCERS: Numbers(store, f"{NUMBERS}producers"),
+            Numbering.PRODUCERS: Numbers(store, f"{NUMBERS}producers", used=host.greatest_producer),
         }
         self._table: Mapping[type[Step[Any]], Callable[[Any], Any]] = {
             Get: lambda step: store.get(step.key, fresh=step.fresh),
