@@ -15,7 +15,7 @@ from tests.chaos.cluster import LEVELS, OF_MEMBERS, Outcome, run
 from tests.etcd import needs_etcd
 from tests.hosts.network import can_make_hosts
 
-pytestmark = [pytest.mark.full, pytest.mark.chaos, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.full, pytest.mark.chaos, pytest.mark.timeout(900)]
 
 
 MISHAPS = {"kill", "kill all", "doubt", "stop", "pause", "cut", "cut off", "flood"}
@@ -42,7 +42,7 @@ ON_HOSTS = {"part", "part one way", "isolate", "delay", "lose", "freeze", "fill"
 needs_hosts = pytest.mark.skipif(not can_make_hosts(), reason="cannot make network namespaces")
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "hosts",
     [
