@@ -262,6 +262,7 @@ OF_DATA = {
     "open-branch",
     "pin-start",
     "recommission",
+    "reader-heartbeat",
     "record-progress",
     "renew-batch",
     "renew-transaction",
@@ -269,6 +270,7 @@ OF_DATA = {
     "stop-run",
     "take-consumer",
     "take-partitions",
+    "trim-topic",
 }
 ELSEWHERE = {"decommission", "restore-metadata"}
 """They need a second broker, or a lost store: ``tests/replication/``."""
@@ -295,6 +297,7 @@ def test_a_change_of_data_succeeds_if_its_answer_is_lost(asking: BrokerProcess, 
         _use_transactions(log, losses)
         _use_consumers(log, losses)
         with losses.during():
+            assert log.trim("t", "latest", partitions=[0])[0] > 0
             log.delete_topic("t")
         assert log.topics() == []
         with pytest.raises(UnknownConsumer):
@@ -310,10 +313,10 @@ def _use_transactions(log: isolog.Log, losses: Losses) -> None:
         calls.new_producer()
         producer = log.producer(transactional_id="tx")
         producer.begin_transaction()
-        producer.append("t", numbers(0, 1), partition=0).result(20)
+        producer.append("t", numbers(0, 1), partition=0).result(60)
         producer.commit_transaction()
         producer.begin_transaction()
-        producer.append("t", numbers(1, 1), partition=0).result(20)
+        producer.append("t", numbers(1, 1), partition=0).result(60)
         producer.abort_transaction()
         calls.init("other", "i", 60_000)
         branch = calls.begin("other", "i", -1)
@@ -336,10 +339,10 @@ def _use_consumers(log: isolog.Log, losses: Losses) -> None:
     isolation = Isolation.READ_COMMITTED
     with losses.during():
         with log.consumer("t", name="named", isolation="read_committed") as consumer:
-            next(consumer.batches(timeout=20))
+            next(consumer.batches(timeout=60))
             consumer.commit()
-        with log.consumer("t", group="members", session_timeout=1.0) as member:
-            next(member.batches(timeout=20))
+        with log.consumer("t", group="members", session_timeout=10.0) as member:
+            next(member.batches(timeout=60))
             member.commit()
             eventually(lambda: "group-heartbeat" in losses.lost)
         log._consumers.pin_start(
