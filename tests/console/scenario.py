@@ -22,7 +22,8 @@ from spark_stream.client.transactions import TransactionsClient
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import ReadPosition
 from spark_stream.testing import LocalCluster
-from spark_stream.wire.consumer_messages import PinStart, RecordProgress
+from spark_stream.wire.consumer_messages import PinStart, ReaderHeartbeat, RecordProgress
+from spark_stream.wire.messages import Empty
 from spark_stream.wire.sink_messages import OpenBranch
 from tests.support import eventually
 
@@ -162,6 +163,7 @@ class Scenario:
                 )
             )
         topic_id = self.log.describe("flights").id
+        beats = 0
         while not self._over.wait(0.5):
             ends = self._topics.offsets("flights", isolation=Isolation.READ_COMMITTED).offsets
             for name, offsets in (("departures", ends), ("nightly", dict.fromkeys(ends, 100))):
@@ -169,6 +171,8 @@ class Scenario:
                     ReadPosition(topic="flights", topic_id=topic_id, partition=number, offset=at)
                     for number, at in offsets.items()
                 ]
+                if beats % 10 == 0:
+                    self._beat(name, idle_ms=200_000 if name == "nightly" else 0)
                 client.record_progress(
                     RecordProgress(
                         consumer=name,
@@ -178,6 +182,19 @@ class Scenario:
                         positions=positions,
                     )
                 )
+
+            beats += 1
+
+    def _beat(self, name: str, idle_ms: int) -> None:
+        asked = ReaderHeartbeat(
+            consumer=name,
+            kind="query",
+            instance="run",
+            session_ms=45_000,
+            isolation=Isolation.READ_COMMITTED,
+            idle_ms=idle_ms,
+        )
+        self._connection.act("reader-heartbeat", asked, Empty)
 
     def close(self) -> None:
         """End everything."""

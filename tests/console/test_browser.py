@@ -55,7 +55,10 @@ VIEWS = {
     ),
     "records-raw": ("/topics/greetings/records", ["\\xff\\xfe", "hello", '"lang"']),
     "records-wrong": ("/topics/flights/records?filter=delay+%3E", ["INVALID_FILTER"]),
-    "consumers": ("/consumers", ["nightly", "stalled", "waits for loader-1", "sink/departures"]),
+    "consumers": (
+        "/consumers",
+        ["nightly", "stalled", "waiting at the LSO for loader-1", "sink/departures"],
+    ),
     "consumer": ("/consumers/nightly", ["stalled", "read_committed", "earliest", "subscribe"]),
     "group": ("/consumers/mailing", ["A consumer group", "Members", "greetings", "45 s"]),
     "transactions": ("/transactions", ["loader-1", "aborted", "records", "flights/2"]),

@@ -30,6 +30,7 @@ from spark_stream.counting import Place, TrafficAmounts
 from spark_stream.errors import IsologError
 from spark_stream.scripts.queries import Named, read_named
 from spark_stream.scripts.readers import GROUP
+from spark_stream.scripts.transactions.records import read_numbered
 from spark_stream.scripts.transactions.sinks import read_sinks
 from spark_stream.wire.cluster_messages import ClusterDescription, ProblemKind
 
@@ -46,6 +47,10 @@ class ScrapedBroker(Struct, frozen=True):
     holds_lease: Callable[[], bool]
     problem: Callable[[], str | None]
     """Why the broker is not ready; None if it is."""
+
+
+_HELD_LONG_S: Final = 60.0
+"""A transaction that holds readers back for so long is named."""
 
 
 class FollowerLag(Struct, frozen=True):
@@ -158,6 +163,32 @@ class Scrape:
         """The open transactions that it looks after, and for how many seconds each is open."""
         now = self.here.transactions.now_ms()
         return [(each, max(0, now - each.began_ms) / 1000) for each in self.here.transactions.open]
+
+    @cached_property
+    def holder(self) -> dict[tuple[str, ...], float]:
+        """The transaction that holds readers back the longest in led partitions, if it is long.
+
+        One at most, so that the number of series does not grow with topics and transactions.
+        """
+        held: dict[int, Place] = {}
+        for place, (partition, bounds) in self.led.items():
+            if bounds.last_stable_offset < bounds.high_watermark:
+                earliest = partition.core.undecided.earliest()
+                if earliest is not None and earliest[1] == bounds.last_stable_offset:
+                    held.setdefault(earliest[0], place)
+        if not held:
+            return {}
+        try:
+            found = self.here.transactions.run(read_numbered(held.keys()))
+        except IsologError:
+            return {}
+        now_ms = self.here.transactions.now_ms()
+        oldest = min(found, key=lambda each: each.began_ms, default=None)
+        if oldest is None or now_ms - oldest.began_ms < 1_000 * _HELD_LONG_S:
+            return {}
+        topic, number = held[oldest.number]
+        age_s = (now_ms - oldest.began_ms) / 1_000
+        return {(oldest.transactional_id, topic, str(number)): age_s}
 
     @cached_property
     def sinks(self) -> list[Transaction]:

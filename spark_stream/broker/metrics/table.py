@@ -2,7 +2,8 @@
 
 To add a series, add a row, and run `make docs`. Names end with their unit; those of counters end
 with ``_total``. A series with a label for topics, partitions, principals or transactions is
-``detailed``: it is shown at `/metrics/all` only. Sinks are few, and at both.
+``detailed``: it is shown at `/metrics/all` only. Sinks are few, and at both. So is the one
+transaction that holds readers back the longest.
 """
 
 from __future__ import annotations
@@ -219,6 +220,11 @@ TABLE: Final[tuple[Series, ...]] = (
     Series(TRANSACTIONS, "isolog_lso_held_back_records", GAUGE,
            "Records between LSO and high watermark: replicated, and held back by transactions",
            lambda s: sum(b.high_watermark - b.last_stable_offset for _, b in s.led.values())),
+    Series(TRANSACTIONS, "isolog_lso_holder_seconds", GAUGE,
+           "For how long the transaction has been open that holds readers back the longest in"
+           " partitions that the broker leads, with one of them. One series at most, and only after"
+           " a minute",
+           lambda s: s.holder, ("transactional_id", *_PLACE)),
     Series(TRANSACTIONS, "isolog_unreplicated_records", GAUGE,
            "Records between high watermark and log end: not yet on all in-sync replicas",
            lambda s: sum(b.log_end_offset - b.high_watermark for _, b in s.led.values())),

@@ -97,6 +97,17 @@ class Undecided:
         marked = self._marked[0][0]
         return marked if earliest is None else min(marked, earliest.first_offset)
 
+    def earliest(self) -> tuple[int, Offset] | None:
+        """Return the transaction of the earliest open part, and its first offset.
+
+        Any thread may call it: it returns None while another one changes the parts.
+        """
+        try:
+            (transaction, _), part = next(iter(self._open.items()))
+        except (StopIteration, RuntimeError):
+            return None
+        return transaction, part.first_offset
+
     def open(self) -> Iterator[tuple[Key, OpenPart]]:
         """Iterate over the open parts, the earliest first."""
         return iter(self._open.items())

@@ -10,7 +10,7 @@ changed. The record of a sink whose id expired is moved to another key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from msgspec.structs import replace
 
@@ -19,6 +19,7 @@ from spark_stream.cluster.transactions import (
     EXPIRED,
     JOINS,
     PREFIX,
+    By,
     Join,
     decode,
     decode_join,
@@ -39,6 +40,7 @@ from spark_stream.scripts.steps import (
     CatchUp,
     DeleteMany,
     DeleteRecord,
+    FindTransactions,
     Get,
     ListRecords,
     PutMany,
@@ -64,6 +66,12 @@ def read(transactional_id: str, *, fresh: bool = True) -> Script[Transaction | N
 def read_all() -> Script[list[Transaction]]:
     """Return every record, by transactional id."""
     return [decode(record.value) for record in (yield from ListRecords(PREFIX))]
+
+
+def read_numbered(numbers: Collection[int]) -> Script[list[Transaction]]:
+    """Return the transactions of these numbers, as they were a moment ago."""
+    found = yield from FindTransactions(By.ANY, fresh=False)
+    return [each for each in found if each.number in numbers]
 
 
 def change(transactional_id: str, judge: Judge) -> Script[Outcome]:

@@ -16,6 +16,9 @@ from spark_stream.scripts.readers import note_heartbeat
 from tests.broker.metrics.scraping import Samples, page, scraped
 from tests.support import NUMBERS, act, eventually, fetched, flight_client, numbers
 
+HOLDER = "isolog_lso_holder_seconds"
+"""The only series of the first page with names of topics and transactions: one for each broker."""
+
 
 @pytest.fixture
 def ten(client: isolog.Log) -> str:
@@ -99,6 +102,36 @@ def test_an_open_transaction_holds_the_last_stable_offset_back(shown, client, te
     assert found("isolog_lso_held_back_records") == 0
     assert found("isolog_commit_seconds_count") == 1
     assert found("isolog_transaction_oldest_seconds") == 0
+
+
+def test_the_transaction_that_holds_readers_back_is_named_once_it_is_long(
+    shown, client, ten, monkeypatch
+):
+    transactions = shown.core.transactions
+    first = client.producer(transactional_id="first")
+    later = client.producer(transactional_id="later")
+    for number, producer in enumerate((first, later)):
+        producer.begin_transaction()
+        producer.append(ten, numbers(10, 4), partition=number)
+        producer.append(ten, numbers(10, 4), partition=0)
+        producer.flush()
+    assert scraped(shown.metrics_address, "/metrics").of(HOLDER) == {}
+    now_ms = transactions.now_ms
+    monkeypatch.setattr(transactions, "now_ms", lambda: now_ms() + 70_000)
+    found = scraped(shown.metrics_address, "/metrics")
+    place = {"topic": ten, "partition": "0"}
+    assert 70 <= found(HOLDER, transactional_id="first", **place) < 130
+    assert len(found.of(HOLDER)) == 1
+    first.abort_transaction()
+    found = eventually(lambda: with_holder(shown, "later"))
+    assert len(found.of(HOLDER)) == 1
+    later.abort_transaction()
+
+
+def with_holder(broker: Broker, name: str) -> Samples | None:
+    found = scraped(broker.metrics_address)
+    held = [labels for labels in found.of(HOLDER) if ("transactional_id", name) in labels]
+    return found if held else None
 
 
 def with_open(broker: Broker) -> Samples | None:
@@ -206,7 +239,7 @@ def test_the_first_page_names_no_topic_and_the_second_has_all(shown, client, ten
         each.name.removesuffix("_total") for each in TABLE if each.detailed
     }
     private = {"topic", "partition", "principal", "transactional_id"}
-    assert not any(private & labels for labels in few.names.values())
+    assert not any(private & few.names[name] for name in few.names.keys() - {HOLDER})
     assert page(shown.metrics_address, "/metrics")[0] == 200
 
 
@@ -218,4 +251,4 @@ def test_the_table_is_sound():
         assert each.name.endswith("_total") == (each.kind is SeriesKind.COUNTER)
         assert each.kind is not SeriesKind.HISTOGRAM or each.name.endswith("_seconds")
         private = {"topic", "partition", "principal", "transactional_id", "action"}
-        assert each.detailed or not private & {*each.labels}
+        assert each.detailed or not private & {*each.labels} or each.name == HOLDER
