@@ -47,8 +47,8 @@ def test_a_sink_id_is_for_transactions() -> None:
         sink_options({**PLACE, "sinkId": "orders", "transactional": "false"})
 
 
-def test_transaction_timeout_is_a_minute_by_default_and_for_transactions() -> None:
-    assert sink_options(PLACE).transaction_timeout_ms == 60_000
+def test_transaction_timeout_is_two_minutes_by_default_and_for_transactions() -> None:
+    assert sink_options(PLACE).transaction_timeout_ms == 120_000
     assert sink_options({**PLACE, "transactionTimeout": "5m"}).transaction_timeout_ms == 300_000
     for text in ("0s", "25h", "soon"):
         with pytest.raises(InvalidOption, match="transactionTimeout takes a time"):

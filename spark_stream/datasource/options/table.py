@@ -294,7 +294,7 @@ OPTIONS: Final = (
         "how long after the last renewal by the query's Python workers its transaction is aborted,"
         " from `1s` to `1d`: for so long a killed driver holds back readers of committed records",
         values.transaction_timeout_s,
-        f"{values.TRANSACTION_TIMEOUT_MS // 1000}s",
+        f"{values.TRANSACTION_TIMEOUT_MS // 60_000}m",
     ),
     Option(
         "onBadRecord",

@@ -21,7 +21,7 @@ from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
 SINK_ID_LENGTH_MAX: Final = 200
 """A transactional id has at most 255 characters, and a sink's has a prefix."""
 
-TRANSACTION_TIMEOUT_MS: Final = 60_000
+TRANSACTION_TIMEOUT_MS: Final = 120_000
 """The default of ``transactionTimeout``.
 
 It is several times the longest silence of a healthy job, and it bounds how long the transaction of

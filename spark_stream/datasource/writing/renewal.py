@@ -24,7 +24,7 @@ from spark_stream.errors import IsologError
 
 logger = logging.getLogger(__name__)
 
-_RENEWALS: Final = 6
+_RENEWALS: Final = 12
 _FIRST_S: Final = 1.0
 _AFTER_TASK_S: Final = 15 * 60.0
 """How long a worker renews after its last task at most. A driver may hang without an abort."""
