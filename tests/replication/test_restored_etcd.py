@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.chaos, *needs_etcd]
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[LocalEtcd]:
     (tmp_path / "etcd").mkdir()
-    with LocalEtcd(1, tmp_path / "etcd") as found:
+    with LocalEtcd(3, tmp_path / "etcd") as found:
         yield found
 
 
