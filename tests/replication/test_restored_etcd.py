@@ -30,7 +30,7 @@ def etcd(tmp_path: Path) -> Iterator[LocalEtcd]:
 
 
 class Load:
-    """A writer of numbers, one in each batch, until :meth:`end`; from a thread of its own."""
+    """A thread that writes numbers, one in each batch, until :meth:`end`."""
 
     def __init__(self, log: isolog.Log, start: int) -> None:
         self.acknowledged: list[int] = []

@@ -49,7 +49,7 @@ class KnownEtcd(Struct, frozen=True):
 
 
 class FoundEtcd(Struct, frozen=True):
-    """The present state of a store. ``mark``: at the known head; None if it was compacted."""
+    """The present state of a store. ``mark`` is that of the known head, or None if compacted."""
 
     cluster: str
     term: int

@@ -11,7 +11,7 @@ Invariants of a producer's state:
   next transaction has a higher epoch, so a delayed batch of the earlier transaction cannot get into
   the later one;
 * a state with an open transaction never expires;
-* a partition has at most ``PRODUCERS_MAX`` states. For a new one it forgets those that have ended,
+* a partition has at most ``PRODUCERS_MAX`` states. For a new one it evicts those that have ended,
   and those that were not used for ``IDLE_AGE``. If there are none, the new producer is refused.
 
 Everything but the sequences of refused batches is derived from the entries table when a log opens.
@@ -221,7 +221,7 @@ def expired(state: ProducerState, now: int, age: int) -> bool:
 
 
 def surplus(states: Mapping[int, ProducerState], now: int, limit: int) -> list[int]:
-    """Return the producers to forget so that a tenth of ``limit`` is free, the oldest first."""
+    """Return the producers to evict so that a tenth of ``limit`` is free, the oldest first."""
     due = {
         each: state.used + (0 if state.ended else IDLE_AGE)
         for each, state in states.items()

@@ -128,7 +128,7 @@ class Replica:
         self._tickets = Waiters()
         self._waiters = {bound: Waiters() for bound in WaitBound}
         self._bound_of: dict[int, WaitBound] = {}
-        self._full_until = 0  # before this time no producer is looked for that can be forgotten
+        self._full_until = 0  # before this time no other producers are evicted
         self.derived = 0
         """Counts opens and cuts of the log: a new number makes earlier bounds and cuts invalid."""
         state = leader.opened(LeaderEpoch(0), log_start, log_end, followers)
@@ -415,10 +415,7 @@ class Replica:
         return state
 
     def make_room(self, producer_id: int, now: int) -> bool:
-        """Forget producers, if there are too many, so that this one can be remembered.
-
-        Return whether there is room for it.
-        """
+        """Evict producers if there is no room for this one. Return whether there is room."""
         if producer_id in self.producers or len(self.producers) < producers.PRODUCERS_MAX:
             return True
         if now < self._full_until:
