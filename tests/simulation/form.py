@@ -21,8 +21,10 @@ CLIENTS: Final = {
     "mover": 2,
 }
 """Kinds of clients, and how likely each is next to the others."""
+TRIMMER: Final = "trimmer"
+"""A client that moves log starts."""
 _TRIMS: Final = 1 / 8
-"""How many runs have a client besides that moves log starts."""
+"""The part of the runs that has this client."""
 GROUP_CLIENTS: Final = {"transactions": 3, "plain": 1, "operator": 3, "topics": 2, "mover": 1}
 """Kinds of clients beside the members of a group."""
 FAULTS: Final = {
@@ -124,7 +126,7 @@ def draw(seed: int) -> Form:
     if hurts_disk:
         faults.append(chance.choice(DISK_FAULTS))
     if Random(f"{seed} trims").random() < _TRIMS:  # drawn apart: all other runs stay as they were
-        faults.append("trimmer")
+        faults.append(TRIMMER)
     return Form(seed, brokers, topics, _named([*clients, *faults]))
 
 

@@ -24,6 +24,7 @@ from tests.simulation.form import (
     GROUP_FAULTS,
     GROUPS_FROM,
     NAMED_FAULTS,
+    TRIMMER,
     draw,
 )
 from tests.simulation.invariants import INVARIANTS
@@ -122,7 +123,7 @@ def test_seeds_draw_every_kind_of_run():
     assert {form.brokers for form in forms} == {1, 2, 3}
     assert {form.has_fault(DISK_FAULTS) for form in forms} == {True, False}
     kinds = {name.rpartition("-")[0] for form in forms for name in form.actors}
-    assert kinds == {*CLIENTS, *FAULTS} == set(ACTORS) - {*NAMED_FAULTS, "member"}
+    assert kinds == {*CLIENTS, TRIMMER, *FAULTS} == set(ACTORS) - {*NAMED_FAULTS, "member"}
     for form in map(draw, range(GROUPS_FROM, GROUPS_FROM + 100)):
         kinds = {name.rpartition("-")[0] for name in form.actors}
         assert "member" in kinds <= {"member", *GROUP_CLIENTS, *GROUP_FAULTS}

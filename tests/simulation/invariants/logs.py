@@ -158,7 +158,7 @@ class BytesComeBeforeEntries(Invariant):
 
 
 class OffsetsAreDense(Invariant):
-    """Entries have no gap, and offsets only below the log start. A marker takes no offset."""
+    """Entries have no gap, offsets only below the log start, and a marker takes no offset."""
 
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
         place, before = len(line.entries) - 1, line.entries[-2] if len(line.entries) > 1 else None
