@@ -26,13 +26,13 @@ from spark_stream.wire.addresses import joined, split_address
 from tests.broker.metrics.scraping import Samples, scraped
 
 ANYWHERE = "0.0.0.0:0"
-"""The setting ``metrics_listen`` of brokers that may be on hosts of their own."""
+"""The setting ``metrics_listen`` of brokers on several hosts."""
 _ANSWER_S = 5.0
 _PAUSE_S = 0.2
 
 
 class View(Struct, frozen=True):
-    """A view. A field is None if the view does not show it; ``controller`` "": there is none."""
+    """A view. A field is None if the view does not show it. ``controller`` "" means none."""
 
     alive: int
     without_leader: int | None = None

@@ -19,7 +19,7 @@ def refuse(*_: object) -> None:
 
 
 def renew_all(around: Surroundings) -> None:
-    """Every broker that is up renews its lease, or fails to, and then probes the others."""
+    """Renew the lease of every running broker, or fail to, and probe the others."""
     for each in list(around.up.values()):
         try:
             each.lease_keeper.renew()
@@ -29,7 +29,7 @@ def renew_all(around: Surroundings) -> None:
 
 
 def pass_time(around: Surroundings, leases: float) -> None:
-    """Let time pass in steps, with the tasks of all brokers that are up."""
+    """Move the clock in steps, and run the tasks of all running brokers after each."""
     for _ in range(int(leases * 4)):
         around.clock.pass_us(int(LEASE_S / 4 * 1_000_000))
         renew_all(around)

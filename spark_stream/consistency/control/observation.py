@@ -7,8 +7,8 @@ observer that cannot renew its own lease either.
 
 A broker is alive if the observer saw it renew its lease within the lease's duration, or if it
 answered the observer's last probe. The observer probes only while it cannot renew its own lease.
-A broker that renews its lease leads what the records say. One that only answers may have stopped
-with its lease, so it leads what its answer lists (``consistency.replication.promises``).
+A broker that renews its lease leads its partitions on record. One that only answers may have
+stopped with its lease, so it leads what its answer lists (``consistency.replication.promises``).
 """
 
 from __future__ import annotations
