@@ -198,7 +198,9 @@ def test_changes_of_a_restored_etcd_are_never_returned(own: LocalEtcd, tmp_path:
             store.changes(since, fresh=False)
 
 
-def test_one_member_of_another_cluster_is_passed_over(own: LocalEtcd, tmp_path: Path):
+def test_one_member_of_another_cluster_is_passed_over(
+    own: LocalEtcd, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     (tmp_path / "other").mkdir()
     with LocalEtcd(1, tmp_path / "other") as other:
         client = EtcdClient([*own.endpoints, *other.endpoints], 1.0)
@@ -210,11 +212,30 @@ def test_one_member_of_another_cluster_is_passed_over(own: LocalEtcd, tmp_path: 
             assert outcome(lambda: store.put("a", {}, version)) in ("done", "METADATA_UNAVAILABLE")
             eventually(lambda: store.put("b", {}, 0) is not None or store.get("b") is not None)
             assert store.lost is None
+            for _ in range(5):  # each comparison starts with the member of the other cluster
+                client.turn_from(own.endpoints[0])
+                store.compare(store.mark)
+            assert "METADATA_LOST" not in caplog.text
             own.members[0].kill()
             eventually(lambda: store.lost is not None)
             own.restore()
             eventually(lambda: outcome(lambda: store.changes(since)) == "done")
             assert set(store.changes(since).changed) >= {"b"}
+
+
+def test_restart_passes_over_a_first_member_of_another_cluster(own: LocalEtcd, tmp_path: Path):
+    (tmp_path / "other").mkdir()
+    with LocalEtcd(1, tmp_path / "other") as other:
+        mark = filled(own, tmp_path, "first")
+        both = EtcdPlace((*other.endpoints, *own.endpoints), "first")
+        place = replace(backend(own, "first"), place=both)
+        with closing(place.open_store(mark)) as store:
+            assert store.get("a").value == {"n": 2}
+        with closing(EtcdStore(own.client(), "first")) as store:
+            store.replace_identity()
+        place = replace(backend(own, "first"), place=both)
+        with closing(place.open_store(mark)) as store:
+            assert store.get("a").value == {"n": 2}
 
 
 def test_board_fails_after_a_restore_of_etcd(own: LocalEtcd, tmp_path: Path):

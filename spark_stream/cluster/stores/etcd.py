@@ -264,17 +264,17 @@ class EtcdStore:
             MetadataLost: Etcd has lost changes since.
         """
         known = KnownEtcd() if mark is None else msgspec.json.decode(mark, type=KnownEtcd)
-        found = self._found(known)
+        found, reason = self._present(known)
         if not found.identity and not known.identity:
             put = {"key": self._identity, "value": encoded(secrets.token_hex(8).encode())}
             asked = {"compare": [is_at(self._identity, 0)], "success": [{"request_put": put}]}
             self._client.write_again(TXN, asked)
-            found = self._found(known)
+            found, reason = self._present(known)
         if is_replaced(known, found):
             earlier = (*known.earlier, *filter(None, [known.identity]))
-            known = KnownEtcd(found.cluster, found.identity, earlier)
+            known, reason = KnownEtcd(found.cluster, found.identity, earlier), None
         self._history.start(known)
-        self._judge(known, found)
+        self._judge(found, reason)
         self._read_head()
 
     def replace_identity(self) -> None:
@@ -323,24 +323,38 @@ class EtcdStore:
             MetadataLost: Members answer, and none has it.
             MetadataUnavailable: No member answers.
         """
-        known, failure = self._history.known, MetadataUnavailable("no member of etcd answers")
-        lost: MetadataLost | None = None
-        for _ in range(self._client.members):
-            try:
-                return self._judge(known, self._found(known))
-            except MetadataUnavailable as error:
-                failure = error
-            except MetadataLost as error:
-                lost = error
-        raise lost or failure
+        self._judge(*self._present(self._history.known))
 
-    def _judge(self, known: KnownEtcd, found: FoundEtcd) -> None:
-        reason = difference(known, found)
-        if reason is None and self._history.lost is not None and found.mark is None:
-            reason = f"the change of revision {known.head} was compacted"
+    def _judge(self, found: FoundEtcd, reason: str | None) -> None:
         if reason is not None:
             raise self._history.lose(reason)
         self._history.regain(found)
+
+    def _present(self, known: KnownEtcd) -> tuple[FoundEtcd, str | None]:
+        """Read the present state from the first member that follows the known one.
+
+        If no member does, return a replaced state or any other, and the reason against it.
+
+        Raises:
+            MetadataUnavailable: No member answers.
+        """
+        failure = MetadataUnavailable("no member of etcd answers")
+        others: list[tuple[FoundEtcd, str]] = []
+        for _ in range(self._client.members):
+            try:
+                found = self._found(known)
+            except MetadataUnavailable as error:
+                failure = error
+                continue
+            reason = difference(known, found)
+            if reason is None and self._history.lost is not None and found.mark is None:
+                reason = f"the change of revision {known.head} was compacted"
+            if reason is None:
+                return found, None
+            others.append((found, reason))
+        if not others:
+            raise failure
+        return next((each for each in others if is_replaced(known, each[0])), others[0])
 
     def _found(self, known: KnownEtcd) -> FoundEtcd:
         """Read the present state from one member."""
