@@ -252,7 +252,7 @@ def test_a_request_loses_the_hints_that_an_earlier_release_does_not_have():
     assert asked.without_hint(InvalidRequest("there is no action")) is None
 
 
-@pytest.mark.parametrize("kind", {each.request for each in ACTIONS.values()})
+@pytest.mark.parametrize("kind", dict.fromkeys(each.request for each in ACTIONS.values()))
 def test_a_hint_is_a_field_with_a_default(kind):
     optional = {each.name for each in structs.fields(kind) if each.default is not NODEFAULT}
     assert optional >= kind.HINTS
