@@ -621,7 +621,8 @@ class Connection:
         if found is None or not found.receives or self.lost:
             return
         found.unreturned += size
-        if found.unreturned >= self._limits.credit // 2 or found.granted <= 0:
+        allows_more = found.granted <= 0 < found.granted + found.unreturned
+        if found.unreturned >= self._limits.credit // 2 or allows_more:
             found.granted += found.unreturned
             self._put(FrameKind.CREDIT, stream, msgspec.msgpack.encode(found.unreturned))
             found.unreturned = 0

@@ -491,6 +491,25 @@ def test_each_frame_that_a_client_gets_may_be_answered_with_credit() -> None:
         assert broker.receive(frame(FrameKind.CREDIT, 1, b"\x10"), 0) == []
 
 
+def test_credit_is_gathered_while_the_peer_may_not_send() -> None:
+    """A slow reader of many small frames before a large one must not exceed its budget."""
+    pair = Pair()
+    number = pair.open(end=True)
+    for _ in range(500):
+        pair.broker.send(number, b"", b"small")
+        pair.exchange()
+    pair.broker.send(number, b"", bytes(LIMITS.body_bytes_max))
+    pair.exchange()
+    sizes = [each.size for each in pair.at_client if isinstance(each, Received)]
+    assert len(sizes) == 501
+    for size in sizes[:-1]:
+        pair.client.grant_credit(number, size)
+    assert pair.client.output() == []
+    pair.client.grant_credit(number, sizes[-1])
+    pair.exchange()
+    assert pair.broker.may_send(number)
+
+
 def test_one_answer_is_enough_for_all_pings_before_it() -> None:
     broker = broker_of()
     broker.receive(PING * 10, 0)
