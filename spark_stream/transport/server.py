@@ -34,6 +34,7 @@ _ACCEPTS_AGAIN_S: Final = 0.1  # after accepting failed
 _LOOKS_EVERY_S: Final = 0.05
 _UNIX: Final = "unix"
 _TLS_HANDSHAKE: Final = b"\x16"
+_NO_TLS: Final = "TLS_HANDSHAKE_FAILED"
 TLS_REQUIRED: Final = "TLS_REQUIRED"
 """The code with which a door that speaks TLS refuses a client that does not."""
 
@@ -261,7 +262,7 @@ class Server:
             except ssl.SSLWantWriteError:
                 self._loop.watch(shaken, WRITE, go_on)
             except OSError as error:
-                logger.info("%s: no TLS connection: %s", name, error)
+                self.refused.note(Lost(_NO_TLS, str(error)), name, time.monotonic())
                 give_up()
             else:
                 over()

@@ -386,6 +386,22 @@ def test_a_server_that_stops_sends_its_last_answers(loop: Loop) -> None:
     assert not stopped.is_alive()
 
 
+@pytest.mark.parametrize("place", ["tls"], indirect=True)
+def test_failed_handshakes_are_logged_once_in_a_while(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, port = place.address.split(":")
+    with caplog.at_level(logging.INFO):
+        for _ in range(5):
+            with socket.create_connection((host, int(port)), timeout=10) as client:
+                client.sendall(b"\x16" + bytes(100))
+                with suppress(ConnectionError):
+                    while client.recv(1000):
+                        pass
+    assert len(caplog.messages) == 1
+    assert "closed 1 connections with TLS_HANDSHAKE_FAILED" in caplog.text
+
+
 def test_a_server_without_descriptors_waits_for_some(
     loop: Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
