@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 import spark_stream as isolog
 from spark_stream.client.consumers import ConsumersClient
+from spark_stream.consistency.reader_states import ReaderState
 from spark_stream.errors import BrokerUnavailable, DataLoss, InvalidOption
 from spark_stream.wire.consumer_messages import ConsumerDescription
+from tests.conftest import ROOT
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, numbers
 
@@ -256,6 +260,37 @@ def test_a_client_and_a_query_may_share_a_name(shared, log, ten):
 def test_a_name_has_to_be_one(shared, ten, text):
     with pytest.raises(InvalidOption, match="consumer takes a text of 1 to 255 characters"):
         Query(shared.address, ten, consumer=text)
+
+
+RUN = """
+import os, signal, sys, threading, time
+from spark_stream.client.sessions import ReaderHeartbeats
+from spark_stream.datasource.reading import naming
+from tests.conftest import ROOT
+from tests.datasource.sources import Query
+
+naming.is_worker = lambda module: True
+query = Query(sys.argv[1], sys.argv[2], consumer=sys.argv[2])
+query.batch()
+send = ReaderHeartbeats._send
+
+
+def interrupted(self, *given):  # by the second SIGTERM that Spark sends, while the end is recorded
+    if self._is_over:
+        os.kill(os.getpid(), signal.SIGTERM)
+    send(self, *given)
+
+
+ReaderHeartbeats._send = interrupted
+os.kill(os.getpid(), signal.SIGTERM) if sys.argv[3] == "terminated" else query.reader.stop()
+"""
+
+
+@pytest.mark.parametrize("ended", ["terminated", "stopped"])
+def test_a_second_sigterm_does_not_lose_the_end_of_a_query(shared, log, ten, ended):
+    command = [sys.executable, "-c", RUN, shared.address, ten, ended]
+    subprocess.run(command, cwd=ROOT, timeout=60)
+    assert seen(log, ten).state is ReaderState.STOPPED
 
 
 def test_what_is_pinned_is_a_streaming_offset_as_in_a_checkpoint(shared, log, ten):

@@ -77,6 +77,7 @@ class NamedQuery:
 
     def end(self) -> None:
         """Record the end of the run: in order, unless the JVM of its driver has died."""
+        self._is_ending = True
         if self._heartbeats is not None:
             self._heartbeats.end(
                 ReaderEnding.CLEAN if _is_running(self._jvm) else ReaderEnding.LOST
