@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
@@ -40,8 +39,6 @@ from spark_stream.wire.transaction_messages import (
     TransactionPartition,
 )
 
-Answer = TypeVar("Answer")
-
 
 class TransactionsClient:
     """The transactions of a connection's log; calls raise the broker's errors, typed."""
@@ -77,9 +74,7 @@ class TransactionsClient:
             SinkInUse, StaleBatch, ProducerFenced.
             TransactionAborted: the driver that planned the batch has abandoned it.
         """
-        return _with_or_without_name(
-            asked, lambda each: self._connection.act("open-branch", each, Branch)
-        )
+        return self._connection.act("open-branch", asked, Branch)
 
     def settle_batch(self, asked: OpenBranch) -> SettledBatch:
         """Return whether the batch is committed. If it is not, abort what the sink has open.
@@ -87,9 +82,7 @@ class TransactionsClient:
         Raises:
             SinkInUse, StaleBatch, ProducerFenced.
         """
-        return _with_or_without_name(
-            asked, lambda each: self._connection.act("settle-batch", each, SettledBatch)
-        )
+        return self._connection.act("settle-batch", asked, SettledBatch)
 
     def renew_batch(self, transactional_id: str, instance: str, batch: int) -> None:
         """Extend the deadline of the transaction that writes the batch, if it is open."""
@@ -246,13 +239,3 @@ def _placed(at: TransactionPartition, number: int, seen: Partitions) -> Transact
         first_offset=firsts.get(number, at.first_offset),
         held_back=held_back(facts).get(number, 0),
     )
-
-
-def _with_or_without_name(asked: OpenBranch, call: Callable[[OpenBranch], Answer]) -> Answer:
-    """Call with the name of the query, and without it if the broker is of an older release."""
-    try:
-        return call(asked)
-    except InvalidRequest as error:
-        if not asked.query_name or "query_name" not in error.message:
-            raise
-    return call(structs.replace(asked, query_name=""))

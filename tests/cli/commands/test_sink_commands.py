@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from msgspec.structs import replace
 
-from spark_stream.client.transactions import TransactionsClient
-from spark_stream.errors import InvalidRequest
 from spark_stream.wire.sink_messages import OpenBranch
 from tests.cli.conftest import Call, Served
 
@@ -64,24 +61,3 @@ def test_the_name_of_a_query_is_shown_in_all_lists(served: Served, here: Call):
     assert "nightly" in here("transactions", "describe", name).out
     transactions.abort(name, "run", branch.number)
     assert here("sinks", "delete", name, "--yes").code == 0
-
-
-def test_a_broker_of_an_older_release_gets_no_name_of_a_query(served: Served):
-    """It rejects requests with fields that it does not know."""
-    asked = OpenBranch(
-        transactional_id="sink/x", query="an id", instance="run", batch=4, query_name="nightly"
-    )
-    taken = []
-
-    class OlderConnection:
-        def act(self, name: str, request: OpenBranch, kind: type) -> object:
-            if b"query_name" in request.to_bytes():
-                raise InvalidRequest("OpenBranch: Object contains unknown field `query_name`")
-            taken.append((name, request))
-            return kind
-
-    client = TransactionsClient(OlderConnection())  # type: ignore[arg-type]
-    client.open_branch(asked)
-    client.settle_batch(asked)
-    older = replace(asked, query_name="")
-    assert taken == [("open-branch", older), ("settle-batch", older)]

@@ -10,6 +10,7 @@ import pytest
 from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.errors import InvalidRequest
 from spark_stream.wire.messages import Message
+from spark_stream.wire.sink_messages import OpenBranch
 from tests.support import BrokerProcess, values
 
 
@@ -36,3 +37,26 @@ def test_a_reader_with_a_rack_reads_from_brokers_that_have_no_racks(
     with shared.connect() as log:
         assert log.read(topic, isolation="read_committed")["value"].to_pylist() == [b"a", b"b"]
     assert sent == [["machine", "rack"], ["rack"], []]
+
+
+def test_a_sink_of_a_named_query_writes_to_brokers_that_store_no_names(
+    shared: BrokerProcess, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = BrokerLink.act
+
+    def act(link: BrokerLink, name: str, body: Message, *rest: Any) -> Message:
+        if "query_name" in json.loads(body.to_bytes()):
+            what = "OpenBranch: Object contains unknown field `query_name`"
+            raise InvalidRequest(what, field="query_name")
+        return answered(link, name, body, *rest)
+
+    monkeypatch.setattr(BrokerLink, "act", act)
+    sink = f"sink/{topic}"
+    asked = OpenBranch(
+        transactional_id=sink, query="an id", instance="run", batch=4, query_name="nightly"
+    )
+    with shared.connect() as log:
+        branch = log._transactions.open_branch(asked)
+        assert log.describe_transaction(sink).query_name == ""
+        log._transactions.abort(sink, "run", branch.number)
+        assert not log._transactions.settle_batch(asked).committed
