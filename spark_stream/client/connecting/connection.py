@@ -18,15 +18,13 @@ import math
 import os
 import re
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
 from spark_stream.client.connecting.access import OPEN, Access, checked_text
-from spark_stream.client.connecting.calls import call_elsewhere
+from spark_stream.client.connecting.calls import call_elsewhere, weakly
 from spark_stream.client.connecting.embedded import (
     ensure_broker,
     live_address,
@@ -270,7 +268,7 @@ class ClusterConnection:
         if found is not None:
             if self._path is None and time.monotonic() >= self._ask_at:
                 self._ask_at = time.monotonic() + _ASK_AGAIN_S
-                ask = partial(_ask_for_brokers, weakref.ref(self), found)
+                ask = weakly(self.ask_for_brokers, found, _GREETING_S)
                 with suppress(RuntimeError):  # the interpreter is ending
                     call_elsewhere(("brokers", id(self)), ask)
             return found
@@ -413,13 +411,6 @@ class ClusterConnection:
             links = list(self._links.values())
         for each in links:
             each.close()
-
-
-def _ask_for_brokers(known: weakref.ref[ClusterConnection], link: BrokerLink) -> None:
-    """Fetch the list of brokers for a connection, unless its user has dropped it."""
-    connection = known()
-    if connection is not None:
-        connection.ask_for_brokers(link, _GREETING_S)
 
 
 def _act(link: BrokerLink, name: str, body: Message, result: type[R], deadline: float) -> R:
