@@ -70,6 +70,7 @@ class AsyncLog(Asynchronous[sync.Log]):
     alter_topic = on_a_thread(sync.Log.alter_topic)
     delete_topic = on_a_thread(sync.Log.delete_topic)
     trim = on_a_thread(sync.Log.trim)
+    plan_trim = on_a_thread(sync.Log.plan_trim)
     topics = on_a_thread(sync.Log.topics)
     describe = on_a_thread(sync.Log.describe)
 

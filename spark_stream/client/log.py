@@ -35,7 +35,7 @@ from spark_stream.sql.ddl import parse_schema
 from spark_stream.wire.cluster_messages import ClusterDescription
 from spark_stream.wire.consumer_messages import ConsumerDescription
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
-from spark_stream.wire.messages import EARLIEST, BrokerStatus, Empty, TopicDescription
+from spark_stream.wire.messages import BrokerStatus, Empty, TopicDescription
 from spark_stream.wire.sink_messages import SinkDescription
 from spark_stream.wire.transaction_messages import TransactionDescription
 
@@ -220,7 +220,7 @@ class Log(Closing):
         self._topics.delete(topic)
 
     def trim(
-        self, topic: str, before: Place, *, partitions: Sequence[int] | None = None
+        self, topic: str, before: Place | TrimPlan, *, partitions: Sequence[int] | None = None
     ) -> dict[int, int]:
         """Move the log start of each partition up to ``before``, and return the new log starts.
 
@@ -231,8 +231,10 @@ class Log(Closing):
         Args:
             topic: The topic's name.
             before: An offset for each partition, ``{partition: offset}`` for some, a datetime (the
-                records before the first one at or after it go), or ``"latest"`` (all go).
-            partitions: Only these partitions.
+                records before the first one at or after it go), or ``"latest"`` (all go). A plan
+                of :meth:`plan_trim` trims only the topic that it was made for, and no later one of
+                the name.
+            partitions: Only these partitions. Not with a plan.
 
         Raises:
             UnknownTopic, UnknownPartition: There is no such topic or partition.
@@ -240,13 +242,28 @@ class Log(Closing):
                 there are not replicated yet, or belong to an open transaction. No partition is
                 trimmed. A datetime or ``"latest"`` trims at most to the last stable offset.
         """
-        plan = self.plan_trim(topic, before, partitions=partitions)
-        return self._topics.trim(topic, plan.topic_id, plan.before)
+        if isinstance(before, TrimPlan):
+            if partitions is not None:
+                raise InvalidOption("partitions is not for a plan", hint="Give it to plan_trim().")
+            return self._topics.trim(topic, before.topic_id, before.before)
+        topic_id, offsets = self._trim_offsets(topic, before, partitions)
+        return self._topics.trim(topic, topic_id, offsets)
 
     def plan_trim(
         self, topic: str, before: Place, *, partitions: Sequence[int] | None = None
     ) -> TrimPlan:
-        """Return what :meth:`trim` would do with these arguments, and trim nothing."""
+        """Check a :meth:`trim` with these arguments, and return its offsets. Trim nothing.
+
+        It needs the same permission, and raises the same errors.
+        """
+        topic_id, offsets = self._trim_offsets(topic, before, partitions)
+        starts = self._topics.trim(topic, topic_id, offsets, dry_run=True)
+        return TrimPlan(topic_id, starts, offsets)
+
+    def _trim_offsets(
+        self, topic: str, before: Place, partitions: Sequence[int] | None
+    ) -> tuple[str, dict[int, int]]:
+        """Return the id of the topic, and the offset to trim below in each partition."""
         known = self._topics.describe(topic)
         found = resolve(self._topics, topic, before, Isolation.READ_COMMITTED, "earliest")
         span = _Span(known, found, {}, from_earliest=False)
@@ -254,8 +271,7 @@ class Log(Closing):
             span = _only(span, partitions)
         elif isinstance(before, Mapping):
             span = _only(span, list(before))
-        starts = self._topics.offsets(topic, at=EARLIEST, partitions=sorted(span.starts)).offsets
-        return TrimPlan(known.id, starts, dict(span.starts))
+        return known.id, dict(span.starts)
 
     # -- the cluster ----------------------------------------------------------------------------
 

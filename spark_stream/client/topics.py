@@ -189,9 +189,14 @@ class TopicsClient:
             if "topic_id" in error.details:  # there is a later one
                 raise
 
-    def trim(self, topic: str, topic_id: str, before: Mapping[int, int]) -> dict[int, int]:
-        """Move the log start of each partition to its offset, and return the new log starts."""
-        asked = TrimTopic.of(topic=topic, topic_id=topic_id, before=dict(before))
+    def trim(
+        self, topic: str, topic_id: str, before: Mapping[int, int], *, dry_run: bool = False
+    ) -> dict[int, int]:
+        """Move the log start of each partition to its offset, and return the new log starts.
+
+        ``dry_run``: only check the offsets, and return the present log starts.
+        """
+        asked = TrimTopic.of(topic=topic, topic_id=topic_id, before=dict(before), dry_run=dry_run)
         return self._connection.act("trim-topic", asked, Trimmed).log_starts
 
     def _id_of(self, topic: str) -> str:

@@ -36,11 +36,14 @@ def trim(
     topic: Topic,
     before: Mapping[int, int],
     find: Callable[[PartitionId], StoredPartition | None],
+    *,
+    dry_run: bool = False,
 ) -> Script[dict[int, int]]:
     """Trim each partition below its offset, and return the resulting log starts.
 
     ``find`` looks a record up in this broker's view. A log start never moves back: a partition that
-    starts above its offset stays as it is.
+    starts above its offset stays as it is. ``dry_run``: only check the offsets, and return the
+    present log starts.
 
     Raises:
         OffsetOutOfRange: An offset is above the last stable offset. No partition was trimmed.
@@ -54,6 +57,8 @@ def trim(
         seen = yield from _described(topic, left)
         for each, at in left.items():
             _check_stable(topic, each.number, at, seen[each])
+        if dry_run:
+            return _log_starts(seen)
 
         def change(each: PartitionId, record: PartitionRecord, /) -> election.Outcome:
             return election.trim(record, seen[each].leader_epoch, wanted[each])  # noqa: B023
@@ -112,6 +117,10 @@ def _applied(topic: Topic, wanted: Mapping[PartitionId, Offset]) -> Script[dict[
         yield Refresh()
     else:
         raise _not_confirmed(topic, behind[0].number)
+    return _log_starts(seen)
+
+
+def _log_starts(seen: Mapping[PartitionId, Described]) -> dict[int, int]:
     return {each.number: int(found.bounds.log_start_offset) for each, found in seen.items()}
 
 

@@ -316,11 +316,15 @@ class DeleteTopic(Message):
 
 
 class TrimTopic(Message):
-    """Moves the log start of each of these partitions up to an offset."""
+    """Moves the log start of each of these partitions up to an offset.
+
+    ``dry_run``: only check the offsets, and return the present log starts.
+    """
 
     topic: Name
     topic_id: str
     before: dict[PartitionField, OffsetField]
+    dry_run: bool = False
 
 
 class Trimmed(Message):

@@ -78,9 +78,27 @@ def test_a_trim_names_partitions_and_topics_that_exist(log, filled):
     assert log.read(filled).num_rows == 20
 
 
+def test_a_plan_fails_where_the_trim_would_and_trims_nothing(log, filled):
+    for place in (11, {0: 3, 1: 11}):
+        with pytest.raises(OffsetOutOfRange, match="above the last stable offset 10"):
+            log.plan_trim(filled, place)
+    assert log.read(filled).num_rows == 20
+
+
+def test_a_plan_trims_no_later_topic_of_the_name(log, filled):
+    plan = log.plan_trim(filled, 3)
+    log.delete_topic(filled)
+    log.create_topic(filled, partitions=2, schema=NUMBERS)
+    with log.producer() as producer:
+        producer.append(filled, numbers(0, 10), partition=0)
+    with pytest.raises(UnknownTopic):
+        log.trim(filled, plan)
+    assert log.read(filled).num_rows == 10
+
+
 def test_asyncio_trims(shared, log, filled):
     async def trimmed() -> dict[int, int]:
         async with aio.connect(shared.address) as opened:
-            return await opened.trim(filled, 2)
+            return await opened.trim(filled, await opened.plan_trim(filled, 2))
 
     assert asyncio.run(trimmed()) == {0: 2, 1: 2}

@@ -94,7 +94,7 @@ def trim_topic(context: BrokerContext, asked: TrimTopic) -> Trimmed:
     for number in asked.before:
         hosted.check_number(number)
     starts = context.transactions.run(
-        trimming.trim(hosted.topic, asked.before, context.host.view_of)
+        trimming.trim(hosted.topic, asked.before, context.host.view_of, dry_run=asked.dry_run)
     )
     return Trimmed(log_starts=starts)
 

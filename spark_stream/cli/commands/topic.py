@@ -355,7 +355,7 @@ def trim(
             return
         records = counted(plan.records, "record")
         confirm(yes, f"Delete {records} of topic {topic}?", "delete them")
-        trimmed = opened.trim(topic, plan.before)
+        trimmed = opened.trim(topic, plan)
     for number, start in sorted(trimmed.items()):
         note(f"{topic}/{number} starts at offset {start}")
 

@@ -256,6 +256,9 @@ def test_a_topic_is_trimmed_after_a_dry_run(served, call, monkeypatch):
     dry = call("topic", "trim", "trimmed", "--before", "4", "--dry-run")
     assert dry.out == "trimmed/0: log start 0 -> 4\ntrimmed/1: log start 0 -> 4\n"
     assert dry.err == "8 records would be deleted\n"
+    high = call("topic", "trim", "trimmed", "--before", "11", "--dry-run")
+    assert (high.code, high.out) == (1, "")
+    assert "above the last stable offset 10" in high.err
     unsure = call("topic", "trim", "trimmed", "--before", "4")
     assert unsure.code == 2
     assert "--yes" in unsure.err
