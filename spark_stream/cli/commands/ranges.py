@@ -45,7 +45,7 @@ def place_of(option: str, text: str) -> Place:
     except (ValueError, OverflowError):
         raise InvalidOption(
             f"{option} takes earliest, latest, an offset or a moment, not {text!r}",
-            hint="A moment is written 2024-05-01 or 2024-05-01T12:30:00Z, or as 30m, 1h or 2d ago.",
+            hint="A moment is 2024-05-01 or 2024-05-01T12:30:00Z, or an age such as 30m, 1h or 2d.",
             option=option,
         ) from None
 

@@ -313,7 +313,7 @@ def trim(
         str,
         typer.Option(
             metavar="PLACE",
-            help="The first offset to keep, a moment (2024-05-01, or 2d ago), or latest.",
+            help="The first offset to keep, a moment (2024-05-01), an age (2d), or latest.",
             show_default=False,
         ),
     ],
