@@ -85,6 +85,18 @@ def note_heartbeat(
             return
 
 
+def end_fenced(kind: str, name: str, instance: str) -> Script[None]:
+    """Record that the reader of a name has stopped, under the instance that fenced it.
+
+    Its isolation level stays. A name without a session gets none.
+    """
+    while (record := (yield from Get(reader_key(kind, name)))) is not None:
+        session = decode_reader(record.value)
+        ended = structs.replace(session, instance=instance, ending=ReaderEnding.CLEAN)
+        if (yield from PutRecord(record.key, encode_reader(ended), record.version)):
+            return
+
+
 def forget_reader(kind: str, name: str) -> Script[None]:
     """Remove the session of a name's reader."""
     while (record := (yield from Get(reader_key(kind, name)))) is not None:

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from spark_stream.cluster.transactions import By
 from spark_stream.consistency.transactions.events import withdraw
 from spark_stream.consistency.transactions.transactions import PositionOf, State
+from spark_stream.scripts.readers import end_fenced
 from spark_stream.scripts.steps import FindTransactions, Script
 from spark_stream.scripts.transactions import records
 from spark_stream.scripts.transactions.finishing import Finished, finish
@@ -40,8 +41,14 @@ def take_consumer(
     *,
     keeps_group: bool = False,
 ) -> Script[list[PositionOf]]:
-    """Give the principal's instance the consumer's name, and return where it continues."""
+    """Give the principal's instance the consumer's name. Return its stored positions.
+
+    ``keeps_group``: for a reset. The name stays that of its group, and the earlier owner's session
+    ends: the new owner reads nothing.
+    """
     yield from own_name(consumer, instance, principal, keeps_group=keeps_group)
+    if keeps_group:
+        yield from end_fenced("client", consumer, instance)
     return (yield from take_over(finished, consumer, lambda position: True))
 
 

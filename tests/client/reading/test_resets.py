@@ -9,6 +9,7 @@ import pytest
 
 from spark_stream.client.consumers import MovedPosition
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.reader_states import ReaderState
 from spark_stream.errors import (
     ConsumerFenced,
     InvalidOption,
@@ -18,6 +19,7 @@ from spark_stream.errors import (
     UnknownTopic,
 )
 from spark_stream.wire.consumer_messages import PinStart
+from tests.support import eventually
 
 pytestmark = pytest.mark.slow  # every test here uses a broker
 
@@ -124,6 +126,25 @@ def test_reset_fences_the_running_consumer(log, filled, name):
         with pytest.raises(ConsumerFenced, match="its position was reset"):
             consumer.commit()
     assert stored(log, name) == {0: 2, 1: 2}
+
+
+def test_a_consumer_has_stopped_after_a_reset_and_keeps_its_level(log, filled, name):
+    with log.consumer(filled, name=name, isolation="read_committed") as consumer:
+        consumer.commit()
+    log.reset_consumer(name, "earliest")
+    (found,) = log.describe_consumer(name)
+    assert (found.state, found.isolation) == (ReaderState.STOPPED, "read_committed")
+    with log.consumer(filled, name=name, isolation="read_replicated"):
+        eventually(lambda: log.describe_consumer(name)[0].isolation == "read_replicated")
+        assert log.describe_consumer(name)[0].state is ReaderState.CATCHING_UP
+
+
+def test_a_running_consumer_has_stopped_after_a_reset(log, filled, name):
+    with log.consumer(filled, name=name) as consumer:
+        consumer.commit()
+        eventually(lambda: log.describe_consumer(name)[0].isolation is not None)
+        log.reset_consumer(name, "earliest")
+        assert log.describe_consumer(name)[0].state is ReaderState.STOPPED
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
