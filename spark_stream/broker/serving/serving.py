@@ -13,10 +13,11 @@ brokers  ``run-steps``    ; request                 one answer
 brokers  ``replicate``    ; request                 what the leader and the follower say
 =======  ===============  ========================  ===============================================
 
-All of it runs on pools of threads: one for appends, one for fetches that were woken by records, and
-one for the rest. Streams of appends, fetches and followers use a thread while they have something
-to do (``append_stream``, ``fetch_task``, ``broker.replication.leader_stream``). A stream ends by an
-answer or a typed error; an unforeseen error is logged with its trace.
+All of it runs on pools of threads: one for appends, one for fetches that were woken by records, one
+for steps of the other brokers, and one for the rest. Streams of appends, fetches and followers use
+a thread while they have something to do (``append_stream``, ``fetch_task``,
+``broker.replication.leader_stream``). A stream ends by an answer or a typed error; an unforeseen
+error is logged with its trace.
 """
 
 from __future__ import annotations
@@ -122,6 +123,7 @@ class Serving:
         self._boot_id = boot_id
         self._refused = here.host.counts.refused
         self._pool = Pool(loop)
+        self._steps_pool = Pool(peer_loop)  # elections do not wait for thousands of clients' calls
         self._password_pool = Pool(loop, _COMPARED_AT_ONCE, _COMPARED_AT_ONCE)
         self._keys_pool = Pool(loop, 1, 1)  # asks the issuer of JWTs, which may not answer
         self._waiting: Counter[tuple[str, Pool]] = Counter()  # by host; on the loop's thread
@@ -198,7 +200,8 @@ class Serving:
             elif opened.method == REPLICATE:
                 self._replicate(opened, stream, incoming)
             else:
-                self._submit(partial(self._run_steps, incoming=incoming), opened, stream)
+                run = partial(self._run_steps, incoming=incoming)
+                self._submit(run, opened, stream, self._steps_pool)
 
         return serve
 
@@ -233,6 +236,7 @@ class Serving:
         self._woken_pool.stop()
         self._password_pool.stop()
         self._keys_pool.stop()
+        self._steps_pool.stop()
         self._pool.stop()
 
     def _wake(self, woken: tuple[WakeUp, ...]) -> None:

@@ -1,0 +1,55 @@
+"""Steps of the other brokers have threads of their own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_stream.broker.config import BrokerConfig
+from spark_stream.broker.process import Broker
+from spark_stream.broker.serving import serving
+from spark_stream.broker.serving.pool import MOST
+from spark_stream.errors import BrokerBusy
+from spark_stream.transport.client import ClientChannel
+from spark_stream.transport.streams import CallFailed
+from spark_stream.wire.methods import ACT, RUN_STEPS
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    mask = os.umask(0o077)
+    listen = "127.0.0.1:0"
+    found = Broker(BrokerConfig(dir=tmp_path / "log", listen=listen, peer_listen=listen))
+    yield found
+    found.stop()
+    os.umask(mask)
+
+
+def test_calls_of_clients_hold_up_no_steps_of_brokers(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    def held(*_: object) -> None:
+        released.wait(60)
+        raise BrokerBusy("released")
+
+    monkeypatch.setattr(serving, "run_action", held)
+    client = ClientChannel(broker.address, timeout_s=20)
+    peer = ClientChannel(broker.peer_address, timeout_s=20)
+    try:
+        calls = [client.open(ACT, b"status", b"", end=True) for _ in range(2 * MOST)]
+        with pytest.raises(CallFailed):  # not by a timeout: the steps are refused
+            peer.open(RUN_STEPS, b"", b"no steps", end=True).receive(20)
+        released.set()
+        for call in calls:
+            with pytest.raises(CallFailed):
+                call.receive(60)
+    finally:
+        released.set()
+        client.close()
+        peer.close()
