@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import uuid
 from collections.abc import Iterator
@@ -92,7 +93,9 @@ def test_a_later_transaction_of_an_id_replaces_the_earlier_one() -> None:
 def test_a_worker_of_a_driver_that_hangs_renews_for_a_limited_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(renewal, "_AFTER_TASK_S", 0.05)
+    seconds = itertools.count()
+    monkeypatch.setattr(renewal, "time", SimpleNamespace(monotonic=lambda: next(seconds) / 100))
+    monkeypatch.setattr(renewal, "_AFTER_TASK_S", 1.0)
     calls = Calls()
     undecided = UndecidedTransactions()
     undecided.add(calls, ("query/q", "run", 5), SOON_MS / 1000)  # type: ignore[arg-type]
