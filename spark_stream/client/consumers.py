@@ -156,7 +156,7 @@ class ConsumersClient:
         return self._connection.act("list-consumers", Empty(), ConsumerDescriptions).consumers
 
     def _with_ends(self, found: Sequence[ConsumerDescription]) -> list[ConsumerDescription]:
-        """Add the ends of the partitions, and what is held back there."""
+        """Add the ends of the partitions, and the numbers of records that are held back."""
         names = {at.topic for each in found for at in each.partitions}
         seen = see_partitions(self._connection, sorted(names))
         return [

@@ -147,7 +147,7 @@ def lag_of(
     high_watermark: int | None,
     last_stable: int | None,
 ) -> Lag | None:
-    """Return the lag of a reader at this position; None if its leader cannot know it yet.
+    """Return the lag of a reader at this position. None before its leader has a high watermark.
 
     It is counted up to the log end under read_uncommitted (and where the level is unknown), else up
     to the high watermark. For read_atomic the last stable offset stands for the cut, which is at or

@@ -1,12 +1,12 @@
 """The state of a reader: a named query, a named consumer, or a consumer group.
 
-All views decide it by :func:`state_of`, from what is on record and from the reader's lag. A reader
-has a session, which its heartbeats renew while its process runs. An end in order is on record. So a
-crash is a session that expired without one, and neither a slow reader nor a reader between two
-runs looks like it.
+All views use :func:`state_of`, with the reader's session and its lag. Heartbeats renew the session
+while the reader's process runs, and a reader that is closed records its end. So a crash is a
+session that expired without a recorded end. A slow reader and a reader between two runs look
+different.
 
-A heartbeat also has the time since the program last requested records. So a reader that hangs is
-told from one that is slow, and from one that requests records and gets none.
+A heartbeat also has the time since the program last requested records. This time separates a
+reader that hangs from a slow one, and from one that requests records and gets none.
 """
 
 from __future__ import annotations

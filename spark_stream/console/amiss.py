@@ -59,7 +59,7 @@ class Amiss(Struct, frozen=True):
 
 
 def judge(parts: Mapping[str, Any], now_ms: int) -> list[Amiss]:
-    """Return what the parts of the board show to be amiss, the worst first, causes before effects.
+    """Return the problems that the parts of the board show: the worst first, causes before effects.
 
     ``parts``: by name; what is not known is left out, and not judged.
     """

@@ -232,5 +232,5 @@ def _fenced(name: str) -> ConsumerFenced:
 
 
 def session_ms_of(record: StoreRecord) -> int:
-    """Return how long the session in a member's record lasts."""
+    """Return the duration of the session in a member's record."""
     return decode_session(record.value).session_ms

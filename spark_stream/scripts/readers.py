@@ -46,7 +46,7 @@ class SessionWatch:
     def find_over(
         self, sessions: Sequence[StoreRecord], asked_s: float, answered_s: float
     ) -> list[StoreRecord]:
-        """Return the sessions that are over. The times: before and after the records were read."""
+        """Return the expired sessions. The times: before and after the read of the records."""
         passed = 0.0 if self._looked_at is None else asked_s - self._looked_at
         passed = passed if passed <= _GAP_S else 0.0
         self._looked_at = answered_s
@@ -122,5 +122,5 @@ def end_readers(watch: SessionWatch, now: Callable[[], float]) -> Script[list[st
 
 
 def session_ms_of(record: StoreRecord) -> int:
-    """Return how long the session in a reader's record lasts."""
+    """Return the duration of the session in a reader's record."""
     return decode_reader(record.value).session_ms

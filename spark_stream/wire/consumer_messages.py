@@ -195,7 +195,7 @@ class ConsumerDescription(Description):
     Of a query: the ``isolation`` that it reads under, the topics of its ``selection``, how its
     first start was asked for (``starting``) and when it was (``started_ms``), and when it last
     reported its progress (``recorded_ms``). Times are in ms since the epoch.
-    ``principal``: who has the name; empty if callers are not known. ``ending``: how the last run
+    ``principal``: the owner of the name, empty without authentication. ``ending``: how the last run
     ended, or the last member of a group left. ``idle_ms``: since it last requested records.
     ``selection`` or ``starting`` is None if it names a topic that the caller may not describe.
     """
@@ -231,7 +231,7 @@ class ConsumerDescription(Description):
 
     @property
     def state(self) -> ReaderState:
-        """What the reader does now. See ``consistency.reader_states``."""
+        """The present state of the reader. See ``consistency.reader_states``."""
         members = None if self.group is None else len(self.group.members)
         readable = (self.lag or 0) - self.held_back
         return state_of(self.ending, members, self.idle_ms / 1000, readable, self.held_back)

@@ -251,7 +251,7 @@ class Scrape:
 
     @cached_property
     def consumers(self) -> dict[tuple[str, ...], tuple[int, int, int]]:
-        """The sums of positions, of lags and of what is held back, by consumer, kind, isolation."""
+        """The sums of positions, lags and held-back records, by consumer, kind and isolation."""
         found: dict[tuple[str, ...], tuple[int, int, int]] = {}
         for each in self.consumed:
             isolation = "unknown" if each.isolation is None else each.isolation.value

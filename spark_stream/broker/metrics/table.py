@@ -221,9 +221,9 @@ TABLE: Final[tuple[Series, ...]] = (
            "Records between LSO and high watermark: replicated, and held back by transactions",
            lambda s: sum(b.high_watermark - b.last_stable_offset for _, b in s.led.values())),
     Series(TRANSACTIONS, "isolog_lso_holder_seconds", GAUGE,
-           "For how long the transaction has been open that holds readers back the longest in"
-           " partitions that the broker leads, with one of them. One series at most, and only after"
-           " a minute",
+           "Seconds since the start of the oldest transaction that holds readers back in partitions"
+           " that the broker leads. The labels name it and one of these partitions. One series at"
+           " most, and only after a minute",
            lambda s: s.holder, ("transactional_id", *_PLACE)),
     Series(TRANSACTIONS, "isolog_unreplicated_records", GAUGE,
            "Records between high watermark and log end: not yet on all in-sync replicas",
@@ -322,8 +322,9 @@ TABLE: Final[tuple[Series, ...]] = (
            ("consumer", "kind", "isolation")),
     Series(CONSUMERS, "isolog_consumer_state", GAUGE,
            "Always 1. The label `state` of a named consumer, group or query is `running`,"
-           " `catching_up`, `waiting_at_lso`, `stalled`, `stopped`, `empty` or `gone`, by the lag"
-           " in partitions that the broker leads. Take `max` over brokers",
+           " `catching_up`, `waiting_at_lso`, `stalled`, `stopped`, `empty` or `gone`. A broker"
+           " counts the lag in partitions that it leads, so two brokers may show different states"
+           " of a running reader. Take `max` over brokers",
            lambda s: s.states, ("consumer", "kind", "state")),
     Series(CONSUMERS, "isolog_consumer_partition_lag_records", GAUGE, "Its lag, by partition",
            lambda s: {(each.consumer, each.kind, *_place(each.place)): each.lag.records

@@ -330,8 +330,8 @@ def trim(
 ) -> None:
     """Delete the oldest records of a topic: move the log start of its partitions.
 
-    The records are gone for all readers, at all replicas. A partition that starts later already
-    stays as it is.
+    No reader gets these records any more, from any replica. A partition that starts at a later
+    offset stays as it is.
 
     \b
     isolog topic trim flights --before 2024-05-01 --dry-run

@@ -65,7 +65,7 @@ def top(
 ) -> None:
     """Show brokers, topics by rate, what is amiss, open transactions, and readers with their lag.
 
-    Rates are of what is written. A reader is stalled if its program has not requested records for
+    Rates count written records. A reader is stalled if its program has not requested records for
     two minutes and there are some, and gone if it ended without being closed. The first transaction
     that is undecided in a partition holds readers under read_committed back. In a terminal, q or
     Ctrl-C ends it.

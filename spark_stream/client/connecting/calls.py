@@ -81,7 +81,7 @@ def call_elsewhere(key: Hashable, call: Call) -> None:
 
 
 def weakly(method: Callable[..., None], *arguments: object) -> Callable[..., None]:
-    """Return a call of a bound method that does nothing once its object is gone."""
+    """Return a call of a bound method that does nothing after the end of its object."""
     known = weakref.WeakMethod(method)
 
     def call(*more: object) -> None:

@@ -91,7 +91,7 @@ class ClusterConnection:
     ``timeout_s`` bounds a call and its retries together. With ``create=False`` nothing is made at
     ``path``: without a log there, the first call raises UnknownLog. ``cluster_id``: the expected
     log; without it, the log of the first broker that answers. ``access``: how to connect.
-    ``rack``: where the reader is, by default what ISOLOG_RACK says. ``brokers``: addresses that
+    ``rack``: the rack of the reader, by default ISOLOG_RACK. ``brokers``: addresses that
     another connection to the same log has received, the latest one first.
     """
 

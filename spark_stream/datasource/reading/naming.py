@@ -62,7 +62,7 @@ class NamedQuery:
         self._is_ending = False
 
     def note_plan(self) -> None:
-        """Note that Spark plans a micro-batch.
+        """Record that Spark plans a micro-batch.
 
         Spark sends nothing between two plans, so a query counts as idle only if it takes longer
         than ever before in this run.

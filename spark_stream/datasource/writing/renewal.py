@@ -60,7 +60,7 @@ class KeptOpen:
         self._transaction: Transaction | None = None
 
     def wrote(self, transaction: Transaction) -> None:
-        """Note the transaction with the task's rows, for its renewal after the task."""
+        """Record the transaction with the task's rows, for its renewal after the task."""
         self._transaction = transaction
 
     def _renew(self) -> None:
