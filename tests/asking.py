@@ -33,7 +33,7 @@ def asking_broker(folder: Path, conf: str = "") -> Iterator[BrokerProcess]:
 def secure_brokers(
     folder: Path, files: Files, *, tls: bool = True
 ) -> Iterator[list[BrokerProcess]]:
-    """Three brokers on one store, each with a certificate of its own for both of its doors.
+    """Three brokers on one store, each with its own certificate for both of its doors.
 
     Without ``tls`` clients connect in plain text, and still have to authenticate.
     """

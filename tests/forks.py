@@ -131,7 +131,7 @@ def popen(command: Sequence[str], *, stderr: IO[str], env: Mapping[str, str], **
 
 
 def serve(asking: socket.socket) -> list[str] | None:
-    """Fork for whoever asks; return a broker's arguments in the child, None at the end.
+    """Fork on request. Return a broker's arguments in the child, None at the end.
 
     The end is that of the tests' process, even by SIGKILL: then the brokers are killed.
     """

@@ -1,4 +1,4 @@
-"""Sessions of named consumers and groups: what is on record while they run, and after their end."""
+"""Sessions of named consumers and groups: their records during a run and after its end."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_change_of_leaders_names_those_that_were_seen():
 
 
 def test_every_change_of_leaders_is_listed_also_without_records_of_its_epoch():
-    """A log has no entry of an epoch in which nothing was appended."""
+    """A log has no entry of an epoch without appends."""
     first, second = {"t": {0: seen("1", 1, 0)}}, {"t": {0: seen("2", 5, 0, 3)}}
     leaders = note_leaders(note_leaders({}, first), second)
     changes = leader_changes(second, leaders)

@@ -34,7 +34,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a worker does, in this process."""
+    """The steps of a worker, in this process."""
     found: list[str] = []
     monkeypatch.setattr(os, "_exit", lambda code: found.append(f"exit {code}"))
     return found

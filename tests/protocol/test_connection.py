@@ -525,7 +525,7 @@ def test_frames_of_a_stream_that_failed_are_taken_up_to_its_credit() -> None:
     client.output()
     client.open("append", b"")
     broker.receive(joined(client), 0)
-    for size in (10, 50_000, 1, 49_900, 500_000):  # the last one passes with what is left
+    for size in (10, 50_000, 1, 49_900, 500_000):  # the last one passes the rest
         client.send(1, b"", bytes(size))
     client.send(1, b"", end=True)
     broker.fail(1, b"no")

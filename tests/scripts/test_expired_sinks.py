@@ -231,7 +231,7 @@ def test_an_open_batch_write_stays_in_the_lists():
 
 
 def test_the_record_of_a_job_is_deleted_after_an_hour_and_that_of_a_numbered_batch_stays():
-    """So a numbered batch that is written again is recognised, and no row is there twice."""
+    """So a numbered batch that is written again is recognised, and no row is stored twice."""
     world = watched()
     write_batch(world, "job/1", JOB)
     write_batch(world, "sink/s", NUMBERED)

@@ -89,7 +89,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.full  # a driver of its own takes a while to start
+@pytest.mark.full  # a separate driver takes a while to start
 def test_a_query_whose_driver_was_killed_is_gone(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:

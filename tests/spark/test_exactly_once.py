@@ -162,7 +162,7 @@ def test_a_driver_killed_before_in_or_after_its_commit(
 def lone_driver(
     queries: Queries, source: str, target: str, marks: Path, fault: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A driver of its own, once its query has come to the fault. Killed in the end."""
+    """A separate driver whose query has reached the fault. It is killed at the end."""
     options = {"transactionTimeout": "3s", "queryName": target}
     query = {"to": target, "fault": fault, "marks": str(marks), "options": options}
     query["checkpoint"] = str(marks / "checkpoint")

@@ -52,7 +52,7 @@ class ManualLoop:
         """Do nothing."""
 
     def turn(self) -> None:
-        """Call what was requested before."""
+        """Run the calls that were requested before."""
         for _ in range(len(self.soon)):
             self.soon.popleft()()
 

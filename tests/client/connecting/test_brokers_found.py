@@ -51,7 +51,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Its clock stands still, and what is called elsewhere runs on the caller's thread."""
+    """Its clock stands still, and calls elsewhere run on the caller's thread."""
     found = Cluster("a:1", "b:1")
     clock = SimpleNamespace(
         monotonic=lambda: found.now,
