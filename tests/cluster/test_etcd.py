@@ -531,7 +531,7 @@ class SteppedTime:
 def test_lock_id_waits_as_long_as_the_lease_of_the_holder_lasts(
     board_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A holder with a long lease renews it seldom. Between two renewals no other process gets its id."""
+    """A holder with a long lease renews it seldom. In between no other process gets its id."""
     first, second = board_of("one", 10 * LEASE_S), board_of("two", LEASE_S)
     first.lock_id("b", tmp_path)
     place = first.take_place("b", "start", 10 * LEASE_S)
