@@ -8,13 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Final, TypeVar
 
 from msgspec import Struct
 
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.errors import IsologError
+from spark_stream.errors import BrokerUnavailable, IsologError, RequestTimeout
 from spark_stream.wire.messages import (
     AskedTopic,
     BrokerList,
@@ -60,12 +59,16 @@ def ask_each(
 
     def answer(broker: str) -> T | None:
         began = time.monotonic()
-        found = None
-        with suppress(IsologError):
+        found, has_answered = None, True
+        try:
             link = connection.to(broker, links[broker])
             found = link.act(action, body, result, _PATIENCE_S)
+        except (BrokerUnavailable, RequestTimeout):
+            has_answered = False
+        except IsologError:
+            pass  # a refusal is an answer
         if note is not None:
-            note(broker, action, None if found is None else time.monotonic() - began)
+            note(broker, action, time.monotonic() - began if has_answered else None)
         return found
 
     with ThreadPoolExecutor(_BROKERS_AT_ONCE) as askers:

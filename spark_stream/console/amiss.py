@@ -69,7 +69,8 @@ def judge(parts: Mapping[str, Any], now_ms: int) -> list[Amiss]:
     if cluster is not None:
         problems = list(of_cluster(cluster["problems"]))
         found += [each for each in problems if each.key.split()[0] in _CAUSES]
-        found += of_answers(cluster["brokers"])
+        elects = not any(each["kind"] in _STORE for each in cluster["problems"])
+        found += of_answers(cluster["brokers"], elects=elects)
         for broker in cluster["brokers"]:
             found += of_disk(broker)
         found += [each for each in problems if each.key.split()[0] not in _CAUSES]
@@ -90,9 +91,11 @@ _HINTS: Final[Mapping[str, str]] = {
 }
 
 
+_STORE: Final = (ProblemKind.METADATA_LOST, ProblemKind.METADATA_AWAY)
+"""Problems of the metadata store: no leader is elected."""
+
 _CAUSES: Final = (
-    ProblemKind.METADATA_LOST,
-    ProblemKind.METADATA_AWAY,
+    *_STORE,
     ProblemKind.DEAD_BROKER,
     ProblemKind.CANNOT_LEAVE,
 )
@@ -138,8 +141,12 @@ def _median_s(broker: Mapping[str, Any]) -> float | None:
     return found
 
 
-def of_answers(brokers: Sequence[Mapping[str, Any]]) -> Iterator[Amiss]:
-    """Return the brokers that are alive and do not answer, or far slower than the others."""
+def of_answers(brokers: Sequence[Mapping[str, Any]], *, elects: bool = True) -> Iterator[Amiss]:
+    """Return the brokers that are alive and do not answer, or far slower than the others.
+
+    ``elects``: the cluster can elect another leader, so it helps to stop such a broker.
+    """
+    stop = "; stop it to have others lead." if elects else "."
     for each in brokers:
         name, answers = each["id"], each["answers"]
         if is_silent(each):
@@ -151,7 +158,7 @@ def of_answers(brokers: Sequence[Mapping[str, Any]]) -> Iterator[Amiss]:
                 Severity.BAD,
                 text,
                 "What it leads cannot be used, or is slow. Look at the load of its machine, and at"
-                " its log file; stop it to have others lead.",
+                f" its log file{stop}",
             )
         elif is_slow(each, brokers):
             yield Amiss(
@@ -160,7 +167,7 @@ def of_answers(brokers: Sequence[Mapping[str, Any]]) -> Iterator[Amiss]:
                 f"broker {name} is slow: it takes {_median_s(each):.1f} s to answer, far longer"
                 " than the others",
                 "Writes through it, commits and queries wait for it. Look at the processors and the"
-                " disk of its machine; stop it to have others lead.",
+                f" disk of its machine{stop}",
             )
 
 

@@ -143,6 +143,16 @@ def test_a_broker_that_is_alive_and_silent_is_told_and_a_dead_one_is_left_to_the
     assert judged([broker("2") | gone | {"alive": False}]) == []
 
 
+@pytest.mark.parametrize("kind", ["metadata_away", "metadata_lost"])
+def test_stopping_a_silent_broker_is_no_advice_while_no_leader_is_elected(kind):
+    silent = broker("2") | {"status": None, "answers": answers(30, 30, None)}
+    assert "stop it" in judged([silent])[0].hint
+    away = {"kind": kind, "message": "the store is away", "count": 1, "names": []}
+    found = judge({"cluster": {"problems": [away], "brokers": [silent]}}, 0)
+    assert [each.key for each in found] == [f"{kind} ", "no_answer 2"]
+    assert all("stop it" not in each.hint for each in found)
+
+
 @pytest.mark.parametrize(
     ("full_in_s", "free", "expected"),
     [
