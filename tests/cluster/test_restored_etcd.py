@@ -238,6 +238,29 @@ def test_restart_passes_over_a_first_member_of_another_cluster(own: LocalEtcd, t
             assert store.get("a").value == {"n": 2}
 
 
+def test_compaction_does_not_hide_the_known_etcd_after_another_cluster(
+    own: LocalEtcd, tmp_path: Path
+):
+    """Another broker changed records, so the known change is an earlier one."""
+    (tmp_path / "other").mkdir()
+    with (
+        LocalEtcd(1, tmp_path / "other") as other,
+        closing(EtcdStore(EtcdClient([*own.endpoints, *other.endpoints], 1.0), "gone")) as store,
+        closing(EtcdStore(own.client(), "gone")) as another,
+    ):
+        store.compare(None)
+        store.put("a", {}, 0)
+        own.members[0].pause()
+        lost(lambda: store.compare(store.mark))
+        own.members[0].resume()
+        revision = eventually(lambda: another.put("b", {}, 0))
+        with closing(own.client()) as client:
+            client.write("/v3/kv/compaction", {"revision": str(revision), "physical": True})
+        store.compare(store.mark)
+        assert store.lost is None
+        assert store.get("b").value == {}
+
+
 def test_board_fails_after_a_restore_of_etcd(own: LocalEtcd, tmp_path: Path):
     place = backend(own, "board")
     with closing(place.open_store()) as store, closing(place.open_board()) as board:

@@ -327,7 +327,7 @@ class EtcdStore:
 
     def _judge(self, found: FoundEtcd, reason: str | None) -> None:
         if reason is not None:
-            raise self._history.lose(reason)
+            raise self._history.lose(reason, found.cluster)
         self._history.regain(found)
 
     def _present(self, known: KnownEtcd) -> tuple[FoundEtcd, str | None]:
@@ -347,7 +347,7 @@ class EtcdStore:
                 failure = error
                 continue
             reason = difference(known, found)
-            if reason is None and self._history.lost is not None and found.mark is None:
+            if reason is None and self._history.lost_in(found.cluster) and found.mark is None:
                 reason = f"the change of revision {known.head} was compacted"
             if reason is None:
                 return found, None

@@ -100,6 +100,7 @@ class EtcdHistory:
         self.is_suspect = False
         """Whether a member has answered for another cluster or an earlier term."""
         self.lost: MetadataLost | None = None
+        self._lost_in: set[str] = set()
 
     @property
     def known(self) -> KnownEtcd:
@@ -140,9 +141,14 @@ class EtcdHistory:
             if revision > self.head:
                 self.head, self._mark = revision, mark
 
-    def lose(self, reason: str) -> MetadataLost:
-        """Record a loss. Return the error to raise."""
+    def lost_in(self, cluster: str) -> bool:
+        """Return whether a loss was found in the etcd with this cluster id."""
+        return cluster in self._lost_in
+
+    def lose(self, reason: str, cluster: str | None = None) -> MetadataLost:
+        """Record a loss, in the known cluster by default. Return the error to raise."""
         with self._lock:
+            self._lost_in.add(self.cluster if cluster is None else cluster)
             if self.lost is None:
                 self.lost = MetadataLost(
                     f"etcd was restored from an earlier state, or is another cluster: {reason}",
@@ -160,6 +166,7 @@ class EtcdHistory:
             if self.lost is not None:
                 logger.warning("etcd has all known changes again")
             self.lost, self.is_suspect = None, False
+            self._lost_in.clear()
             self.cluster, self.term = found.cluster, found.term
 
 
