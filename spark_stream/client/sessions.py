@@ -74,12 +74,20 @@ class ReaderHeartbeats:
         return False
 
     def end(self, ending: ReaderEnding = ReaderEnding.CLEAN) -> None:
-        """Record how the reader ended. Repeated calls, and those of a forked child, do nothing."""
+        """Record how the reader ended. Repeated calls, and those of a forked child, do nothing.
+
+        It waits for a heartbeat that is under way, but not for a hanging one. The session then
+        expires.
+        """
         if self._is_over or os.getpid() != self._process:
             return
-        with self._lock:  # behind a heartbeat that is under way
-            self._is_over = True
-            self._send(ending, min(_END_S, self._timeout_s))
+        is_idle = self._lock.acquire(timeout=_END_S)
+        self._is_over = True
+        if is_idle:
+            try:
+                self._send(ending, min(_END_S, self._timeout_s))
+            finally:
+                self._lock.release()
 
     def end_later(self) -> None:
         """Record the end of a reader that nobody refers to any more, without waiting."""

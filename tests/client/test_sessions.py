@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
 import spark_stream as isolog
+from spark_stream.client import sessions
 from spark_stream.consistency.reader_states import STALLED_S, ReaderEnding, ReaderState
 from spark_stream.wire.consumer_messages import ConsumerDescription
 from tests.support import eventually
@@ -119,6 +121,16 @@ def test_a_heartbeat_after_the_end_changes_nothing(log, topic):
     consumer.close()
     beats._send(ReaderEnding.NONE, 10.0)
     assert of(log, f"reader of {topic}").state is ReaderState.STOPPED
+
+
+def test_a_close_waits_for_a_hanging_heartbeat_for_a_moment_only(log, topic, monkeypatch):
+    monkeypatch.setattr(sessions, "_END_S", 0.01)
+    consumer = log.consumer(topic, name=f"reader of {topic}")
+    closing = threading.Thread(target=consumer.close, daemon=True)
+    with consumer._heartbeats._lock:  # a heartbeat that a paused broker does not answer
+        closing.start()
+        closing.join(30)
+        assert not closing.is_alive()
 
 
 SCRIPT = """
