@@ -210,7 +210,13 @@ class BrokerCore:
         yield from self.controlling.rounds()
 
     def ending_sessions(self) -> Script[None]:
-        """Remove members of groups whose heartbeats stopped, and record that readers are lost."""
+        """Remove members of groups whose heartbeats stopped, and record that readers are lost.
+
+        While the lease cannot be renewed, no heartbeat can be recorded, so this time does not
+        count. A store that is full answers reads.
+        """
+        if self.leases.is_overdue():
+            return
         for each in (yield from readers.end_readers(self._readers, self._clock.monotonic)):
             logger.warning("%s is lost: no heartbeat came while its session lasted", each)
         for each in (yield from groups.end_sessions(self._sessions, self._clock.monotonic)):

@@ -72,6 +72,36 @@ def test_a_full_etcd_and_a_killed_broker_are_in_every_view(tmp_path: Path):
         eventually(lambda: not log.cluster().problems, 60)
 
 
+@with_etcd
+def test_a_member_stays_in_its_group_while_a_full_store_takes_no_heartbeats(tmp_path: Path):
+    """The broker reads the sessions, and nobody can renew them."""
+    session_s = 15.0
+    with (
+        LocalEtcd(1, tmp_path, quota_bytes=16 << 20) as etcd,
+        LocalCluster(3, conf={"metadata": etcd.url("full")}, cuttable=False) as cluster,
+        cluster.connect(timeout=20) as log,
+    ):
+        log.create_topic("t", 1, 3)
+        revoked: list[object] = []
+        with log.consumer(
+            "t", group="g", session_timeout=session_s, on_revoked=revoked.append
+        ) as consumer:
+
+            def read_for(seconds: float) -> None:
+                until = time.monotonic() + seconds
+                while time.monotonic() < until:
+                    consumer.poll(timeout=0.5)
+
+            read_for(2.0)
+            etcd.fill()
+            read_for(2 * session_s)
+            assert TEXT in cluster.broker(1).log_text()
+            etcd.free()
+            read_for(10.0)
+            assert revoked == []
+        assert not any("is removed" in each.log_text() for each in cluster.brokers.values())
+
+
 @pytest.mark.skipif(not can_make_hosts(), reason="mounting a disk needs root")
 def test_a_full_disk_of_the_metadata_file_is_in_every_view_until_there_is_room(tmp_path: Path):
     disk = SmallDisk(tmp_path / "metadata", 16)
