@@ -540,8 +540,8 @@ class PartitionOffset(Message):
 class PartitionOffsets(Message):
     """The answers about a topic, by partition.
 
-    ``elsewhere``: partitions that were asked for but are led by other brokers: these have to be
-    asked.
+    ``elsewhere``: requested partitions that this broker does not lead, with their leaders on
+    record. A request for ``facts`` also gets those that have no leader or cannot be opened.
     """
 
     topic_id: str

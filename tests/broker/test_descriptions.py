@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from spark_stream.broker.actions.topics import partition_facts
+from spark_stream.access.callers import NOBODY
+from spark_stream.broker.actions.context import BrokerContext
+from spark_stream.broker.actions.topics import list_offsets, partition_facts
 from spark_stream.cli.options import Listing
 from spark_stream.cli.output.show import show_topic
 from spark_stream.consistency.replication.leader import LeaderState
 from spark_stream.consistency.transactions.transactions import Joined
-from spark_stream.errors import LeaderUnavailable
+from spark_stream.errors import IsologError, LeaderUnavailable, StorageFailure, UnknownPartition
 from spark_stream.scripts.steps import Describe
-from spark_stream.wire.messages import PartitionDescription, TopicDescription
+from spark_stream.wire.messages import (
+    AskedTopic,
+    ListOffsets,
+    PartitionDescription,
+    PartitionOffsets,
+    TopicDescription,
+)
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
 from tests.support import NUMBERS, numbers
@@ -71,6 +81,34 @@ def test_of_a_partition_that_cannot_be_asked_no_number_is_made_up(around: Surrou
     assert (found.high_watermark, found.last_stable_offset) == (None, None)
     assert (found.size, found.open_transactions) == (None, None)
     assert found.error is not None
+
+
+def offsets(broker: LocalBroker, **asked: Any) -> PartitionOffsets:
+    """The broker's answer about the offsets of topic ``t``."""
+    allowing = SimpleNamespace(check=lambda *_: None)
+    context = SimpleNamespace(host=broker.host, authorizer=allowing, caller=NOBODY)
+    request = ListOffsets(topics=[AskedTopic(topic="t", **asked)])
+    return list_offsets(cast(BrokerContext, context), request).topics["t"]
+
+
+@pytest.mark.parametrize("error", [LeaderUnavailable("no leader"), StorageFailure("cannot open")])
+def test_facts_of_led_partitions_do_not_need_a_leader_of_the_others(
+    around: Surroundings, error: IsologError
+):
+    """A partition without a leader, or with files that cannot be opened, hides no other one."""
+    a = around.start("a")
+    make(a, "t", "a", "a", "a")
+    if isinstance(error, StorageFailure):
+        a.host.topic("t").replicas[1] = error
+    else:
+        del a.host.topic("t").replicas[1]
+    found = offsets(a, facts=True)
+    assert list(found.partitions) == [0, 2]
+    assert [each.partition for each in found.elsewhere] == [1]
+    with pytest.raises(type(error)):  # of a reader, which needs all of them
+        offsets(a)
+    with pytest.raises(UnknownPartition):
+        offsets(a, facts=True, partitions=[7])
 
 
 @pytest.mark.parametrize("shape", list(Listing))

@@ -26,6 +26,7 @@ from spark_stream.errors import (
     IsologError,
     LeaderEpochFenced,
     NotLeader,
+    UnknownPartition,
     UnknownTopic,
 )
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
@@ -136,6 +137,13 @@ def list_offsets(context: BrokerContext, asked: ListOffsets) -> ListedOffsets:
 
 
 def _offsets(context: BrokerContext, asked: AskedTopic) -> PartitionOffsets:
+    """Return the offsets of the partitions that this broker leads, and the leaders of the others.
+
+    Raises:
+        UnknownTopic, UnknownPartition: There is no such topic or partition.
+        IsologError: A partition has no leader, or cannot be opened. A request for ``facts`` is for
+            a view. It gets such a partition in ``elsewhere``, so that it hides no other one.
+    """
     hosted = context.host.topic(asked.topic)
     numbers = range(hosted.topic.partitions) if asked.partitions is None else asked.partitions
     found: dict[int, PartitionOffset] = {}
@@ -144,6 +152,12 @@ def _offsets(context: BrokerContext, asked: AskedTopic) -> PartitionOffsets:
         try:
             found[number] = _offset(hosted.partition(number), asked)
         except (NotLeader, LeaderEpochFenced):
+            elsewhere.append(number)
+        except (UnknownPartition, UnknownTopic):
+            raise
+        except IsologError:
+            if not asked.facts:  # a reader needs all partitions, and retries
+                raise
             elsewhere.append(number)
     return PartitionOffsets(
         topic_id=hosted.topic.id,
