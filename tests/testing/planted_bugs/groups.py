@@ -78,7 +78,7 @@ def nobody_looks_at_sessions(patch: Patch) -> None:
         yield from ()
         return []
 
-    patch.setattr("spark_stream.broker.core.end_sessions", look)
+    patch.setattr(groups, "end_sessions", look)
     patch.setattr(groups, "_without_session", lambda name, group: look(name, group))
 
 
