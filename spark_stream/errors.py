@@ -383,7 +383,10 @@ class DiskFull(IsologError):
 
     code = "DISK_FULL"
     retriable = True
-    hint = "Make room on the broker's disk; writes resume by themselves, reads go on meanwhile."
+    hint = (
+        "Make room on the broker's disk. Reads continue, and writes resume without a restart. While"
+        " the partition has another in-sync replica, a producer retries within its timeout."
+    )
 
 
 class StorageFailure(IsologError):

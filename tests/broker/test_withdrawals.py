@@ -103,6 +103,18 @@ def test_after_a_failed_write_another_in_sync_replica_leads(cluster, caplog):
     assert "another in-sync replica leads now" in caplog.text
 
 
+@pytest.mark.parametrize("error", [DiskFull, StorageFailure])
+def test_a_refused_append_reports_other_replicas_in_sync(cluster, error):
+    refused(cluster, "a", error)
+    with pytest.raises(error) as caught:
+        cluster.append("a", 2)
+    assert caught.value.details["others_in_sync"] is True
+    make(cluster.brokers["a"], "alone", "a")
+    with pytest.raises(error) as caught:
+        cluster.append("a", topic="alone")
+    assert caught.value.details["others_in_sync"] is False
+
+
 def script_rest(script: Script[None], answer: object) -> Iterator[Step]:
     """The steps that follow this answer."""
     with suppress(StopIteration):

@@ -40,11 +40,13 @@ from spark_stream.consistency.partition.producers import (
 )
 from spark_stream.errors import (
     BrokerBusy,
+    DiskFull,
     InvalidTransaction,
     IsologError,
     NotEnoughReplicas,
     OutOfOrderSequence,
     ProducerFenced,
+    StorageFailure,
 )
 from spark_stream.storage.format.log_format import Prepared
 
@@ -87,7 +89,8 @@ class Appends:
         limit).
 
         Raises:
-            DiskFull, StorageFailure: nothing was kept.
+            DiskFull, StorageFailure: nothing was kept. The detail ``others_in_sync`` is true if the
+                partition has other in-sync replicas, so that one of them may lead soon.
             ProducerFenced, OutOfOrderSequence, InvalidTransaction: the stamp does not fit.
             NotLeader, NotEnoughReplicas: it cannot be appended here, or not now.
             BrokerStopping, UnknownTopic: the partition is closed.
@@ -164,8 +167,13 @@ class Appends:
                 core.use_up(stamp, now)
             return Appended(end.offset, 0), []
         writer = stamp or NOBODY
-        with state.fitness:
-            state.log.append(prepared, core.leader_epoch, now, writer)
+        try:
+            with state.fitness:
+                state.log.append(prepared, core.leader_epoch, now, writer)
+        except (DiskFull, StorageFailure) as error:
+            progress = core.progress
+            error.details["others_in_sync"] = progress is not None and len(progress.record.isr) > 1
+            raise
         entry = prepared.entry_at(end, core.leader_epoch, now, writer)
         effects = core.apply(entry)
         state.sessions.give_batch(entry, prepared.message)

@@ -70,6 +70,7 @@ from spark_stream.consistency.partition.producers import WINDOW
 from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,
+    DiskFull,
     InternalError,
     InvalidTransaction,
     IsologError,
@@ -78,6 +79,7 @@ from spark_stream.errors import (
     NotEnoughReplicas,
     NotLeader,
     OutOfOrderSequence,
+    StorageFailure,
     UnknownLeaderEpoch,
     UnknownTopic,
 )
@@ -217,7 +219,7 @@ class ProducerCore:
         known = target.lanes.get(ack.partition)
         if known is not None:
             batch = known.lane.head(ack.number)
-            if isinstance(error, _NOT_TAKEN) and not error.details.get("appended"):
+            if error and _is_not_taken(error) and not error.details.get("appended"):
                 known.lane.on_refused(ack.number)  # it may be any of the batches in flight
         if ack.partitions is not None and ack.partitions != len(target.topic.partitions):
             self.outcomes.append(NoteTopic(target.topic, ack.partitions))
@@ -226,7 +228,7 @@ class ProducerCore:
             return  # settled meanwhile, or sent again
         lane = placed.lane
         stream.progress = now
-        if error is not None and isinstance(error, _NOT_TAKEN):
+        if error is not None and _is_not_taken(error):
             self._take_off(placed, error, now)
             if placed.route is not None:
                 self.out.append(DoubtRoute(placed.route, error))
@@ -469,6 +471,16 @@ class ProducerCore:
     def _silence(self, stream: LaneStream | None) -> BrokerUnavailable:
         where = "any broker" if stream is None else stream.address
         return BrokerUnavailable(f"no acknowledgement from {where} in {self._timeout_s:g} s")
+
+
+def _is_not_taken(error: IsologError) -> bool:
+    """Return whether the batch is sent again, because this or another broker may take it later.
+
+    A leader that cannot write hands over to another in-sync replica, if there is one.
+    """
+    if isinstance(error, DiskFull | StorageFailure):
+        return bool(error.details.get("others_in_sync"))
+    return isinstance(error, _NOT_TAKEN)
 
 
 def _is_passing(error: IsologError) -> bool:

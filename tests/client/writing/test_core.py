@@ -19,9 +19,11 @@ from spark_stream.client.writing.lanes import Lane, Outgoing, ProducerIdentity
 from spark_stream.consistency.partition.producers import EPOCH_MAX
 from spark_stream.errors import (
     BrokerUnavailable,
+    DiskFull,
     InvalidTransaction,
     IsologError,
     NotLeader,
+    StorageFailure,
     UnknownOutcome,
     UnknownTopic,
 )
@@ -190,7 +192,15 @@ def test_an_identity_is_asked_for_once():
     assert world.core.identity == ProducerIdentity(1, 0)
 
 
-def test_batches_behind_the_one_that_a_broker_refused_are_surely_not_in_the_log_either():
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotLeader("not me"),
+        DiskFull("no room", others_in_sync=True),
+        StorageFailure("the write failed", others_in_sync=True),
+    ],
+)
+def test_batches_behind_the_one_that_a_broker_refused_are_surely_not_in_the_log_either(error):
     """Their refusals come when their partition is off the stream already."""
     world = World(0)
     producer = world.core
@@ -205,11 +215,30 @@ def test_batches_behind_the_one_that_a_broker_refused_are_surely_not_in_the_log_
     producer.stream_opened(0, world.now)
     numbers = [each.number for each in producer.out if isinstance(each, SendBatch)]
     for number in (*numbers, numbers[-1]):
-        refused = BatchRefused(number=number, partition=0, error=NotLeader("not me"), count=0)
+        refused = BatchRefused(number=number, partition=0, error=error, count=0)
         producer.on_acknowledged(0, refused, world.now)
+    assert settled == []
     producer.leaders_failed(world.topic.id, UnknownTopic("gone"), world.now)
     world._note()
     assert [type(each.error) for each in settled] == [UnknownTopic] * 3
+
+
+@pytest.mark.parametrize("kind", [DiskFull, StorageFailure])
+def test_a_leader_without_other_replicas_in_sync_fails_a_batch_that_it_cannot_write(kind):
+    world = World(0)
+    producer = world.core
+    producer.write_as(ProducerIdentity(1, 0), None)
+    settled: list[lanes.Settlement] = []
+    producer.topic(world.topic, world.now)
+    producer.submit(world.topic.id, pa.record_batch({"n": [1]}), 0, settled.append, world.now)
+    route = Route("t", world.topic.id, 0, "a:1", "a:1", 0)
+    producer.leaders_found(world.topic.id, {0: route}, world.now)
+    producer.stream_opened(0, world.now)
+    (number,) = (each.number for each in producer.out if isinstance(each, SendBatch))
+    refused = BatchRefused(number=number, partition=0, error=kind("no write"), count=0)
+    producer.on_acknowledged(0, refused, world.now)
+    world._note()
+    assert [type(each.error) for each in settled] == [kind]
 
 
 def test_what_a_deleted_topic_was_sent_is_in_no_log():
