@@ -189,6 +189,7 @@ def partition_shown(
     """Return a partition as the page draws it; ``leaders``: those that were seen, by epoch."""
     found, facts = seen.found, seen.found.facts
     assert facts is not None
+    held = held_back(facts)
     return {
         "partition": number,
         "leader": seen.leader,
@@ -202,7 +203,7 @@ def partition_shown(
         "epochs": [
             plain(each) | {"leader": _broker(leaders.get(each.epoch))} for each in facts.epochs
         ],
-        "open": plain(facts.open),
+        "open": [plain(each) | {"held_back": held.get(each.transaction, 0)} for each in facts.open],
     }
 
 

@@ -9,8 +9,8 @@ const STATES = {
   held_back: ["◧", "committed, held back", "wait"],
   open: ["◐", "open", "wait"],
   committing: ["◕", "committing", "wait"],
-  aborting: ["◔", "aborting", "bad"],
-  aborted: ["✕", "aborted", "bad"],
+  aborting: ["◔", "aborting", "wait"],
+  aborted: ["✕", "aborted", "idle"],
   not_replicated: ["◌", "not yet replicated", "idle"],
   empty: ["○", "nothing yet", "idle"],
   expired: ["○", "expired", "idle"],
@@ -87,6 +87,12 @@ export function shownPart(store, name, show) {
 /** What is amiss and passes a test. @param {any} store @param {(each: any) => boolean} test */
 export function amiss(store, test) {
   return (store.parts.amiss?.value.found ?? []).filter(test);
+}
+
+/** The class of the records that a transaction holds back: by the problem that it is listed as, if any. */
+export function holdsClass(store, transaction) {
+  const [found] = amiss(store, (each) => each.key === `holds ${transaction?.transactional_id} ${transaction?.number}`);
+  return found ? ` ${found.severity === "bad" ? "bad" : "wait"}-text` : "";
 }
 
 /** What is amiss: what, since when, what to do; nothing if there is none. @param {any[]} found */

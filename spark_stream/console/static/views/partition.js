@@ -3,7 +3,7 @@
 import { h } from "../dom.js";
 import { ago, bytes, count, counted, duration, rate } from "../format.js";
 import { bigLine, scaleOf, stripe } from "../line.js";
-import { amiss, empty, facts, heading, link, notice, section, sentence, shownPart, trouble } from "../widgets.js";
+import { amiss, empty, facts, heading, holdsClass, link, notice, section, sentence, shownPart, trouble } from "../widgets.js";
 import { led } from "./failovers.js";
 import { legend } from "./topics.js";
 import { abortButton } from "./transactions.js";
@@ -87,7 +87,6 @@ function transactions(found, each, live, scale, store) {
   const known = new Map((store.parts.transactions?.value ?? []).map((one) => [one.number, one]));
   return h("ul", { class: "stripes" }, live.open.map((one) => {
     const facts_ = known.get(one.transaction);
-    const holds = one.first_offset === live.last_stable;
     const age = facts_ ? duration((Date.now() - facts_.began_ms) / 1000) : "";
     return h("li", { key: one.transaction },
       h("div", { class: "stripe-name" },
@@ -95,7 +94,7 @@ function transactions(found, each, live, scale, store) {
         h("span", { class: "quiet" }, facts_ ? ` ${facts_.principal ? `of ${facts_.principal}, ` : ""}open for ${age}` : " whose name you may not see")),
       stripe(scale, one.first_offset, live.log_end, "open", `Open from offset ${count(one.first_offset)} on`),
       h("div", { class: "stripe-value" }, `from ${count(one.first_offset)} `,
-        holds && h("span", { class: "bad-text" }, `holds ${counted(live.log_end - one.first_offset, "record")} back `),
+        one.held_back > 0 && h("span", { class: holdsClass(store, facts_) }, `holds ${counted(one.held_back, "record")} back `),
         facts_ && abortButton(facts_, store.session)));
   }));
 }

@@ -3,7 +3,7 @@
 import { post } from "../api.js";
 import { h } from "../dom.js";
 import { ago, counted, duration } from "../format.js";
-import { announce, badge, confirmed, empty, heading, link, section, sentence, shownPart, table } from "../widgets.js";
+import { announce, badge, confirmed, empty, heading, holdsClass, link, section, sentence, shownPart, table } from "../widgets.js";
 
 export const title = () => "Transactions";
 export const parts = ["transactions"];
@@ -18,26 +18,26 @@ export function render({ store }) {
       const open = all.filter((each) => UNFINISHED.includes(each.state));
       const done = all.filter((each) => !UNFINISHED.includes(each.state));
       return [
-        section("Open", open.length ? openTable(open, store.session) : empty("No transaction is open.", "read_committed sees everything that is replicated.")),
+        section("Open", open.length ? openTable(open, store) : empty("No transaction is open.", "read_committed sees everything that is replicated.")),
         section("Last of each id", done.length ? doneTable(done) : empty(open.length ? "Every transactional id has a transaction open now." : "No transactional id has begun a transaction yet.", "The last transaction of each id appears here while it has none open.")),
       ];
     }),
   ];
 }
 
-function openTable(open, session) {
+function openTable(open, store) {
   const columns = [["Transactional id", ""], ["State", ""], ["Holds back", "number"], ["Open for", "number"], ["Times out", "number"], ["Has written to", ""], ["Owner", ""], ["", ""]];
   return table("Open transactions", columns, open.map((each) => {
     const left = (each.deadline_ms - Date.now()) / 1000;
     return h("tr", { key: each.transactional_id },
       h("th", { scope: "row" }, each.transactional_id),
       h("td", {}, badge(each.state)),
-      h("td", { class: `number${each.held_back ? " bad-text" : ""}` }, each.held_back ? counted(each.held_back, "record") : "nothing"),
+      h("td", { class: `number${holdsClass(store, each)}` }, each.held_back ? counted(each.held_back, "record") : "nothing"),
       h("td", { class: "number" }, duration((Date.now() - each.began_ms) / 1000)),
       h("td", { class: `number${left < 0 ? " bad-text" : ""}` }, left < 0 ? `${duration(-left)} ago` : `in ${duration(left)}`),
       h("td", {}, places(each)),
       h("td", {}, owner(each)),
-      h("td", {}, abortButton(each, session)));
+      h("td", {}, abortButton(each, store.session)));
   }));
 }
 

@@ -1,0 +1,19 @@
+"""The values that the console makes of answers of brokers."""
+
+from __future__ import annotations
+
+from spark_stream.client.leaders import PartitionSeen
+from spark_stream.console.asking import partition_shown
+from spark_stream.wire.messages import OpenExtent, PartitionFacts, PartitionOffset
+
+
+def test_a_partition_shows_records_held_back_up_to_the_high_watermark():
+    open_ = [OpenExtent(transaction=7, first_offset=10), OpenExtent(transaction=8, first_offset=20)]
+    facts = PartitionFacts(
+        high_watermark=40, last_stable_offset=10, size=0, followers={}, epochs=[], open=open_
+    )
+    found = PartitionOffset(
+        offset=100, epoch=1, log_start_offset=0, log_end_offset=100, facts=facts
+    )
+    shown = partition_shown(0, PartitionSeen("1", 0.0, "id", found), {})
+    assert [(each["transaction"], each["held_back"]) for each in shown["open"]] == [(7, 30), (8, 0)]

@@ -1,0 +1,147 @@
+"""The views in a browser, over parts that the test makes: no broker and no console.
+
+Only a browser runs the scripts of the page.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+STATIC = ROOT / "spark_stream" / "console" / "static"
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here"),
+]
+
+_RENDER = """async ([view, name, parts, params]) => {
+  const [{ patch }, module] = [await import("/dom.js"), await import(`/views/${view}.js`)];
+  const store = { parts, session: { allows_changes: false } };
+  const shown = (name ? module[name] : module).render({ store, params });
+  patch(document.body, shown.flat(Infinity).filter((each) => each));
+}"""
+
+Render = Callable[..., Any]
+
+
+class _Files(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Leave out the log of requests."""
+
+
+@pytest.fixture(scope="module")
+def render() -> Iterator[Render]:
+    """Render a view of these parts, and return the page."""
+    handler = partial(_Files, directory=str(STATIC))
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
+        playwright.sync_playwright() as driver,
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+
+        def rendered(view: str, parts: dict[str, Any], name: str = "", **params: str) -> Any:
+            page.goto(f"http://127.0.0.1:{server.server_port}/icon.svg")
+            page.goto(f"http://127.0.0.1:{server.server_port}/views/")
+            values = {part: {"value": value} for part, value in parts.items()}
+            page.evaluate(_RENDER, [view, name, values, params])
+            return page
+
+        yield rendered
+        browser.close()
+        server.shutdown()
+
+
+def transaction(state: str = "open") -> dict[str, Any]:
+    now_ms = int(time.time() * 1000)
+    return {
+        "transactional_id": "loader",
+        "number": 7,
+        "state": state,
+        "began_ms": now_ms - 1000,
+        "deadline_ms": now_ms + 60_000,
+        "timeout_ms": 60_000,
+        "partitions": [{"topic": "orders", "partition": 0}],
+        "held_back": 30,
+        "principal": "",
+        "query": "",
+        "query_name": "",
+    }
+
+
+def amiss(severity: str | None, key: str = "holds loader 7") -> dict[str, Any]:
+    problem = {"key": key, "severity": severity, "message": "m", "hint": "", "href": ""}
+    problem |= {"places": [], "since_ms": 0}
+    return {"found": [problem] if severity else [], "unjudged": {}}
+
+
+def topic(open_: list[dict[str, Any]]) -> dict[str, Any]:
+    live = {
+        "partition": 0,
+        "leader": "1",
+        "leader_epoch": 1,
+        "log_start": 0,
+        "log_end": 100,
+        "high_watermark": 40,
+        "last_stable": 10,
+        "size": 1000,
+        "followers": {},
+        "epochs": [],
+        "open": open_,
+        "records_per_s": 1.0,
+    }
+    partition = {
+        "partition": 0,
+        "leader": "1",
+        "leader_epoch": 1,
+        "replicas": ["1"],
+        "isr": ["1"],
+        "adding": [],
+        "removing": [],
+        "live": live,
+    }
+    return {"name": "orders", "partitions": [partition]}
+
+
+@pytest.mark.parametrize(
+    ("severity", "tone"), [(None, None), ("warning", "wait-text"), ("bad", "bad-text")]
+)
+def test_held_back_records_are_as_red_as_their_transaction_is_amiss(render, severity, tone):
+    page = render("transactions", {"transactions": [transaction()], "amiss": amiss(severity)})
+    assert tones(page, "30 records") == [tone]
+    open_ = [{"transaction": 7, "first_offset": 10, "held_back": 30}]
+    parts = {"topic": topic(open_), "transactions": [transaction()], "amiss": amiss(severity)}
+    page = render("partition", parts, topic="orders", partition="0")
+    assert tones(page, "holds 30 records back") == [tone]
+
+
+def test_an_aborted_transaction_is_not_red(render):
+    for state in ("aborted", "aborting"):
+        page = render("transactions", {"transactions": [transaction(state)], "amiss": amiss(None)})
+        assert page.locator(".badge", has_text=state).count() == 1
+        assert page.locator(".bad, .bad-text").count() == 0
+
+
+def tones(page: Any, text: str) -> list[str | None]:
+    """Return the tone of each innermost element that has a text."""
+    found = page.evaluate(
+        """(text) => [...document.querySelectorAll("*")]
+          .filter((each) => each.textContent.trim() === text && !each.children.length)
+          .map((each) => [...each.classList].filter((name) => name.endsWith("-text")))""",
+        text,
+    )
+    return [each[0] if each else None for each in found]
