@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.client.moments import to_microseconds
 from spark_stream.client.reading.columns import View
@@ -95,7 +96,7 @@ def page(
     View.of(topic.name, topic.schema, filter=asked.filter)  # refuses a bad filter at once
     numbers = _numbers(topic, asked.partition)
     reader = _PageReader(asking, topic, asked, chosen, numbers)
-    pages = reader.pages()
+    pages = _trimmed(reader.pages(), asked.limit, forward=asked.after is not None)
     shown = {
         each.partition: (each.start, each.end)
         for each in pages
@@ -291,6 +292,36 @@ class _PageReader:
             runs += found.partitions[number].states
             at = following
         return runs
+
+
+def _trimmed(pages: Sequence[Page], limit: int, *, forward: bool) -> list[Page]:
+    """Return the pages without the surplus rows, which the next page shows.
+
+    The end of a page that is farthest from its start loses rows: the latest if it reads forward,
+    the oldest otherwise.
+    """
+    found = list(pages)
+    for _ in range(sum(len(each.offsets) for each in pages) - limit):
+        last = -1 if forward else 0
+        moments = {at: _moment(each, last) for at, each in enumerate(found) if each.offsets}
+        at = (max if forward else min)(moments, key=lambda each: moments[each])
+        page_, offset = found[at], found[at].offsets[last]
+        count = len(page_.offsets) - 1
+        found[at] = replace(
+            page_,
+            start=page_.start if forward else offset + 1,
+            end=offset if forward else page_.end,
+            rows=page_.rows.slice(0 if forward else 1, count),
+            offsets=page_.offsets[:-1] if forward else page_.offsets[1:],
+            is_whole=False,
+        )
+    return found
+
+
+def _moment(found: Page, at: int) -> int:
+    names = found.rows.column_names
+    column = found.rows.column("_timestamp" if "_timestamp" in names else "timestamp")
+    return column[at].value or 0
 
 
 # -- rows ------------------------------------------------------------------------------------------

@@ -128,6 +128,26 @@ def test_pages_lead_through_all_records_there_and_back(console, mixed):
     assert back == seen
 
 
+def test_a_page_of_several_partitions_has_no_more_records_than_its_limit(console, log, topic):
+    log.create_topic(topic, schema=NUMBERS, partitions=3)
+    with log.producer() as producer:
+        for number in range(3):
+            producer.append(topic, numbers(4 * number, 4), partition=number).result()
+    for name, side, last in (("before", "start", "least"), ("after", "end", "greatest")):
+        pages: list[list[int]] = []
+        places = {"after": "0:0,1:0,2:0"} if name == "after" else {}
+        ends: list[bool] = []
+        while not all(ends) or not ends:
+            found = records(console, topic, limit=4, **places)
+            pages.append(values(found))
+            ranges = found["ranges"].items()
+            places = {name: ",".join(f"{number}:{each[side]}" for number, each in ranges)}
+            ends = [each[side] == each[last] for _, each in ranges]
+        assert len(pages[0]) == 4
+        assert max(map(len, pages)) == 4
+        assert sorted(each for shown in pages for each in shown) == list(range(12))
+
+
 def test_a_page_of_a_time_range(console, log, topic):
     log.create_topic(topic)
     start = datetime(2024, 5, 1, tzinfo=UTC)

@@ -16,8 +16,8 @@ export const consumers = {
   ],
 };
 
-/** "query", "client" or "group". */
-const kind = (each) => (each.group ? "group" : each.kind);
+/** "query", "consumer" or "group". */
+const kind = (each) => (each.group ? "group" : each.kind === "client" ? "consumer" : each.kind);
 
 function state(each) {
   if (each.state === "waiting_at_lso" && each.waits_for.length) return [badge("waiting_at_lso"), " for ", listed(each.waits_for.map((one) => link("/transactions", one.transactional_id ?? "whose name you may not see")))];
@@ -69,7 +69,7 @@ function selected(text) {
   }
 }
 
-const TITLES = { query: "A query of Spark", client: "A consumer of a client", group: "A consumer group" };
+const TITLES = { query: "A query of Spark", consumer: "A consumer of a client", group: "A consumer group" };
 
 function members(group) {
   const columns = [["Member", ""], ["Reads", ""], ["Counted under", ""], ["Session", "number"], ["Partitions", "number"], ["Owner", ""]];
