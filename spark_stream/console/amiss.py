@@ -27,6 +27,7 @@ _SLOW_TIMES: Final = 5.0
 _SLOW_LEAST: Final = 5  # requests, before anything is said
 _SILENT_PART: Final = 0.3
 _FULL: Final = 0.9
+_MOST: Final = 0.5  # of the growth of a disk
 _FULL_SOON_S: Final = 1800.0
 _FULL_LATER_S: Final = 3 * 3600.0
 _NAMES_MAX: Final = 20
@@ -242,9 +243,19 @@ def _of_places(key: str, text: str, hint: str, places: Sequence[str]) -> Amiss:
 
 
 def _grows(broker: Mapping[str, Any]) -> str:
-    """Return what grows fastest on the disk, in words."""
-    first = next((each for each in broker["on_disk"] if each["bytes_per_s"] > 0), None)
-    return "" if first is None else f"; {first['topic']} grows fastest on it"
+    """Return the topics that explain most of the growth on the disk, in words."""
+    fills: float = broker["fills_bytes_per_s"]
+    if fills <= 0:
+        return ""
+    names: list[str] = []
+    explained = 0.0
+    for each in broker["on_disk"]:
+        names.append(each["topic"])
+        explained += each["bytes_per_s"]
+        if explained >= _MOST * fills:
+            verb = "grows" if len(names) == 1 else "grow"
+            return f"; {_said(names)} {verb} fastest on it"
+    return "; other programs than isolog fill it"
 
 
 # -- transactions and readers ---------------------------------------------------------------------

@@ -84,7 +84,7 @@ class LiveBoard:
         self._partitions: Partitions = {}
         self._leaders: Leaders = {}
         self._records: RecentSamples[tuple[str, int], float] = RecentSamples(RATE_S)
-        self._sizes: RecentSamples[tuple[str, int], float] = RecentSamples(RATE_S)
+        self._sizes: RecentSamples[tuple[str, int], float] = RecentSamples(DISK_S)
         self._free: RecentSamples[str, float] = RecentSamples(DISK_S)
         self._history: RecentSamples[None, float] = RecentSamples(HISTORY_S)
         self._window = Window()
@@ -222,6 +222,7 @@ class LiveBoard:
             if status is not None and status["disk_total"]:
                 self._free.add(name, now, status["disk_free"])
             each["full_in_s"] = full_in_s(self._free.of(name))
+            each["fills_bytes_per_s"] = -growth(self._free.of(name))
             each["on_disk"] = disks.get(name, [])
             each["led"] = [
                 f"{topic}/{number}"

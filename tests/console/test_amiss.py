@@ -28,6 +28,7 @@ def broker(name: str, **more: Any) -> dict[str, Any]:
         "status": status,
         "answers": {"asked": 30, "unanswered": 0, "median_s": 0.004},
         "full_in_s": None,
+        "fills_bytes_per_s": 2_100_000,
         "on_disk": [{"topic": "audit", "size": GIB, "bytes_per_s": 2_000_000}],
         "led": [],
     }
@@ -174,6 +175,29 @@ def test_a_disk_that_fills_up_is_told_before_it_is_full(full_in_s, free, expecte
         assert said(found)[0].startswith(expected)
         assert one.message.endswith("audit grows fastest on it")
         assert "retention.bytes" in one.hint
+
+
+@pytest.mark.parametrize(
+    ("topics", "fills", "expected"),
+    [
+        ([987], 2_000_000, "; other programs than isolog fill it"),
+        ([1_100_000], 2_000_000, "; t0 grows fastest on it"),
+        ([700_000, 600_000, 0], 2_000_000, "; t0 and t1 grow fastest on it"),
+        ([987], 0, ""),
+        ([0], 0, ""),
+        ([], 2_000_000, "; other programs than isolog fill it"),
+    ],
+)
+def test_a_topic_is_named_if_it_explains_most_of_the_growth_of_a_disk(topics, fills, expected):
+    on_disk = [
+        {"topic": f"t{number}", "size": GIB, "bytes_per_s": each}
+        for number, each in enumerate(topics)
+    ]
+    filling = broker("3", full_in_s=1200.0, on_disk=on_disk, fills_bytes_per_s=fills)
+    (found,) = judged([filling])
+    assert found.message == (
+        f"the disk of broker 3 is full in about 20 min if it goes on like this{expected}"
+    )
 
 
 def test_a_full_disk_is_told_by_what_refuses_writes():
