@@ -15,6 +15,7 @@ from msgspec import Struct
 WINDOW_S: Final = 120.0
 """Over how long the rule looks back."""
 
+_GROWS_S: Final = 0.9 * WINDOW_S  # of samples, before a window reports growth
 _LEAST_S: Final = 10.0  # of samples, before anything is said
 _BEHIND_S: Final = 10.0  # what a reader reads in less is not worth an alarm
 
@@ -74,12 +75,17 @@ class Window:
         self._samples: dict[object, list[LagSample]] = {}
 
     def add(self, key: object, sample: LagSample) -> LagTrend:
-        """Add a sample; return the trend of its key."""
+        """Add a sample, and return the trend of its key.
+
+        Growth is *unknown* until the samples span most of the window: a run that has just started
+        may catch up.
+        """
         kept = self._samples.setdefault(key, [])
         kept.append(sample)
         while kept[0].at_s < sample.at_s - WINDOW_S:
             del kept[0]
-        return trend_of(kept)
+        trend, span_s = trend_of(kept), sample.at_s - kept[0].at_s
+        return LagTrend.UNKNOWN if trend is LagTrend.GROWS and span_s < _GROWS_S else trend
 
     def keep(self, keys: Iterable[object]) -> None:
         """Forget all keys but these."""

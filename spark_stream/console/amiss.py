@@ -70,13 +70,12 @@ def judge(parts: Mapping[str, Any], now_ms: int) -> list[Amiss]:
     if cluster is not None:
         problems = list(of_cluster(cluster["problems"]))
         found += [each for each in problems if each.key.split()[0] in _CAUSES]
-        elects = not any(each["kind"] in _STORE for each in cluster["problems"])
-        found += of_answers(cluster["brokers"], elects=elects)
+        found += of_answers(cluster["brokers"], elects=not is_store_away(cluster))
         for broker in cluster["brokers"]:
             found += of_disk(broker)
         found += [each for each in problems if each.key.split()[0] not in _CAUSES]
     found += of_transactions(parts.get("transactions") or [], consumers, now_ms)
-    found += of_consumers(consumers)
+    found += of_consumers(consumers, is_behind_shown=not is_store_away(cluster))
     return sorted(found, key=lambda each: list(Severity).index(each.severity))
 
 
@@ -101,6 +100,11 @@ _CAUSES: Final = (
     ProblemKind.CANNOT_LEAVE,
 )
 """Problems of the store and of brokers, which cause those of partitions."""
+
+
+def is_store_away(cluster: Mapping[str, Any] | None) -> bool:
+    """Return whether the metadata store has a problem, as far as it is known."""
+    return cluster is not None and any(each["kind"] in _STORE for each in cluster["problems"])
 
 
 def of_cluster(problems: Sequence[Mapping[str, Any]]) -> Iterator[Amiss]:
@@ -303,8 +307,13 @@ def of_transactions(
         )
 
 
-def of_consumers(consumers: Sequence[Mapping[str, Any]]) -> Iterator[Amiss]:
-    """Return the readers that are stalled or gone, or fall behind, or wait at a hidden place."""
+def of_consumers(
+    consumers: Sequence[Mapping[str, Any]], *, is_behind_shown: bool = True
+) -> Iterator[Amiss]:
+    """Return the readers that are stalled or gone, or fall behind, or wait at a hidden place.
+
+    ``is_behind_shown``: False while the metadata store has a problem, which slows readers too.
+    """
     for each in consumers:
         kind = {"query": "query", "client": "consumer"}[each["kind"]]
         what = f"{'group' if each.get('group') else kind} {each['name']}"
@@ -325,7 +334,11 @@ def of_consumers(consumers: Sequence[Mapping[str, Any]]) -> Iterator[Amiss]:
             )
             text = f"{what} has ended without being closed, {lag}"
             yield Amiss(f"gone {what}", Severity.BAD, text, hint, href)
-        elif each["state"] == ReaderState.CATCHING_UP and each["trend"] == LagTrend.GROWS:
+        elif (
+            is_behind_shown
+            and each["state"] == ReaderState.CATCHING_UP
+            and each["trend"] == LagTrend.GROWS
+        ):
             text = f"{what} falls behind: more is written than it reads, and it is {lag}"
             hint = "Give it more resources, or larger batches."
             yield Amiss(f"behind {what}", Severity.WARNING, text, hint, href)

@@ -21,7 +21,8 @@ from msgspec import Struct
 
 from spark_stream.client.leaders import Partitions
 from spark_stream.client.trends import LagSample, Window, worst
-from spark_stream.console.amiss import FirstSeen, is_silent, is_slow, judge
+from spark_stream.consistency.reader_states import ReaderState
+from spark_stream.console.amiss import FirstSeen, is_silent, is_slow, is_store_away, judge
 from spark_stream.console.asking import (
     Asking,
     Leaders,
@@ -60,6 +61,7 @@ _TOPIC_S: Final = 1.0
 _ALONE_S: Final = 10.0  # while nobody looks
 _BEAT_S: Final = 15.0
 _THREADS_MAX: Final = 6
+_WITHOUT_RUN: Final = (ReaderState.STOPPED, ReaderState.EMPTY, ReaderState.GONE)
 
 
 class Part(Struct, frozen=True):
@@ -308,16 +310,19 @@ class LiveBoard:
             each["number"]: each["transactional_id"]
             for each in self._values.get("transactions", [])
         }
+        is_away = is_store_away(self._values.get("cluster"))
         keys = set()
         for each in found["consumers"]:
+            has_trend = not is_away and each["state"] not in _WITHOUT_RUN
             waits_for, trends = set(), []
             for at in each["partitions"]:
                 if at["lag"] is None:
                     continue
                 place, readable = (at["topic_id"], at["partition"]), at["lag"] - at["held_back"]
                 key = (each["name"], each["kind"], at["topic"], *place)
-                keys.add(key)
-                trends.append(self._window.add(key, LagSample(now, at["offset"], readable)))
+                if has_trend:
+                    keys.add(key)
+                    trends.append(self._window.add(key, LagSample(now, at["offset"], readable)))
                 if at["held_back"] and not readable and place in open_:
                     waits_for.add(open_[place])
             each["trend"] = worst(trends)

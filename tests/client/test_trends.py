@@ -64,6 +64,13 @@ def test_a_consumer_is_as_bad_as_its_worst_partition():
     assert worst([]) is LagTrend.UNKNOWN
 
 
+def test_a_window_reports_growth_only_after_most_of_its_length():
+    window = Window()
+    trends = [window.add("a", LagSample(float(at), 0, 10 + at)) for at in range(0, 122, 2)]
+    assert LagTrend.GROWS not in trends[:50]
+    assert trends[-1] is LagTrend.GROWS
+
+
 def test_a_window_forgets_what_is_old_and_who_is_gone():
     window = Window()
     window.add("a", LagSample(0.0, 0, 5))  # would be a position that has moved

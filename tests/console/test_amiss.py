@@ -105,6 +105,14 @@ def test_causes_come_before_their_effects():
     assert [each.key.split()[0] for each in found[6:]] == ["holds", "stalled"]
 
 
+@pytest.mark.parametrize("kind", ["metadata_away", "metadata_lost"])
+def test_a_reader_does_not_fall_behind_while_the_store_is_away(kind):
+    problems = [{"kind": kind, "message": "m", "count": 1, "names": []}]
+    readers = [reader("slow", "catching_up", trend="grows"), reader("a", "stalled")]
+    found = judged([], problems, consumers=readers)
+    assert [each.key.split()[0] for each in found] == [kind, "stalled"]
+
+
 def test_what_the_brokers_say_comes_with_what_to_do():
     dead = {"kind": "dead_broker", "message": "broker 2 is dead", "count": 1, "names": ["2"]}
     lacks = {"kind": "under_replicated", "message": "m", "count": 1, "names": ["orders/2"]}

@@ -1,0 +1,60 @@
+"""The parts that the board makes of several answers, over a made-up clock."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from spark_stream.client.trends import WINDOW_S, LagTrend
+from spark_stream.console.asking import Asking
+from spark_stream.console.board import LiveBoard
+
+
+class Readers:
+    """One reader whose lag grows by a record a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.state = "catching_up"
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+        self.board = LiveBoard(cast("Asking", self))
+
+    def consumers(self) -> dict[str, Any]:
+        """Return the reader as the brokers describe it."""
+        place = {"topic": "orders", "topic_id": "id", "partition": 0}
+        place |= {"offset": 5, "lag": 10 + int(self.now), "held_back": 0}
+        reader = {"name": "a", "kind": "query", "state": self.state, "partitions": [place]}
+        return {"consumers": [reader], "sinks": []}
+
+    def trends(self, seconds: float) -> set[LagTrend]:
+        """Look every two seconds, and return the trends that were shown."""
+        end, found = self.now + seconds, set()
+        while self.now < end:
+            self.now += 2.0
+            found.add(self.board._consumers()["consumers"][0]["trend"])
+        return found
+
+
+def test_a_reader_falls_behind_after_minutes_of_growing_lag(monkeypatch):
+    readers = Readers(monkeypatch)
+    assert readers.trends(100) == {LagTrend.UNKNOWN}
+    assert LagTrend.GROWS in readers.trends(WINDOW_S)
+
+
+@pytest.mark.parametrize("state", ["empty", "stopped", "gone"])
+def test_lag_that_grew_between_two_runs_is_no_trend_of_the_next(monkeypatch, state):
+    readers = Readers(monkeypatch)
+    readers.state = state
+    assert readers.trends(2 * WINDOW_S) == {LagTrend.UNKNOWN}
+    readers.state = "catching_up"
+    assert readers.trends(60) == {LagTrend.UNKNOWN}
+
+
+@pytest.mark.parametrize("kind", ["metadata_away", "metadata_lost"])
+def test_lag_that_grew_while_the_store_was_away_is_no_trend(monkeypatch, kind):
+    readers = Readers(monkeypatch)
+    readers.board._values["cluster"] = {"problems": [{"kind": kind}]}
+    assert readers.trends(2 * WINDOW_S) == {LagTrend.UNKNOWN}
+    readers.board._values["cluster"] = {"problems": []}
+    assert readers.trends(60) == {LagTrend.UNKNOWN}
