@@ -60,7 +60,9 @@ class Amiss(Struct, frozen=True):
 
 
 def judge(parts: Mapping[str, Any], now_ms: int) -> list[Amiss]:
-    """Return the problems that the parts of the board show: the worst first, causes before effects.
+    """Return the problems that the parts of the board show: causes before their effects.
+
+    Of readers, which have no effect on one another, the worst come first.
 
     ``parts``: by name; what is not known is left out, and not judged.
     """
@@ -75,8 +77,8 @@ def judge(parts: Mapping[str, Any], now_ms: int) -> list[Amiss]:
             found += of_disk(broker)
         found += [each for each in problems if each.key.split()[0] not in _CAUSES]
     found += of_transactions(parts.get("transactions") or [], consumers, now_ms)
-    found += of_consumers(consumers, is_behind_shown=not is_store_away(cluster))
-    return sorted(found, key=lambda each: list(Severity).index(each.severity))
+    readers = of_consumers(consumers, is_behind_shown=not is_store_away(cluster))
+    return found + sorted(readers, key=lambda each: list(Severity).index(each.severity))
 
 
 # -- what the brokers say -------------------------------------------------------------------------

@@ -105,6 +105,22 @@ def test_causes_come_before_their_effects():
     assert [each.key.split()[0] for each in found[6:]] == ["holds", "stalled"]
 
 
+def test_a_cause_is_listed_first_even_if_its_effect_is_worse():
+    found = judged(
+        [broker("1", full_in_s=2 * 3600.0)],
+        [{"kind": "no_leader", "message": "m", "count": 1, "names": []}],
+        [transaction(100)],
+        [reader("slow", "catching_up", trend="grows"), reader("a", "stalled")],
+    )
+    assert [(each.key.split()[0], each.severity.value) for each in found] == [
+        ("disk", "warning"),
+        ("no_leader", "bad"),
+        ("holds", "warning"),
+        ("stalled", "bad"),
+        ("behind", "warning"),
+    ]
+
+
 @pytest.mark.parametrize("kind", ["metadata_away", "metadata_lost"])
 def test_a_reader_does_not_fall_behind_while_the_store_is_away(kind):
     problems = [{"kind": kind, "message": "m", "count": 1, "names": []}]
