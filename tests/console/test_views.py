@@ -145,3 +145,21 @@ def tones(page: Any, text: str) -> list[str | None]:
         text,
     )
     return [each[0] if each else None for each in found]
+
+
+def test_a_reader_of_a_client_is_a_consumer(render):
+    reader = {
+        "name": "victim",
+        "kind": "client",
+        "group": None,
+        "state": "running",
+        "trend": "none",
+    }
+    reader |= {"lag": None, "held_back": 0, "isolation": None, "partitions": [], "waits_for": []}
+    reader |= {"recorded_ms": 0, "principal": "", "selection": "", "starting": ""}
+    reader |= {"started_ms": None}
+    page = render("consumers", {"consumers": {"consumers": [reader], "sinks": []}}, "consumers")
+    assert page.locator("td[data-label=Kind]").inner_text() == "consumer"
+    parts = {"consumers": {"consumers": [reader], "sinks": []}}
+    page = render("consumers", parts, "consumer", consumer="victim")
+    assert page.locator("h2", has_text="A consumer of a client").count() == 1
