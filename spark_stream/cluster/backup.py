@@ -179,7 +179,10 @@ def _copy_file(source: Path, fresh: Path) -> None:
 
 
 def _copy_records_of(source: Backend, fresh: Path) -> None:
-    with closing(source.open_store()) as found, closing(SqliteStore(fresh)) as copy:
+    with (
+        closing(source.open_store(accepts_loss=True)) as found,
+        closing(SqliteStore(fresh)) as copy,
+    ):
         if found.get(CLUSTER) is None:
             raise InvalidRequest(f"{source} has no cluster's metadata: nothing to copy")
         copy_records(found, copy)

@@ -67,7 +67,10 @@ def migrate(source: Backend, target: Backend) -> int:
     """
     if not source.exists():
         raise InvalidRequest(f"there is no metadata store {source}")
-    with closing(source.open_store()) as old, closing(target.open_store()) as new:
+    with (
+        closing(source.open_store()) as old,
+        closing(target.open_store(accepts_loss=True)) as new,
+    ):
         cluster = old.get(CLUSTER)
         if cluster is None:
             raise InvalidRequest(f"{source} has no cluster's metadata: nothing to move")
@@ -126,7 +129,7 @@ def replacing(
 
     Raises: as :func:`migrate`.
     """
-    with closing(target.open_store()) as store:
+    with closing(target.open_store(accepts_loss=True)) as store:
         move, theirs = MoveMark(source, str(target)), _OwnMark(store)
         _check_cluster(store, move.target, cluster_id)
         if not force:

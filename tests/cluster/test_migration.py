@@ -104,8 +104,8 @@ class Failing:
     def __str__(self) -> str:
         return str(self._backend)
 
-    def open_store(self) -> MetadataStore:
-        store = self._backend.open_store()
+    def open_store(self, **given: Any) -> MetadataStore:
+        store = self._backend.open_store(**given)
         for name in ("put", "put_many", "delete", "delete_many"):
             setattr(store, name, self._counted(getattr(store, name)))
         return store

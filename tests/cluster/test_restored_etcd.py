@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -11,17 +12,19 @@ from msgspec.structs import replace
 
 from spark_stream.cluster.stores.backends import EtcdAccess, EtcdBackend, EtcdPlace
 from spark_stream.cluster.stores.etcd import EtcdStore
-from spark_stream.cluster.stores.etcd_client import EtcdClient
+from spark_stream.cluster.stores.etcd_client import RANGE, EtcdClient, decoded, encoded
 from spark_stream.cluster.stores.etcd_history import (
+    EtcdHistory,
     FoundEtcd,
     KnownEtcd,
     difference,
     is_replaced,
 )
+from spark_stream.cluster.stores.store import DurableStore, Put
 from spark_stream.environment import SystemClock, SystemMachine
 from spark_stream.errors import IsologError, MetadataLost
 from spark_stream.testing import LocalEtcd
-from tests.etcd import copy_data, needs_etcd, put_back_data
+from tests.etcd import copy_data, exchange_data, needs_etcd, put_back_data
 from tests.support import eventually
 
 pytestmark = needs_etcd
@@ -190,7 +193,7 @@ def test_changes_of_a_restored_etcd_are_never_returned(own: LocalEtcd, tmp_path:
         store.put("b", {}, 0)
         eventually(lambda: "b" in store.changes(since, fresh=False).changed)
         put_back_data(own, tmp_path / "copy")
-        with closing(EtcdStore(own.client(), "feed")) as ignorant:
+        with closing(EtcdStore(own.client(), "feed", accepts_loss=True)) as ignorant:
             for number in range(20):
                 eventually(lambda n=number: outcome(lambda: ignorant.put(f"{n}", {}, 0)) == "done")
         eventually(lambda: store.lost is not None)
@@ -212,15 +215,17 @@ def test_one_member_of_another_cluster_is_passed_over(
             assert outcome(lambda: store.put("a", {}, version)) in ("done", "METADATA_UNAVAILABLE")
             eventually(lambda: store.put("b", {}, 0) is not None or store.get("b") is not None)
             assert store.lost is None
+            assert loss_key(own, "members") == loss_key(other, "members") == ""
             for _ in range(5):  # each comparison starts with the member of the other cluster
                 client.turn_from(own.endpoints[0])
                 store.compare(store.mark)
             assert "METADATA_LOST" not in caplog.text
             own.members[0].kill()
-            eventually(lambda: store.lost is not None)
+            eventually(lambda: loss_key(other, "members"))
             own.restore()
             eventually(lambda: outcome(lambda: store.changes(since)) == "done")
             assert set(store.changes(since).changed) >= {"b"}
+            assert loss_key(own, "members") == ""
 
 
 def test_restart_passes_over_a_first_member_of_another_cluster(own: LocalEtcd, tmp_path: Path):
@@ -272,3 +277,157 @@ def test_board_fails_after_a_restore_of_etcd(own: LocalEtcd, tmp_path: Path):
         assert store.lost is not None
         with pytest.raises(MetadataLost):
             store.get("a")
+
+
+def loss_key(etcd: LocalEtcd, name: str) -> str:
+    """Return the value of the loss key, or ""."""
+    with closing(etcd.client()) as client:
+        found = client.read(RANGE, {"key": encoded(f"/{name}/lost".encode())})
+    return decoded(found["kvs"][0]["value"]).decode() if "kvs" in found else ""
+
+
+def followed(store: DurableStore) -> DurableStore:
+    """Return the store after the start of its watch, which a running broker has."""
+    store.changes(0)
+    return store
+
+
+def restored_under(store: DurableStore, etcd: LocalEtcd, name: str, tmp_path: Path) -> str:
+    """Restore etcd under a broker that runs. Return the mark of one that was stopped before."""
+    store.put("a", {"n": 1}, 0)
+    with closing(backend(etcd, name).open_store()) as stopped:
+        mark = stopped.mark
+    copy_data(etcd, tmp_path / "copy")
+    store.put("b", {"n": 1}, 0)
+    exchange_data(etcd, tmp_path / "copy", tmp_path / "earlier")
+    return mark
+
+
+@pytest.mark.rule("a loss that running brokers found", "cluster/stores/etcd.py")
+def test_broker_without_the_lost_changes_is_rejected_after_another_found_the_loss(
+    own: LocalEtcd, tmp_path: Path
+):
+    with closing(followed(backend(own, "split").open_store())) as running:
+        mark = restored_under(running, own, "split", tmp_path)
+        assert "the last change has revision" in eventually(lambda: loss_key(own, "split"))
+        for known in (mark, None):
+            with pytest.raises(MetadataLost, match="reported by broker"):
+                opened(own, "split", known)
+    with closing(EtcdStore(own.client(), "split")) as store:
+        assert store.get("b") is None
+
+
+def test_changes_and_leases_of_a_broker_end_when_another_reports_a_loss(
+    own: LocalEtcd, tmp_path: Path
+):
+    """The broker started on the restored etcd before the report."""
+    (tmp_path / "2").mkdir()
+    (tmp_path / "3").mkdir()
+    places = [backend(own, "late") for _ in range(3)]
+    with ExitStack() as stack:
+        store = stack.enter_context(closing(places[0].open_store()))
+        boards = [stack.enter_context(closing(each.open_board())) for each in places]
+        more = [stack.enter_context(closing(EtcdStore(own.client(), "late"))) for _ in range(2)]
+        boards[0].lock_id("2", tmp_path / "2")
+        lease = boards[0].take_place("2", "x", 6.0)
+        assert lease.write(1)
+        version = store.put("a", {"n": 1}, 0)
+        with closing(own.client()) as client:
+            put = {"key": encoded(b"/late/lost"), "value": encoded(b"broker 1: why")}
+            client.write("/v3/kv/put", put)
+        for call in (
+            lambda: lease.write(2),
+            lambda: boards[1].take_place("3", "y", 6.0),
+            lambda: boards[2].lock_id("3", tmp_path / "3"),
+            lambda: more[0].put("a", {"n": 2}, version),
+            lambda: more[1].put_many([Put("b", {}, 0), Put("c", {}, 0)]),
+        ):
+            with pytest.raises(MetadataLost, match="reported by broker 1: why"):
+                call()
+        assert store.lost is not None  # it has the lease's history
+    with closing(EtcdStore(own.client(), "late")) as store:
+        assert [each.value for each in store.list("")] == [{"n": 1}]
+
+
+def test_replaced_records_are_accepted_and_the_loss_is_not_reported_again(
+    own: LocalEtcd, tmp_path: Path
+):
+    with closing(followed(backend(own, "back").open_store())) as running:
+        mark = restored_under(running, own, "back", tmp_path)
+        eventually(lambda: loss_key(own, "back"))
+        assert outcome(backend(own, "back").open_store) == "METADATA_LOST"
+        with closing(backend(own, "back").open_store(accepts_loss=True)) as tool:
+            assert tool.put("c", {}, 0)
+            assert loss_key(own, "back")
+            tool.replace_identity()
+            assert loss_key(own, "back") == ""
+        with closing(followed(backend(own, "back").open_store(mark))) as store:
+            time.sleep(2.5)  # the broker that was not stopped compares each second
+            assert running.lost is not None
+            assert loss_key(own, "back") == ""
+            assert store.put("d", {}, 0)
+
+
+def test_broker_of_a_rejected_etcd_reports_no_loss_in_the_earlier_one(
+    own: LocalEtcd, tmp_path: Path
+):
+    """The broker has changed the restored etcd before another broker found the loss."""
+
+    def started(mark: str) -> tuple[EtcdBackend, DurableStore] | None:
+        """Start before the report, and change a record."""
+        with closing(own.client()) as client:
+            client.write("/v3/kv/deleterange", {"key": encoded(b"/wrong/lost")})
+        place = backend(own, "wrong")
+        try:
+            found = followed(place.open_store(mark))
+        except MetadataLost:  # the report came first
+            return None
+        if outcome(lambda: found.put("x", {}, 0)) == "done":
+            return place, found
+        found.close()
+        return None
+
+    with closing(followed(backend(own, "wrong").open_store())) as running:
+        mark = restored_under(running, own, "wrong", tmp_path)
+        eventually(lambda: loss_key(own, "wrong"))
+        place, late = eventually(lambda: started(mark))
+        with closing(late):
+            eventually(lambda: outcome(lambda: late.put("y", {}, 0)) == "METADATA_LOST")
+            eventually(lambda: outcome(lambda: late.changes(0)) and place.history.is_rejected)
+            exchange_data(own, tmp_path / "earlier", tmp_path / "restored")
+            eventually(lambda: outcome(lambda: running.get("b")) == "done")
+            time.sleep(2.5)  # the other broker compares each second
+            assert late.lost is not None
+            assert loss_key(own, "wrong") == ""
+            assert running.put("c", {}, 0)
+
+
+def test_compaction_of_the_known_change_is_not_reported_as_a_loss(own: LocalEtcd):
+    """It proves no loss, so other brokers may continue."""
+    place = backend(own, "compacted")
+    with closing(place.open_store()) as store:
+        store.put("a", {}, 0)
+        since = followed(store).changes(0).revision
+        known = place.history.known
+        store.put("b", {}, 0)
+        eventually(lambda: "b" in store.changes(since, fresh=False).changed)
+        with closing(own.client()) as client:
+            revision = str(place.history.head)
+            client.write("/v3/kv/compaction", {"revision": revision, "physical": True})
+        place.history.start(known)
+        place.history.lose("another etcd answered")
+        assert outcome(lambda: store.changes(0)) == "METADATA_LOST"
+        time.sleep(2.5)  # the watch compares each second
+        assert store.lost is not None
+        assert loss_key(own, "compacted") == ""
+
+
+def test_answer_after_a_loss_does_not_change_the_known_state():
+    history = EtcdHistory()
+    history.note("c", 1, 5)
+    history.note_head(4, "m")
+    history.lose("why")
+    with pytest.raises(MetadataLost):
+        history.note("c", 2, 9)
+    history.note_head(8, "n")
+    assert history.known == KnownEtcd("c", "", (), 5, 4, "m")

@@ -21,6 +21,8 @@ from tests.support import NUMBERS, eventually, numbers
 
 pytestmark = [pytest.mark.chaos, *needs_etcd]
 
+REPORTED = "reported to other brokers in etcd"
+
 
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[LocalEtcd]:
@@ -61,8 +63,29 @@ def committed(log: isolog.Log, name: str, number: int) -> None:
         producer.append("t", numbers(number, 1), partition=0)
 
 
+def written(log: isolog.Log, start: int, count: int) -> list[int]:
+    """Append numbers, one in each batch. Return them once all are acknowledged."""
+    found = list(range(start, start + count))
+    with log.producer(isolation="read_committed") as producer:
+        for number in found:
+            producer.append("t", numbers(number, 1), partition=0).result(60)
+    return found
+
+
 def read(log: isolog.Log) -> list[int]:
     return sorted(log.read("t", isolation="read_committed")["n"].to_pylist())
+
+
+def restore_backup(cluster: LocalCluster, url: str, tmp_path: Path) -> None:
+    """Stop the brokers, copy the metadata, restore the copy, and start the brokers."""
+    for number in cluster.brokers:
+        cluster.stop(number)
+    backup = str(tmp_path / "backup")
+    assert run("cluster", "backup", backup, "--metadata", url).code == 0
+    back = run("cluster", "restore", backup, "--metadata", url, "--force")
+    assert back.code == 0, back.err
+    for number in cluster.brokers:
+        cluster.restart(number)
 
 
 def test_restore_of_etcd_under_brokers_is_reported_and_loses_nothing(
@@ -106,14 +129,7 @@ def test_restore_of_etcd_under_brokers_is_reported_and_loses_nothing(
         with pytest.raises(MetadataLost):
             cluster.restart(1)
 
-        for number in (2, 3):
-            cluster.stop(number)
-        backup = str(tmp_path / "backup")
-        assert run("cluster", "backup", backup, "--metadata", url).code == 0
-        back = run("cluster", "restore", backup, "--metadata", url, "--force")
-        assert back.code == 0, back.err
-        for number in cluster.brokers:
-            cluster.restart(number)
+        restore_backup(cluster, url, tmp_path)
         eventually(lambda: not log.cluster().problems, 60)
         committed(log, "first", 6)
         committed(log, "new", 7)
@@ -123,3 +139,35 @@ def test_restore_of_etcd_under_brokers_is_reported_and_loses_nothing(
         assert not load.errors
         assert {*written, 6, 7, *load.acknowledged} <= set(read(log))
         log.create_topic("more", 1, 3, schema=NUMBERS)
+
+
+def test_broker_stopped_before_a_restore_of_etcd_does_not_lead_beside_another(
+    etcd: LocalEtcd, tmp_path: Path
+):
+    """It has read no change after the snapshot, so its own state shows no loss."""
+    url = etcd.url("split")
+    with LocalCluster(3, conf={"metadata": url}, cuttable=False) as cluster:
+        with cluster.connect(timeout=30) as log:
+            log.create_topic("t", 1, 3, schema=NUMBERS)
+            acknowledged = written(log, 1, 1)
+            eventually(lambda: len(log.describe("t").partitions[0].isr) == 3)
+            leader = int(log.describe("t").partitions[0].leader)
+            stopped = next(number for number in cluster.brokers if number != leader)
+            running = {
+                number: each for number, each in cluster.brokers.items() if number != stopped
+            }
+            copy_data(etcd, tmp_path / "copy")
+            cluster.kill(stopped)
+            eventually(lambda: len(log.describe("t").partitions[0].isr) == 2)
+            acknowledged += written(log, 100, 20)
+            put_back_data(etcd, tmp_path / "copy")
+            for broker in running.values():
+                eventually(lambda b=broker: "METADATA_LOST" in b.log_text())
+            eventually(lambda: any(REPORTED in each.log_text() for each in running.values()))
+            with pytest.raises(MetadataLost, match="reported by broker"):
+                cluster.restart(stopped)
+            acknowledged += written(log, 200, 5)
+            restore_backup(cluster, url, tmp_path)
+        with cluster.connect(timeout=60) as log:
+            acknowledged += written(log, 300, 1)
+            assert read(log) == acknowledged

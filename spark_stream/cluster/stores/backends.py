@@ -107,8 +107,11 @@ class Backend(Protocol):
             MetadataLost: there is none, and brokers run that have it open.
         """
 
-    def open_store(self, mark: str | None = None) -> DurableStore:
+    def open_store(self, mark: str | None = None, *, accepts_loss: bool = False) -> DurableStore:
         """Open the records. ``mark``: of the store, when the caller had it open last.
+
+        ``accepts_loss``: whether a store in which running brokers have found a loss is opened too,
+        to copy or to replace all records.
 
         Raises:
             UnsupportedFormat: they are in the form of another release.
@@ -138,7 +141,7 @@ class SqliteBackend(Struct, frozen=True):
             )
         return False
 
-    def open_store(self, mark: str | None = None) -> DurableStore:
+    def open_store(self, mark: str | None = None, *, accepts_loss: bool = False) -> DurableStore:
         return SqliteStore(self.file)
 
     def open_board(self) -> SharedBoard:
@@ -185,11 +188,11 @@ class EtcdBackend(Struct, frozen=True):
                 else:
                     return True
 
-    def open_store(self, mark: str | None = None) -> DurableStore:
+    def open_store(self, mark: str | None = None, *, accepts_loss: bool = False) -> DurableStore:
         client = self._client()
         try:
             check_form(client, self.place.name)
-            store = EtcdStore(client, self.place.name)
+            store = EtcdStore(client, self.place.name, accepts_loss=accepts_loss)
             store.compare(mark)
         except BaseException:
             client.close()

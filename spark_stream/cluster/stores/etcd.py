@@ -19,7 +19,8 @@ the call fails.
 
 **Lost changes.** ``/NAME/identity`` is a name that the records get when the first store opens, and
 whenever all of them are replaced. A transaction also compares the head: it must not be older than
-the newest head that this broker has read. ``etcd_history`` has the rest.
+the newest head that this broker has read, and the key ``/NAME/lost`` must be absent.
+``etcd_history`` has the rest.
 
 **Changes.** A watch follows all records, and the last changes are kept. A caller that needs all
 that was changed before its call pays for one read, of the head, and waits until the watch has come
@@ -29,6 +30,7 @@ so far. A caller that asks for older changes, or after a compaction, gets all re
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import time
 from collections import deque
@@ -38,12 +40,14 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.cluster.stores.etcd_client import (
     RANGE,
     TXN,
     EtcdClient,
     Json,
+    LossKey,
     decoded,
     encoded,
     is_at,
@@ -54,6 +58,7 @@ from spark_stream.cluster.stores.etcd_history import (
     KnownEtcd,
     difference,
     is_replaced,
+    reported,
 )
 from spark_stream.cluster.stores.store import (
     FORM,
@@ -72,6 +77,8 @@ from spark_stream.errors import (
     StorageFailure,
     UnsupportedFormat,
 )
+
+logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 100
 """Changes in one transaction; etcd takes 128 operations, and 1.5 MiB."""
@@ -128,10 +135,15 @@ class _Change(Struct, frozen=True):
 class EtcdStore:
     """The records of one isolog cluster, ``name``, in an etcd cluster; from any thread."""
 
-    def __init__(self, client: EtcdClient, name: str) -> None:
-        """Take the client, which is closed with the store."""
+    def __init__(self, client: EtcdClient, name: str, *, accepts_loss: bool = False) -> None:
+        """Take the client, which is closed with the store.
+
+        ``accepts_loss``: whether the records may be read and replaced in spite of the loss key.
+        """
         self._client = client
         self._history = client.history
+        self._loss = LossKey(client, name)
+        self._accepts_loss = accepts_loss
         self._head = f"/{name}/head".encode()
         self._identity = encoded(f"/{name}/identity".encode())
         self._records = f"/{name}/records/"
@@ -278,9 +290,10 @@ class EtcdStore:
         self._read_head()
 
     def replace_identity(self) -> None:
-        """Give the records another identity: all of them were replaced."""
+        """Give the records another identity: all of them were replaced. Delete the loss key."""
         put = {"key": self._identity, "value": encoded(secrets.token_hex(8).encode())}
-        self._client.write_again("/v3/kv/put", put)
+        steps = [{"request_put": put}, {"request_delete_range": {"key": self._loss.key}}]
+        self._client.write_again(TXN, {"success": steps})
 
     def write_back(self) -> None:
         """Refuse: there is no file."""
@@ -317,13 +330,44 @@ class EtcdStore:
     # -- lost changes -----------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Check that etcd has all that was read from it, at any member.
+        """Check that etcd has all that was read from it, at any member. If not, report the loss.
 
         Raises:
             MetadataLost: Members answer, and none has it.
             MetadataUnavailable: No member answers.
         """
-        self._judge(*self._present(self._history.known))
+        known = self._history.known
+        found, reason = self._present(known)
+        if reason is not None:
+            lost = self._history.lose(reason, found.cluster)
+            # A revision alone is not enough: an answer of a restored etcd may have raised it.
+            change = difference(replace(known, revision=0), found)
+            if found.loss and change is None:
+                self._history.is_rejected = True
+            is_known = bool(found.loss) or self._history.is_rejected or is_replaced(known, found)
+            if change is not None and not is_known:
+                self._report(found, change)
+            raise lost
+        self._history.regain(found)
+
+    def _report(self, found: FoundEtcd, reason: str) -> None:
+        """Put the loss key into the etcd with this state. The next check tries a failure again."""
+        who = f"broker {self._history.broker}: {reason}"
+        identity = is_at(self._identity, 0)
+        if found.identity:
+            value = encoded(found.identity.encode())
+            identity = {"key": self._identity, "target": "VALUE", "value": value}
+        asked = {
+            "compare": [self._loss.absent, identity, is_at(encoded(self._head), found.head)],
+            "success": [{"request_put": {"key": self._loss.key, "value": encoded(who.encode())}}],
+        }
+        for _ in range(self._client.members):
+            with suppress(StorageFailure):
+                endpoint, answer = self._client.probe(TXN, asked)
+                if answer.get("succeeded"):
+                    logger.error("reported to other brokers in etcd at %s: %s", endpoint, reason)
+                    return
+                self._client.turn_from(endpoint)
 
     def _judge(self, found: FoundEtcd, reason: str | None) -> None:
         if reason is not None:
@@ -349,6 +393,8 @@ class EtcdStore:
             reason = difference(known, found)
             if reason is None and self._history.lost_in(found.cluster) and found.mark is None:
                 reason = f"the change of revision {known.head} was compacted"
+            if reason is None and found.loss:
+                reason = reported(found.loss)
             if reason is None:
                 return found, None
             others.append((found, reason))
@@ -358,11 +404,11 @@ class EtcdStore:
 
     def _found(self, known: KnownEtcd) -> FoundEtcd:
         """Read the present state from one member."""
-        keys = (encoded(self._head), self._identity)
+        keys = (encoded(self._head), self._identity, self._loss.key)
         reads = [{"request_range": {"key": key}} for key in keys]
         endpoint, answer = self._client.probe(TXN, {"success": reads})
         header = answer["header"]
-        head, identity = (
+        head, identity, loss = (
             (each["response_range"].get("kvs") or [{}])[0] for each in answer["responses"]
         )
         at = int(head.get("mod_revision", 0))
@@ -382,8 +428,9 @@ class EtcdStore:
             int(header["revision"]),
             at,
             mark,
+            "" if self._accepts_loss else _text_in(loss),
         )
-        if difference(known, found) is not None:
+        if difference(known, found) is not None or found.loss:
             self._client.turn_from(endpoint)
         return found
 
@@ -429,21 +476,25 @@ class EtcdStore:
                     self._recent.note(each.key, each.record(revision), revision)
 
     def _check_head(self, answer: Json, head: int, mark: str) -> None:
-        """Check that a transaction found the known head, or a later one.
+        """Check that a transaction found the last head or a later one, and no loss key.
 
         Raises:
-            MetadataLost: It has not, so it was not done.
+            MetadataLost: It was not done because of one of them.
         """
         if answer.get("succeeded"):
             self._history.note_head(int(answer["header"]["revision"]), mark)
         elif (found := _version(answer["responses"][1]["response_range"])) < head:
             raise self._history.lose(f"its last change has revision {found}, and was {head}")
+        elif not self._accepts_loss:
+            self._loss.check(answer["responses"][2])
 
     def _transaction(self, changes: Sequence[_Change], mark: str, fence: int, least: int) -> Json:
         """``least``: the revision that the head must have at least."""
         head = {"request_put": {"key": encoded(self._head), "value": encoded(mark.encode())}}
         steps = [self._step(each) for each in changes]
         compares = [self._fence.compare(fence)]
+        if not self._accepts_loss:
+            compares.append(self._loss.absent)
         if least:
             compares.append(
                 {
@@ -465,6 +516,7 @@ class EtcdStore:
         failure = [
             {"request_range": {"key": key}} for key in (self._fence.key, encoded(self._head))
         ]
+        failure.append(self._loss.read)
         return {"compare": compares, "success": [*operations, head], "failure": failure}
 
     def _step(self, change: _Change) -> tuple[Json, Json]:

@@ -8,6 +8,12 @@ member that lags answers watches and calls of its status only, and they are no e
 **Consequence.** After a loss all calls fail with METADATA_LOST. Revisions of the restored etcd may
 pass the earlier ones later, so the loss lasts until etcd has the last known change again.
 
+**The loss key.** A running broker that finds a loss puts ``/NAME/lost`` into that etcd. All
+changes, leases and locks of ids require that the key is absent, and its presence is a loss. So a
+broker that has read no later state, such as one that was stopped, changes no record in the
+restored etcd. ``isolog cluster restore`` deletes the key. A starting broker never writes it, and
+neither does a broker that has followed an etcd with the key: the earlier etcd may be put back.
+
 **Restarts.** A broker stores the known state in its directory, and compares it when it starts.
 ``isolog cluster restore`` and ``migrate-metadata`` give the records a new identity. Only a store
 with an identity that the broker has never seen may differ from the known state.
@@ -49,7 +55,10 @@ class KnownEtcd(Struct, frozen=True):
 
 
 class FoundEtcd(Struct, frozen=True):
-    """The present state of a store. ``mark`` is that of the known head, or None if compacted."""
+    """The present state of a store. ``mark`` is that of the known head, or None if compacted.
+
+    ``loss``: the value of the loss key, or "".
+    """
 
     cluster: str
     term: int
@@ -57,6 +66,7 @@ class FoundEtcd(Struct, frozen=True):
     revision: int
     head: int
     mark: str | None
+    loss: str = ""
 
 
 def difference(known: KnownEtcd, found: FoundEtcd) -> str | None:
@@ -81,7 +91,13 @@ def fallen(revision: int, before: int) -> str:
 
 def is_replaced(known: KnownEtcd, found: FoundEtcd) -> bool:
     """Return whether ``isolog`` has replaced the records since the known state."""
-    return bool(found.identity) and found.identity not in (known.identity, *known.earlier)
+    is_other = bool(found.identity) and found.identity not in (known.identity, *known.earlier)
+    return is_other and not found.loss
+
+
+def reported(loss: str) -> str:
+    """Return the text for a loss that the loss key shows."""
+    return f"this was reported by {loss}"
 
 
 class EtcdHistory:
@@ -100,6 +116,10 @@ class EtcdHistory:
         self.is_suspect = False
         """Whether a member has answered for another cluster or an earlier term."""
         self.lost: MetadataLost | None = None
+        self.broker = ""
+        """The id of the broker, for the reports of others."""
+        self.is_rejected = False
+        """Whether an etcd with the loss key has the known state."""
         self._lost_in: set[str] = set()
 
     @property
@@ -129,8 +149,14 @@ class EtcdHistory:
         return self.revision
 
     def note(self, cluster: str, term: int, revision: int) -> None:
-        """Record the header of an answer."""
+        """Record the header of an answer.
+
+        Raises:
+            MetadataLost: A loss was found since the request.
+        """
         with self._lock:
+            if self.lost is not None:
+                raise self.lost.again()
             self.cluster = self.cluster or cluster
             self.term = max(self.term, term)
             self.revision = max(self.revision, revision)
@@ -138,7 +164,7 @@ class EtcdHistory:
     def note_head(self, revision: int, mark: str) -> None:
         """Record a change of the records."""
         with self._lock:
-            if revision > self.head:
+            if revision > self.head and self.lost is None:
                 self.head, self._mark = revision, mark
 
     def lost_in(self, cluster: str) -> bool:
@@ -165,7 +191,7 @@ class EtcdHistory:
         with self._lock:
             if self.lost is not None:
                 logger.warning("etcd has all known changes again")
-            self.lost, self.is_suspect = None, False
+            self.lost, self.is_suspect, self.is_rejected = None, False, False
             self._lost_in.clear()
             self.cluster, self.term = found.cluster, found.term
 

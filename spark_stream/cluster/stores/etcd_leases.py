@@ -32,6 +32,7 @@ from spark_stream.cluster.stores.etcd_client import (
     TXN,
     EtcdClient,
     Json,
+    LossKey,
     decoded,
     encoded,
     is_at,
@@ -61,6 +62,7 @@ class EtcdLeases:
     ) -> None:
         """Take the client, which is closed with the board. ``duration_s``: of the own lease."""
         self._client = client
+        self._loss = LossKey(client, name)
         self._ids = f"/{name}/board/ids/"
         self._leases = f"/{name}/board/leases/"
         self._machine = machine
@@ -72,8 +74,10 @@ class EtcdLeases:
         self._locks: dict[str, EtcdIdLock] = {}
 
     def lock_id(self, broker_id: str, directory: Path) -> EtcdIdLock:
+        self._client.history.broker = broker_id
         lock = EtcdIdLock(
             self._client,
+            self._loss,
             (self._ids + broker_id, self._leases + broker_id),
             directory,
             self._machine.boot_id(),
@@ -94,7 +98,7 @@ class EtcdLeases:
         has_id = None if lock is None else lock.compare
         shown = Renewal(incarnation, 0, duration_s)
         try:
-            lease = EtcdLease(self._client, self._leases + broker_id, shown, has_id)
+            lease = EtcdLease(self._client, self._loss, self._leases + broker_id, shown, has_id)
         except LeaseTaken:
             if lock is not None and not lock.exists():
                 raise DirectoryInUse(
@@ -173,6 +177,7 @@ class EtcdIdLock:
     def __init__(
         self,
         client: EtcdClient,
+        loss: LossKey,
         keys: tuple[str, str],
         directory: Path,
         boot_id: str | None,
@@ -181,6 +186,7 @@ class EtcdIdLock:
         """Take nothing yet. ``keys``: of the lock and of the lease."""
         self.directory = directory
         self._client = client
+        self._loss = loss
         self._key, self._lease_key = keys
         start = secrets.token_hex(8)
         self._place = f"{boot_id or start} {_identity(directory)} "
@@ -248,10 +254,12 @@ class EtcdIdLock:
         """Write the value if the key has this version, or if that has been done already."""
         key = encoded(self._key.encode())
         put = {"request_put": {"key": key, "value": encoded(self._value.encode())}}
-        compares = [is_at(encoded(self._key.encode()), version), *conditions]
-        asked = {"compare": compares, "success": [put]}
-        if self._client.write_again(TXN, asked).get("succeeded"):
+        compares = [is_at(encoded(self._key.encode()), version), *conditions, self._loss.absent]
+        asked = {"compare": compares, "success": [put], "failure": [self._loss.read]}
+        answer = self._client.write_again(TXN, asked)
+        if answer.get("succeeded"):
             return True
+        self._loss.check(answer["responses"][0])
         found = self._found()
         return found is not None and decoded(found.get("value")).decode() == self._value
 
@@ -270,10 +278,16 @@ class EtcdLease:
     """One incarnation's key, as long as no other incarnation has taken it."""
 
     def __init__(
-        self, client: EtcdClient, key: str, shown: Renewal, has_id: Json | None = None
+        self,
+        client: EtcdClient,
+        loss: LossKey,
+        key: str,
+        shown: Renewal,
+        has_id: Json | None = None,
     ) -> None:
         """``has_id``: what has to hold with each renewal; it fails once another has the id."""
         self._client = client
+        self._loss = loss
         self._key = key
         self._shown = shown
         self._conditions = [] if has_id is None else [has_id]
@@ -329,10 +343,14 @@ class EtcdLease:
 
     def _changed(self, operation: Json, version: int) -> int | None:
         """Change the key if it has this version and the id is held; return the new one, or None."""
-        compares = [is_at(encoded(self._key.encode()), version), *self._conditions]
-        asked = {"compare": compares, "success": [operation]}
+        key = encoded(self._key.encode())
+        compares = [is_at(key, version), *self._conditions, self._loss.absent]
+        asked = {"compare": compares, "success": [operation], "failure": [self._loss.read]}
         answer = self._client.write_again(TXN, asked)
-        return int(answer["header"]["revision"]) if answer.get("succeeded") else None
+        if answer.get("succeeded"):
+            return int(answer["header"]["revision"])
+        self._loss.check(answer["responses"][0])
+        return None
 
 
 class _KnownLease(Struct, frozen=True):
