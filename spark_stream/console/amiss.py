@@ -110,10 +110,13 @@ def is_store_away(cluster: Mapping[str, Any] | None) -> bool:
 
 
 def of_cluster(problems: Sequence[Mapping[str, Any]]) -> Iterator[Amiss]:
-    """Return the problems of which the brokers know."""
+    """Return the problems that the brokers report."""
+    elects = not any(each["kind"] in _STORE for each in problems)
     for each in problems:
         names = each["names"]
         hint = _HINTS.get(each["kind"], "")
+        if each["kind"] == ProblemKind.NO_LEADER and not elects:
+            hint = "A leader is elected once the metadata store takes changes."
         yield Amiss(
             key=f"{each['kind']} {','.join(names) if each['kind'] == 'dead_broker' else ''}",
             severity=Severity.BAD,

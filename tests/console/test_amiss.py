@@ -129,6 +129,17 @@ def test_a_reader_does_not_fall_behind_while_the_store_is_away(kind):
     assert [each.key.split()[0] for each in found] == [kind, "stalled"]
 
 
+@pytest.mark.parametrize("kind", ["metadata_away", "metadata_lost"])
+def test_starting_a_broker_is_no_advice_while_no_leader_is_elected(kind):
+    problems = [
+        {"kind": each, "message": each, "count": 1, "names": []} for each in (kind, "no_leader")
+    ]
+    hints = {each.key.strip(): each.hint for each in judged(problems=problems)}
+    assert hints["no_leader"] == "A leader is elected once the metadata store takes changes."
+    (alone,) = judged(problems=problems[1:])
+    assert alone.hint.startswith("Start a broker")
+
+
 def test_what_the_brokers_say_comes_with_what_to_do():
     dead = {"kind": "dead_broker", "message": "broker 2 is dead", "count": 1, "names": ["2"]}
     lacks = {"kind": "under_replicated", "message": "m", "count": 1, "names": ["orders/2"]}
