@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Final
 
+from msgspec.structs import replace
+
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.leaders import ask_each
 from spark_stream.client.topics import named_topic
 from spark_stream.errors import InvalidRequest, IsologError, MetadataLost, UnknownBroker
 from spark_stream.wire.cluster_messages import (
@@ -16,13 +18,20 @@ from spark_stream.wire.cluster_messages import (
     ElectPreferred,
     MoveReplicas,
     NamedBroker,
+    Problem,
     ProblemKind,
 )
 from spark_stream.wire.messages import BrokerStatus, Empty
 
 _TAKEN_S: Final = 10.0  # brokers check many times a second
 _TAKEN_PAUSE_S: Final = 0.1
-_STATUS_S: Final = 2.0
+_NAMES_MAX: Final = 20
+_OF_PARTITIONS: Final = (
+    ProblemKind.NO_LEADER,
+    ProblemKind.BELOW_MIN_ISR,
+    ProblemKind.UNDER_REPLICATED,
+)
+"""The problems of partitions, which a disk may cause."""
 
 
 class ClusterClient:
@@ -35,15 +44,12 @@ class ClusterClient:
         """Return the cluster as it is now."""
         return self._connection.act("describe-cluster", Empty(), ClusterDescription)
 
-    def statuses(self, cluster: ClusterDescription) -> dict[str, BrokerStatus]:
-        """Return the status of each broker that answers soon, by its id."""
-        found = {}
-        for broker in cluster.brokers:
-            if broker.alive:
-                link = self._connection.to(broker.id, broker.address)
-                with suppress(IsologError):
-                    found[broker.id] = link.act("status", Empty(), BrokerStatus, _STATUS_S)
-        return found
+    def inspect(self) -> tuple[ClusterDescription, dict[str, BrokerStatus]]:
+        """Return the cluster with all its problems, and the status of each broker that answers."""
+        found = self.describe()
+        links = {each.id: each.address for each in found.brokers if each.alive}
+        statuses = ask_each(self._connection, links, "status", Empty(), BrokerStatus)
+        return with_refusals(found, statuses), statuses
 
     def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str | int]]) -> None:
         """Begin to move the replicas of these partitions."""
@@ -103,6 +109,28 @@ class ClusterClient:
                 if problem.kind == ProblemKind.METADATA_LOST:
                     reasons[broker.id] = problem.message
         return reasons
+
+
+def disk_fault(broker: str, code: str) -> str:
+    """Return the fault of a broker's disk, by the error code of the writes that it refused."""
+    return f"the disk of broker {broker} {'is full' if code == 'DISK_FULL' else f'fails ({code})'}"
+
+
+def with_refusals(
+    cluster: ClusterDescription, statuses: Mapping[str, BrokerStatus]
+) -> ClusterDescription:
+    """Return the cluster with a problem for each disk that refuses writes, before its effects."""
+    disks = []
+    for broker, status in sorted(statuses.items()):
+        for code in sorted(set(status.refused.values())):
+            places = sorted(place for place, each in status.refused.items() if each == code)
+            what = "1 replica refuses" if len(places) == 1 else f"{len(places)} replicas refuse"
+            text = f"{disk_fault(broker, code)}: {what} writes"
+            named = tuple(places[:_NAMES_MAX])
+            disks.append(Problem(ProblemKind.REFUSED_WRITES, text, len(places), named))
+    causes = [each for each in cluster.problems if each.kind not in _OF_PARTITIONS]
+    effects = [each for each in cluster.problems if each.kind in _OF_PARTITIONS]
+    return replace(cluster, problems=(*causes, *disks, *effects)) if disks else cluster
 
 
 def _named(broker: str | int) -> NamedBroker:

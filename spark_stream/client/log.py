@@ -276,8 +276,8 @@ class Log(Closing):
     # -- the cluster ----------------------------------------------------------------------------
 
     def cluster(self) -> ClusterDescription:
-        """Return the cluster with its brokers, as it is now."""
-        return self._cluster.describe()
+        """Return the cluster with its brokers and its problems, as it is now."""
+        return self._cluster.inspect()[0]
 
     def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str | int]]) -> None:
         """Begin to move each partition to the brokers of these ids, the preferred leader first.

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from msgspec import Struct
 from msgspec.structs import replace
 
+from spark_stream.client.cluster import disk_fault
 from spark_stream.client.trends import LagTrend
 from spark_stream.consistency.reader_states import ReaderState
 from spark_stream.wire.cluster_messages import ProblemKind
@@ -113,6 +114,8 @@ def of_cluster(problems: Sequence[Mapping[str, Any]]) -> Iterator[Amiss]:
     """Return the problems that the brokers report."""
     elects = not any(each["kind"] in _STORE for each in problems)
     for each in problems:
+        if each["kind"] == ProblemKind.REFUSED_WRITES:
+            continue  # of_disk yields it with its partitions and with the cause of the growth
         names = each["names"]
         hint = _HINTS.get(each["kind"], "")
         if each["kind"] == ProblemKind.NO_LEADER and not elects:
@@ -227,7 +230,7 @@ def _refusals(broker: Mapping[str, Any]) -> Iterator[Amiss]:
         led = [each for each in places if each in broker["led"]]
         others = [each for each in places if each not in broker["led"]]
         is_full = code == "DISK_FULL"
-        why = f"the disk of broker {name} {'is full' if is_full else f'fails ({code})'}"
+        why = disk_fault(name, code)
         hint = (
             f"{_ROOM} Writes go on by themselves then."
             if is_full

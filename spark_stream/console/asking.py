@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
-from spark_stream.client.cluster import ClusterClient
+from spark_stream.client.cluster import ClusterClient, with_refusals
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.leaders import (
@@ -68,7 +68,7 @@ class Asking:
             self.connection, links, "status", Empty(), BrokerStatus, self._note_answer
         )
         self.answers.keep({(each, action) for each in links for action in _ACTIONS})
-        shown: dict[str, Any] = plain(found)
+        shown: dict[str, Any] = plain(with_refusals(found, statuses))
         for each in shown["brokers"]:
             status = statuses.get(each["id"])
             each["status"] = None if status is None else plain(status)

@@ -29,7 +29,10 @@ class BrokerDescription(Description, kw_only=False):
 
 
 class ProblemKind(StrEnum):
-    """What may be amiss in a cluster."""
+    """The kinds of problems in a cluster.
+
+    Brokers do not send ``REFUSED_WRITES``. Clients find it in the status of each broker.
+    """
 
     METADATA_LOST = "metadata_lost"
     METADATA_AWAY = "metadata_away"
@@ -38,6 +41,7 @@ class ProblemKind(StrEnum):
     UNDER_REPLICATED = "under_replicated"
     DEAD_BROKER = "dead_broker"
     CANNOT_LEAVE = "cannot_leave"
+    REFUSED_WRITES = "refused_writes"
 
 
 class Problem(Struct, frozen=True):

@@ -5,9 +5,16 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from spark_stream.broker.actions.cluster import Watched, find_problems
+from spark_stream.client.cluster import with_refusals
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
-from spark_stream.wire.cluster_messages import BrokerDescription, Problem, ProblemKind
+from spark_stream.wire.cluster_messages import (
+    BrokerDescription,
+    ClusterDescription,
+    Problem,
+    ProblemKind,
+)
+from spark_stream.wire.messages import BrokerStatus
 
 GENERATION = Generation("g")
 
@@ -95,3 +102,52 @@ def test_many_partitions_are_counted_and_twenty_of_them_named():
     many = [partition("abc", "ab", name=f"t/{number}") for number in range(3000)]
     (found,) = problems(*many)
     assert (found.count, len(found.names)) == (3000, 20)
+
+
+def status(**refused: str) -> BrokerStatus:
+    """A broker's status, with the error codes of the replicas that refuse writes."""
+    places = {f"t/{number[1:]}": code for number, code in refused.items()}
+    return BrokerStatus(
+        version="",
+        pid=0,
+        address="",
+        directory="",
+        cluster_id="",
+        topics=0,
+        partitions=0,
+        uptime_s=0,
+        memory=0,
+        refused=places,
+    )
+
+
+def test_a_disk_that_refuses_writes_is_named_before_its_effects():
+    effects = problems(partition("abc", "ab"), partition("d", "d"), dead="d")
+    cluster = ClusterDescription(
+        cluster_id="c",
+        controller=None,
+        brokers=(),
+        topics=1,
+        partitions=2,
+        without_leader=1,
+        under_replicated=2,
+        moving=0,
+        problems=tuple(effects),
+    )
+    assert with_refusals(cluster, {"a": status()}) is cluster
+    full = status(p0="DISK_FULL", p7="DISK_FULL", p8="STORAGE_FAILURE")
+    found = list(with_refusals(cluster, {"a": status(), "c": full}).problems)
+    assert kinds(found) == [
+        "dead_broker",
+        "refused_writes",
+        "refused_writes",
+        "no_leader",
+        "under_replicated",
+    ]
+    assert (found[1].message, found[1].names) == (
+        "the disk of broker c is full: 2 replicas refuse writes",
+        ("t/0", "t/7"),
+    )
+    assert found[2].message == (
+        "the disk of broker c fails (STORAGE_FAILURE): 1 replica refuses writes"
+    )

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from spark_stream.cli.operating.frames import frame_of
+from spark_stream.cli.operating.top import look_at
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.errors import DiskFull, IsologError
 from spark_stream.wire.messages import BrokerStatus, Empty
@@ -101,6 +103,28 @@ def test_other_calls_go_on_and_a_failed_one_can_be_repeated(broker: BrokerProces
         assert log.topics() == ["a", "c"]
         assert len(log.describe("c").partitions) == 50
         assert all(each.error is None for each in log.describe("c").partitions)
+
+
+def test_views_of_the_cluster_name_a_full_disk(broker: BrokerProcess) -> None:
+    with broker.connect() as log, log.producer() as producer:
+        log.create_topic("a", schema=NUMBERS)
+        producer.append("a", numbers(0, 5_000), partition=0).result(20)
+        limited(broker, 30_000)
+        assert isinstance(producer.append("a", numbers(0, 1_000)).exception(20), DiskFull)
+        (name,) = (each.id for each in log.cluster().brokers)
+        text = f"the disk of broker {name} is full: 1 replica refuses writes"
+        (problem,) = log.cluster().problems
+        assert (problem.message, problem.names) == (text, ("a/0",))
+        assert frame_of([look_at(log)]).problems == (text,)
+        command = [sys.executable, "-m", "spark_stream.cli", "cluster", "status", "--bootstrap"]
+        status = subprocess.run(
+            [*command, broker.address], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert status.returncode == 1
+        assert text in status.stdout
+        limited(broker, NO_LIMIT)
+        producer.append("a", numbers(0, 1), partition=0).result(20)
+        assert log.cluster().problems == ()
 
 
 def test_a_broker_that_starts_on_a_full_disk_says_so(broker: BrokerProcess) -> None:

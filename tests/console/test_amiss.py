@@ -129,6 +129,16 @@ def test_a_reader_does_not_fall_behind_while_the_store_is_away(kind):
     assert [each.key.split()[0] for each in found] == [kind, "stalled"]
 
 
+def test_a_full_disk_is_listed_once():
+    full = broker(
+        "1",
+        status={"disk_free": 0, "disk_total": GIB, "refused": {"t/0": "DISK_FULL"}, "damaged": {}},
+    )
+    problem = {"kind": "refused_writes", "message": "m", "count": 1, "names": ["t/0"]}
+    (found,) = judged([full], [problem])
+    assert found.message.startswith("1 replica at broker 1 takes no new records: the disk of")
+
+
 @pytest.mark.parametrize("kind", ["metadata_away", "metadata_lost"])
 def test_starting_a_broker_is_no_advice_while_no_leader_is_elected(kind):
     problems = [

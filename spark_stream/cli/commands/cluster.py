@@ -115,9 +115,7 @@ def status(
     isolog cluster status --output json | jq .problems
     """
     with connection(bootstrap, path) as opened:
-        client = ClusterClient(opened)
-        found = client.describe()
-        statuses = client.statuses(found)
+        found, statuses = ClusterClient(opened).inspect()
     show_cluster(found, statuses, output)
     if found.problems:
         raise typer.Exit(1)

@@ -74,7 +74,8 @@ def _behind(partition: PartitionDescription) -> Iterator[str]:
             continue
         lag = partition.lag.get(broker)
         if lag is None:
-            yield f"{broker} is away"
+            is_in_sync = broker in partition.isr
+            yield f"{broker} not connected" if is_in_sync else f"{broker} not in sync"
         elif lag:
             yield f"{broker} by {'1 entry' if lag == 1 else f'{lag} entries'}"
 

@@ -60,7 +60,7 @@ def test_what_is_shown_of_replicas_while_one_is_stopped_and_comes_back(
     text = call("topic", "describe", "flights").out
     replicas, isr = ", ".join(first["replicas"]), ", ".join(first["replicas"][:2])
     [row] = rows(text, "partition  leader")
-    assert " ".join(row) == f"0 {first['leader']} 0 {replicas} {isr} {away} is away"
+    assert " ".join(row) == f"0 {first['leader']} 0 {replicas} {isr} {away} not in sync"
     assert "partition 0: fewer in sync than min.insync.replicas=3\n" in text
     facts = call("cluster", "status", "--output", "json")
     assert facts.code == 1

@@ -87,10 +87,10 @@ def test_a_stalled_follower_a_dead_one_and_a_partition_that_nobody_leads():
     )
     assert text == dedent("""\
         partition  leader  epoch  replicas  in sync (ISR)  lag
-        ──────────────────────────────────────────────────────────────────────────
+        ──────────────────────────────────────────────────────────────────────────────
         0          1       0      1, 2, 3   1, 2           3 by 50 entries
-        1          2       12     2, 1, 3   2              1 by 1 entry, 3 is away
-        2          1       1      3, 1, 2   1, 2           3 is away
+        1          2       12     2, 1, 3   2              1 by 1 entry, 3 not in sync
+        2          1       1      3, 1, 2   1, 2           3 not in sync
         3          nobody  2      3, 1, 2   3
         partitions 1, 3: fewer in sync than min.insync.replicas=2
           the high watermark stands, and producers that ask for read_committed are refused
