@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
+from spark_stream.broker.actions.cluster import known_cluster
+from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.errors import MetadataUnavailable
+from spark_stream.wire.cluster_messages import ClusterDescription
 from tests.broker.clusters import around, make
 from tests.broker.local_broker import LEASE_S, LocalBroker, Surroundings
 from tests.simulation.leases import MemoryBoard, MemoryPlace
@@ -51,6 +57,19 @@ def trio(around: Surroundings) -> tuple[LocalBroker, LocalBroker, LocalBroker]:
     return a, b, c
 
 
+def known_to(broker: LocalBroker) -> ClusterDescription:
+    """The cluster in every view of this broker."""
+    context = SimpleNamespace(
+        host=broker.host,
+        members=broker.members,
+        observer=broker.observer,
+        store=SimpleNamespace(write_failure=None, lost=None),
+        may_describe=lambda *_: True,
+        facts=SimpleNamespace(cluster_id="c"),
+    )
+    return known_cluster(cast(BrokerContext, context))
+
+
 def led(broker: LocalBroker) -> set[int]:
     """The partitions that have a leader, in the broker's view."""
     found = broker.observer.look()
@@ -72,9 +91,16 @@ def test_all_brokers_are_alive_and_lead_while_they_renew_their_leases(trio, arou
 def test_a_crashed_broker_is_dead_when_its_lease_was_not_renewed_for_its_duration(trio, around):
     a, _, c = trio
     crash(c)
+    assert known_to(a).under_replicated == 0
     pass_time(around, 2)
     assert a.observer.look().alive.keys() == set("ab")
     assert led(a) == {0, 1}
+    assert a.record("t", 0).member("c") is not None
+    known = known_to(a)
+    assert [each.in_sync for each in known.brokers] == [3, 3, 0]
+    assert known.under_replicated == 2, "the third has no leader, which is worse"
+    kinds = [each.kind.value for each in known.problems]
+    assert kinds == ["dead_broker", "no_leader", "under_replicated"]
 
 
 def test_a_crashed_broker_is_dead_while_the_store_takes_no_renewals(trio, around, monkeypatch):
@@ -89,6 +115,8 @@ def test_a_crashed_broker_is_dead_while_the_store_takes_no_renewals(trio, around
         found = each.observer.look()
         assert found.alive.keys() == set("ab")
         assert "database space exceeded" in found.failure.message
+        known = known_to(each)
+        assert [one.in_sync for one in known.brokers] == [3, 3, 0], "the record has all three"
 
 
 def test_a_leader_whose_lease_expired_leads_in_no_view(trio, around, monkeypatch):

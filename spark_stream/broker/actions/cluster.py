@@ -164,15 +164,16 @@ def known_cluster(context: BrokerContext) -> ClusterDescription:
     watched = [
         Watched(
             f"{topic.name}/{number}" if is_shown else None,
-            stored.record,
+            observed.in_sync(stored.record) if is_led else stored.record,
             settings.min_insync_replicas,
-            observed.leads(topic.id, number, stored.record),
+            is_led,
         )
         for topic in now.topics.values()
         for is_shown in (context.may_describe(ResourceKind.TOPIC, topic.name),)
         for settings in (context.host.settings_of(topic),)
         for number, stored in now.partitions.get(topic.id, {}).items()
         if number < topic.partitions
+        for is_led in (observed.leads(topic.id, number, stored.record),)
     ]
     there = [each.record for each in watched]
     led = [each.record for each in watched if each.is_led]
@@ -187,7 +188,9 @@ def known_cluster(context: BrokerContext) -> ClusterDescription:
             alive=broker in alive,
             leaders=sum(record.leader == broker for record in led),
             replicas=sum(broker in record.replicas for record in there),
-            in_sync=sum(record.member(broker) is not None for record in there),
+            in_sync=sum(record.member(broker) is not None for record in there)
+            if broker in alive
+            else 0,
         )
         for broker, each in sorted(now.brokers.items())
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.node.lease import LeaseKeeper
@@ -41,6 +42,14 @@ class Observation(Struct, frozen=True):
     def leads(self, topic_id: str, number: int, record: PartitionRecord) -> bool:
         """Return whether the partition's leader on record leads it."""
         return is_led(record.leader, topic_id, number, self.seen)
+
+    def in_sync(self, record: PartitionRecord) -> PartitionRecord:
+        """Return the record without dead brokers in its ISR.
+
+        The ISR on record keeps them while the metadata store takes no changes.
+        """
+        isr = tuple(each for each in record.isr if each.broker in self.alive)
+        return record if len(isr) == len(record.isr) else replace(record, isr=isr)
 
 
 class Observer:
