@@ -260,9 +260,11 @@ def test_a_failover_is_told_in_words(page, address, scenario):
     page.screenshot(path=PICTURES / "failover-1280-light.png", full_page=True)
     check_accessible(page)
     page.goto(f"{address}/topics/flights/1")
-    playwright.expect(page.locator("#app")).to_contain_text(
-        "not connected to the leader", ignore_case=True
-    )
+    replicas = page.locator("#app .stripes").first
+    playwright.expect(replicas).to_contain_text(f"Broker {leader} is dead")
+    problems = page.locator("#app .notice")
+    playwright.expect(problems).to_contain_text(f"Broker {leader} is dead")
+    playwright.expect(problems).not_to_contain_text("flights/")
     page.screenshot(path=PICTURES / "failover-partition-1280-light.png", full_page=True)
     scenario.cluster.restart(leader)
     page.goto(address)

@@ -20,10 +20,16 @@ export function render({ store, params }) {
       [link("/topics", "Topics"), " / ", link(`/topics/${name}`, params.topic)]),
     shownPart(store, "topic", (found) => {
       const each = found.partitions[number];
-      if (each) return [notice(amiss(store, (one) => one.places.includes(`${params.topic}/${number}`))), shown(found, each, store)];
+      if (each) return [notice(causes(store, `${params.topic}/${number}`, each.replicas)), shown(found, each, store)];
       return empty(`${params.topic} has no partition ${params.partition}.`, `It has ${counted(found.partitions.length, "partition")}, numbered from 0.`);
     }),
   ];
+}
+
+/** The problems of this partition and the dead brokers among its replicas, without the other partitions. */
+function causes(store, place, replicas) {
+  const dead = replicas.map((broker) => `dead_broker ${broker}`);
+  return amiss(store, (one) => one.places.includes(place) || dead.includes(one.key)).map((one) => ({ ...one, places: [] }));
 }
 
 function shown(found, each, store) {
@@ -46,7 +52,7 @@ function shown(found, each, store) {
       ["Written", rate(live.records_per_s)],
       ["Size", bytes(live.size)],
     ]),
-    section("Replicas", h("ul", { class: "stripes" }, each.replicas.map((broker) => replica(broker, each, live, scale, refusal(store, broker, found.name, each.partition))))),
+    section("Replicas", h("ul", { class: "stripes" }, each.replicas.map((broker) => replica(broker, each, live, scale, refusal(store, broker, found.name, each.partition), isDead(store, broker))))),
     section("Open transactions", transactions(found, each, live, scale, store)),
     section("Leaders so far", h("ul", { class: "plain" }, [...live.epochs].reverse().map((epoch) => h("li", { key: epoch.epoch },
       led(epoch.leader), ` since offset ${count(epoch.offset)} (leader epoch ${epoch.epoch}), `, ago(epoch.began_ms))))),
@@ -62,18 +68,23 @@ function roles(each) {
   ];
 }
 
+/** Whether a broker is dead, as far as the cluster was read. */
+function isDead(store, broker) {
+  return store.parts.cluster?.value?.brokers.find((each) => each.id === broker)?.alive === false;
+}
+
 /** Why the log of a replica takes no writes, or null. */
 function refusal(store, broker, topic_, partition) {
   const code = store.parts.cluster?.value?.brokers.find((each) => each.id === broker)?.status?.refused[`${topic_}/${partition}`];
   return code === undefined ? null : code === "DISK_FULL" ? "its disk is full" : `its disk fails (${code})`;
 }
 
-function replica(broker, each, live, scale, refused) {
+function replica(broker, each, live, scale, refused, dead) {
   const leads = broker === each.leader;
   const end = leads ? live.log_end : live.followers[broker];
   const behind = end === undefined ? null : live.log_end - end;
   const state = leads ? "leader" : each.isr.includes(broker) ? "in sync" : "not in sync";
-  const words = refused ? `takes no writes: ${refused}` : end === undefined ? "not connected to the leader" : behind > 0 ? `${counted(behind, "record")} behind` : leads ? "" : "has everything";
+  const words = refused ? `takes no writes: ${refused}` : end === undefined ? dead ? `broker ${broker} is dead` : "not connected to the leader" : behind > 0 ? `${counted(behind, "record")} behind` : leads ? "" : "has everything";
   return h("li", { key: broker },
     h("div", { class: "stripe-name" }, h("strong", {}, `Broker ${broker}`), h("span", { class: `quiet${state === "not in sync" ? " bad-text" : ""}` }, ` ${state}`)),
     end === undefined
