@@ -219,8 +219,15 @@ class BrokerCore:
             return
         for each in (yield from readers.end_readers(self._readers, self._clock.monotonic)):
             logger.warning("%s is lost: no heartbeat came while its session lasted", each)
-        for each in (yield from groups.end_sessions(self._sessions, self._clock.monotonic)):
-            logger.warning("%s is removed: no heartbeat came while its session lasted", each)
+        now_ms = self._clock.wall_us() // 1000
+        ended = yield from groups.end_sessions(self._sessions, self._clock.monotonic, now_ms)
+        for group, member_id in ended:
+            self.host.counts.lost_members.add(group)
+            logger.warning(
+                "member %s of group %r is removed: no heartbeat came while its session lasted",
+                member_id,
+                group,
+            )
 
     def leaving(self) -> Script[int]:
         """Let other brokers lead; return how many partitions they lead now."""

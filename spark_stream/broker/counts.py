@@ -27,4 +27,6 @@ class BrokerCounts:
         self.refused = NamedCounts()
         """By the code of the error that a client got."""
         self.isr_changes = NamedCounts(SHRINK, EXPAND)
+        self.lost_members = NamedCounts()
+        """Of groups, by the group's name: members that this broker removed without a leave."""
         self.elections = NamedCounts(CLEAN, UNCLEAN)

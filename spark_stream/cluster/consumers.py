@@ -86,7 +86,8 @@ class ReaderSession(Positional):
 
     ``instance``: the run of a query, a consumer, or a member of a group. ``idle_ms``: the time
     since its program last requested records, at its last heartbeat. The record of a group has no
-    heartbeats: its members' sessions have them.
+    heartbeats: its members' sessions have them. ``lost_member``: the last member of a group whose
+    session expired. ``lost_ms``: the time of its removal, in ms since the epoch.
     """
 
     instance: str
@@ -95,6 +96,8 @@ class ReaderSession(Positional):
     idle_ms: int = 0
     ending: ReaderEnding = ReaderEnding.NONE
     heartbeats: int = 0
+    lost_member: str = ""
+    lost_ms: int | None = None
 
 
 def reader_key(kind: str, name: str) -> str:

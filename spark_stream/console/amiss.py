@@ -21,6 +21,7 @@ from spark_stream.consistency.reader_states import ReaderState
 from spark_stream.wire.cluster_messages import ProblemKind
 
 _HOLDS_S: Final = 60.0  # a micro-batch may take as long
+_LOST_S: Final = 3600  # how long a lost member of a group is shown
 _HOLDS_LONG_S: Final = 300.0
 _SLOW_S: Final = 0.2
 _SLOW_ALONE_S: Final = 1.0
@@ -78,7 +79,8 @@ def judge(parts: Mapping[str, Any], now_ms: int) -> list[Amiss]:
             found += of_disk(broker)
         found += [each for each in problems if each.key.split()[0] not in _CAUSES]
     found += of_transactions(parts.get("transactions") or [], consumers, now_ms)
-    readers = of_consumers(consumers, is_behind_shown=not is_store_away(cluster))
+    is_shown = not is_store_away(cluster)
+    readers = of_consumers(consumers, now_ms, is_behind_shown=is_shown)
     return found + sorted(readers, key=lambda each: list(Severity).index(each.severity))
 
 
@@ -316,9 +318,11 @@ def of_transactions(
 
 
 def of_consumers(
-    consumers: Sequence[Mapping[str, Any]], *, is_behind_shown: bool = True
+    consumers: Sequence[Mapping[str, Any]], now_ms: int, *, is_behind_shown: bool = True
 ) -> Iterator[Amiss]:
     """Return the readers that are stalled or gone, or fall behind, or wait at a hidden place.
+
+    Also return the groups that lost a member in the last hour and still have others.
 
     ``is_behind_shown``: False while the metadata store has a problem, which slows readers too.
     """
@@ -356,6 +360,17 @@ def of_consumers(
             text = f"{what} waits for a transaction whose name you may not see"
             hint = "Ask an administrator to look for it: isolog transactions list"
             yield Amiss(f"waits {what}", Severity.WARNING, text, hint, href)
+        lost_ms = each.get("lost_ms")
+        if lost_ms is None or each["state"] == ReaderState.GONE:
+            continue
+        age_s = (now_ms - lost_ms) / 1000
+        if age_s < _LOST_S:
+            text = f"{what} lost member {each['lost_member']} {_about(age_s)} ago"
+            hint = (
+                "Its session expired: it crashed, hung or lost its connection. The other members"
+                " read its partitions. See its process and its log."
+            )
+            yield Amiss(f"lost {what}", Severity.WARNING, text, hint, href, (), lost_ms)
 
 
 # -- since when -----------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from spark_stream.consistency.groups import (
 from spark_stream.consistency.reader_states import ReaderEnding
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import ConsumerFenced, UnknownTopic
-from spark_stream.scripts.readers import GROUP, SessionWatch, note_heartbeat
+from spark_stream.scripts.readers import GROUP, SessionWatch, note_heartbeat, note_lost_member
 from spark_stream.scripts.steps import (
     DeleteRecord,
     FindTopic,
@@ -124,8 +124,14 @@ def take_partitions(
 # -- by itself ------------------------------------------------------------------------------------
 
 
-def end_sessions(watch: SessionWatch, now: Callable[[], float]) -> Script[list[str]]:
-    """Remove the members whose sessions are over; return what to log of them."""
+def end_sessions(
+    watch: SessionWatch, now: Callable[[], float], now_ms: int
+) -> Script[list[tuple[str, str]]]:
+    """Remove the members whose sessions expired. Return the group and the id of each.
+
+    The loss is on record before the removal, so that each broker that continues records it.
+    ``now_ms``: the time, in ms since the epoch.
+    """
     asked_s = now()
     sessions = yield from ListRecords(SESSIONS, fresh=False)
     ended = []
@@ -134,9 +140,13 @@ def end_sessions(watch: SessionWatch, now: Callable[[], float]) -> Script[list[s
         if found is None or found.version != each.version:
             continue
         group, member_id = member_of(each.key)
+        record = yield from Get(CONSUMERS + group)
+        before = None if record is None else group_of(record.value)
+        if before is not None and before.member(member_id) is not None:
+            yield from note_lost_member(group, member_id, now_ms)
         yield from _remove(group, member_id, ReaderEnding.LOST)
         if (yield from DeleteRecord(found.key, found.version)):
-            ended.append(f"member {member_id} of group {group!r}")
+            ended.append((group, member_id))
     return ended
 
 

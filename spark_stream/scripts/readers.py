@@ -80,8 +80,23 @@ def note_heartbeat(
             if before.ending is ReaderEnding.CLEAN:
                 return
         beats = 0 if before is None else before.heartbeats + 1
-        value = encode_reader(structs.replace(session, heartbeats=beats))
+        after = structs.replace(session, heartbeats=beats)
+        if before is not None:
+            after = structs.replace(after, lost_member=before.lost_member, lost_ms=before.lost_ms)
+        value = encode_reader(after)
         if (yield from PutRecord(key, value, 0 if record is None else record.version)):
+            return
+
+
+def note_lost_member(name: str, member_id: str, now_ms: int) -> Script[None]:
+    """Record on a group's session that the session of this member expired."""
+    key = reader_key(GROUP, name)
+    while True:
+        record = yield from Get(key)
+        before = ReaderSession("", 0) if record is None else decode_reader(record.value)
+        after = structs.replace(before, lost_member=member_id, lost_ms=now_ms)
+        version = 0 if record is None else record.version
+        if (yield from PutRecord(key, encode_reader(after), version)):
             return
 
 

@@ -197,6 +197,8 @@ class ConsumerDescription(Description):
     reported its progress (``recorded_ms``). Times are in ms since the epoch.
     ``principal``: the owner of the name, empty without authentication. ``ending``: how the last run
     ended, or the last member of a group left. ``idle_ms``: since it last requested records.
+    ``lost_member``: the last member of a group that was removed because its session expired, at
+    ``lost_ms``.
     ``selection`` or ``starting`` is None if it names a topic that the caller may not describe.
     """
 
@@ -212,6 +214,8 @@ class ConsumerDescription(Description):
     group: GroupDescription | None = None
     ending: ReaderEnding = ReaderEnding.NONE
     idle_ms: int = 0
+    lost_member: str = ""
+    lost_ms: int | None = None
 
     @property
     def owned_by(self) -> Literal["query", "client", "group"]:

@@ -300,6 +300,19 @@ def test_readers_that_do_not_keep_up_are_told_the_worst_first():
     assert found[0].href == "/consumers/dash%20boards"
 
 
+def test_a_group_that_lost_a_member_is_shown_for_an_hour():
+    def found(state: str, age_s: int) -> list[str]:
+        lost_ms = NOW_MS - 1_000 * age_s
+        more = {"group": {"members": []}, "lost_member": "m1", "lost_ms": lost_ms}
+        return said(judged(consumers=[reader("billing", state, kind="client", **more)]))
+
+    assert found("running", 180) == ["warning: group billing lost member m1 about 3 min ago"]
+    assert found("running", 3_600) == []
+    assert found("gone", 180) == [
+        "bad: group billing has ended without being closed, 40 records behind"
+    ]
+
+
 def test_it_is_amiss_since_it_was_first_seen():
     seen = FirstSeen()
     one = Amiss("disk 1", Severity.BAD, "full in 5 min")

@@ -9,6 +9,7 @@ from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.groups import Group, GroupMember, Owner
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.reader_states import ReaderEnding
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import ConsumerFenced, InvalidRequest, IsologError, UnknownTopic
 from spark_stream.scripts import groups
@@ -101,16 +102,16 @@ def test_what_is_left_of_a_join_or_an_end_is_removed(on, steps):
     """By the age of its session, or with the next change: then another member reads all."""
     on.stops_after(groups.join("g", member("1")), steps)
     watch, now = SessionWatch(groups.session_ms_of), 0.0
-    on.run(groups.end_sessions(watch, lambda: 0.0))
+    on.run(groups.end_sessions(watch, lambda: 0.0, 7))
     for _ in range(6):
         now += 1.0
-        on.stops_after(groups.end_sessions(watch, lambda now=now: now), steps)
+        on.stops_after(groups.end_sessions(watch, lambda now=now: now, 7), steps)
     told = on.run(groups.join("g", member("2")))
     if len(told.assigned) < 2:  # its session is on record: it ends in time
         for _ in range(6):
             now += 1.0
             on.run(groups.beat("g", "2", renew=True))
-            on.run(groups.end_sessions(watch, lambda now=now: now))
+            on.run(groups.end_sessions(watch, lambda now=now: now, 7))
     assert [each.id for each in group(on).members] == ["2"]
     assert len(on.run(groups.beat("g", "2")).assigned) == 2
 
@@ -119,8 +120,8 @@ def test_a_session_that_is_renewed_meanwhile_goes_on(on):
     on.run(groups.join("g", member("1")))
     watch = SessionWatch(groups.session_ms_of)
     for now in (0.0, 2.0):
-        assert on.run(groups.end_sessions(watch, lambda now=now: now)) == []
-    late = on.start(groups.end_sessions(watch, lambda: 4.5))
+        assert on.run(groups.end_sessions(watch, lambda now=now: now, 7)) == []
+    late = on.start(groups.end_sessions(watch, lambda: 4.5, 7))
     late.advance()  # it has read all sessions
     on.run(groups.beat("g", "1", renew=True))
     assert late.end() == []
@@ -231,8 +232,40 @@ def test_reset_fails_if_a_member_joins_meanwhile(on, steps):
     assert on.run(read_named()).consumers["g"] == read == [position(5)]
 
 
+@pytest.mark.parametrize("steps", range(12))
+def test_a_member_whose_session_expired_is_on_record_as_lost(on, steps):
+    """Also after its broker stopped between two steps, and after the other members left."""
+    for name in "12":
+        on.run(groups.join("g", member(name)))
+    watch = SessionWatch(groups.session_ms_of)
+    removed = []
+    for second in range(8):
+        on.run(groups.beat("g", "2", renew=True))
+        script = groups.end_sessions(watch, lambda now=float(second): now, 1_000 * second)
+        if second == 5:  # the session has expired
+            on.stops_after(script, steps)
+        else:
+            removed += on.run(script)
+    assert [each.id for each in group(on).members] == ["2"]
+    assert removed in ([], [("g", "1")])
+    lost = on.run(read_named()).readers["group", "g"]
+    assert lost.lost_member == "1"
+    on.run(groups.leave("g", "2"))
+    ended = on.run(read_named()).readers["group", "g"]
+    assert (ended.lost_member, ended.lost_ms) == ("1", lost.lost_ms)
+    assert ended.ending is ReaderEnding.CLEAN
+
+
+def test_a_member_that_leaves_is_not_on_record_as_lost(on):
+    for name in "12":
+        on.run(groups.join("g", member(name)))
+    on.run(groups.leave("g", "1"))
+    on.run(groups.leave("g", "2"))
+    assert on.run(read_named()).readers["group", "g"].lost_ms is None
+
+
 def test_looking_at_sessions_is_one_list(on):
     on.run(groups.join("g", member("1")))
     on.steps.clear()
-    on.run(groups.end_sessions(SessionWatch(groups.session_ms_of), lambda: 0.0))
+    on.run(groups.end_sessions(SessionWatch(groups.session_ms_of), lambda: 0.0, 7))
     assert [type(step) for step in on.steps] == [ListRecords]

@@ -121,6 +121,6 @@ def test_a_group_whose_last_session_expired_is_lost(on):
     on.run(groups.join("g", member("1")))
     watch = SessionWatch(groups.session_ms_of)
     for second in range(7):
-        on.run(groups.end_sessions(watch, lambda second=second: float(second)))
+        on.run(groups.end_sessions(watch, lambda second=second: float(second), 7))
     assert ending(on, GROUP, "g") is ReaderEnding.LOST
     assert pass_seconds(on, SessionWatch(session_ms_of), 0, 20) == []

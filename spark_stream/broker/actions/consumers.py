@@ -147,6 +147,8 @@ def _client(
         group=None if group is None else _described(context, group),
         ending=session.ending,
         idle_ms=session.idle_ms if group is None or group.member(session.instance) else 0,
+        lost_member=session.lost_member,
+        lost_ms=session.lost_ms,
     )
 
 

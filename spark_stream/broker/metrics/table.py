@@ -326,6 +326,11 @@ TABLE: Final[tuple[Series, ...]] = (
            " counts the lag in partitions that it leads, so two brokers may show different states"
            " of a running reader. Take `max` over brokers",
            lambda s: s.states, ("consumer", "kind", "state")),
+    Series(CONSUMERS, "isolog_group_lost_members_total", COUNTER,
+           "Members of a group that the broker removed because their sessions expired: they"
+           " crashed or hung, and did not leave. Take `sum` over brokers",
+           lambda s: {(name,): count for name, count in s.counts.lost_members.read().items()},
+           ("consumer",)),
     Series(CONSUMERS, "isolog_consumer_partition_lag_records", GAUGE, "Its lag, by partition",
            lambda s: {(each.consumer, each.kind, *_place(each.place)): each.lag.records
                       for each in s.consumed},

@@ -88,6 +88,8 @@ def show_consumer(found: Sequence[ConsumerDescription], now_ms: int, shape: List
             ]
         rows += [("principal", each.principal)] if each.principal else []
         rows += [("lag", _number(each.lag)), ("held back", _number(each.held_back or None))]
+        if each.lost_ms is not None:
+            rows.append(("last lost member", f"{each.lost_member}, {_ago(each.lost_ms, now_ms)}"))
         for name, value in rows:
             facts.add_row(name, cell(value))
         console().print(facts)

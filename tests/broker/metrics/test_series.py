@@ -8,9 +8,11 @@ import spark_stream as isolog
 from spark_stream.broker.metrics.table import TABLE, SeriesKind
 from spark_stream.broker.process import Broker
 from spark_stream.cluster.consumers import Query, ReaderSession
+from spark_stream.consistency.groups import GroupMember
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.reader_states import STALLED_S
 from spark_stream.consistency.transactions.transactions import ReadPosition
+from spark_stream.scripts import groups
 from spark_stream.scripts.queries import record_progress
 from spark_stream.scripts.readers import note_heartbeat
 from tests.broker.metrics.scraping import Samples, page, scraped
@@ -205,6 +207,19 @@ def test_metrics_show_the_state_that_clients_show(shown, client, ten):
         "hangs": "stalled",
     }
     assert listed == shown_states
+
+
+def test_members_without_a_heartbeat_in_their_session_are_counted(shown, client, ten):
+    with client.consumer(ten, group="billing"):
+        client.consumer(ten, group="billing").close()
+        assert not scraped(shown.metrics_address).of("isolog_group_lost_members_total")
+    member = GroupMember("silent", (ten,), 1_000, Isolation.READ_UNCOMMITTED)
+    shown.core.driver.run(groups.join("billing", member))
+    eventually(lambda: scraped(shown.metrics_address).of("isolog_group_lost_members_total"))
+    found = scraped(shown.metrics_address)
+    assert found("isolog_group_lost_members_total", consumer="billing") == 1
+    [described] = client.describe_consumer("billing")
+    assert described.lost_member == "silent"
 
 
 def test_a_position_in_a_deleted_topic_has_no_lag_in_a_new_topic_of_the_name(shown, client, ten):

@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
+from spark_stream.cli.commands.consumers import show_consumer
+from spark_stream.cli.options import Listing
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import ReadPosition
-from spark_stream.wire.consumer_messages import PinStart, RecordProgress
+from spark_stream.wire.consumer_messages import (
+    ConsumerDescription,
+    GroupDescription,
+    PinStart,
+    RecordProgress,
+)
 from tests.cli.conftest import Call, Served
 
 
@@ -149,3 +156,13 @@ def test_reset_of_a_query_says_what_to_do(here, readers):
     shown = here("consumers", "reset", "the query", "--to", "earliest")
     assert shown.code == 1
     assert "Spark query" in shown.err
+
+
+def test_the_last_lost_member_of_a_group_is_shown(capsys):
+    group = GroupDescription(epoch=3, members=())
+    lost = ConsumerDescription(
+        name="billing", kind="client", group=group, lost_member="m1", lost_ms=60_000
+    )
+    show_consumer([lost], 180_000, Listing.TABLE)
+    (line,) = (each for each in capsys.readouterr().out.splitlines() if "lost member" in each)
+    assert "m1, 2 min ago" in line

@@ -541,6 +541,9 @@ def test_a_member_that_is_silent_is_removed_and_may_store_nothing(log, topic, gr
                 silent.commit()
             other.commit()
             assert stored(log, group) == {(topic, number): 3 for number in range(4)}
+            [found_group] = log.describe_consumer(group)
+            assert found_group.lost_member
+            assert found_group.lost_ms is not None
 
 
 @SLOW

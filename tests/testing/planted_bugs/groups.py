@@ -74,7 +74,7 @@ def a_member_begins_before_a_decided_transaction_is_finished(patch: Patch) -> No
 
 @bug_in_groups
 def nobody_looks_at_sessions(patch: Patch) -> None:
-    def look(_: Any, __: Any) -> Any:
+    def look(*_: Any) -> Any:
         yield from ()
         return []
 
