@@ -14,6 +14,7 @@ import spark_stream as isolog
 from spark_stream.client import sessions
 from spark_stream.consistency.reader_states import STALLED_S, ReaderEnding, ReaderState
 from spark_stream.wire.consumer_messages import ConsumerDescription
+from tests.docs.pages import blocks
 from tests.support import eventually
 
 
@@ -143,6 +144,15 @@ print(len(consumer.poll(20)), flush=True)
 """
 
 
+MEMBER = """
+import spark_stream as isolog
+log = isolog.connect(sys.argv[1])
+with log.consumer(sys.argv[2], group=sys.argv[3]) as consumer:
+    print(len(consumer.poll(20)), flush=True)
+    input()
+"""
+
+
 @pytest.mark.parametrize(
     ("then", "expected"),
     [
@@ -162,6 +172,22 @@ def test_a_program_that_does_not_close_its_consumer(log, topic, shared, then, ex
             os.kill(process.pid, signal.SIGKILL)
         process.wait(30)
     assert of(log, f"script of {topic}").ending is expected
+
+
+@pytest.mark.parametrize("handles", [True, False])
+def test_a_member_with_the_documented_handler_leaves_on_sigterm(log, topic, shared, handles):
+    (block,) = (each for each in blocks("how-to/share-a-topic.md") if each.mark == "sigterm")
+    script = (block.code if handles else "import sys\n") + MEMBER
+    group = f"group of {topic}"
+    command = [sys.executable, "-c", script, shared.address, topic, group]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.terminate()
+        assert process.wait(30) == (0 if handles else -signal.SIGTERM)
+    [found] = log.describe_consumer(group)
+    assert len(found.group.members) == (0 if handles else 1)
+    assert found.state is (ReaderState.EMPTY if handles else ReaderState.CATCHING_UP)
 
 
 def test_a_consumer_that_nobody_refers_to_has_stopped(log, topic):
