@@ -185,8 +185,10 @@ class Appends:
 
         The topic's schema or compression may have changed since the first time.
         """
-        if prepared is None or prepared.crc == stored.crc:
-            return prepared is not None
+        if prepared is None:
+            return False
+        if prepared.crc == stored.crc:
+            return True
         state = self._state
         try:
             chunks = list(state.log.read(stored.offset, Offset(stored.offset + stored.count)))
