@@ -362,7 +362,8 @@ def test_a_consumer_that_is_dropped_while_it_waits_ends_its_fetches(log, topic):
     del consumer
     gc.collect()
     assert feed() is None
-    assert all(stream.has_ended for stream in streams)
+    # A stream whose fetch was answered in the meantime needs no cancellation.
+    assert all(stream.has_ended or stream._is_done for stream in streams)
 
 
 def test_a_consumer_whose_connection_is_cut_connects_anew(shared, log, topic):
