@@ -75,7 +75,7 @@ def a_refusal_settles_the_batch_behind(patch: Patch) -> None:
 
 @bug
 def two_batches_of_one_stamp_count_as_duplicates(patch: Patch) -> None:
-    """The leader compares the contents of duplicates, so one of the two faults alone is harmless."""
+    """Give two batches one stamp, and compare no contents. The first fault alone is harmless."""
     original = Lane._stamp
 
     def stamp(self: Any) -> Any:
