@@ -176,7 +176,7 @@ def test_a_program_that_does_not_close_its_consumer(log, topic, shared, then, ex
 
 @pytest.mark.parametrize("handles", [True, False])
 def test_a_member_with_the_documented_handler_leaves_on_sigterm(log, topic, shared, handles):
-    (block,) = (each for each in blocks("how-to/share-a-topic.md") if each.mark == "sigterm")
+    (block,) = (each for each in blocks("how-to/share-a-topic.md") if "signal.SIGTERM" in each.code)
     script = (block.code if handles else "import sys\n") + MEMBER
     group = f"group of {topic}"
     command = [sys.executable, "-c", script, shared.address, topic, group]
