@@ -124,7 +124,7 @@ def test_views_of_the_cluster_name_a_full_disk(broker: BrokerProcess) -> None:
         assert text in status.stdout
         limited(broker, NO_LIMIT)
         producer.append("a", numbers(0, 1), partition=0).result(20)
-        assert log.cluster().problems == ()
+        eventually(lambda: log.cluster().problems == ())  # once a change of the store has succeeded
 
 
 def test_a_broker_that_starts_on_a_full_disk_says_so(broker: BrokerProcess) -> None:
