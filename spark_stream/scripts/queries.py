@@ -9,6 +9,8 @@ run are refused. Otherwise the earlier run is not hindered: it reads on by its o
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct, structs
 
 from spark_stream.cluster.consumers import (
@@ -26,6 +28,7 @@ from spark_stream.cluster.consumers import (
 )
 from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.consistency.groups import Group
+from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import ConsumerFenced, UnknownConsumer
 from spark_stream.scripts.readers import GROUP, forget_reader
@@ -45,6 +48,31 @@ class Named(Struct, frozen=True):
     owners: dict[str, str]
     groups: dict[str, Group]
     readers: dict[tuple[str, str], ReaderSession]
+
+    def kind(self, name: str) -> str:
+        """Return the kind of a consumer's name: a client or a group."""
+        return GROUP if name in self.groups else "client"
+
+    def session(self, kind: str, name: str) -> ReaderSession:
+        """Return the session of a reader. It is empty if the client sends no heartbeats."""
+        return self.readers.get((kind, name), _NO_SESSION)
+
+    def isolation(self, name: str) -> Isolation | None:
+        """Return the isolation level of a consumer's name, or None if it is unknown."""
+        group = self.groups.get(name)
+        if group is not None and group.members:
+            return group.isolation
+        return self.session(self.kind(name), name).isolation
+
+    def idle_ms(self, name: str) -> int:
+        """Return the idle time of a consumer's name. It is 0 if its member has left the group."""
+        group = self.groups.get(name)
+        session = self.session(self.kind(name), name)
+        is_known = group is None or group.member(session.instance) is not None
+        return session.idle_ms if is_known else 0
+
+
+_NO_SESSION: Final = ReaderSession("", 0)
 
 
 def pin_start(name: str, query: Query, now_ms: int) -> Script[Query | None]:

@@ -43,8 +43,6 @@ from spark_stream.wire.transaction_messages import (
     TakeConsumer,
 )
 
-_UNKNOWN: Final = ReaderSession("", 0)
-"""The session of a reader that has none: its client sends no heartbeats."""
 _OPTION: Final = re.compile(r"(assign|subscribe|subscribePattern) ")
 _WORD: Final = re.compile(r"[A-Za-z0-9._-]+")
 """What may be the name of a topic, or a part of one in a pattern."""
@@ -119,7 +117,7 @@ def list_consumers(context: BrokerContext, asked: Empty) -> ConsumerDescriptions
             idle_ms=session.idle_ms,
         )
         for name, query in found.queries.items()
-        for session in (found.readers.get(("query", name), _UNKNOWN),)
+        for session in (found.session("query", name),)
     ]
     both = sorted([*clients, *of_queries], key=lambda each: (each.name, each.kind))
     return ConsumerDescriptions(
@@ -134,19 +132,18 @@ def _client(
     found: Named,
 ) -> ConsumerDescription:
     group = found.groups.get(name)
-    kind = "client" if group is None else GROUP
-    session = found.readers.get((kind, name), _UNKNOWN)
+    session = found.session(found.kind(name), name)
     members = () if group is None else group.members
     assigned = {at.place: each.id for each in members for at in each.assigned}
     return ConsumerDescription(
         name=name,
         kind="client",
-        isolation=session.isolation if group is None or not members else group.isolation,
+        isolation=found.isolation(name),
         principal=found.owners[name],
         partitions=_partitions(context, positions, assigned),
         group=None if group is None else _described(context, group),
         ending=session.ending,
-        idle_ms=session.idle_ms if group is None or group.member(session.instance) else 0,
+        idle_ms=found.idle_ms(name),
         lost_member=session.lost_member,
         lost_ms=session.lost_ms,
     )

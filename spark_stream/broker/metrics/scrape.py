@@ -16,7 +16,6 @@ from msgspec import Struct
 from spark_stream.broker.actions.cluster import disk_room, known_cluster
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.cluster.consumers import ReaderSession
 from spark_stream.consistency.groups import Group
 from spark_stream.consistency.isolation import Bounds, Isolation, Lag, lag_of
 from spark_stream.consistency.reader_states import state_of
@@ -29,7 +28,6 @@ from spark_stream.consistency.transactions.transactions import (
 from spark_stream.counting import Place, TrafficAmounts
 from spark_stream.errors import IsologError
 from spark_stream.scripts.queries import Named, read_named
-from spark_stream.scripts.readers import GROUP
 from spark_stream.scripts.transactions.records import read_numbered
 from spark_stream.scripts.transactions.sinks import read_sinks
 from spark_stream.wire.cluster_messages import ClusterDescription, ProblemKind
@@ -217,7 +215,9 @@ class Scrape:
             *(
                 found
                 for name, positions in named.consumers.items()
-                for found in self._consumed(name, *_client_of(name, named), positions)
+                for found in self._consumed(
+                    name, named.kind(name), named.isolation(name), positions
+                )
             ),
             *(
                 found
@@ -275,20 +275,20 @@ class Scrape:
         kinds: list[tuple[str, str, Group | None]] = [
             *((name, "query", None) for name in self._named.queries),
             *(
-                (name, _kind_of(group), group)
+                (name, self._named.kind(name), group)
                 for name in self._named.consumers
                 for group in (self._named.groups.get(name),)
             ),
         ]
         found: dict[tuple[str, ...], int] = {}
         for name, kind, group in kinds:
-            session = self._named.readers.get((kind, name), _NO_SESSION)
+            session = self._named.session(kind, name)
             mine = lags[name, kind]
-            is_known = group is None or group.member(session.instance) is not None
+            idle_ms = session.idle_ms if kind == "query" else self._named.idle_ms(name)
             state = state_of(
                 session.ending,
                 None if group is None else len(group.members),
-                session.idle_ms / 1000 if is_known else 0.0,
+                idle_ms / 1000,
                 sum(each.readable for each in mine),
                 sum(each.held_back for each in mine),
             )
@@ -301,19 +301,3 @@ class Scrape:
         for each in self.followers:
             found[each.follower,] = max(found.get((each.follower,), 0), what(each))
         return found
-
-
-_NO_SESSION: Final = ReaderSession("", 0)
-
-
-def _kind_of(group: Group | None) -> str:
-    return "client" if group is None else GROUP
-
-
-def _client_of(name: str, named: Named) -> tuple[str, Isolation | None]:
-    """Return the kind of a client's name, and its isolation level if that is known."""
-    group = named.groups.get(name)
-    kind = _kind_of(group)
-    if group is not None and group.members:
-        return kind, group.isolation
-    return kind, named.readers.get((kind, name), _NO_SESSION).isolation
