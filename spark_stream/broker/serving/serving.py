@@ -47,6 +47,7 @@ from spark_stream.broker.scripting.step_messages import run_steps
 from spark_stream.broker.scripting.step_table import StepTable
 from spark_stream.broker.serving.activity import Activity
 from spark_stream.broker.serving.append_stream import AppendFrame, AppendStreams, ServedAppends
+from spark_stream.broker.serving.fair_calls import FairCalls
 from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks
 from spark_stream.broker.serving.fetching import FetchStream
 from spark_stream.broker.serving.pool import Pool
@@ -145,6 +146,7 @@ class Serving:
             authorizer.identify(incoming.names, incoming.address, is_local=incoming.is_local),
         )
         place = ConnectionPlace(self._here.quotas, self._loop, identity, incoming, self._refuse)
+        calls = FairCalls(self._pool)
         if identity.caller is None:
             self._loop.call_later(_AUTHENTICATE_S, partial(_end_if_unknown, identity, incoming))
         else:
@@ -167,9 +169,9 @@ class Serving:
             elif opened.method == APPEND:
                 self._append(opened, stream, identity)
             elif opened.method == FETCH:
-                self._submit(partial(self._fetch, identity=identity), opened, stream)
+                self._submit(partial(self._fetch, identity=identity), opened, stream, calls)
             else:
-                self._submit(partial(self._act, identity=identity), opened, stream)
+                self._submit(partial(self._act, identity=identity), opened, stream, calls)
 
         return serve
 
@@ -210,7 +212,7 @@ class Serving:
         act: Callable[[StreamOpened, Stream], None],
         opened: StreamOpened,
         stream: Stream,
-        pool: Pool | None = None,
+        pool: Pool | FairCalls | None = None,
     ) -> None:
         if not (pool or self._pool).submit(partial(self._run, act, opened, stream)):
             self._refuse(stream, BrokerStopping("the broker is about to stop"))

@@ -1,0 +1,83 @@
+"""Many open calls of one connection, and the calls of another one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from spark_stream.broker.serving.fair_calls import AT_ONCE, FairCalls
+from spark_stream.broker.serving.pool import MOST, Pool, Work
+from spark_stream.transport.loop import Loop
+
+
+class QueueOfWork(Pool):
+    """A pool whose threads are the test's calls of :meth:`run_one`."""
+
+    def __init__(self) -> None:
+        self.queue: list[Work] = []
+
+    def submit(self, work: Work) -> bool:
+        self.queue.append(work)
+        return True
+
+    def run_one(self) -> None:
+        self.queue.pop(0)()
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop("test-fair-calls")
+    yield loop
+    loop.close()
+
+
+def test_calls_of_a_connection_wait_for_few_calls_of_another() -> None:
+    pool, done = QueueOfWork(), list[str]()
+    busy, other = FairCalls(pool), FairCalls(pool)
+    for number in range(8_000):
+        busy.submit(partial(done.append, str(number)))
+    other.submit(partial(done.append, "other"))
+    for _ in range(AT_ONCE + 1):
+        pool.run_one()
+    assert done == [*map(str, range(AT_ONCE)), "other"]
+    while pool.queue:
+        pool.run_one()
+    assert [each for each in done if each != "other"] == [*map(str, range(8_000))]
+
+
+def test_call_that_fails_lets_the_next_one_begin() -> None:
+    pool, done = QueueOfWork(), list[int]()
+    calls = FairCalls(pool)
+
+    def fail() -> None:
+        raise ValueError
+
+    for _ in range(AT_ONCE):
+        calls.submit(fail)
+    calls.submit(partial(done.append, 1))
+    with pytest.raises(ValueError):
+        pool.run_one()
+    while pool.queue and not done:
+        pool.queue.pop()()
+    assert done == [1]
+
+
+def test_hung_calls_of_one_connection_leave_threads_to_others(loop: Loop) -> None:
+    pool, free, done = Pool(loop), threading.Event(), threading.Event()
+    hung, other = FairCalls(pool), FairCalls(pool)
+    for _ in range(2 * MOST):
+        hung.submit(lambda: free.wait(30) and None)
+    other.submit(done.set)
+    assert done.wait(30)
+    assert not free.is_set()
+    free.set()
+    pool.stop()
+
+
+def test_calls_of_a_stopped_pool_are_rejected(loop: Loop) -> None:
+    pool = Pool(loop)
+    pool.stop()
+    assert not FairCalls(pool).submit(lambda: None)
