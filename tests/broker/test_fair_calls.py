@@ -53,12 +53,12 @@ def test_call_that_fails_lets_the_next_one_begin() -> None:
     calls = FairCalls(pool)
 
     def fail() -> None:
-        raise ValueError
+        raise ValueError("a call failed")
 
     for _ in range(AT_ONCE):
         calls.submit(fail)
     calls.submit(partial(done.append, 1))
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="a call failed"):
         pool.run_one()
     while pool.queue and not done:
         pool.queue.pop()()

@@ -26,7 +26,7 @@ class FairCalls:
         self._waiting: deque[Work] = deque()
 
     def submit(self, work: Work) -> bool:
-        """Run this on a thread of the pool; return False if the pool has stopped."""
+        """Run a call on a thread of the pool. Return False if the pool has stopped."""
         with self._lock:
             if self._open >= AT_ONCE:
                 self._waiting.append(work)
