@@ -286,7 +286,7 @@ def test_many_changes_and_large_ones_go_through(stores):
 def test_an_answer_of_another_cluster_or_an_earlier_term_is_refused(etcd: LocalEtcd):
     client = etcd.client()
     client.read("/v3/kv/range", {"key": "YQ=="})
-    header = {"cluster_id": client.history.cluster, "raft_term": str(client.history.term)}
+    header = {"cluster_id": client.history.known.cluster, "raft_term": str(client.history.term)}
     client.check_header("e", header)
     for wrong in ({"cluster_id": "7"}, {"raft_term": str(client.history.term - 1)}):
         with pytest.raises(MetadataUnavailable):

@@ -22,7 +22,7 @@ from spark_stream.cluster.stores.etcd_history import (
 )
 from spark_stream.cluster.stores.store import DurableStore, Put
 from spark_stream.environment import SystemClock, SystemMachine
-from spark_stream.errors import IsologError, MetadataLost
+from spark_stream.errors import IsologError, MetadataLost, UnsupportedFormat
 from spark_stream.testing import LocalEtcd
 from tests.etcd import copy_data, exchange_data, needs_etcd, put_back_data
 from tests.support import eventually
@@ -305,7 +305,7 @@ def restored_under(store: DurableStore, etcd: LocalEtcd, name: str, tmp_path: Pa
     return mark
 
 
-@pytest.mark.rule("a loss that running brokers found", "cluster/stores/etcd.py")
+@pytest.mark.rule("a loss that running brokers found", "cluster/stores/etcd_losses.py")
 def test_broker_without_the_lost_changes_is_rejected_after_another_found_the_loss(
     own: LocalEtcd, tmp_path: Path
 ):
@@ -414,7 +414,7 @@ def test_compaction_of_the_known_change_is_not_reported_as_a_loss(own: LocalEtcd
         store.put("b", {}, 0)
         eventually(lambda: "b" in store.changes(since, fresh=False).changed)
         with closing(own.client()) as client:
-            revision = str(place.history.head)
+            revision = str(place.history.known.head)
             client.write("/v3/kv/compaction", {"revision": revision, "physical": True})
         place.history.start(known)
         place.history.lose("another etcd answered")
@@ -433,3 +433,9 @@ def test_answer_after_a_loss_does_not_change_the_known_state():
         history.note("c", 2, 9)
     history.note_head(8, "n")
     assert history.known == KnownEtcd("c", "", (), 5, 4, "m")
+
+
+@pytest.mark.parametrize("mark", ["", "{", '{"head": "seven"}', "[]"])
+def test_damaged_file_of_the_known_state_is_reported(own: LocalEtcd, mark: str):
+    with pytest.raises(UnsupportedFormat, match=r"broker\.store"):
+        backend(own, "damaged").open_store(mark)

@@ -40,26 +40,19 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from spark_stream.cluster.stores.etcd_client import (
     RANGE,
     TXN,
     EtcdClient,
     Json,
-    LossKey,
     decoded,
+    decoded_value,
     encoded,
     is_at,
 )
 from spark_stream.cluster.stores.etcd_feed import EtcdFeed
-from spark_stream.cluster.stores.etcd_history import (
-    FoundEtcd,
-    KnownEtcd,
-    difference,
-    is_replaced,
-    reported,
-)
+from spark_stream.cluster.stores.etcd_losses import EtcdLosses
 from spark_stream.cluster.stores.store import (
     FORM,
     Changes,
@@ -142,14 +135,12 @@ class EtcdStore:
         """
         self._client = client
         self._history = client.history
-        self._loss = LossKey(client, name)
-        self._accepts_loss = accepts_loss
         self._head = f"/{name}/head".encode()
-        self._identity = encoded(f"/{name}/identity".encode())
+        self._losses = EtcdLosses(client, name, self._head, accepts_loss=accepts_loss)
         self._records = f"/{name}/records/"
         end = end_of(self._records)
         assert end is not None
-        self._feed = EtcdFeed(client, self._head, end.encode(), self._look)
+        self._feed = EtcdFeed(client, self._head, end.encode(), self._losses.check)
         self._recent = _LastChanges(self._records, self._head.decode(), self._history.note_head)
         self._told = 0  # the greatest version that this store has returned or written
         self._fence = _Fence(client, name)
@@ -275,25 +266,12 @@ class EtcdStore:
         Raises:
             MetadataLost: Etcd has lost changes since.
         """
-        known = KnownEtcd() if mark is None else msgspec.json.decode(mark, type=KnownEtcd)
-        found, reason = self._present(known)
-        if not found.identity and not known.identity:
-            put = {"key": self._identity, "value": encoded(secrets.token_hex(8).encode())}
-            asked = {"compare": [is_at(self._identity, 0)], "success": [{"request_put": put}]}
-            self._client.write_again(TXN, asked)
-            found, reason = self._present(known)
-        if is_replaced(known, found):
-            earlier = (*known.earlier, *filter(None, [known.identity]))
-            known, reason = KnownEtcd(found.cluster, found.identity, earlier), None
-        self._history.start(known)
-        self._judge(found, reason)
+        self._losses.start(mark)
         self._read_head()
 
     def replace_identity(self) -> None:
         """Give the records another identity: all of them were replaced. Delete the loss key."""
-        put = {"key": self._identity, "value": encoded(secrets.token_hex(8).encode())}
-        steps = [{"request_put": put}, {"request_delete_range": {"key": self._loss.key}}]
-        self._client.write_again(TXN, {"success": steps})
+        self._losses.replace_identity()
 
     def write_back(self) -> None:
         """Refuse: there is no file."""
@@ -327,113 +305,6 @@ class EtcdStore:
             self._told = max(self._told, *(each.version for each in found), 0)
         return int(answer["header"]["revision"]), found
 
-    # -- lost changes -----------------------------------------------------------------------------
-
-    def _look(self) -> None:
-        """Check that etcd has all that was read from it, at any member. If not, report the loss.
-
-        Raises:
-            MetadataLost: Members answer, and none has it.
-            MetadataUnavailable: No member answers.
-        """
-        known = self._history.known
-        found, reason = self._present(known)
-        if reason is not None:
-            lost = self._history.lose(reason, found.cluster)
-            # A revision alone is not enough: an answer of a restored etcd may have raised it.
-            change = difference(replace(known, revision=0), found)
-            if found.loss and change is None:
-                self._history.is_rejected = True
-            is_known = bool(found.loss) or self._history.is_rejected or is_replaced(known, found)
-            if change is not None and not is_known:
-                self._report(found, change)
-            raise lost
-        self._history.regain(found)
-
-    def _report(self, found: FoundEtcd, reason: str) -> None:
-        """Put the loss key into the etcd with this state. The next check tries a failure again."""
-        who = f"broker {self._history.broker}: {reason}"
-        identity = is_at(self._identity, 0)
-        if found.identity:
-            value = encoded(found.identity.encode())
-            identity = {"key": self._identity, "target": "VALUE", "value": value}
-        asked = {
-            "compare": [self._loss.absent, identity, is_at(encoded(self._head), found.head)],
-            "success": [{"request_put": {"key": self._loss.key, "value": encoded(who.encode())}}],
-        }
-        for _ in range(self._client.members):
-            with suppress(StorageFailure):
-                endpoint, answer = self._client.probe(TXN, asked)
-                if answer.get("succeeded"):
-                    logger.error("reported to other brokers in etcd at %s: %s", endpoint, reason)
-                    return
-                self._client.turn_from(endpoint)
-
-    def _judge(self, found: FoundEtcd, reason: str | None) -> None:
-        if reason is not None:
-            raise self._history.lose(reason, found.cluster)
-        self._history.regain(found)
-
-    def _present(self, known: KnownEtcd) -> tuple[FoundEtcd, str | None]:
-        """Read the present state from the first member that follows the known one.
-
-        If no member does, return a replaced state or any other, and the reason against it.
-
-        Raises:
-            MetadataUnavailable: No member answers.
-        """
-        failure = MetadataUnavailable("no member of etcd answers")
-        others: list[tuple[FoundEtcd, str]] = []
-        for _ in range(self._client.members):
-            try:
-                found = self._found(known)
-            except MetadataUnavailable as error:
-                failure = error
-                continue
-            reason = difference(known, found)
-            if reason is None and self._history.lost_in(found.cluster) and found.mark is None:
-                reason = f"the change of revision {known.head} was compacted"
-            if reason is None and found.loss:
-                reason = reported(found.loss)
-            if reason is None:
-                return found, None
-            others.append((found, reason))
-        if not others:
-            raise failure
-        return next((each for each in others if is_replaced(known, each[0])), others[0])
-
-    def _found(self, known: KnownEtcd) -> FoundEtcd:
-        """Read the present state from one member."""
-        keys = (encoded(self._head), self._identity, self._loss.key)
-        reads = [{"request_range": {"key": key}} for key in keys]
-        endpoint, answer = self._client.probe(TXN, {"success": reads})
-        header = answer["header"]
-        head, identity, loss = (
-            (each["response_range"].get("kvs") or [{}])[0] for each in answer["responses"]
-        )
-        at = int(head.get("mod_revision", 0))
-        mark: str | None = _text_in(head)
-        if at > known.head > 0:
-            asked = {"key": encoded(self._head), "revision": str(known.head)}
-            try:
-                _, answer = self._client.probe(RANGE, asked)
-            except MetadataRefused:  # compacted
-                mark = None
-            else:
-                mark = _text_in((answer.get("kvs") or [{}])[0])
-        found = FoundEtcd(
-            header["cluster_id"],
-            int(header["raft_term"]),
-            _text_in(identity),
-            int(header["revision"]),
-            at,
-            mark,
-            "" if self._accepts_loss else _text_in(loss),
-        )
-        if difference(known, found) is not None or found.loss:
-            self._client.turn_from(endpoint)
-        return found
-
     # -- writing ----------------------------------------------------------------------------------
 
     def _apply(self, changes: Sequence[_Change]) -> Sequence[int | None]:
@@ -443,10 +314,10 @@ class EtcdStore:
             StorageFailure: it may be made or not.
         """
         self._client.check_present()
-        floor = self._history.revision or int(self._read_head()["header"]["revision"])
+        floor = self._history.known.revision or int(self._read_head()["header"]["revision"])
         until = time.monotonic() + 3 * self._client.timeout_s
         while True:
-            mark, fence, head = secrets.token_hex(8), self._fence.version, self._history.head
+            mark, fence, head = secrets.token_hex(8), self._fence.version, self._history.known.head
             try:
                 asked = self._transaction(changes, mark, fence, head)
                 answer = self._client.write(TXN, asked)
@@ -485,16 +356,16 @@ class EtcdStore:
             self._history.note_head(int(answer["header"]["revision"]), mark)
         elif (found := _version(answer["responses"][1]["response_range"])) < head:
             raise self._history.lose(f"its last change has revision {found}, and was {head}")
-        elif not self._accepts_loss:
-            self._loss.check(answer["responses"][2])
+        elif self._losses.key is not None:
+            self._losses.key.check(answer["responses"][2])
 
     def _transaction(self, changes: Sequence[_Change], mark: str, fence: int, least: int) -> Json:
         """``least``: the revision that the head must have at least."""
         head = {"request_put": {"key": encoded(self._head), "value": encoded(mark.encode())}}
         steps = [self._step(each) for each in changes]
         compares = [self._fence.compare(fence)]
-        if not self._accepts_loss:
-            compares.append(self._loss.absent)
+        if self._losses.key is not None:
+            compares.append(self._losses.key.absent)
         if least:
             compares.append(
                 {
@@ -516,7 +387,8 @@ class EtcdStore:
         failure = [
             {"request_range": {"key": key}} for key in (self._fence.key, encoded(self._head))
         ]
-        failure.append(self._loss.read)
+        if self._losses.key is not None:
+            failure.append(self._losses.key.read)
         return {"compare": compares, "success": [*operations, head], "failure": failure}
 
     def _step(self, change: _Change) -> tuple[Json, Json]:
@@ -552,7 +424,7 @@ class EtcdStore:
                 at = int(found[0]["mod_revision"]) if found else 0
                 if at <= floor:
                     return None
-                if _text_in(found[0]) == mark:
+                if decoded_value(found[0]) == mark:
                     before = self._versions(changes, at - 1)
                     pairs = zip(changes, before, strict=True)
                     return [at if version == each.expected else None for each, version in pairs]
@@ -567,13 +439,13 @@ class EtcdStore:
 
     def _read_head(self, revision: int = 0) -> Json:
         at = {"revision": str(revision)} if revision else {}
-        before = self._history.head
+        before = self._history.known.head
         answer = self._client.read(RANGE, {"key": encoded(self._head)} | at)
         if not revision:
             if (found := _version(answer)) < before:
                 raise self._history.lose(f"its last change has revision {found}, and was {before}")
             if found:
-                self._history.note_head(found, _text_in(answer["kvs"][0]))
+                self._history.note_head(found, decoded_value(answer["kvs"][0]))
         return answer
 
     def _versions(self, changes: Sequence[_Change], revision: int) -> Sequence[int]:
@@ -689,7 +561,7 @@ class _LastChanges:
         found = event["kv"]
         key = decoded(found["key"]).decode()
         if key == self._head:
-            self._note_head(int(found["mod_revision"]), _text_in(found))
+            self._note_head(int(found["mod_revision"]), decoded_value(found))
         if not key.startswith(self._records):
             return
         key, revision = key.removeprefix(self._records), int(found["mod_revision"])
@@ -719,11 +591,6 @@ def _record(key: str, found: Mapping[str, str]) -> StoreRecord:
 
 def _text(value: Mapping[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"))
-
-
-def _text_in(found: Mapping[str, Any]) -> str:
-    """Return the value of a key; "" if there is no such key."""
-    return decoded(found.get("value")).decode(errors="replace")
 
 
 def _version(answer: Mapping[str, Any]) -> int:

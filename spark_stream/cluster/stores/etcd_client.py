@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from spark_stream.cluster.stores.etcd_history import EtcdHistory, fallen, reported
+from spark_stream.cluster.stores.etcd_history import EtcdHistory, fallen
 from spark_stream.errors import InvalidConfig, MetadataRefused, MetadataUnavailable
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,11 @@ def encoded(key: bytes) -> str:
 def decoded(text: str | None) -> bytes:
     """Decode a key or a value; the gateway leaves out what is empty."""
     return b64decode(text or "")
+
+
+def decoded_value(found: Mapping[str, Any]) -> str:
+    """Return the value of a key as text; "" if there is no such key."""
+    return decoded(found.get("value")).decode(errors="replace")
 
 
 def is_at(key: str, version: int) -> Json:
@@ -328,7 +333,7 @@ class EtcdClient:
         """
         history = self.history
         cluster, term = header.get("cluster_id", ""), int(header.get("raft_term", 0))
-        revision, known = int(header.get("revision", 0)), history.cluster or cluster
+        revision, known = int(header.get("revision", 0)), history.known.cluster or cluster
         if cluster == known and revision < before:
             raise history.lose(fallen(revision, before))
         if cluster != known or term < history.term:
@@ -337,27 +342,6 @@ class EtcdClient:
             what = "another cluster" if cluster != known else f"term {term}, which is over"
             raise MetadataUnavailable(f"etcd at {endpoint} answers for {what}")
         history.note(cluster, term, revision)
-
-
-class LossKey:
-    """The key ``/NAME/lost``, which shows that a running broker has found a loss in this etcd."""
-
-    def __init__(self, client: EtcdClient, name: str) -> None:
-        self._client = client
-        self.key = encoded(f"/{name}/lost".encode())
-        self.absent = is_at(self.key, 0)
-        self.read: Json = {"request_range": {"key": self.key}}
-
-    def check(self, response: Json) -> None:
-        """Check the response to :attr:`read` in an answer of a transaction.
-
-        Raises:
-            MetadataLost: The key exists.
-        """
-        found = response["response_range"].get("kvs", [])
-        if found:
-            text = decoded(found[0].get("value")).decode(errors="replace")
-            raise self._client.history.lose(reported(text))
 
 
 class _Away:

@@ -26,6 +26,7 @@ import threading
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.errors import MetadataLost
 from spark_stream.structs import learn_types
@@ -105,14 +106,9 @@ class EtcdHistory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known = KnownEtcd()
-        self.cluster = ""
+        self.known = KnownEtcd()
+        """The newest state that was read. ``revision`` is the greatest one of an answer."""
         self.term = 0
-        self.revision = 0
-        """The greatest revision of an answer."""
-        self.head = 0
-        """The revision of the last known change of records."""
-        self._mark = ""
         self.is_suspect = False
         """Whether a member has answered for another cluster or an earlier term."""
         self.lost: MetadataLost | None = None
@@ -122,21 +118,10 @@ class EtcdHistory:
         """Whether an etcd with the loss key has the known state."""
         self._lost_in: set[str] = set()
 
-    @property
-    def known(self) -> KnownEtcd:
-        """The newest state that was read."""
-        with self._lock:
-            known = self._known
-            return KnownEtcd(
-                self.cluster, known.identity, known.earlier, self.revision, self.head, self._mark
-            )
-
     def start(self, known: KnownEtcd) -> None:
         """Start from a state that was read before."""
         with self._lock:
-            self._known = known
-            self.cluster = known.cluster
-            self.revision, self.head, self._mark = known.revision, known.head, known.mark
+            self.known = known
 
     def check(self) -> int:
         """Return the greatest revision that an answer had before this call.
@@ -146,7 +131,7 @@ class EtcdHistory:
         """
         if self.lost is not None:
             raise self.lost.again()
-        return self.revision
+        return self.known.revision
 
     def note(self, cluster: str, term: int, revision: int) -> None:
         """Record the header of an answer.
@@ -157,15 +142,19 @@ class EtcdHistory:
         with self._lock:
             if self.lost is not None:
                 raise self.lost.again()
-            self.cluster = self.cluster or cluster
             self.term = max(self.term, term)
-            self.revision = max(self.revision, revision)
+            if revision > self.known.revision or not self.known.cluster:
+                self.known = replace(
+                    self.known,
+                    cluster=self.known.cluster or cluster,
+                    revision=max(self.known.revision, revision),
+                )
 
     def note_head(self, revision: int, mark: str) -> None:
         """Record a change of the records."""
         with self._lock:
-            if revision > self.head and self.lost is None:
-                self.head, self._mark = revision, mark
+            if revision > self.known.head and self.lost is None:
+                self.known = replace(self.known, head=revision, mark=mark)
 
     def lost_in(self, cluster: str) -> bool:
         """Return whether a loss was found in the etcd with this cluster id."""
@@ -174,7 +163,7 @@ class EtcdHistory:
     def lose(self, reason: str, cluster: str | None = None) -> MetadataLost:
         """Record a loss, in the known cluster by default. Return the error to raise."""
         with self._lock:
-            self._lost_in.add(self.cluster if cluster is None else cluster)
+            self._lost_in.add(self.known.cluster if cluster is None else cluster)
             if self.lost is None:
                 self.lost = MetadataLost(
                     f"etcd was restored from an earlier state, or is another cluster: {reason}",
@@ -193,7 +182,7 @@ class EtcdHistory:
                 logger.warning("etcd has all known changes again")
             self.lost, self.is_suspect, self.is_rejected = None, False, False
             self._lost_in.clear()
-            self.cluster, self.term = found.cluster, found.term
+            self.known, self.term = replace(self.known, cluster=found.cluster), found.term
 
 
 learn_types(KnownEtcd)
