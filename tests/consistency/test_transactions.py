@@ -153,6 +153,23 @@ def test_a_new_instance_fences_the_old_and_aborts_its_transaction_once():
     assert ok(rules.init(taken, "b", TIMEOUT, 1_000)) == taken
 
 
+def test_writes_of_a_displaced_owner_are_fenced_whatever_its_successor_did():
+    """The numbers of a transaction show whose it was, long after its record was replaced."""
+    ends = [
+        ok(rules.finish(ok(rules.commit(opened(), "a", 5, [70])), 5)),
+        ok(rules.finish(ok(rules.expire(opened(), 5, opened().deadline_ms)), 5)),
+        ok(rules.finish(ok(rules.init(opened(), "b", TIMEOUT, 2_000)), 5)),
+    ]
+    for end in ends:
+        taken = ok(rules.init(end, "b", TIMEOUT, 2_000))
+        later = ok(rules.begin(taken, "b", -1, Allotted(6, 71), 0))
+        done = ok(rules.finish(ok(rules.commit(later, "b", 6, [70])), 6))
+        latest = ok(rules.begin(done, "b", 6, Allotted(7, 72), 0))
+        for found in (taken, later, done, latest):
+            assert denied(rules.join(found, 5, 70, 0)) is Denial.FENCED
+        assert denied(rules.join(latest, 6, 71, 0)) is Denial.OVER
+
+
 def test_taking_over_a_decided_transaction_waits_until_it_is_finished():
     committing = ok(rules.commit(joined(), "a", 5, [70]))
     assert denied(rules.init(committing, "b", TIMEOUT, 1_000)) is Denial.PENDING

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import WriterCommitMessage
 
 import spark_stream as isolog
 from spark_stream.client.connecting.connection import ClusterConnection
@@ -290,19 +291,43 @@ def test_a_replay_that_is_not_the_same_is_refused(
     assert written(log, target) == list(range(10))
 
 
-def test_an_abandoned_attempt_is_fenced_by_the_next(
-    shared: BrokerProcess, log: isolog.Log, target: str
+@pytest.mark.parametrize("later", ["open", "committed", "aborted"])
+@pytest.mark.parametrize("stage", ["open", "write", "commit"])
+def test_an_earlier_run_that_resumes_is_fenced_at_every_stage(
+    shared: BrokerProcess, log: isolog.Log, target: str, stage: str, later: str
 ) -> None:
+    """A run pauses at the stage, and a later run takes the batch over. Then the first resumes."""
     sink = uuid.uuid4().hex
-    abandoned = batch_writer(shared, target, sink, 3)
-    message = abandoned.write(iter([numbers(0, 5)]))
+    name = f"sink/{sink}"
+    earlier = batch_writer(shared, target, sink, 3)
+    message = earlier.write(iter([numbers(0, 5)]))
+
     again = batch_writer(shared, target, sink, 3)
-    mine = again.write(iter([numbers(0, 5)]))
-    with pytest.raises(ProducerFenced):
-        abandoned.commit([message])
-    abandoned.abort([message])
-    again.commit([mine])
-    assert written(log, target) == list(range(5))
+    mine: list[WriterCommitMessage] = []
+
+    def take_over() -> None:
+        mine.append(again.write(iter([numbers(0, 5)])))
+        if later == "committed":
+            again.commit(mine)
+        elif later == "aborted":
+            again.abort(mine)
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        if stage == "write":
+            yield numbers(0, 1 << 19)  # enough to be sent
+            take_over()
+        yield numbers(5, 5)
+
+    if stage != "write":
+        take_over()
+    with pytest.raises(ProducerFenced, match=f"another producer has taken over .*{name}") as caught:
+        earlier.commit([message]) if stage == "commit" else earlier.write(rows())
+    assert not caught.value.retriable
+    assert caught.value.hint == "A later run of the query continues. Do not restart this one."
+    earlier.abort([message])
+    if later == "open":
+        again.commit(mine)
+    assert written(log, target) == ([] if later == "aborted" else list(range(5)))
     assert all(last_stable(log, target))
 
 

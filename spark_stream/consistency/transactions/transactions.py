@@ -211,6 +211,8 @@ class Transaction(Struct, frozen=True):
     """The producer (or the run of a query) that took the id over last; "": nobody has."""
     fenced: tuple[str, ...] = ()
     """Instances that were displaced, the latest last."""
+    displaced: int = -1
+    """The number of the displaced instances' last transaction, or -1."""
     unused: bool = True
     """The instance has begun no transaction yet."""
     timeout_ms: int = 60_000
@@ -336,7 +338,14 @@ def owned(transaction: Transaction, instance: str) -> Transaction:
     if transaction.instance:
         fenced = (*fenced, transaction.instance)[-FENCED_KEPT:]
     cause = Cause.FENCED if transaction.state is State.OPEN else transaction.cause
-    return replace(transaction, instance=instance, fenced=fenced, unused=True, cause=cause)
+    return replace(
+        transaction,
+        instance=instance,
+        fenced=fenced,
+        displaced=transaction.number,
+        unused=True,
+        cause=cause,
+    )
 
 
 def aborting(transaction: Transaction, event: Event, cause: Cause) -> Transaction:
@@ -356,11 +365,14 @@ def not_open(transaction: Transaction, number: int, event: Event) -> Denied | No
     """Return why the event cannot apply to this transaction now, or None if it can."""
     if number > transaction.number:
         return Denied(Denial.UNKNOWN, transaction)
+    if number <= transaction.displaced:
+        return Denied(Denial.FENCED, transaction)
     if number < transaction.number:
         return Denied(Denial.OVER, transaction)
     if moved(transaction, event) is not None:
         return None
     if transaction.state in ABORTS:
+        # The previous release records a displaced owner by the cause alone.
         fenced = transaction.cause is Cause.FENCED
         asked = transaction.cause is Cause.ASKED and event is Event.COMMIT
         return Denied(

@@ -14,20 +14,21 @@ from msgspec import Struct, field
 
 from spark_stream.cluster.topics import TOPICS, id_in
 from spark_stream.consistency.transactions import events as rules
-from spark_stream.consistency.transactions.sinks import is_listed
+from spark_stream.consistency.transactions.sinks import is_listed, is_sink
 from spark_stream.consistency.transactions.transactions import (
-    ABORTS,
     DECIDED,
     Allotted,
     Cause,
     Content,
     Denial,
     Denied,
+    Event,
     Joined,
     Outcome,
     PositionOf,
     State,
     Transaction,
+    not_open,
 )
 from spark_stream.errors import (
     ForeignBranch,
@@ -81,7 +82,8 @@ def _aborted(found: Transaction, which: str, asked: str) -> IsologError:
 
 _ERRORS: Final[Mapping[Denial, Callable[[Transaction, str, str], IsologError]]] = {
     Denial.FENCED: lambda found, which, asked: ProducerFenced(
-        f"{which}: another producer has taken over the id {found.transactional_id!r}"
+        f"{which}: another producer has taken over the id {found.transactional_id!r}",
+        hint=_LATER_RUN if is_sink(found) else ProducerFenced.hint,
     ),
     Denial.ABORTED: _aborted,
     Denial.OVER: lambda found, which, asked: InvalidTransaction(
@@ -109,6 +111,7 @@ _ERRORS: Final[Mapping[Denial, Callable[[Transaction, str, str], IsologError]]] 
 
 
 _JOIN: Final = "a write"
+_LATER_RUN: Final = "A later run of the query continues. Do not restart this one."
 
 
 class Commit(Struct, frozen=True):
@@ -271,12 +274,12 @@ def check_joins(
 
 
 def explain_refusal(transactional_id: str, number: int, error: IsologError) -> Script[IsologError]:
-    """Return why the record of an aborted transaction refuses more writes; else ``error``."""
+    """Return the error of a write to an aborted or displaced transaction, or else ``error``."""
     found = yield from records.read(transactional_id)
-    if found is None or found.number != number or found.state not in ABORTS:
+    denied = None if found is None else not_open(found, number, Event.JOIN)
+    if denied is None or denied.why not in (Denial.FENCED, Denial.ABORTED):
         return error
-    why = Denial.FENCED if found.cause is Cause.FENCED else Denial.ABORTED
-    return of_transaction(Denied(why, found), number, _JOIN)
+    return of_transaction(denied, number, _JOIN)
 
 
 def renew(
