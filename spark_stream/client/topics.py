@@ -30,6 +30,7 @@ from spark_stream.schema.schemas import (
     mismatch,
     stored_schema,
 )
+from spark_stream.schema.stored_types import check_levels
 from spark_stream.transport.forks import new_lock
 from spark_stream.wire.messages import (
     AlterTopic,
@@ -50,12 +51,15 @@ _TRIES: Final = 5
 
 
 def _check_schema(schema: pa.Schema | None) -> None:
+    """Check what a request could not carry: a wrong type, and types that are nested too deep."""
     if schema is not None and not isinstance(schema, pa.Schema):
         raise InvalidOption(
             f"schema takes a pyarrow.Schema or a text, not a {type(schema).__name__}",
             option="schema",
             hint='Such as pa.schema([("id", pa.int64()), ("name", pa.string())]), or "id bigint".',
         )
+    for field in schema or ():
+        check_levels(field)
 
 
 def matches(pattern: str | re.Pattern[str], topic: str) -> bool:

@@ -18,7 +18,7 @@ import pyarrow.types as pt
 from spark_stream.errors import InvalidRequest, SchemaMismatch
 from spark_stream.schema.casting import cast
 from spark_stream.schema.nearest import meant
-from spark_stream.schema.stored_types import converted, converts, stored_type
+from spark_stream.schema.stored_types import check_levels, converted, converts, stored_type
 from spark_stream.schema.type_names import told_apart, type_name
 
 TIMESTAMP_TYPE: Final = pa.timestamp("us", "UTC")
@@ -63,7 +63,8 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
     Raises:
         SchemaMismatch: no columns, or two names that differ in case at most: Spark does not tell
             them apart.
-        UnsupportedType: a topic cannot store a column's type; the column is named.
+        UnsupportedType: a topic cannot store a column's type, or it is nested too deep; the column
+            is named.
     """
     if len(schema) == 0:
         raise SchemaMismatch("a topic needs at least one column", hint="Give it one.")
@@ -84,6 +85,7 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
                 column=field.name,
                 hint="Rename the column.",
             )
+        check_levels(field)
     fields = [field.with_type(stored_type(field.type, field.name)) for field in schema]
     found = pa.schema(fields, schema.metadata)
     return schema if found.equals(schema) else found

@@ -21,6 +21,9 @@ DIGITS_MAX: Final = 38
 FIXED_BYTES_MAX: Final = 1 << 16
 """The size of a value of a type with a fixed size."""
 
+LEVELS_MAX: Final = 63
+"""How deep types are nested at most: Arrow writes no deeper batch. A map has two levels."""
+
 _Is = Callable[[pa.DataType], bool]
 
 _STORED: Final[tuple[_Is, ...]] = (
@@ -82,6 +85,35 @@ def stored_type(kind: pa.DataType, path: str) -> pa.DataType:
     if found is None:
         raise _unsupported(kind, path)
     _check_size(found, path)
+    return found
+
+
+def check_levels(field: pa.Field) -> None:
+    """Raise UnsupportedType if the column's type is nested deeper than Arrow can write."""
+    levels = _levels(field.type)
+    if levels > LEVELS_MAX:
+        raise UnsupportedType(
+            f"column {field.name!r}: its type is nested {levels} levels deep, and {LEVELS_MAX} are"
+            " the limit (a map has two levels)",
+            column=field.name,
+            hint="Make columns of its inner fields, or store the inner part as text (in Spark"
+            " to_json).",
+        )
+
+
+def _levels(kind: pa.DataType) -> int:
+    """Return the number of nested types within each other, without recursion."""
+    found = -1
+    level = [kind]
+    while level:
+        found += 1
+        plain = [each.value_type if pt.is_dictionary(each) else each for each in level]
+        level = [
+            each.field(index).type
+            for each in plain
+            if pt.is_nested(each)
+            for index in range(each.num_fields)
+        ]
     return found
 
 

@@ -24,6 +24,7 @@ import pyarrow.types as pt
 from msgspec import Struct
 
 from spark_stream.errors import InvalidOption
+from spark_stream.schema.stored_types import LEVELS_MAX
 from spark_stream.schema.type_names import SIMPLE_TYPES, column_text
 
 _DECIMALS: Final = ("decimal", "dec", "numeric")
@@ -32,7 +33,6 @@ _KNOWN: Final = (*SIMPLE_TYPES, "decimal(p,s)", "varchar(n)", "array<…>", "map
 _PRECISION_MAX: Final = 38
 _PART: Final = re.compile(r"\w+|[^\s\w]")
 _MARK: Final = re.compile(r"[^\s\w]")
-_DEPTH_MAX: Final = 32  # deeper than any real table, and far below Python's recursion limit
 
 
 def parse_schema(text: str) -> pa.Schema:
@@ -166,8 +166,8 @@ class _Parser:
         return pa.field(name, kind, nullable=nullable)
 
     def _type(self, path: str, depth: int) -> pa.DataType:
-        if depth > _DEPTH_MAX:
-            raise _bad(f"types are nested more than {_DEPTH_MAX} deep", path)
+        if depth > LEVELS_MAX:
+            raise _bad(f"types are nested more than {LEVELS_MAX} levels deep", path)
         token = self._take()
         name = token.text.lower()
         if token.kind != "word":

@@ -184,6 +184,13 @@ def test_a_name_that_could_not_be_a_folder_is_refused(log, name):
     assert log.topics() == before
 
 
+def struct_of(levels: int) -> pa.DataType:
+    kind = pa.int32()
+    for _ in range(levels):
+        kind = pa.struct([("f", kind)])
+    return kind
+
+
 @pytest.mark.parametrize(
     ("schema", "error", "named"),
     [
@@ -194,7 +201,10 @@ def test_a_name_that_could_not_be_a_folder_is_refused(log, name):
         (pa.schema([("u", pa.sparse_union([pa.field("a", pa.int8())]))]), UnsupportedType, "'u'"),
         (pa.schema([("d", pa.decimal256(50, 2))]), UnsupportedType, "'d'"),
         (pa.schema([("s", pa.struct([("v", pa.uuid())]))]), UnsupportedType, "'s.v'"),
+        (pa.schema([("s", struct_of(64))]), UnsupportedType, "'s': .* 64 levels deep, and 63"),
+        (pa.schema([("s", struct_of(300))]), UnsupportedType, "'s': .* 300 levels deep, and 63"),
     ],
+    ids=lambda value: None if isinstance(value, str) else "",
 )
 def test_a_schema_that_no_topic_can_have_is_refused_by_column(log, topic, schema, error, named):
     with pytest.raises(error, match=named):

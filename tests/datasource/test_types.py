@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from pyspark.sql import types as st
 
@@ -31,6 +33,27 @@ def test_a_column_that_is_there_twice_is_refused() -> None:
     for schema, path in ((twice, "id"), (st.StructType().add("s", twice), "s.id")):
         with pytest.raises(SchemaMismatch, match=f"column '{path}' is there twice"):
             to_arrow(schema)
+
+
+@pytest.mark.parametrize(
+    ("nest", "most"),
+    [
+        (lambda kind: st.StructType().add("f", kind), 63),
+        (st.ArrayType, 63),
+        (lambda kind: st.MapType(st.StringType(), kind), 31),
+    ],
+    ids=["struct", "array", "map"],
+)
+def test_type_nested_too_deep_is_refused_when_a_query_is_planned(
+    nest: Callable[[st.DataType], st.DataType], most: int
+) -> None:
+    """Spark's own messages between JVM and Python are Arrow's, and have the same limit."""
+    kind: st.DataType = st.LongType()
+    for _ in range(most):
+        kind = nest(kind)
+    to_arrow(st.StructType().add("c", kind))
+    with pytest.raises(UnsupportedType, match=r"'c': .* levels deep, and 63 are the limit"):
+        to_arrow(st.StructType().add("c", nest(kind)))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from spark_stream.datasource.spark.types import to_arrow
 from spark_stream.errors import InvalidOption
+from spark_stream.schema.schemas import stored_schema
 from spark_stream.sql.ddl import parse_schema, schema_text
 
 EVERY_TYPE = """
@@ -89,6 +90,10 @@ def test_names_may_be_quoted_and_a_colon_may_follow_them():
     assert parse_schema("`a ``b``, c`: int, d : string").names == ["a `b`, c", "d"]
 
 
+def test_types_are_nested_as_deep_as_a_topic_stores():
+    assert stored_schema(parse_schema("a " + "array<" * 63 + "int" + ">" * 63))
+
+
 @pytest.mark.parametrize(
     ("text", "column", "problem"),
     [
@@ -117,7 +122,7 @@ def test_names_may_be_quoted_and_a_colon_may_follow_them():
         ("id int COMMENT 'x", None, "a quote is not closed"),
         ("'id' int", None, "name of a column"),
         ("id int `,` name string", "id", "expected ','"),
-        ("a " + "array<" * 99 + "int" + ">" * 99, None, "nested more than"),
+        ("a " + "array<" * 64 + "int" + ">" * 64, None, "nested more than 63 levels deep"),
     ],
 )
 def test_an_error_names_the_column_and_what_is_wrong(text, column, problem):

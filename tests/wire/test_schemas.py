@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from time import thread_time
@@ -146,6 +147,43 @@ def test_a_type_of_no_size_or_of_a_large_fixed_size_is_refused_in_any_nest(kind,
         stored_schema(pa.schema([("good", pa.int8()), ("price", nest(kind))]))
     assert caught.value.details["got"] == str(kind)
     assert caught.value.details["column"].split(".")[0] == "price"
+
+
+def nested(nest: Callable[[pa.DataType], pa.DataType], times: int) -> pa.DataType:
+    kind = pa.int32()
+    for _ in range(times):
+        kind = nest(kind)
+    return kind
+
+
+DEEP_NESTS = {
+    "struct": (63, lambda kind: pa.struct([("f", kind)])),
+    "list": (63, pa.list_),
+    "map": (31, lambda kind: pa.map_(pa.string(), kind)),
+    "dictionary": (63, lambda kind: pa.dictionary(pa.int8(), pa.list_(kind))),
+}
+
+
+@pytest.mark.rule("how deep a topic's types are nested", "schema/stored_types.py")
+@pytest.mark.parametrize(("most", "nest"), DEEP_NESTS.values(), ids=DEEP_NESTS)
+def test_deepest_type_is_that_which_arrow_can_write(most, nest):
+    kind = stored_schema(pa.schema([("c", nested(nest, most))])).field("c").type
+    array = pa.nulls(1, kind)
+    pa.record_batch([array], ["c"]).serialize()
+    deeper = pa.array([[]], pa.list_(pa.list_(kind)))
+    with pytest.raises(pa.ArrowInvalid, match="recursion"):
+        pa.record_batch([deeper], ["c"]).serialize()
+
+
+@pytest.mark.parametrize(("most", "nest"), DEEP_NESTS.values(), ids=DEEP_NESTS)
+@pytest.mark.parametrize("more", [1, 2000])
+def test_type_nested_too_deep_is_refused_by_its_column(most, nest, more):
+    kind = nested(nest, most + more)
+    with pytest.raises(
+        UnsupportedType, match=r"'c': .* levels deep, and 63 are the limit"
+    ) as caught:
+        stored_schema(pa.schema([("good", pa.int8()), ("c", kind)]))
+    assert caught.value.details["column"] == "c"
 
 
 def test_vectors_and_digests_have_a_fixed_size():

@@ -15,6 +15,7 @@ import pyarrow.types as pt
 import pyspark.sql.types as st
 
 from spark_stream.errors import SchemaMismatch, UnsupportedType
+from spark_stream.schema.stored_types import check_levels
 
 _SIMPLE: Final[Mapping[type[st.DataType], pa.DataType]] = {
     st.BooleanType: pa.bool_(),
@@ -41,10 +42,14 @@ def to_arrow(schema: st.StructType) -> pa.Schema:
     """Return the Arrow schema that Spark's batches of this schema have.
 
     Raises:
-        UnsupportedType: naming the column (with its path, if it is nested) and its type.
+        UnsupportedType: naming the column (with its path, if it is nested) and its type, or its
+            depth: Spark's tasks get and return Arrow's messages, which have a limit.
         SchemaMismatch: a name is there twice.
     """
-    return pa.schema(_arrow_fields(schema, ""))
+    fields = _arrow_fields(schema, "")
+    for field in fields:
+        check_levels(field)
+    return pa.schema(fields)
 
 
 def check_collations(kind: st.DataType, path: str = "") -> None:
