@@ -548,6 +548,23 @@ class Unsupported(IsologError):
     hint = "This release of isolog does not have it."
 
 
+class NotPicklable(IsologError):
+    """A client, a producer, a consumer or a future was to be pickled or copied."""
+
+    code = "NOT_PICKLABLE"
+    hint = (
+        "Create it in the process that uses it: inside the function of foreachPartition, or in the"
+        " worker. Records, topics and errors can be pickled."
+    )
+
+
+class ForkedClient(IsologError):
+    """A forked child used a client of its parent, whose connection it must leave alone."""
+
+    code = "FORKED_CLIENT"
+    hint = "Create a client in the child, after the fork."
+
+
 class InternalError(IsologError):
     """The broker met an error that it did not expect."""
 

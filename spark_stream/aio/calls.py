@@ -10,7 +10,7 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from spark_stream.transport.forks import in_child_while_used
+from spark_stream.transport.lifetime import ProcessBound, in_child_while_used
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,7 +24,7 @@ class Closable(AbstractContextManager[Any], Protocol):
         """Release what this object holds."""
 
 
-class Asynchronous(Generic[S]):
+class Asynchronous(ProcessBound, Generic[S]):
     """Stands for an object of the client, ``sync``. Close it, or use it with ``async with``."""
 
     def __init__(self, sync: S) -> None:
@@ -65,7 +65,7 @@ def on_a_thread(
 A = TypeVar("A", bound=Asynchronous[Any])
 
 
-class Opener(Generic[A]):
+class Opener(ProcessBound, Generic[A]):
     """What opens an object: ``await`` it, or use it with ``async with``, which closes it too."""
 
     def __init__(self, opened: Callable[[], Coroutine[Any, Any, A]]) -> None:

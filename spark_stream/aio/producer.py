@@ -17,11 +17,12 @@ from spark_stream.client.writing import producer as sync
 from spark_stream.client.writing.batches import AnyHeaders, as_bytes
 from spark_stream.client.writing.frames import ArrowData
 from spark_stream.errors import BufferFull
+from spark_stream.transport.lifetime import ProcessBound
 
 P = ParamSpec("P")
 
 
-class SentWrite(Awaitable[Written]):
+class SentWrite(ProcessBound, Awaitable[Written]):
     """What a write becomes: ``await`` it, any number of times, or leave that to ``flush``.
 
     An error that was raised here is not raised again by ``flush``.

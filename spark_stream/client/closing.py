@@ -6,8 +6,10 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
+from spark_stream.transport.lifetime import ProcessBound
 
-class Closing(ABC):
+
+class Closing(ProcessBound, ABC):
     """An object that a ``with`` block closes at its end, whatever happened inside."""
 
     @abstractmethod

@@ -23,7 +23,7 @@ from spark_stream.consistency.groups import Assigned, Owner, Place
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import ConsumerFenced, IsologError
 from spark_stream.transport.client import client_loop
-from spark_stream.transport.forks import new_lock
+from spark_stream.transport.lifetime import new_lock
 from spark_stream.wire.consumer_messages import (
     GroupAnswer,
     GroupHeartbeat,

@@ -22,7 +22,7 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.reader_states import ReaderEnding
 from spark_stream.errors import IsologError
 from spark_stream.transport.client import client_loop
-from spark_stream.transport.forks import new_lock
+from spark_stream.transport.lifetime import new_lock
 from spark_stream.wire.consumer_messages import ReaderHeartbeat
 from spark_stream.wire.messages import Empty
 

@@ -31,7 +31,7 @@ from spark_stream.schema.schemas import (
     stored_schema,
 )
 from spark_stream.schema.stored_types import check_levels
-from spark_stream.transport.forks import new_lock
+from spark_stream.transport.lifetime import new_lock
 from spark_stream.wire.messages import (
     AlterTopic,
     AskedTopic,

@@ -28,7 +28,7 @@ from spark_stream.protocol import (
 )
 from spark_stream.transport.buffers import BufferPool
 from spark_stream.transport.channel import SocketChannel
-from spark_stream.transport.forks import in_child, new_lock
+from spark_stream.transport.lifetime import in_child, new_lock
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.streams import BlockingStream, ConnectionLost, Handle, Stream, Streams
 from spark_stream.transport.tls import reason_of

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Final
 
-from spark_stream.transport.forks import in_child
+from spark_stream.transport.lifetime import in_child
 
 logger = logging.getLogger(__name__)
 

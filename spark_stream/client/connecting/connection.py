@@ -41,7 +41,7 @@ from spark_stream.errors import (
     NotLeader,
     RequestTimeout,
 )
-from spark_stream.transport.forks import new_lock
+from spark_stream.transport.lifetime import ProcessBound, new_lock
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import BrokerList, Empty, Message
 
@@ -85,7 +85,7 @@ _LOST: Final = (BrokerUnavailable, RequestTimeout, BrokerStopping, MetadataUnava
 """After these errors another broker is asked: it may reach what this one does not."""
 
 
-class ClusterConnection:
+class ClusterConnection(ProcessBound):
     """A connection to the brokers of ``bootstrap``, or to the broker of the directory ``path``.
 
     ``timeout_s`` bounds a call and its retries together. With ``create=False`` nothing is made at

@@ -11,7 +11,7 @@ from spark_stream.client.connecting.access import OPEN, Access
 from spark_stream.client.connecting.shared import SharedChannel, shared_channel
 from spark_stream.errors import InvalidRequest, RequestTimeout, SessionOver, WrongCluster
 from spark_stream.transport.failures import TRANSPORT_ERRORS
-from spark_stream.transport.forks import new_lock
+from spark_stream.transport.lifetime import new_lock
 from spark_stream.wire.messages import Message
 from spark_stream.wire.methods import ACT
 

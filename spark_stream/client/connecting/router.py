@@ -27,7 +27,7 @@ from spark_stream.errors import (
     UnknownLeaderEpoch,
     UnknownTopic,
 )
-from spark_stream.transport.forks import new_lock
+from spark_stream.transport.lifetime import new_lock
 from spark_stream.wire.messages import BrokerAddress, FindLeaders, LeaderFacts, Leaders
 
 # After these errors the partition's leader has to be looked up again.

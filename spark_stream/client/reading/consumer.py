@@ -55,7 +55,7 @@ from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
 from spark_stream.structs import INT64_MAX
-from spark_stream.transport.forks import in_child_while_used
+from spark_stream.transport.lifetime import in_child_while_used
 from spark_stream.wire.messages import EARLIEST, LATEST
 
 _CUT_PAUSE_FIRST_S: Final = 0.05

@@ -18,7 +18,7 @@ from spark_stream.client.writing.lanes import Outgoing
 from spark_stream.errors import BrokerUnavailable, InternalError, InvalidRequest, IsologError
 from spark_stream.protocol import Bytes, Credited, Received, StreamOver
 from spark_stream.transport.failures import TRANSPORT_ERRORS
-from spark_stream.transport.forks import new_lock
+from spark_stream.transport.lifetime import new_lock
 from spark_stream.transport.streams import Handle, Stream, StreamEvent, error_of
 from spark_stream.wire.messages import Ack, AppendTo, TopicDescription, ack_from_bytes
 from spark_stream.wire.methods import APPEND

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from spark_stream.errors import BufferFull, InvalidRequest
-from spark_stream.transport.forks import new_lock
+from spark_stream.transport.lifetime import new_lock
 
 
 class Share(Struct):

@@ -54,6 +54,7 @@ from spark_stream.errors import (
 from spark_stream.schema.keys import key_columns
 from spark_stream.schema.schemas import fitted, is_default, of_topic
 from spark_stream.structs import INT64_MAX
+from spark_stream.transport.lifetime import ProcessBound
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.messages import TopicDescription
 from spark_stream.wire.transaction_messages import Branch
@@ -93,7 +94,7 @@ class Positioned(Protocol):
         """Note that these positions are stored."""
 
 
-class Producer:
+class Producer(ProcessBound):
     """A producer, for any thread. Use it as a context manager, or call :meth:`close`.
 
     A producer that is dropped without either still sends what it has taken, and logs a failure as a

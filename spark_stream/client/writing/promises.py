@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import Settlement, Unacknowledged
 from spark_stream.errors import IsologError, UnknownOutcome
-from spark_stream.transport.forks import in_child
+from spark_stream.transport.lifetime import ProcessBound, in_child
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Failures:
         self._tidy_at = max(_FAILURES_KEPT, 2 * len(self._kept))
 
 
-class Promise(Future[Written]):
+class Promise(ProcessBound, Future[Written]):
     """A future whose callbacks do not run on the thread that settles it."""
 
     _failure: Told | None = None

@@ -37,7 +37,7 @@ from spark_stream.client.writing.pending import Pending
 from spark_stream.client.writing.promises import Failures, Gathering, Promise
 from spark_stream.client.writing.shell import ProducerShell, Settings
 from spark_stream.errors import InternalError, IsologError
-from spark_stream.transport.forks import in_child_while_used
+from spark_stream.transport.lifetime import in_child_while_used
 from spark_stream.wire.messages import TopicDescription
 
 logger = logging.getLogger(__name__)

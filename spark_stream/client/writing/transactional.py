@@ -13,10 +13,11 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import datetime
+from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from spark_stream.client.connecting.connection import ClusterConnection
@@ -36,6 +37,7 @@ from spark_stream.errors import (
     UnknownTopic,
     UnknownTransaction,
 )
+from spark_stream.transport.lifetime import ProcessBound
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
 from spark_stream.wire.transaction_messages import Branch
 
@@ -139,16 +141,9 @@ class TransactionalProducer(Producer):
 
     # -- transactions ---------------------------------------------------------------------------
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Run a ``with`` block in a transaction: commit at its end, abort on an exception."""
-        self.begin_transaction()
-        try:
-            yield
-        except BaseException:
-            self._abandon()
-            raise
-        self.commit_transaction()
+    def transaction(self) -> AbstractContextManager[None]:
+        """Return a ``with`` block in a transaction: commit at its end, abort on an exception."""
+        return _TransactionBlock(self)
 
     def begin_transaction(self) -> None:
         """Begin a transaction; what is written from now on belongs to it.
@@ -241,7 +236,7 @@ class TransactionalProducer(Producer):
         if self._closed:
             return
         try:
-            self._abandon()
+            self.abandon()
         finally:
             super().close()
 
@@ -348,7 +343,7 @@ class TransactionalProducer(Producer):
             if self._branch is not None:
                 logger.warning("%s is not aborted yet: %s", self._named(), error)
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
         """Abort the open transaction, if there is one."""
         with self._deciding:
             if self._branch is not None:
@@ -362,3 +357,29 @@ class TransactionalProducer(Producer):
             return type(failure)(failure.message, hint=failure.hint, **failure.details)
         why = "it was to be aborted" if failure is None else f"a write failed: {failure.message}"
         return TransactionAborted(f"{self._named()} was aborted: {why}")
+
+
+class _TransactionBlock(ProcessBound, AbstractContextManager[None]):
+    """The ``with`` block of a transaction."""
+
+    def __init__(self, producer: TransactionalProducer) -> None:
+        self._producer = producer
+        self._is_entered = False
+
+    def __enter__(self) -> None:
+        self._producer.begin_transaction()
+        self._is_entered = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._is_entered:
+            return
+        self._is_entered = False
+        if kind is None:
+            self._producer.commit_transaction()
+        else:
+            self._producer.abandon()

@@ -12,7 +12,7 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.errors import InvalidOption
-from spark_stream.transport import forks
+from spark_stream.transport import lifetime
 from tests.support import BrokerProcess, eventually, values
 
 
@@ -112,7 +112,7 @@ def test_a_forked_process_uses_a_log_whatever_its_parents_threads_held(broker):
 
     def hold() -> None:
         with contextlib.ExitStack() as stack:
-            for lock in list(forks._locks):
+            for lock in list(lifetime._locks):
                 stack.enter_context(lock)
             held.set()
             over.wait(30)
