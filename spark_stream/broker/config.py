@@ -28,6 +28,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.cluster.stores.backends import ETCD_LEASE_S, EtcdPlace, parse_place
 from spark_stream.cluster.stores.leases import DURATION_S
+from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidConfig
 from spark_stream.schema.keys import PARTITION_BY
 from spark_stream.schema.nearest import meant
@@ -182,6 +183,12 @@ class BrokerConfig(BaseSettings):
         if str(found.get(PARTITION_BY, "")).strip():
             raise ValueError(f"{PARTITION_BY} has no default: set it for each topic")
         return found
+
+    @field_validator("dir", mode="before")
+    @classmethod
+    def _dir(cls, value: object) -> object:
+        # A Path was resolved before, and may have any name.
+        return local_directory(value, "dir", "listen") if isinstance(value, str) else value
 
     @field_validator("id")
     @classmethod

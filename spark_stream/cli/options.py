@@ -18,6 +18,7 @@ from spark_stream.client.connecting.embedded import lock_held
 from spark_stream.client.log import Log
 from spark_stream.cluster.stores.backends import Backend
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
+from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption, UnknownLog
 from spark_stream.wire.messages import TopicDescription
 
@@ -38,12 +39,8 @@ _PANEL: Final = "Where the log is (one of them)"
 
 
 def named_directory(text: str) -> Path:
-    """Return the directory of an option. An empty text, as of an unset variable, is refused."""
-    if not text:
-        raise InvalidOption(
-            "--path (or --dir) is empty", hint='Name a directory: the working directory is ".".'
-        )
-    return Path(text)
+    """Return the directory of an option."""
+    return local_directory(text, "--path (or --dir)", "--bootstrap")
 
 
 Bootstrap = Annotated[
@@ -173,7 +170,7 @@ def completed(names: Callable[[Log], Iterable[str]]) -> Callable[[typer.Context,
 
 
 def _found(path: str | Path | None) -> Path | None:
-    return None if path is None else Path(path)
+    return None if path is None else local_directory(path)
 
 
 Topic = Annotated[
@@ -248,7 +245,8 @@ def where(bootstrap: str | None, path: Path | None) -> tuple[str | None, Path | 
     if bootstrap is None and path is None:
         bootstrap = os.environ.get(BOOTSTRAP_VARIABLE) or None
         directory = os.environ.get(PATH_VARIABLE) or None
-        path = None if directory is None else Path(directory)
+        if directory is not None:
+            path = local_directory(directory, PATH_VARIABLE, BOOTSTRAP_VARIABLE)
         if bootstrap is None and path is None:
             bootstrap = bootstrap_of_profile(_ACCESS)
         if bootstrap is not None and path is not None:

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final, Never, overload
 
 import pyarrow as pa
@@ -30,6 +29,7 @@ from spark_stream.client.unknown_options import known_options, refuse_unknown
 from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption, OffsetEvicted, UnknownPartition
 from spark_stream.sql.ddl import parse_schema
 from spark_stream.wire.cluster_messages import ClusterDescription
@@ -61,8 +61,9 @@ def connect(
     rack: str | None = None,
     **unknown: Never,
 ) -> Log:
-    """Connect to a log: by any broker's ``host:port``, or by the ``path`` of a directory.
+    """Connect to a log: by any broker's ``host:port``, or by the ``path`` of a local directory.
 
+    ``file:`` URIs and ``~`` are resolved in ``path``. Other schemes and variables are refused.
     With ``path`` the directory's broker is started in the background when it is needed, and ends
     after ``idle_seconds`` without use (default: the variable ISOLOG_IDLE_SECONDS, else 300).
     ``timeout`` (seconds) bounds every call with its retries. A missing directory becomes a new log,
@@ -88,11 +89,7 @@ def connect(
             starting.
     """
     refuse_unknown("isolog.connect", unknown, known_options(connect))
-    if path is not None and not os.fspath(path):
-        raise InvalidOption(
-            "path is empty", option="path", hint='Name a directory: the working directory is ".".'
-        )
-    folder = None if path is None else Path(path).absolute()
+    folder = None if path is None else local_directory(path).absolute()
     files = {
         "tls.ca": tls_ca,
         "tls.cert": tls_cert,

@@ -24,6 +24,7 @@ import psutil
 
 from spark_stream.client.log import Log, connect
 from spark_stream.cluster.backup import STORE_NAME
+from spark_stream.directories import local_directory
 from spark_stream.errors import BrokerUnavailable, InvalidOption, PortInUse, from_wire
 from spark_stream.testing.guard import kill_with_this_process
 from spark_stream.testing.links import Link, Links
@@ -178,7 +179,8 @@ class LocalCluster:
         if racks is not None and len(racks) != brokers:
             raise InvalidOption(f"{len(racks)} racks for {brokers} brokers: give one for each")
         self._temporary = not folder
-        self.folder = Path(folder or tempfile.mkdtemp(prefix="isolog-")).absolute()
+        named = folder or tempfile.mkdtemp(prefix="isolog-")
+        self.folder = local_directory(named, "folder", None).absolute()
         self._links = Links() if cuttable and brokers > 1 else None
         self._relays: dict[tuple[int, int], Link] = {}
         self._conf = dict(conf or {})

@@ -95,6 +95,7 @@ def test_a_table_of_a_mistyped_path_or_option_is_not_created(
     typo = tmp_path / "typo"
     for options, message in (
         (f"path '{typo}', topic '{topic}'", "there is no log at"),
+        (f"path 's3a://bucket/log', topic '{topic}'", "has the scheme s3a"),
         (f"path '{queries.path}', topic '{topic}', sinkIdd 'x'", "did you mean 'sinkId'"),
     ):
         with pytest.raises(AnalysisException, match=message):

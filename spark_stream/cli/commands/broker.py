@@ -22,6 +22,7 @@ from spark_stream.cli.options import (
 from spark_stream.cli.output.show import show_status
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.log import Log
+from spark_stream.directories import local_directory
 from spark_stream.errors import BrokerUnavailable, InvalidConfig, InvalidOption
 
 if TYPE_CHECKING:
@@ -282,10 +283,10 @@ def _directory(directory: Path | None) -> Path:
 
 def _named_directory() -> Path:
     """Return the directory in the broker's own variable, or else in that of all commands."""
-    named = os.environ.get(DIRECTORY_VARIABLE) or os.environ.get(PATH_VARIABLE)
-    if not named:
-        raise InvalidOption(
-            "which directory?",
-            hint=f"Give --dir DIR, or set {DIRECTORY_VARIABLE} or {PATH_VARIABLE}.",
-        )
-    return Path(named)
+    for variable in (DIRECTORY_VARIABLE, PATH_VARIABLE):
+        if named := os.environ.get(variable):
+            return local_directory(named, variable, None)
+    raise InvalidOption(
+        "which directory?",
+        hint=f"Give --dir DIR, or set {DIRECTORY_VARIABLE} or {PATH_VARIABLE}.",
+    )

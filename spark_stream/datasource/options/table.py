@@ -60,7 +60,7 @@ OPTIONS: Final = (
     Option(
         "path",
         Use.ALL,
-        "instead of `bootstrap`: a directory; its broker is started when needed",
+        "instead of `bootstrap`: a local directory; its broker is started when needed",
     ),
     Option(
         "subscribe",

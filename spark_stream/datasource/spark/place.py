@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from spark_stream.client.connecting.access import OPEN, Access, access_of, bootstrap_of_profile
 from spark_stream.datasource.spark.host import driver_jvm, this_host
+from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 
@@ -126,11 +127,7 @@ def directory(path: str) -> Place:
     Raises:
         InvalidOption: it is no directory of this machine, or lies in a folder that Spark deletes.
     """
-    if not path:
-        raise InvalidOption(
-            "path is empty", option="path", hint='Name a directory: the driver\'s own is ".".'
-        )
-    given = _local(path)
+    given = local_directory(path)
     if given.is_absolute():
         found = Path(os.path.abspath(given))
     else:
@@ -151,14 +148,6 @@ def _deleted(path: str, folder: Path) -> InvalidOption:
         option="path",
         hint="Give an absolute path outside of it, or bootstrap (host:port) of a broker.",
     )
-
-
-def _local(path: str) -> Path:
-    if path.startswith("file:"):
-        return Path("/" + path.removeprefix("file:").lstrip("/"))
-    if "://" in path:
-        raise InvalidOption(f"path is a directory on this machine, not {path!r}", option="path")
-    return Path(path).expanduser()
 
 
 def driver_directory() -> Path:

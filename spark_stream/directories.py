@@ -1,0 +1,94 @@
+"""The directory that a path names. The rule is the same for clients, Spark, brokers and commands.
+
+A log is in a local directory. Without this rule the address of a bucket or of a broker, given as
+a path, would create a local directory of that name. ``./NAME`` names such a directory anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from spark_stream.errors import InvalidOption
+
+_ADDRESS: Final = re.compile(r"(?:[^][/\\:,\s]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(?=[/,]|\s*$)")
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+._-]+):(?=/)")
+_FILE: Final = re.compile(r"file:(//[^/]*)?", re.IGNORECASE)
+_DRIVE: Final = re.compile(r"[A-Za-z]:")
+_VARIABLE: Final = re.compile(r"\$(?:\w+|\{[^}]*\})")
+_WINDOWS_VARIABLE: Final = re.compile(r"%[A-Za-z_]\w*%")
+_OF_BROKERS: Final = re.compile(
+    r"https?|isolog|kafka|grpc|tcp|tls|(sasl_)?(plaintext|ssl)", re.IGNORECASE
+)
+"""The schemes of servers. Other schemes are those of file systems and object stores."""
+
+
+def local_directory(
+    given: str | os.PathLike[str], option: str = "path", bootstrap: str | None = "bootstrap"
+) -> Path:
+    """Return the directory that a path names; a relative one stays relative.
+
+    ``file:`` URIs and ``~`` are resolved. ``option`` is the option of the path, and ``bootstrap``
+    the one of a broker's address, if there is one.
+
+    Raises:
+        InvalidOption: it names no local directory. The error names the option to use instead.
+    """
+    text = os.fspath(given)
+    start = text.lstrip()
+
+    def refused(problem: str, hint: str) -> InvalidOption:
+        return InvalidOption(f"{option} {problem}", hint=hint, option=option)
+
+    if not text:
+        raise refused("is empty", 'Name a directory: the working directory is ".".')
+    if "\0" in text:
+        raise refused("contains a null character", "Name a directory.")
+    file = _FILE.match(start)
+    variable = _VARIABLE.search(text) or (None if file else _WINDOWS_VARIABLE.search(text))
+    if variable is not None:
+        raise refused(
+            f"{text!r} contains the variable {variable[0]}, and variables are not replaced",
+            "Write the directory itself; os.path.expandvars replaces variables.",
+        )
+    if file is not None:
+        if file[1] not in (None, "//", "//localhost"):
+            raise refused(
+                f"{text!r} is a directory of another host",
+                "Write file:///PATH for a directory of this host.",
+            )
+        path = unquote(start[file.end() :])
+        if not path.startswith("/"):
+            raise refused(f"{text!r} has no absolute path", "Write file:///PATH.")
+        return Path(path)
+    address, scheme = _ADDRESS.match(start), _SCHEME.match(start)
+    if address is not None or (scheme is not None and _OF_BROKERS.fullmatch(scheme[1])):
+        instead = (
+            "Name a directory." if bootstrap is None else f"Give {bootstrap} HOST:PORT instead."
+        )
+        raise refused(
+            f"{text!r} is the address of a broker, not a directory",
+            f"{instead} A directory of this name is written ./{text}.",
+        )
+    if scheme is not None:
+        broker = "" if bootstrap is None else f", or {bootstrap} HOST:PORT of the log's broker"
+        raise refused(
+            f"{text!r} has the scheme {scheme[1]}, and a log is in a local directory of its"
+            " broker's host",
+            f"Name a directory of this host{broker}.",
+        )
+    if _DRIVE.match(start) and os.name != "nt":
+        raise refused(
+            f"{text!r} names a drive of Windows, and this host does not run Windows",
+            f"Name a directory of this host. One of this name is written ./{text}.",
+        )
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise refused(
+            f"{text!r} names a home directory that this host does not have",
+            f"Name an absolute directory. One of this name is written ./{text}.",
+        ) from None

@@ -1,0 +1,208 @@
+"""A log's path has one meaning, however it is given: to a client, Spark, a broker, the shell."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import spark_stream as isolog
+from spark_stream.broker.config import BrokerConfig
+from spark_stream.cli.app import execute
+from spark_stream.cli.options import named_directory, where
+from spark_stream.datasource.options import sink_options, source_options
+from spark_stream.errors import InvalidOption, UnknownLog
+from spark_stream.testing import LocalCluster, local_cluster
+
+STORES = [
+    "s3a://bucket/log",
+    "s3://bucket/log",
+    "hdfs://host:8020/log",
+    "hdfs:///log",
+    "abfss://container@account.dfs.core.windows.net/log",
+    "wasbs://container@account/log",
+    "dbfs:/log",
+    "gs://bucket/log",
+    "oss://bucket/log",
+    "adl://account/log",
+    "S3A://bucket/log",
+    " s3a://bucket/log",
+    "s3a:/bucket/log",  # as pathlib shortens it
+]
+BROKERS = [
+    "127.0.0.1:9092",
+    "localhost:9092",
+    "a.example:9092,b.example:9092",
+    "[::1]:9092",
+    "host:9092/topic",
+    "c:9092",
+    "kafka://host",
+    "kafka://host:9092",
+    "http://host:9092",
+    "https://host/log",
+    "isolog://host:9092",
+    "SASL_SSL://host:9092",
+]
+VARIABLES = ["$HOME/log", "${HOME}/log", "/data/$USER", "/data/${env:USER}/log", "%USERPROFILE%/l"]
+REFUSED = [
+    *((text, "directory of its broker's host") for text in STORES),
+    *((text, "address of a broker") for text in BROKERS),
+    *((text, "variable") for text in VARIABLES),
+    ("file:///data/$USER", "variable"),
+    ("file://host/data", "another host"),
+    ("file:data", "absolute path"),
+    ("file:", "absolute path"),
+    ("C:\\log", "drive of Windows"),
+    ("c:/log", "drive of Windows"),
+    ("~no-such-user-here/log", "home directory"),
+    ("", "empty"),
+    ("a\0b", "null character"),
+]
+
+
+def by_connect(text: str) -> str:
+    with pytest.raises(UnknownLog) as missing:
+        isolog.connect(path=text, create=False)
+    return str(missing.value.details["path"])
+
+
+def by_path_object(text: str) -> str:
+    with pytest.raises(UnknownLog) as missing:
+        isolog.connect(path=Path(text) if text else text, create=False)
+    return str(missing.value.details["path"])
+
+
+def by_asyncio(text: str) -> str:
+    async def opened() -> None:
+        await isolog.aio.connect(path=text, create=False)
+
+    with pytest.raises(UnknownLog) as missing:
+        asyncio.run(opened())
+    return str(missing.value.details["path"])
+
+
+def by_source(text: str) -> str:
+    return str(source_options({"path": text, "subscribe": "t"}).place.path)
+
+
+def by_sink(text: str) -> str:
+    return str(sink_options({"path": text, "topic": "t"}).place.path)
+
+
+def by_sparks_variable(text: str) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ISOLOG_PATH", text)
+        return str(source_options({"subscribe": "t"}).place.path)
+
+
+def by_option(text: str) -> str:
+    return str(named_directory(text).absolute())
+
+
+def by_shells_variable(text: str) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ISOLOG_PATH", text)
+        found = where(None, None)[1]
+    assert found is not None
+    return str(found.absolute())
+
+
+def by_brokers_variable(text: str) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ISOLOG_DIR", text)
+        return str(BrokerConfig.load(None).dir.absolute())
+
+
+def by_settings(text: str) -> str:
+    return str(BrokerConfig.load(None, dir=text).dir.absolute())
+
+
+def by_local_cluster(text: str) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_cluster.LocalCluster, "_add", lambda *_: None)
+        with LocalCluster(folder=text) as cluster:
+            return str(cluster.folder)
+
+
+ENTRIES: list[Callable[[str], str]] = [
+    by_connect,
+    by_path_object,
+    by_asyncio,
+    by_source,
+    by_sink,
+    by_sparks_variable,
+    by_option,
+    by_shells_variable,
+    by_brokers_variable,
+    by_settings,
+    by_local_cluster,
+]
+COMMANDS = [
+    ["topic", "list", "--path"],
+    ["produce", "t", "--path"],
+    ["broker", "start", "--dir"],
+    ["broker", "stop", "--dir"],
+    ["console", "--path"],
+]
+
+
+@pytest.fixture(autouse=True)
+def in_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.rule("what a log's `path` may be", "directories.py")
+@pytest.mark.parametrize(("text", "problem"), REFUSED)
+def test_a_path_that_is_no_local_directory_is_refused_by_every_entry(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    for entry in ENTRIES:
+        if (not text or "\0" in text) and "variable" in entry.__name__:
+            continue  # an empty variable is unset, and none contains a null character
+        if not text and entry is by_local_cluster:
+            continue  # its folder is temporary then
+        if text.startswith("file:") and entry is by_path_object:
+            continue  # pathlib itself removes slashes
+        with pytest.raises(InvalidOption, match=problem) as refused:
+            entry(text)
+        assert refused.value.hint != InvalidOption.hint
+    assert [each.name for each in tmp_path.rglob("*")] == ["home"]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_commands_refuse_a_path_that_is_no_local_directory(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    assert execute([*command, "s3a://bucket/log"]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("error: --path (or --dir) 's3a://bucket/log' has the scheme s3a")
+    assert [each.name for each in tmp_path.rglob("*")] == ["home"]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_every_entry_resolves_file_uris_and_the_home_directory(
+    tmp_path: Path, entry: Callable[[str], str]
+) -> None:
+    home = tmp_path / "home"
+    cases = {
+        "~/log": home / "log",
+        "log": tmp_path / "log",
+        f"file:{home}/log": home / "log",
+        "./s3a:/bucket": tmp_path / "s3a:/bucket",
+        "./127.0.0.1:9092": tmp_path / "127.0.0.1:9092",
+        "log:v2": tmp_path / "log:v2",
+        "cash$": tmp_path / "cash$",
+        "100%/a%b": tmp_path / "100%/a%b",
+    }
+    if entry is by_path_object:  # pathlib removes "./"
+        cases = {text: want for text, want in cases.items() if not text.startswith("./")}
+    else:
+        cases[f"file://{home}/log"] = home / "log"
+        cases[f"FILE://localhost{home}/log"] = home / "log"
+        cases[(home / "a $b").as_uri()] = home / "a $b"
+    for text, want in cases.items():
+        assert entry(text) == str(want), text
