@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime
 import json
+import sys
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -166,8 +169,137 @@ def test_a_header_whose_name_is_not_text_is_an_invalid_value() -> None:
     assert good.column("value").to_pylist() == ["a", "c"]
     assert (bad.reason, bad.message) == (
         BadRowReason.INVALID_VALUE,
-        "column 'headers' has a value that its type does not allow",
+        "column 'headers.element.key' has text that is not UTF-8",
     )
+
+
+# -- values that do not fit, by kind: a good one and a bad one -------------------------------------
+
+
+def days(*numbers: int) -> pa.Array:
+    return pa.array(numbers, pa.int32()).cast(pa.date32())
+
+
+def decimals(*digits: int) -> pa.Array:
+    """Decimals as they may be in a buffer, with more digits than their type has."""
+    raw = b"".join(each.to_bytes(16, "little", signed=True) for each in digits)
+    return pa.Array.from_buffers(pa.decimal128(5, 2), len(digits), [None, pa.py_buffer(raw)])
+
+
+def times(*nanoseconds: int) -> pa.Array:
+    return pa.array(nanoseconds, pa.int64()).view(pa.time64("ns"))
+
+
+def lists(items: pa.Array) -> pa.Array:
+    return pa.ListArray.from_arrays([0, 1, 2], items)
+
+
+def structs(field: pa.Array) -> pa.Array:
+    return pa.StructArray.from_arrays([field], ["f"])
+
+
+def maps(keys: pa.Array, values: pa.Array) -> pa.Array:
+    return pa.MapArray.from_arrays([0, 1, 2], keys, values)
+
+
+TEXT = text(b"good", b"bad \xff")
+DAYS = days(GOOD_DAY, FAR_DAY)
+NTZ = pa.timestamp("us")
+LISTS = pa.list_(NTZ)
+DAY_NS = 86_400 * 10**9
+NO_TIME = "has a time out of range"
+NO_TEXT = "has text that is not UTF-8"
+FAR = "has a date that is out of range for timestamp_ntz"
+MANY_DIGITS = "has a number with more digits than decimal(5,2)"
+MISFITS = {
+    "text": (TEXT, pa.string(), f"'c' {NO_TEXT}"),
+    "surrogate": (text(b"\xf0\x9f\x98\x80", b"\xed\xa0\x80"), pa.string(), f"'c' {NO_TEXT}"),
+    "text in lists": (lists(TEXT), pa.list_(pa.string()), f"'c.element' {NO_TEXT}"),
+    "text in structs": (structs(TEXT), pa.struct([("f", pa.string())]), f"'c.f' {NO_TEXT}"),
+    "keys": (maps(TEXT, DAYS), pa.map_(pa.string(), pa.date32()), f"'c.key' {NO_TEXT}"),
+    "date": (DAYS, NTZ, f"'c' {FAR}"),
+    "early date": (days(-106_751_991, -106_751_992), NTZ, f"'c' {FAR}"),
+    "late date": (days(106_751_991, 106_751_992), NTZ, f"'c' {FAR}"),
+    "date in lists": (lists(DAYS), LISTS, f"'c.element' {FAR}"),
+    "date in structs": (structs(DAYS), pa.struct([("f", NTZ)]), f"'c.f' {FAR}"),
+    "date in maps": (
+        maps(DAYS, lists(DAYS)),
+        pa.map_(DAYS.type, LISTS),
+        f"'c.value.element' {FAR}",
+    ),
+    "decimal": (decimals(99_999, 100_000), pa.decimal128(5, 2), f"'c' {MANY_DIGITS}"),
+    "negative decimal": (decimals(-99_999, -100_000), pa.decimal128(5, 2), f"'c' {MANY_DIGITS}"),
+    "decimal widened": (decimals(1, 10**20), pa.decimal128(7, 3), f"'c' {MANY_DIGITS}"),
+    "time": (times(DAY_NS - 1, DAY_NS), pa.time64("ns"), f"'c' {NO_TIME}"),
+    "negative time": (times(0, -1), pa.time64("ns"), f"'c' {NO_TIME}"),
+}
+
+
+def half_bad(kind: str, rows: int) -> tuple[pa.RecordBatch, TopicDescription]:
+    """Rows of which every second one is bad, and their topic."""
+    column, want, _ = MISFITS[kind]
+    places = pa.array(range(rows), pa.int64())
+    values = column.take(pa.array([row % 2 for row in range(rows)]))
+    batch = pa.record_batch({"place": places, "c": values})
+    return batch, topic(pa.schema([("place", pa.int64()), ("c", want)]), limit=1000)
+
+
+@pytest.mark.parametrize("kind", MISFITS)
+def test_bad_rows_of_one_cause_have_one_message_without_the_value(kind: str) -> None:
+    batch, known = half_bad(kind, 20)
+    for rows in (batch, batch.slice(4, 10)):
+        good, (bad,) = sort_out(rows, known, by_column=False)
+        places = rows.column("place").to_pylist()
+        assert good.column("place").to_pylist() == places[::2]
+        assert bad.rows.column("place").to_pylist() == places[1::2]
+        assert (bad.reason, bad.message) == (
+            BadRowReason.INVALID_VALUE,
+            f"column {MISFITS[kind][2]}",
+        )
+        stored = as_stored(good, known, by_column=False)
+        assert inspected(stored, (), 1000).flaw is None
+
+
+def calls(action: Callable[[], object]) -> int:
+    """Count the calls of functions, also of those that are not Python's."""
+    found: Counter[str] = Counter()
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, argument: found.update([event]))
+    try:
+        action()
+    finally:
+        sys.setprofile(before)
+    return found["call"] + found["c_call"]
+
+
+@pytest.mark.parametrize("kind", MISFITS)
+def test_calls_do_not_grow_with_the_number_of_bad_rows(kind: str) -> None:
+    def write(batch: pa.RecordBatch, known: TopicDescription) -> None:
+        for bad in sort_out(batch, known, by_column=False)[1]:
+            list(letters_of(bad, ORIGIN, 1 << 20))
+
+    few, many = half_bad(kind, 20), half_bad(kind, 8_000)
+    write(*few)  # imports, and compiles patterns
+    assert calls(lambda: write(*many)) < 2 * calls(lambda: write(*few))
+
+
+@given(st.lists(st.none() | st.binary(max_size=8) | st.text(max_size=4).map(str.encode)))
+@settings(max_examples=examples(100), deadline=None)
+def test_text_is_invalid_where_python_cannot_decode_it(values: list[bytes | None]) -> None:
+    batch = pa.record_batch({"c": text(*values)})
+    good, _ = sort_out(batch, topic(pa.schema([("c", pa.string())])), by_column=False)
+    kept = [
+        each for each in values if each is None or each.decode(errors="ignore").encode() == each
+    ]
+    assert good.column("c").cast(pa.binary()).to_pylist() == kept
+
+
+def test_values_in_a_struct_that_is_null_are_validated_as_the_leader_does() -> None:
+    hidden = pa.StructArray.from_arrays([TEXT], ["f"], mask=pa.array([True, True]))
+    known = topic(pa.schema([("c", hidden.type)]))
+    good, (bad,) = sort_out(pa.record_batch({"c": hidden}), known, by_column=False)
+    assert (good.num_rows, bad.rows.num_rows) == (1, 1)
+    assert inspected(as_stored(good, known, by_column=False), (), LIMIT).flaw is None
 
 
 # -- letters --------------------------------------------------------------------------------------
@@ -230,6 +362,20 @@ def test_what_is_too_long_is_cut_and_marked() -> None:
     assert long["row"].startswith('{"v":"ää')
     assert len(long["message"]) == 1024
     assert len(long["topic"]) == 1024
+
+
+@given(st.lists(st.binary(max_size=12), min_size=1, max_size=20), st.integers(10, 60))
+@settings(max_examples=examples(100), deadline=None)
+def test_bytes_that_are_not_text_are_replaced_and_no_character_is_cut(
+    values: list[bytes], limit: int
+) -> None:
+    rows = pa.record_batch({"v": text(*values)})
+    for value, letter, short in zip(values, letters(rows), letters(rows, limit), strict=True):
+        assert json.loads(letter["row"]) == {"v": value.decode(errors="replace")}
+        whole, cut = letter["row"].encode(), short["row"].encode()
+        assert whole.startswith(cut)
+        assert min(limit, len(whole)) - len(cut) in range(4)
+        assert (letter["truncated"], short["truncated"]) == (False, len(whole) > limit)
 
 
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=20), st.integers(100, 1000))

@@ -4,13 +4,14 @@ The sink finds here what the topic's leader would refuse, before it sends it. Th
 judge: what it refuses all the same (the topic was altered a moment ago) fails the task, and the
 next attempt knows the topic as it is then.
 
-If Arrow refuses a whole column, as for text that is not UTF-8, the rows are halved until the bad
-ones are found.
+A message names the column and the problem, and never a value. So all rows of a batch that have the
+same problem in the same column share one message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from decimal import Decimal
 from enum import StrEnum
 from typing import Final
 
@@ -18,14 +19,29 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 from msgspec import Struct
 
-from spark_stream.datasource.writing.routing import PARTITION_COLUMN, as_stored
-from spark_stream.errors import SchemaMismatch
+from spark_stream.datasource.writing.routing import (
+    PARTITION_COLUMN,
+    as_stored,
+    topic_schema_of,
+)
 from spark_stream.schema.not_null import null_rows
 from spark_stream.schema.record_sizes import bytes_at_most, record_sizes
 from spark_stream.schema.schemas import is_default
+from spark_stream.schema.type_names import type_name
 from spark_stream.wire.messages import TopicDescription
+
+_DAYS_MAX: Final = 106_751_991
+"""The most days before or after 1970 that a timestamp in microseconds can have."""
+_DAY_NS: Final = 86_400 * 10**9
+_UTF8: Final = (
+    r"\A(?:[\x00-\x7f]|[\xc2-\xdf][\x80-\xbf]"
+    r"|\xe0[\xa0-\xbf][\x80-\xbf]|\xed[\x80-\x9f][\x80-\xbf]|[\xe1-\xec\xee\xef][\x80-\xbf]{2}"
+    r"|\xf0[\x90-\xbf][\x80-\xbf]{2}|\xf4[\x80-\x8f][\x80-\xbf]{2}|[\xf1-\xf3][\x80-\xbf]{3})*\z"
+)
+"""Bytes that are UTF-8. Arrow matches binary values byte by byte."""
 
 
 class BadRowReason(StrEnum):
@@ -62,16 +78,14 @@ def sort_out(
     """
     bad: list[BadRows] = []
     for find in _RULES:
-        taken: npt.NDArray[np.bool_] | None = None
+        taken = np.zeros(batch.num_rows, bool)
         for places, reason, message in find(batch, known, by_column):
-            if taken is None:
-                taken = np.zeros(batch.num_rows, bool)
             places = np.unique(places[~taken[places]])
             taken[places] = True
             if len(places):
                 rows = batch.take(pa.array(places))
                 bad.append(BadRows(known.name, reason, message, rows))
-        if taken is not None:
+        if taken.any():
             batch = batch.filter(pa.array(~taken))
     return batch, bad
 
@@ -98,49 +112,75 @@ def _with_nulls(batch: pa.RecordBatch, known: TopicDescription, by_column: bool)
 def _with_invalid_values(
     batch: pa.RecordBatch, known: TopicDescription, by_column: bool
 ) -> Iterator[Found]:
-    def problem(rows: pa.RecordBatch) -> str | None:
-        try:
-            stored = as_stored(rows, known, by_column=by_column)
-        except SchemaMismatch as error:
-            return error.message
-        return next(
-            (_invalid(name) for name in stored.schema.names if not _valid(stored, name)), None
-        )
-
-    by_problem: dict[str, list[int]] = {}
-    for place, message in _failing(batch, problem):
-        by_problem.setdefault(message, []).append(place)
-    for message, places in by_problem.items():
-        yield np.array(places), BadRowReason.INVALID_VALUE, message
+    for field in topic_schema_of(batch.schema, known.schema, by_column=by_column):
+        if field.name in known.schema.names:  # not Kafka's column partition
+            want = known.schema.field(field.name).type
+            for places, path, problem in _invalid(batch.column(field.name), want, field.name):
+                message = f"column {path!r} has {problem}"
+                yield places, BadRowReason.INVALID_VALUE, message
 
 
-def _invalid(name: str) -> str:
-    return f"column {name!r} has a value that its type does not allow"
+def _invalid(
+    array: pa.Array, want: pa.DataType, path: str
+) -> Iterator[tuple[npt.NDArray[np.integer], str, str]]:
+    """Yield the rows with values that do not fit ``want``, by the path to them and the problem.
+
+    ``want``: a type to which the array's type widens. Values in the fields of a struct that is
+    null count, because the leader validates them.
+    """
+    have = array.type
+    if pt.is_null(have):
+        return
+    if pt.is_struct(have):
+        for place, field in enumerate(have):  # a topic may have more fields, at the end
+            inner = want.field(place).type
+            yield from _invalid(array.field(place), inner, f"{path}.{field.name}")
+    elif pt.is_nested(have):
+        ends = array.offsets.to_numpy()
+        for values, inner, name in _items(array, want):
+            values = values.slice(ends[0], ends[-1] - ends[0])
+            for places, where, problem in _invalid(values, inner, f"{path}.{name}"):
+                yield np.searchsorted(ends, ends[0] + places, side="right") - 1, where, problem
+    else:
+        for mask, problem in _misfits(array, want):
+            yield _places(pc.fill_null(mask, False)), path, problem
 
 
-def _valid(batch: pa.RecordBatch, name: str) -> bool:
+def _items(array: pa.Array, want: pa.DataType) -> list[tuple[pa.Array, pa.DataType, str]]:
+    """Return the values within lists or maps, with the topic's type and Spark's name for them."""
+    if pt.is_map(array.type):
+        return [(array.keys, want.key_type, "key"), (array.items, want.item_type, "value")]
+    return [(array.values, want.value_type, "element")]
+
+
+def _misfits(array: pa.Array, want: pa.DataType) -> Iterator[tuple[pa.BooleanArray, str]]:
+    """Yield a mask of the values that do not fit ``want``, and the problem."""
+    have = array.type
+    if pt.is_date(have) and pt.is_timestamp(want):
+        days = array.cast(pa.int32())
+        problem = f"a date that is out of range for {type_name(want)}"
+        yield pc.or_(pc.less(days, -_DAYS_MAX), pc.greater(days, _DAYS_MAX)), problem
+    elif pt.is_binary(want) or _valid(array):  # text may become bytes
+        return
+    elif pt.is_string(have):
+        is_text = pc.match_substring_regex(array.view(pa.binary()), _UTF8)
+        yield pc.invert(is_text), "text that is not UTF-8"
+    elif pt.is_decimal(have):
+        most = pa.scalar(Decimal(f"{'9' * have.precision}E{-have.scale}"), have)
+        least = pa.scalar(-most.as_py(), have)
+        problem = f"a number with more digits than {type_name(have)}"
+        yield pc.or_(pc.less(array, least), pc.greater(array, most)), problem
+    elif pt.is_time64(have):
+        times = array.cast(pa.int64())
+        yield pc.or_(pc.less(times, 0), pc.greater_equal(times, _DAY_NS)), "a time out of range"
+
+
+def _valid(array: pa.Array) -> bool:
     try:
-        batch.column(name).validate(full=True)
+        array.validate(full=True)
     except pa.ArrowInvalid:
         return False
     return True
-
-
-def _failing(
-    batch: pa.RecordBatch, problem: Callable[[pa.RecordBatch], str | None], first: int = 0
-) -> Iterator[tuple[int, str]]:
-    """Yield the places of the rows that have a problem by themselves, and the problem."""
-    found = problem(batch)
-    if found is None:
-        return
-    if batch.num_rows == 1:
-        yield first, found
-        return
-    middle = batch.num_rows // 2
-    for start, end in ((0, middle), (middle, batch.num_rows)):
-        # A copy: Arrow validates the children of a slice of lists as a whole.
-        half = batch.take(pa.array(np.arange(start, end)))
-        yield from _failing(half, problem, first + start)
 
 
 def _too_large(batch: pa.RecordBatch, known: TopicDescription, by_column: bool) -> Iterator[Found]:

@@ -13,7 +13,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import Struct
 
 from spark_stream.client.topics import TopicsClient
@@ -88,55 +90,68 @@ class DeadLetterWriter:
 
 def letters_of(bad: BadRows, origin: LetterOrigin, limit: int) -> Iterator[pa.RecordBatch]:
     """Yield batches of the rows' letters, in their order. ``limit``: the bytes of a row's JSON."""
-    topic = None if bad.topic is None else _short(bad.topic)
-    message = _short(bad.message)
+    shared = {
+        "reason": bad.reason.value,
+        "message": _short(bad.message),
+        "topic": None if bad.topic is None else _short(bad.topic),
+        "sink": origin.sink,
+        "batch": origin.batch,
+        "task": origin.task,
+    }
     for rows in _portions(bad.rows):
-        shown = [_cut(each, limit) for each in _rendered(rows)]
-        values: dict[str, list[object]] = {
-            "reason": [bad.reason.value] * len(shown),
-            "message": [message] * len(shown),
-            "topic": [topic] * len(shown),
-            "sink": [origin.sink] * len(shown),
-            "batch": [origin.batch] * len(shown),
-            "task": [origin.task] * len(shown),
-            "row": [text for text, _ in shown],
-            "truncated": [not text or cut for text, cut in shown],
-        }
-        columns = [pa.array(values[field.name], field.type) for field in DEAD_LETTERS]
-        yield pa.RecordBatch.from_arrays(columns, schema=DEAD_LETTERS)
+        texts, is_cut = _cut(_rendered(rows), limit)
+        columns = [
+            pa.repeat(pa.scalar(shared[field.name], field.type), rows.num_rows)
+            for field in DEAD_LETTERS
+            if field.name in shared
+        ]
+        truncated = pc.or_(is_cut, pc.equal(pc.binary_length(texts), 0))
+        yield pa.RecordBatch.from_arrays([*columns, texts, truncated], schema=DEAD_LETTERS)
 
 
 def _portions(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Split rows, so that the JSON of a portion is one Arrow array."""
-    sizes = record_sizes(rows)
+    ends = np.cumsum(record_sizes(rows))
     start = held = 0
-    for place, size in enumerate(sizes.tolist()):
-        if place - start == _AT_ONCE_ROWS or (held + size > _AT_ONCE_BYTES and place > start):
-            yield rows.slice(start, place - start)
-            start, held = place, 0
-        held += size
-    yield rows.slice(start)
+    while start < rows.num_rows:
+        stop = int(np.searchsorted(ends, held + _AT_ONCE_BYTES, side="right"))
+        stop = min(max(stop, start + 1), start + _AT_ONCE_ROWS)
+        yield rows.slice(start, stop - start)
+        start, held = stop, int(ends[stop - 1])
 
 
-def _rendered(rows: pa.RecordBatch) -> list[bytes]:
+def _rendered(rows: pa.RecordBatch) -> pa.StringArray:
     """Return the JSON of each row; nothing of a row that is too large for that."""
     if rows.num_rows == 1 and record_sizes(rows)[0] > _RENDERED_BYTES_MAX:
-        return [b""]
-    found: list[bytes] = json_lines(rows, utf8=False).cast(pa.binary()).to_pylist()
-    return found
+        return pa.array([""], pa.string())
+    return json_lines(rows, utf8=False)
 
 
-def _cut(text: bytes, limit: int) -> tuple[str, bool]:
-    """Return at most so many bytes of the text, and whether there were more.
+def _cut(texts: pa.StringArray, limit: int) -> tuple[pa.StringArray, pa.BooleanArray]:
+    """Return at most so many bytes of each text, and a mask of the texts that had more.
 
-    Bytes that are not UTF-8 are replaced.
+    Bytes that are not UTF-8 are replaced. The texts have no line breaks.
     """
-    whole = text.decode(errors="replace").encode()
-    return whole[:limit].decode(errors="ignore"), len(whole) > limit
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        texts = _decoded(texts, "replace")
+    is_long = pc.greater(pc.binary_length(texts), limit)
+    if pc.any(is_long).as_py():
+        texts = _decoded(pc.binary_slice(texts.view(pa.binary()), 0, limit), "ignore")
+    return texts, is_long
+
+
+def _decoded(texts: pa.Array, errors: str) -> pa.StringArray:
+    """Decode all texts in one call, by joining them to lines."""
+    lists = pa.ListArray.from_arrays([0, len(texts)], texts.view(pa.binary()))
+    lines = pc.binary_join(lists, b"\n")[0].as_py().decode(errors=errors)
+    return pa.array(lines.split("\n"), pa.string())
 
 
 def _short(text: str) -> str:
-    return _cut(text.encode(errors="replace"), _TEXT_BYTES_MAX)[0]
+    cut = text.encode(errors="replace")[:_TEXT_BYTES_MAX]
+    return cut.decode(errors="ignore")
 
 
 def row_bytes_max(known: TopicDescription) -> int:
