@@ -6,6 +6,7 @@ What SQL can write in two ways has one form: ``a != b`` is ``Not(Compare(EQUAL, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from fractions import Fraction
 
@@ -152,3 +153,15 @@ class Or(Struct, frozen=True):
 
 
 Predicate = Compare | In | Like | Holds | IsNull | IsNan | Truth | Is | Not | And | Or
+
+
+def compared_columns(node: object) -> Iterator[Column]:
+    """Yield each column whose values a predicate compares, rather than checks for null."""
+    if isinstance(node, Column):
+        yield node
+    elif isinstance(node, tuple):
+        for each in node:
+            yield from compared_columns(each)
+    elif isinstance(node, Struct) and not isinstance(node, IsNull):
+        for name in node.__struct_fields__:
+            yield from compared_columns(getattr(node, name))

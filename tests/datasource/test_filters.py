@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import datasource as spark
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
 from spark_stream.datasource.options import source_options
 from spark_stream.datasource.reading.pushing import PushingReader
+from spark_stream.datasource.reading.reader import IsologReader
+from spark_stream.datasource.reading.stream_reader import IsologStreamReader
 from spark_stream.datasource.source import IsologDataSource
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.errors import InvalidFilter, IsologError
@@ -104,3 +107,102 @@ def test_a_filter_that_fits_no_topic_is_refused_when_the_query_is_planned(shared
             Query(shared.address, thousands, filter=text)
         with pytest.raises(IsologError, match="filter"):
             batch_read(shared.address, thousands, filter=text)
+
+
+NAMES = pa.schema(
+    [
+        ("n", pa.int64()),
+        ("name", pa.string()),
+        ("deep", pa.struct([("name", pa.string()), ("n", pa.int64())])),
+    ]
+)
+CASELESS = StringType("UTF8_LCASE")
+PADDED = {"__CHAR_VARCHAR_TYPE_STRING": "char(5)"}
+PADDED_WITHIN = {"__CHAR_VARCHAR_TYPE_STRING": "struct<name:char(5),n:bigint>"}
+
+
+def names_as(kind: DataType, **metadata: dict[str, str]) -> StructType:
+    """The columns of NAMES, with texts of this type and metadata of the columns."""
+    return StructType(
+        [
+            StructField("n", LongType()),
+            StructField("name", kind, metadata=metadata.get("name")),
+            StructField(
+                "deep",
+                StructType().add("name", kind).add("n", LongType()),
+                True,
+                metadata.get("deep"),
+            ),
+        ]
+    )
+
+
+@pytest.fixture
+def names(log, topic):
+    log.create_topic(topic, schema=NAMES)
+    with log.producer() as producer:
+        columns = [[1, 2], ["abc", "ABC"], [{"name": "abc", "n": 1}, {"name": "ABC", "n": 2}]]
+        producer.append(topic, pa.record_batch(columns, schema=NAMES))
+    return topic
+
+
+COMPARING = [
+    ("name = 'ABC'", "name"),
+    ("n = 1 and NAME <> 'x'", "NAME"),
+    ("n = 1 or not (name < 'x')", "name"),
+    ("name between 'a' and 'b'", "name"),
+    ("n = 1 or 'x' <=> name", "name"),
+    ("name in ('ABC')", "name"),
+    ("name like 'A%'", "name"),
+    ("(startswith(name, 'A')) is true", "name"),
+    ("name = deep.name", "name"),
+    ("contains(Deep.Name, 'B')", "Deep.Name"),
+]
+
+
+@pytest.mark.rule("which filters compare texts otherwise than Spark", "datasource/spark/types.py")
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [
+        (names_as(CASELESS), "string collate UTF8_LCASE"),
+        (names_as(StringType(), name=PADDED, deep=PADDED_WITHIN), r"char\(5\)"),
+    ],
+    ids=["collated", "padded"],
+)
+def test_filter_on_text_that_spark_does_not_compare_by_bytes_is_refused(
+    shared, names, shown, said, streaming
+):
+    """A leader compares bytes, so it would drop rows that ``.where`` keeps."""
+    reader = IsologStreamReader if streaming else IsologReader
+    for text, column in COMPARING:
+        given = {"bootstrap": shared.address, "subscribe": names, "filter": text}
+        with pytest.raises(InvalidFilter, match=f"column {column!r} is {said}") as caught:
+            reader(source_options(given, streaming=streaming), shown)
+        assert ".where(" in caught.value.hint
+        assert caught.value.details["column"] == column
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (names_as(CASELESS), "name is not null and n = 1 and deep.name is not null and deep.n = 1"),
+        (names_as(StringType(), name={"__CHAR_VARCHAR_TYPE_STRING": "varchar(5)"}), "name = 'abc'"),
+        (StructType().add("n", "long"), "name = 'abc'"),
+        (names_as(StringType(), name=PADDED), "deep.name = 'abc'"),
+    ],
+)
+def test_filter_on_other_columns_of_such_a_query_is_applied(shared, names, shown, text):
+    assert rows_of(reader_of(shared.address, names, shown, filter=text)) == [1]
+
+
+def test_comparisons_of_text_that_spark_pads_or_collates_are_left_to_spark(shared, names):
+    comparisons = [
+        spark.EqualTo(("name",), "abc"),
+        spark.Not(spark.In(("name",), ("abc",))),
+        spark.StringStartsWith(("deep", "name"), "a"),
+    ]
+    for shown in names_as(CASELESS), names_as(StringType(), name=PADDED, deep=PADDED_WITHIN):
+        assert list(reader_of(shared.address, names, shown).pushFilters(comparisons)) == comparisons
+    plain = reader_of(shared.address, names, names_as(StringType()))
+    assert list(plain.pushFilters(comparisons)) == []

@@ -137,10 +137,12 @@ def test_a_pushed_filter_and_an_option_both_count(
 def test_what_the_leader_would_compare_otherwise_is_left_to_spark(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str
 ):
+    caseless = "n bigint, name string collate unicode_ci"
     with pushdown(spark, True):
-        found = queries.read(topic, "n bigint, name string collate unicode_ci", pushFilters=True)
-        found = found.where("name = 'NAME 8'")
+        found = queries.read(topic, caseless, pushFilters=True).where("name = 'NAME 8'")
         assert [row.n for row in found.collect()] == [8]
+    with pytest.raises(AnalysisException, match="column 'name' is string collate UNICODE_CI"):
+        queries.read(topic, caseless, filter="name = 'NAME 8'").collect()
 
 
 def test_a_decimal_that_python_may_have_rounded_is_left_to_spark(

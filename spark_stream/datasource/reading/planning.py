@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 from msgspec.structs import replace
+from pyspark.sql.types import StructType
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient
@@ -23,6 +24,7 @@ from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.reading.losses import Losses
 from spark_stream.datasource.reading.nulls import check_nullability
 from spark_stream.datasource.spark.session import Grant, Session, located, session
+from spark_stream.datasource.spark.types import text_rule, to_arrow
 from spark_stream.datasource.values.limits import Place
 from spark_stream.datasource.values.offsets import (
     Found,
@@ -36,11 +38,18 @@ from spark_stream.datasource.values.offsets import (
     to_json,
 )
 from spark_stream.datasource.values.selection import Selection
-from spark_stream.errors import InvalidOption, SchemaMismatch, UnknownTopic, WrongCluster
+from spark_stream.errors import (
+    InvalidFilter,
+    InvalidOption,
+    SchemaMismatch,
+    UnknownTopic,
+    WrongCluster,
+)
 from spark_stream.schema.evolution import widens
 from spark_stream.schema.schemas import empty_batch, fitted, is_default, of_topic
 from spark_stream.schema.type_names import told_apart
-from spark_stream.sql.filters import row_filter
+from spark_stream.sql.filters import parsed, row_filter
+from spark_stream.sql.tree import compared_columns
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.messages import AskedTopic, CutTopic, PartitionOffsets, TopicDescription
 
@@ -207,17 +216,33 @@ class Planner:
             stored, metadata=options.include_metadata, headers=options.include_headers
         )
 
-    def check_projection(self, wanted: pa.Schema) -> None:
-        """Check that the query fits each topic.
+    def check_projection(self, columns: StructType) -> None:
+        """Check that the query's columns and filter fit each topic.
 
         SchemaMismatch: the topic lacks a column, or has it in another type.
-        InvalidFilter: the filter does not fit its columns.
+        InvalidFilter: the filter does not fit its columns, or compares texts that Spark would not
+            compare by their bytes.
         """
+        wanted = to_arrow(columns)
+        self._check_filter(columns)
         for name, topic in self.describe().items():
             view = planned_view(topic, wanted, self.options.filter)
             with of_topic(name):
                 fitted(empty_batch(view.schema), wanted)
             check_nullability(name, View.of(name, topic.schema, wanted.names).schema, wanted)
+
+    def _check_filter(self, columns: StructType) -> None:
+        tree = None if self.options.filter is None else parsed(self.options.filter)
+        for each in compared_columns(tree):
+            rule = text_rule(columns, each.path)
+            if rule is not None:
+                raise InvalidFilter(
+                    f"filter: column {each.shown!r} is {rule} in this query, and a leader compares"
+                    " texts by their bytes",
+                    option="filter",
+                    column=each.shown,
+                    hint="Use .where(...), which Spark applies by the rules of the type.",
+                )
 
     @property
     def atomic(self) -> bool:

@@ -15,10 +15,10 @@ from decimal import Decimal, getcontext
 from typing import Any, Final
 
 from pyspark.sql import datasource as spark
-from pyspark.sql.types import StringType, StructType
 
 from spark_stream.datasource.reading.reader import IsologReader
 from spark_stream.datasource.spark.spark_errors import with_spark_errors
+from spark_stream.datasource.spark.types import text_rule
 from spark_stream.errors import InvalidFilter
 from spark_stream.sql.tree import (
     Column,
@@ -31,6 +31,7 @@ from spark_stream.sql.tree import (
     Not,
     Predicate,
     TextPart,
+    compared_columns,
 )
 from spark_stream.sql.writing import both, literal_of, sql_of
 
@@ -48,7 +49,9 @@ class PushingReader(IsologReader):
     def _text_of(self, pushed: Any) -> str | None:
         """Return the filter as SQL that fits all topics; None if Spark has to apply it."""
         tree = _tree_of(pushed)
-        if tree is None or not _goes_by_bytes(self.schema, pushed):
+        if tree is None or any(
+            text_rule(self.schema, column.path) for column in compared_columns(tree)
+        ):
             return None
         text = sql_of(tree)
         try:
@@ -100,15 +103,3 @@ _MADE: Final[dict[type, Callable[[Column, Any], Predicate]]] = {
     spark.StringEndsWith: lambda column, value: Holds(column, TextPart.END, value),
     spark.StringContains: lambda column, value: Holds(column, TextPart.ANYWHERE, value),
 }
-
-
-def _goes_by_bytes(schema: StructType, pushed: Any) -> bool:
-    """Return whether Spark compares the column as the leader does: texts by their bytes."""
-    while isinstance(pushed, spark.Not):
-        pushed = pushed.child
-    kind: Any = schema
-    for name in pushed.attribute:
-        if not isinstance(kind, StructType) or name not in kind.names:
-            return False
-        kind = kind[name].dataType
-    return not isinstance(kind, StringType) or kind == StringType()

@@ -250,7 +250,7 @@ class IsologReader(Travels, DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._planner = Planner.of(options)
         self._ranges = RangeReader(self._planner.options, schema)
-        self._planner.check_projection(to_arrow(schema))
+        self._planner.check_projection(schema)
 
     @property
     def schema(self) -> StructType:

@@ -40,7 +40,6 @@ from spark_stream.datasource.reading.reader import RangeReader
 from spark_stream.datasource.reading.starts import Resolved, resolved
 from spark_stream.datasource.spark.spark_errors import with_spark_errors
 from spark_stream.datasource.spark.travel import Travels
-from spark_stream.datasource.spark.types import to_arrow
 from spark_stream.datasource.values.limits import Pace
 from spark_stream.datasource.values.offsets import (
     Found,
@@ -84,7 +83,7 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._planner = Planner.of(options, lasting=True)
         self._ranges = RangeReader(self._planner.options, schema)
-        self._planner.check_projection(to_arrow(schema))
+        self._planner.check_projection(schema)
         self._pace = Pace(self._planner.options.limits, self._planner, time.monotonic)
         self._planned: _Planned | None = None
         self._initial: dict[str, TopicOffsets] | None = None

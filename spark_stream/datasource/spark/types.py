@@ -7,7 +7,8 @@ here, and does not depend on the (internal) one of the Spark release at hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,6 +18,10 @@ import pyspark.sql.types as st
 from spark_stream.errors import SchemaMismatch, UnsupportedType
 from spark_stream.schema.stored_types import check_levels
 
+CHAR_OR_VARCHAR: Final = "__CHAR_VARCHAR_TYPE_STRING"
+"""The key in a column's metadata under which Spark keeps its type if that has a char or varchar."""
+
+_CHAR: Final = re.compile(r"\bchar\(\d+\)")
 _SIMPLE: Final[Mapping[type[st.DataType], pa.DataType]] = {
     st.BooleanType: pa.bool_(),
     st.ByteType: pa.int8(),
@@ -70,6 +75,26 @@ def check_collations(kind: st.DataType, path: str = "") -> None:
             hint="Cast it to string before it is written. A query that reads it may name the"
             " collation in its .schema(...).",
         )
+
+
+def text_rule(schema: st.StructType, path: Iterable[str]) -> str | None:
+    """Return the type by whose rules Spark compares a column's texts; None if by their bytes.
+
+    A collation may ignore case. Values of ``char(n)`` are compared as if all were padded.
+    """
+    kind: st.DataType = schema
+    declared = ""
+    for name in path:
+        fields = kind.fields if isinstance(kind, st.StructType) else []
+        found = next((each for each in fields if each.name.lower() == name.lower()), None)
+        if found is None:
+            return None
+        declared = declared or (found.metadata or {}).get(CHAR_OR_VARCHAR, "")
+        kind = found.dataType
+    if isinstance(kind, st.StringType) and kind == st.StringType():
+        padded = _CHAR.search(declared)
+        return None if padded is None else padded[0]
+    return kind.simpleString() if isinstance(kind, (st.StringType, st.CharType)) else None
 
 
 def _arrow_fields(struct: st.StructType, path: str) -> list[pa.Field]:
