@@ -9,12 +9,15 @@ have.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from spark_stream.errors import SchemaMismatch
+from spark_stream.schema.type_names import told_apart
 
 
 class ArrowStream(Protocol):
@@ -36,6 +39,22 @@ ArrowData = pa.RecordBatch | pa.Table | ArrowStream | ArrowArray
 
 # The name of a frame's unnamed index: a topic has no use for it.
 _UNNAMED_INDEX: Final = re.compile(r"__index_level_\d+__")
+_NOT_ARROW: Final = (
+    pa.ArrowException,
+    ValueError,
+    TypeError,
+    OverflowError,
+    KeyError,
+    NotImplementedError,
+)
+"""Errors of the libraries for a column that cannot become Arrow."""
+_REMEDIES: Final = {
+    "complex": "Give the real part and the imaginary part a column each.",
+    "int128": "Cast it to Int64, or to a decimal of at most 38 digits.",
+    "object": "Convert its values to one type, such as with astype(str) in pandas.",
+    "category": "Give all categories one type, such as with astype(str) in pandas.",
+}
+"""Remedies by a part of the library's name of a type."""
 
 
 def is_arrow(data: object) -> bool:
@@ -48,27 +67,121 @@ def table_of(data: Any) -> pa.Table:
 
     Raises:
         TypeError: it has no such interface.
-        SchemaMismatch: a column cannot become Arrow.
+        SchemaMismatch: a column cannot become Arrow. The error names the column, and the row if
+            only some values are to blame.
     """
+    if not hasattr(data, "__arrow_c_stream__") and not hasattr(data, "__arrow_c_array__"):
+        raise TypeError(
+            "a batch is a RecordBatch or a Table of Arrow, or a data frame (pandas, polars, …),"
+            f" not a {type(data).__name__}; pa.Table.from_pylist(rows, schema=…) makes one"
+            " of dicts"
+        )
+    names = _names(data)
+    _check_unique([str(name) for name in names])
     try:
-        if hasattr(data, "__arrow_c_stream__"):
-            table = pa.RecordBatchReader.from_stream(data).read_all()
-        elif hasattr(data, "__arrow_c_array__"):
-            table = pa.Table.from_batches([pa.record_batch(data)])
-        else:
-            raise TypeError(
-                "a batch is a RecordBatch or a Table of Arrow, or a data frame (pandas, polars, …),"
-                f" not a {type(data).__name__}; pa.Table.from_pylist(rows, schema=…) makes one"
-                " of dicts"
-            )
-    except (pa.ArrowException, ValueError) as error:
-        raise SchemaMismatch(
-            f"this {type(data).__name__} cannot become Arrow columns: {error}"
-        ) from error
+        table = _converted(_dense(data, names))
+    except _NOT_ARROW as error:
+        raise _refused(data, names, error) from error
+    _check_unique(table.column_names)
+    return table
+
+
+def _converted(data: Any) -> pa.Table:
+    if hasattr(data, "__arrow_c_stream__"):
+        table = pa.RecordBatchReader.from_stream(data).read_all()
+    else:
+        table = pa.Table.from_batches([pa.record_batch(data)])
     columns = [name for name in table.column_names if not _UNNAMED_INDEX.fullmatch(name)]
     plain = [_decoded(table.column(name)) for name in columns]
     found = pa.Table.from_arrays(plain, names=columns)
-    return found.cast(pa.schema([_plain(field) for field in found.schema]))
+    for keep in (True, False):  # Arrow decodes no dictionary of views
+        found = found.cast(pa.schema([_plain(field, keep) for field in found.schema]))
+    return found
+
+
+def _names(data: Any) -> list[Any]:
+    """Return the names of a frame's columns; none if it does not list them."""
+    columns = getattr(data, "columns", None)
+    return list(columns) if isinstance(columns, Iterable) else []
+
+
+def _check_unique(names: list[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise SchemaMismatch(
+                f"duplicate column {name!r}", hint="Rename one of the columns.", column=name
+            )
+        seen.add(name)
+
+
+def _type_name(data: Any, name: Any) -> str:
+    """Return the library's name of a column's type; empty if there is no such column."""
+    try:
+        return str(data[name].dtype)
+    except Exception:  # of any library
+        return ""
+
+
+def _dense(data: Any, names: list[Any]) -> Any:
+    """Return the frame without the sparse columns of pandas, and refuse the objects of polars.
+
+    polars exports its Python objects as their addresses.
+    """
+    kinds = {name: _type_name(data, name) for name in names}
+    for name, kind in kinds.items():
+        if kind == "Object":
+            raise _column_error(name, kind, "Python objects have no Arrow type")
+    sparse = [name for name, kind in kinds.items() if kind.startswith("Sparse[")]
+    if sparse:
+        data = data.copy(deep=False)
+        for name in sparse:
+            data[name] = data[name].sparse.to_dense()
+    return data
+
+
+def _refused(data: Any, names: list[Any], error: Exception) -> SchemaMismatch:
+    """Return the error for a frame that cannot become Arrow: the first column that cannot."""
+    for name in names:
+        try:
+            part = data[[name]]
+            count = len(part)
+        except Exception:  # a frame of a library that selects columns in another way
+            break
+        if not _fails(part):
+            continue
+        row = None
+        if not _fails(part[:0]):
+            row = bisect_left(range(count), True, key=lambda last: _fails(part[: last + 1]))
+            part = part[: row + 1]
+        try:
+            _converted(part)
+        except _NOT_ARROW as found:
+            error = found
+        # The second argument of Arrow's error for pandas repeats the column and its type.
+        problem = str(error.args[0]) if len(error.args) == 2 else str(error)
+        return _column_error(name, _type_name(data, name), problem, row)
+    return SchemaMismatch(f"this {type(data).__name__} cannot become Arrow columns: {error}")
+
+
+def _fails(part: Any) -> bool:
+    try:
+        _converted(part)
+    except _NOT_ARROW:
+        return True
+    return False
+
+
+def _column_error(name: Any, kind: str, problem: str, row: int | None = None) -> SchemaMismatch:
+    remedies = (remedy for part, remedy in _REMEDIES.items() if part in kind.lower())
+    place = "" if row is None else f", row {row} (counted from 0)"
+    details = {} if row is None else {"row": row}
+    return SchemaMismatch(
+        f"column {str(name)!r} of type {kind}{place} cannot become an Arrow column: {problem}",
+        hint=next(remedies, "Convert the column to a type that a topic stores."),
+        column=str(name),
+        **details,
+    )
 
 
 def eased(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -80,15 +193,37 @@ def eased(table: pa.Table, schema: pa.Schema) -> pa.Table:
         if name in schema.names and table.column_names.count(name) == 1:
             column, want = table.column(index), schema.field(name).type
             if _may_fit(column.type, want):
-                table = table.set_column(index, name, _cast(column, want))
+                table = table.set_column(index, name, _cast(name, column, want))
     return table
 
 
-def _cast(column: pa.ChunkedArray, want: pa.DataType) -> pa.ChunkedArray:
+def _cast(name: str, column: pa.ChunkedArray, want: pa.DataType) -> pa.ChunkedArray:
     try:
         return column.cast(want)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        return column
+        if not (pt.is_integer(want) or pt.is_floating(want)):
+            return column
+        row = bisect_left(
+            range(len(column)), True, key=lambda last: not _casts(column[: last + 1], want)
+        )
+        expected, got = told_apart(want, column.type)
+        raise SchemaMismatch(
+            f"column {name!r}: expected {expected}, got {got}, and row {row} (counted from 0) has"
+            f" {column[row].as_py()}",
+            hint="Change the value first, or give the topic a column of a wider type.",
+            column=name,
+            expected=str(want),
+            got=str(column.type),
+            row=row,
+        ) from None
+
+
+def _casts(column: pa.ChunkedArray, want: pa.DataType) -> bool:
+    try:
+        column.cast(want)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        return False
+    return True
 
 
 def _may_fit(have: pa.DataType, want: pa.DataType) -> bool:
@@ -96,7 +231,7 @@ def _may_fit(have: pa.DataType, want: pa.DataType) -> bool:
     if have.equals(want):
         return False
     if pt.is_integer(want):
-        return bool(pt.is_integer(have) or pt.is_floating(have))
+        return bool(pt.is_integer(have) or pt.is_floating(have) or pt.is_decimal(have))
     if pt.is_float64(want):
         return bool(pt.is_integer(have))
     if pt.is_timestamp(want):
@@ -109,7 +244,9 @@ def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the column without its dictionary. Arrow cannot take from views: cast them first."""
     if not pt.is_dictionary(column.type):
         return column
-    plain = _plain_type(column.type.value_type)
+    if column.null_count == len(column):
+        return pa.chunked_array([pa.nulls(len(column))])  # pandas has no type for no categories
+    plain = _plain_type(column.type.value_type, False)
     chunks = [
         pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(plain))
         for chunk in column.chunks
@@ -117,22 +254,25 @@ def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([chunk.dictionary_decode() for chunk in chunks], plain)
 
 
-def _plain(field: pa.Field) -> pa.Field:
-    return field.with_type(_plain_type(field.type))
+def _plain(field: pa.Field, keep: bool) -> pa.Field:
+    return field.with_type(_plain_type(field.type, keep))
 
 
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type without views, which the log does not store."""
+def _plain_type(kind: pa.DataType, keep: bool) -> pa.DataType:
+    """Return the type without views, which the log does not store; ``keep``: with dictionaries."""
     if pt.is_string_view(kind):
         return pa.string()
     if pt.is_binary_view(kind):
         return pa.binary()
+    if pt.is_dictionary(kind):
+        values = _plain_type(kind.value_type, keep)
+        return pa.dictionary(kind.index_type, values, kind.ordered) if keep else values
     if pt.is_large_list(kind):
-        return pa.large_list(_plain(kind.value_field))
+        return pa.large_list(_plain(kind.value_field, keep))
     if pt.is_list(kind):
-        return pa.list_(_plain(kind.value_field))
+        return pa.list_(_plain(kind.value_field, keep))
     if pt.is_fixed_size_list(kind):
-        return pa.list_(_plain(kind.value_field), kind.list_size)
+        return pa.list_(_plain(kind.value_field, keep), kind.list_size)
     if pt.is_struct(kind):
-        return pa.struct([_plain(kind.field(index)) for index in range(kind.num_fields)])
+        return pa.struct([_plain(kind.field(index), keep) for index in range(kind.num_fields)])
     return kind

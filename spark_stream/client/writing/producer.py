@@ -216,7 +216,8 @@ class Producer(ProcessBound):
         """Append an Arrow batch, or a table as one batch, with the topic's columns.
 
         A data frame of pandas, polars or any library with Arrow's C interface is accepted as well;
-        its columns are cast to the topic's types if that changes no value.
+        its columns are cast to the topic's types if that changes no value. Categories become their
+        values, and sparse columns of pandas become dense.
 
         ``partition`` places all records of the batch. Without it their key decides: in a
         default-schema topic the column ``key``, in a typed one the columns of the topic's setting

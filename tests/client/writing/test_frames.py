@@ -5,12 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from decimal import Decimal
 
+import duckdb
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
 
+from spark_stream.client.writing.batches import one_batch
 from spark_stream.errors import SchemaMismatch
+from spark_stream.schema.schemas import fitted
 
 FLIGHTS = pa.schema(
     [
@@ -82,7 +86,7 @@ def test_a_frame_goes_to_a_topic_with_kafkas_columns(log, topic, library):
         (pd.DataFrame({"n": ["1"]}), "column 'n': expected int, got string"),
         (pd.DataFrame({"n": [1], "m": [2]}), "column 'm'"),
         (pl.DataFrame({"m": [2]}), "column 'n' .* is missing"),
-        (pd.DataFrame({"n": [1, "a"]}), "column n"),
+        (pd.DataFrame({"n": [1, "a"]}), "column 'n' of type object, row 1"),
     ],
 )
 def test_what_would_change_by_it_is_refused_by_name(log, topic, frame, named):
@@ -96,3 +100,80 @@ def test_a_frame_without_rows_leaves_no_trace(log, topic):
     log.create_topic(topic, schema=FLIGHTS)
     with log.producer() as producer:
         assert producer.append(topic, pl.DataFrame(ROWS).clear()).result(20).count == 0
+
+
+LISTS = pa.schema([("n", pa.list_(pa.string()))])
+STRUCTS = pa.schema([("n", pa.struct([("a", pa.string())]))])
+WHOLE = pa.schema([("n", pa.int64())])
+TEXT = pa.schema([("n", pa.string())])
+
+
+def of_duckdb(values: str) -> duckdb.DuckDBPyRelation:
+    return duckdb.connect().sql(f"select {values}")
+
+
+@pytest.mark.parametrize(
+    ("frame", "schema", "values"),
+    [
+        (pd.DataFrame({"n": pd.arrays.SparseArray([0, 1, 0])}), WHOLE, [0, 1, 0]),
+        (pd.DataFrame({"n": pd.arrays.SparseArray([np.nan, 1.0])}), WHOLE, [None, 1]),
+        (pd.DataFrame({"n": pd.Categorical(["a", None])}), TEXT, ["a", None]),
+        (pd.DataFrame({"n": pd.Categorical([None, None])}), TEXT, [None, None]),
+        (pd.DataFrame({"n": pd.Categorical([7, 8, 7])}), WHOLE, [7, 8, 7]),
+        (pl.DataFrame({"n": ["a"]}, schema={"n": pl.Enum(["a"])}), TEXT, ["a"]),
+        (pl.DataFrame({"n": [["a"]]}, schema={"n": pl.List(pl.Categorical)}), LISTS, [["a"]]),
+        (
+            pl.DataFrame({"n": [{"a": "x"}]}, schema={"n": pl.Struct({"a": pl.Categorical})}),
+            STRUCTS,
+            [{"a": "x"}],
+        ),
+        (of_duckdb("'a'::enum('a', 'b') n"), TEXT, ["a"]),
+        (of_duckdb("['a'::enum('a', 'b')] n"), LISTS, [["a"]]),
+        (of_duckdb("1::hugeint n"), WHOLE, [1]),
+    ],
+)
+def test_categories_sparse_columns_and_small_128_bit_integers_are_converted(frame, schema, values):
+    assert fitted(one_batch(frame, schema), schema)["n"].to_pylist() == values
+
+
+def with_names(*names: str) -> pd.DataFrame:
+    return pd.DataFrame([[1] * len(names)], columns=list(names))
+
+
+OBJECTS = r"column 'n' of type object, row 1 \(counted from 0\) cannot become an Arrow column: "
+
+
+@pytest.mark.parametrize(
+    ("frame", "problem", "row"),
+    [
+        (with_names("n", "m", "n"), "duplicate column 'n'", None),
+        (of_duckdb("1 n, 2 n"), "duplicate column 'n'", None),
+        (pd.DataFrame({"m": [0, 0], "n": [1, "x"]}), OBJECTS + "Could not convert 'x'", 1),
+        (pd.DataFrame({"n": ["a", 7]}), OBJECTS + "Expected bytes, got a 'int'", 1),
+        (pd.DataFrame({"n": [1, {"a": 1}]}), OBJECTS + "cannot mix struct", 1),
+        (pd.DataFrame({"n": [1, 2**100, 3]}), OBJECTS + "Python int too large", 1),
+        (pd.DataFrame({"n": ["a", "\ud800"]}), OBJECTS + ".*surrogates not allowed", 1),
+        (pd.DataFrame({"n": [1 + 2j]}), "column 'n' of type complex128 cannot", None),
+        (pd.DataFrame({"n": pd.Categorical(["a", 1])}), "column 'n' of type category", None),
+        (pl.DataFrame({"n": pl.Series([object()], dtype=pl.Object)}), "of type Object", None),
+        (pl.DataFrame({"n": [1]}, schema={"n": pl.Int128}), "of type Int128 cannot", None),
+        (pl.DataFrame({"n": [1]}, schema={"n": pl.UInt128}), "of type UInt128 cannot", None),
+        (pd.DataFrame({"n": [1.0, np.inf]}), "got double, and row 1 .* has inf", 1),
+        (pl.DataFrame({"n": [1.0, 2.0, -np.inf]}), "got double, and row 2 .* has -inf", 2),
+        (of_duckdb("'inf'::double n"), "got double, and row 0 .* has inf", 0),
+        (of_duckdb("(2::hugeint ** 100)::hugeint n"), r"decimal\(38,0\), and row 0 .* has 12", 0),
+    ],
+)
+def test_a_column_that_arrow_cannot_have_is_refused_by_name_and_row(frame, problem, row):
+    with pytest.raises(SchemaMismatch, match=problem) as refused:
+        fitted(one_batch(frame, WHOLE), WHOLE)
+    assert refused.value.details["column"] == "n"
+    assert refused.value.details.get("row") == row
+    assert refused.value.hint != SchemaMismatch.hint
+
+
+def test_objects_of_polars_are_not_stored_as_their_addresses():
+    binary = pa.schema([("n", pa.binary())])
+    frame = pl.DataFrame({"n": pl.Series([object()], dtype=pl.Object)})
+    with pytest.raises(SchemaMismatch, match="Python objects have no Arrow type"):
+        one_batch(frame, binary)
