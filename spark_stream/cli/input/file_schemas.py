@@ -12,7 +12,7 @@ import pyarrow.json as pajson
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from spark_stream.cli.input.fitting import NULLS, Fitting
+from spark_stream.cli.input.fitting import NULLS, Fitting, check_names
 from spark_stream.cli.input.formats import (
     SUFFIXES,
     TEXT,
@@ -20,6 +20,7 @@ from spark_stream.cli.input.formats import (
     Reading,
     arrow_records,
     arrow_source,
+    check_names_are_text,
     format_of,
     parquet_records,
     readable,
@@ -61,6 +62,8 @@ def schema_of_file(
         else:
             sample = _sample(reading or Reading(kind, file, nulls=[*NULLS]))
             have = sample.schema
+        check_names_are_text(have)
+    check_names(have.names, have)
     metadata = {field.name for field in METADATA}
     fields = [field for field in have if field.name not in metadata]
     text = kind in TEXT

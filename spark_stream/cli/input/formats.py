@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -25,6 +25,7 @@ from spark_stream.cli.input.text_inputs import CsvBlocks, CsvRecords, Parse, lin
 from spark_stream.errors import InvalidRecord
 
 BATCH_ROWS: Final = 1 << 16
+_SHOWN_MAX: Final = 60
 BATCH_BYTES: Final = 16 << 20  # several fit into the producer's buffer at once
 
 
@@ -134,12 +135,15 @@ def parquet_records(
     file: Path, moved: Moved, columns: list[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of a Parquet file, in pieces that can be sent; ``columns`` None: all."""
-    with readable(file, Format.PARQUET), pq.ParquetFile(file) as source:
+    with (
+        readable(file, Format.PARQUET),
+        pq.ParquetFile(file, page_checksum_verification=True) as source,
+    ):
         total, done = max(1, source.metadata.num_rows), 0
         for batch in source.iter_batches(BATCH_ROWS, columns=columns):
             done += batch.num_rows
             moved(done / total)
-            yield from _pieces(batch)
+            yield from _pieces(_valid(batch))
 
 
 def arrow_records(file: Path | None, moved: Moved) -> Iterator[pa.RecordBatch]:
@@ -147,11 +151,13 @@ def arrow_records(file: Path | None, moved: Moved) -> Iterator[pa.RecordBatch]:
     with readable(file, Format.ARROW):
         if file is None:
             with pa.ipc.open_stream(open(0, "rb", closefd=False)) as stream:
+                check_names_are_text(stream.schema)
                 for batch in stream:
                     moved(None)
                     yield from _pieces(_valid(batch))
             return
         with arrow_source(file) as source:
+            check_names_are_text(source.schema)
             count = getattr(source, "num_record_batches", None)
             batches = source if count is None else map(source.get_batch, range(count))
             for number, batch in enumerate(batches, 1):
@@ -165,6 +171,13 @@ def arrow_source(file: Path) -> Any:
     is_file = mapped.read(6) == b"ARROW1"
     mapped.seek(0)
     return pa.ipc.open_file(mapped) if is_file else pa.ipc.open_stream(mapped)
+
+
+def check_names_are_text(fields: Iterable[pa.Field]) -> None:
+    """Raise UnicodeDecodeError if the name of a field is not UTF-8. Arrow does not check names."""
+    for each in fields:
+        _ = each.name  # pyarrow decodes it here
+        check_names_are_text(each.type.field(i) for i in range(each.type.num_fields))
 
 
 def _valid(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -187,11 +200,13 @@ def readable(file: Path | None, kind: Format) -> Iterator[None]:
     """Turn errors of Arrow and of the system about a file into InvalidRecord."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         name = "standard input" if file is None else str(file)
         text = str(error).partition("\n")[0]
         if isinstance(error, OSError) and error.strerror:
             text = error.strerror
+        elif isinstance(error, UnicodeDecodeError):
+            text = f"{error.object[:_SHOWN_MAX]!r} is not UTF-8"
         raise InvalidRecord(
             f"{name} cannot be read as {kind}: {text}", hint="Check the file, or give its --format."
         ) from error
