@@ -84,10 +84,12 @@ class TransactionsClient:
         """
         return self._connection.act("settle-batch", asked, SettledBatch)
 
-    def renew_batch(self, transactional_id: str, instance: str, batch: int) -> None:
+    def renew_batch(
+        self, transactional_id: str, instance: str, batch: int, timeout_s: float | None = None
+    ) -> None:
         """Extend the deadline of the transaction that writes the batch, if it is open."""
         asked = RenewBatch(transactional_id=transactional_id, instance=instance, batch=batch)
-        self._connection.act("renew-batch", asked, Empty)
+        self._connection.act("renew-batch", asked, Empty, timeout_s)
 
     def drop_branch(
         self, transactional_id: str, instance: str, number: int, producer_id: int
@@ -114,10 +116,12 @@ class TransactionsClient:
         asked = NamedTransaction.of(transactional_id=transactional_id)
         self._connection.act("delete-sink", asked, Empty)
 
-    def renew(self, transactional_id: str, instance: str, number: int) -> TransactionDescription:
+    def renew(
+        self, transactional_id: str, instance: str, number: int, timeout_s: float | None = None
+    ) -> TransactionDescription:
         """Set the deadline of an open transaction to now plus its timeout."""
         asked = EndTransaction(transactional_id=transactional_id, instance=instance, number=number)
-        return self._connection.act("renew-transaction", asked, TransactionDescription)
+        return self._connection.act("renew-transaction", asked, TransactionDescription, timeout_s)
 
     def commit(
         self,

@@ -23,7 +23,6 @@ from spark_stream.datasource.writing.task import TaskWriter
 from spark_stream.errors import (
     BrokerUnavailable,
     InvalidTransaction,
-    IsologError,
     TransactionAborted,
 )
 from tests.support import eventually
@@ -35,13 +34,15 @@ NEVER_MS = 3_600_000
 class Calls:
     """A TransactionsClient that notes renewals, and fails them with the errors of the test."""
 
-    def __init__(self, *errors: IsologError) -> None:
+    def __init__(self, *errors: Exception) -> None:
         self.made: list[tuple[Any, ...]] = []
+        self.waits: list[float] = []
         self._errors = list(errors)
         self.renewed = threading.Event()
 
-    def renew_batch(self, name: str, instance: str, batch: int) -> None:
+    def renew_batch(self, name: str, instance: str, batch: int, timeout_s: float) -> None:
         self.made.append((name, instance, batch))
+        self.waits.append(timeout_s)
         self.renewed.set()
         if self._errors:
             raise self._errors.pop(0)
@@ -79,6 +80,52 @@ def test_a_transaction_is_renewed_after_its_task_until_it_is_decided() -> None:
     undecided.add(calls, ("query/q", "run", 5), SOON_MS / 1000)  # type: ignore[arg-type]
     eventually(lambda: not undecided.pending)
     assert calls.made == [("query/q", "run", 5)] * 2
+
+
+def test_a_log_that_does_not_answer_delays_no_renewal_of_another_log() -> None:
+    hangs, answered = threading.Event(), threading.Event()
+
+    class Hanging(Calls):
+        def renew(self, *asked: Any) -> None:
+            hangs.set()
+            assert answered.wait(60)
+            raise InvalidTransaction("it is aborted")
+
+    undecided = UndecidedTransactions()
+    undecided.add(Hanging(), ("query/q", "run", 5), SOON_MS / 1000)  # type: ignore[arg-type]
+    assert hangs.wait(10)
+    calls = Calls(BrokerUnavailable("for a moment"), InvalidTransaction("it is committed"))
+    undecided.add(calls, ("query/q", "run", 9), SOON_MS / 1000)  # type: ignore[arg-type]
+    eventually(lambda: len(calls.made) == 2, 10)
+    answered.set()
+    eventually(lambda: not undecided.pending)
+
+
+def test_a_renewal_waits_for_a_part_of_the_shortest_timeout(identity: BranchIdentity) -> None:
+    calls = Calls(InvalidTransaction("it is committed"), InvalidTransaction("this one, too"))
+    undecided = UndecidedTransactions()
+    timeout_s = SOON_MS / 1000
+    pause_s = timeout_s / renewal._RENEWALS
+    undecided.add(calls, ("query/q", "run", 5), pause_s)  # type: ignore[arg-type]
+    undecided.add(calls, ("query/slow", "run", 5), pause_s * 2)  # type: ignore[arg-type]
+    eventually(lambda: not undecided.pending)
+    assert calls.waits[0] == timeout_s / 4
+    assert calls.waits[1] <= timeout_s / 2
+    during = Calls()
+    with KeptOpen(during, identity, SOON_MS):  # type: ignore[arg-type]
+        assert during.renewed.wait(10)
+    assert during.waits[0] == timeout_s / 4
+
+
+def test_an_unexpected_error_ends_no_renewals(identity: BranchIdentity) -> None:
+    calls = Calls(RuntimeError("a defect"), InvalidTransaction("it is committed"))
+    undecided = UndecidedTransactions()
+    undecided.add(calls, ("query/q", "run", 5), SOON_MS / 1000)  # type: ignore[arg-type]
+    eventually(lambda: not undecided.pending)
+    assert len(calls.made) == 2
+    during = Calls(RuntimeError("a defect"))
+    with KeptOpen(during, identity, SOON_MS):  # type: ignore[arg-type]
+        eventually(lambda: len(during.made) > 1, 10)
 
 
 def test_a_later_transaction_of_an_id_replaces_the_earlier_one() -> None:

@@ -123,15 +123,9 @@ def test_tasks_that_end_further_apart_than_the_timeout_commit(
 
 
 def test_a_transaction_is_renewed_between_its_last_task_and_its_commit(
-    shared: BrokerProcess,
-    log: isolog.Log,
-    transactions: TransactionsClient,
-    target: str,
-    monkeypatch: pytest.MonkeyPatch,
+    shared: BrokerProcess, log: isolog.Log, transactions: TransactionsClient, target: str
 ) -> None:
     """A driver may be slow to commit: its workers live, so the transaction does not time out."""
-    # Transactions of other tests, whose brokers are dead, must not delay the renewals.
-    monkeypatch.setattr(renewal, "undecided", renewal.UndecidedTransactions())
     writer = IsologWriter(options(shared, target, transactionTimeout="3s"), SCHEMA)
     message = writer.write(iter([numbers(0, 10)]))
     name = message.written.branch.transactional_id

@@ -12,6 +12,8 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -25,6 +27,8 @@ from spark_stream.errors import IsologError
 logger = logging.getLogger(__name__)
 
 _RENEWALS: Final = 12
+_WAIT_PAUSES: Final = 3
+"""A renewal waits for a broker for this many pauses at most, so that later ones are in time."""
 _FIRST_S: Final = 1.0
 _AFTER_TASK_S: Final = 15 * 60.0
 """How long a worker renews after its last task at most. A driver may hang without an abort."""
@@ -88,13 +92,9 @@ class KeptOpen:
         """Renew the transaction; return False if there is nothing more to renew."""
         name, *which = self._asked
         _due[name] = (which, time.monotonic() + self._pause_s)
-        try:
-            self._transactions.renew_batch(*self._asked)
-        except IsologError as error:
-            if not error.retriable:  # the task's own writes fail with it as well
-                return False
-            logger.warning("a transaction's deadline could not be renewed: %s", error)
-        return True
+        wait_s = self._pause_s * _WAIT_PAUSES
+        # After a final error, the task's own writes fail with the same error.
+        return _renewable_after(lambda: self._transactions.renew_batch(*self._asked, wait_s))
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._renew, name="isolog-renewal", daemon=True).start()
@@ -111,10 +111,25 @@ class KeptOpen:
             undecided.add(self._transactions, self._transaction, self._pause_s)
 
 
+def _renewable_after(renew: Callable[[], object]) -> bool:
+    """Renew once. Return False if a later renewal would fail, too.
+
+    An unexpected error must not end the thread, because the transaction would then time out.
+    """
+    try:
+        renew()
+    except IsologError as error:
+        if not error.retriable:
+            return False
+        logger.warning("a transaction's deadline could not be renewed: %s", error)
+    except Exception:
+        logger.exception("the renewal of a transaction failed unexpectedly")
+    return True
+
+
 class _Undecided(Struct):
     """A transaction that a task of this process has written in."""
 
-    transactions: TransactionsClient
     transaction: Transaction
     pause_s: float
     due: float
@@ -124,57 +139,61 @@ class _Undecided(Struct):
 class UndecidedTransactions:
     """The transactions of this process's ended tasks, renewed until they are decided.
 
-    One thread renews all of them. It ends with the last one. A later transaction of an id replaces
-    the earlier one, so a query with quick micro-batches renews nothing here.
+    One thread for each log renews the log's transactions, so a log with dead brokers delays no
+    other log. The thread ends with its last transaction. A later transaction of an id replaces the
+    earlier one, so a query with quick micro-batches renews nothing here.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._by_id: dict[str, _Undecided] = {}
-        self._running = False
+        self._by_log: dict[TransactionsClient, dict[str, _Undecided]] = {}
 
     @property
     def pending(self) -> frozenset[str]:
         """The transactional ids with a transaction that is renewed."""
         with self._changed:
-            return frozenset(self._by_id)
+            return frozenset(name for found in self._by_log.values() for name in found)
 
     def add(
         self, transactions: TransactionsClient, transaction: Transaction, pause_s: float
     ) -> None:
         """Renew the transaction, for the first time after a pause."""
         now = time.monotonic()
-        entry = _Undecided(transactions, transaction, pause_s, now + pause_s, now + _AFTER_TASK_S)
+        entry = _Undecided(transaction, pause_s, now + pause_s, now + _AFTER_TASK_S)
         with self._changed:
-            self._by_id[transaction[0]] = entry
-            self._changed.notify()
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._renew, name="isolog-undecided", daemon=True).start()
+            if transactions not in self._by_log:
+                # It waits for the lock, and finds the entry then.
+                threading.Thread(
+                    target=self._renew, args=(transactions,), name="isolog-undecided", daemon=True
+                ).start()
+            self._by_log.setdefault(transactions, {})[transaction[0]] = entry
+            self._changed.notify_all()
 
-    def _renew(self) -> None:
-        while (entry := self._next()) is not None:
-            try:
-                entry.transactions.renew(*entry.transaction)
-            except IsologError as error:
-                if not error.retriable:  # it is decided, or its id has another owner
-                    entry.until = -math.inf
+    def _renew(self, transactions: TransactionsClient) -> None:
+        while (following := self._next(transactions)) is not None:
+            entry, wait_s = following
+            if not _renewable_after(partial(transactions.renew, *entry.transaction, wait_s)):
+                entry.until = -math.inf  # it is decided, or its id has another owner
 
-    def _next(self) -> _Undecided | None:
-        """Return a transaction that is due; None if no transaction is left."""
+    def _next(self, transactions: TransactionsClient) -> tuple[_Undecided, float] | None:
+        """Return a due transaction and the limit of its renewal; None if none is left.
+
+        The limit is a part of the shortest timeout: a renewal must not delay the others too long.
+        """
         with self._changed:
             while True:
                 now = time.monotonic()
-                for name, each in list(self._by_id.items()):
+                found = self._by_log[transactions]
+                for name, each in list(found.items()):
                     if each.until <= now:
-                        del self._by_id[name]
-                if not self._by_id:
-                    self._running = False
+                        del found[name]
+                if not found:
+                    del self._by_log[transactions]
                     return None
-                first = min(self._by_id.values(), key=lambda each: each.due)
+                first = min(found.values(), key=lambda each: each.due)
                 if first.due <= now:
                     first.due = now + first.pause_s
-                    return first
+                    return first, _WAIT_PAUSES * min(each.pause_s for each in found.values())
                 self._changed.wait(first.due - now)
 
 
