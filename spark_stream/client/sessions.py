@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import sys
 import time
 import weakref
@@ -56,7 +55,7 @@ class ReaderHeartbeats:
         )
         self._timeout_s = min(_BEAT_S, connection.timeout_s)
         self._lock = new_lock()
-        self._process = os.getpid()
+        self._lifetime = connection.lifetime
         self._is_over = False
         self.active_at = time.monotonic()
         """When the program last requested records."""
@@ -79,7 +78,7 @@ class ReaderHeartbeats:
         It waits for a heartbeat that is under way, but not for a hanging one. The session then
         expires.
         """
-        if self._is_over or os.getpid() != self._process:
+        if self._is_over or self._lifetime.is_over:
             return
         is_idle = self._lock.acquire(timeout=_END_S)
         self._is_over = True
@@ -91,10 +90,11 @@ class ReaderHeartbeats:
 
     def end_later(self) -> None:
         """Record the end of a reader that nobody refers to any more, without waiting."""
-        call_elsewhere(("reader", id(self)), self.end)
+        if not self._lifetime.is_over:
+            call_elsewhere(("reader", id(self)), self.end)
 
     def _begin(self) -> None:
-        if not self._is_over and os.getpid() == self._process:
+        if not self._is_over:
             call_elsewhere(("reader", id(self)), weakly(self._beat))
 
     def _beat(self) -> None:

@@ -8,11 +8,12 @@ its bytes any more: no memoryview, no Arrow array.
 from __future__ import annotations
 
 import sys
-import threading
 from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from spark_stream.transport.lifetime import new_lock
 
 Array: TypeAlias = npt.NDArray[np.uint8]
 
@@ -25,7 +26,7 @@ class BufferPool:
     """Buffers for received bytes; for any thread."""
 
     def __init__(self, kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._kept_bytes_max = kept_bytes_max
         self._buffers: dict[int, list[Array]] = {}  # by size, in use or not
         self._bytes = 0
@@ -45,10 +46,6 @@ class BufferPool:
                 kept.append(buffer)
                 self._bytes += rounded
             return buffer[:size].data
-
-    def leave_parent(self) -> None:
-        """Make a new lock in a forked child: a thread of the parent may hold the old one."""
-        self._lock = threading.Lock()
 
     def _trim(self, wanted: int) -> bool:
         """Drop unused buffers until there is room for ``wanted`` bytes; return whether there is."""

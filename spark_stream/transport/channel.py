@@ -23,6 +23,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from spark_stream.protocol import Bytes, Connection, Event, Lost
+from spark_stream.transport.lifetime import new_lock, present_lifetime
 from spark_stream.transport.loop import READ, WRITE, Loop
 
 logger = logging.getLogger(__name__)
@@ -97,7 +98,8 @@ class SocketChannel:
         self._handle = handle
         self._drained = drained
         self._pauses = pauses
-        self._lock = threading.Lock()
+        self._lock = new_lock()
+        self._lifetime = present_lifetime()
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
         self._wants_write = False
@@ -140,7 +142,12 @@ class SocketChannel:
 
         ``more``: another command is about to follow: the output is sent with that command's, or
         within a second.
+
+        Raises:
+            ForkedClient: the connection belongs to the parent of this process.
         """
+        if self._lifetime.is_over:
+            raise self._lifetime.refusal()
         with self._lock:
             result = act(self._connection)
             if not more:

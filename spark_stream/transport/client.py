@@ -28,7 +28,7 @@ from spark_stream.protocol import (
 )
 from spark_stream.transport.buffers import BufferPool
 from spark_stream.transport.channel import SocketChannel
-from spark_stream.transport.lifetime import in_child, new_lock
+from spark_stream.transport.lifetime import in_child, new_lock, present_lifetime
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.streams import BlockingStream, ConnectionLost, Handle, Stream, Streams
 from spark_stream.transport.tls import reason_of
@@ -54,7 +54,6 @@ def client_loop() -> Loop:
 @in_child
 def _leave_parent() -> None:
     """Drop the parent's loop and connections, in a child that was just forked."""
-    BUFFERS.leave_parent()
     for each in _loops.values():
         each.abandon()
     _loops.clear()
@@ -88,7 +87,7 @@ class ClientChannel:
         self.greeting = b""
         """The greeting that the broker sent."""
         self._ended = ended
-        self._process = os.getpid()
+        self._lifetime = present_lifetime()
         self._streams = Streams(address)
         self._lost: Lost | None = None
         self._is_ending = False
@@ -137,7 +136,7 @@ class ClientChannel:
 
         False after a fork: the connection is the parent process's.
         """
-        return self._lost is None and not self._is_ending and self._process == os.getpid()
+        return self._lost is None and not self._is_ending and not self._lifetime.is_over
 
     def call(self, method: str, header: bytes, body: Bytes, timeout_s: float) -> Received:
         """Send a request and return its answer, a single frame.

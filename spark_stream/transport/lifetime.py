@@ -12,11 +12,13 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import NoReturn, SupportsIndex
+from typing import NoReturn, SupportsIndex, TypeAlias
 
 from spark_stream.errors import ForkedClient, NotPicklable
 
-_locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
+Lock: TypeAlias = threading.RLock
+
+_locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 _modules: list[Callable[[], None]] = []
 _methods: set[weakref.WeakMethod[Callable[[], None]]] = set()
 
@@ -26,16 +28,12 @@ class Lifetime:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._is_parents = False
-
-    @property
-    def is_over(self) -> bool:
-        """Whether clients of this lifetime must not use their connections any more."""
-        return self._is_parents
+        self.is_over = False
+        """Whether its clients must leave their connections alone."""
 
     def check(self) -> None:
-        """Raise the error of :meth:`refusal` if the lifetime is over."""
-        if self._is_parents:
+        """Raise the error of :meth:`refusal` if the lifetime has ended."""
+        if self.is_over:
             raise self.refusal()
 
     def refusal(self) -> ForkedClient:
@@ -44,10 +42,6 @@ class Lifetime:
             f"this client belongs to process {self.pid}, and process {os.getpid()} was forked",
             pid=self.pid,
         )
-
-    def leave_to_parent(self) -> None:
-        """End the lifetime in a forked child."""
-        self._is_parents = True
 
 
 _present = Lifetime()
@@ -66,15 +60,15 @@ class ProcessBound:
         raise NotPicklable(f"a {type(self).__name__} cannot be pickled or copied")
 
 
-def new_lock() -> threading.Lock:
-    """Return a lock whose copy in a forked child is always unlocked."""
-    lock = threading.Lock()
+def new_lock() -> Lock:
+    """Return a reentrant lock whose copy in a forked child is always unlocked."""
+    lock = threading.RLock()
     _locks.add(lock)
     return lock
 
 
 def in_child(act: Callable[[], None]) -> Callable[[], None]:
-    """Have a module's function called in each forked child; in the order of these calls."""
+    """Have a module's function called in each forked child, in the order of these calls."""
     _modules.append(act)
     return act
 
@@ -86,7 +80,7 @@ def in_child_while_used(act: Callable[[], None]) -> None:
 
 def _leave_parent() -> None:
     global _present
-    _present.leave_to_parent()
+    _present.is_over = True
     _present = Lifetime()
     for lock in list(_locks):
         lock._at_fork_reinit()  # type: ignore[attr-defined]  # as logging and threading do

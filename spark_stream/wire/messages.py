@@ -21,6 +21,7 @@ consumers are in ``transaction_messages``, about sinks in ``sink_messages``.
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 from collections.abc import Collection, Mapping
@@ -99,6 +100,7 @@ class Description(Message, kw_only=False, omit_defaults=False, forbid_unknown_fi
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 _decoders_lock = threading.RLock()
+os.register_at_fork(after_in_child=_decoders_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def decoder(kind: Any) -> msgspec.json.Decoder[Any]:

@@ -18,6 +18,7 @@ from spark_stream.errors import (
     BrokerUnavailable,
     BufferFull,
     ConsumerFenced,
+    ForkedClient,
     InvalidOption,
     InvalidRequest,
     InvalidTransaction,
@@ -239,7 +240,7 @@ def test_one_task_at_a_time_waits_for_a_consumer(shared, topic):
     run(body)
 
 
-def test_a_producer_and_a_consumer_work_in_a_forked_child(shared, topic):
+def test_a_forked_child_cannot_use_what_its_parent_opened(shared, topic):
     async def open_all():
         log = await aio.connect(shared.address)
         await log.create_topic(topic)
@@ -248,25 +249,28 @@ def test_a_producer_and_a_consumer_work_in_a_forked_child(shared, topic):
         assert [each.value for each in await consumer.poll(SOON_S)] == [b"parent"]
         return log, producer, consumer
 
-    async def use(producer, consumer):
-        await (await producer.append(topic, values("child")))
-        return [each.value for each in await consumer.poll(SOON_S)]
+    async def use(log, producer, consumer):
+        for call in (log.status, partial(producer.append, topic, values("never")), consumer.poll):
+            with pytest.raises(ForkedClient):
+                await call()
+        return await close_all(log, producer, consumer)
 
     async def close_all(log, producer, consumer):
         await producer.close()
         await consumer.close()
         await log.close()
+        return True
 
-    log, producer, consumer = run(open_all)
+    opened = run(open_all)
     child = os.fork()
     if not child:
-        found = None
+        code = 1
         try:
-            found = run(partial(use, producer, consumer))
+            code = 0 if run(partial(use, *opened)) else 2
         finally:
-            os._exit(0 if found == [b"child"] else 1)
+            os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    run(partial(close_all, log, producer, consumer))
+    run(partial(close_all, *opened))
 
 
 def test_a_cancelled_poll_loses_nothing(shared, topic):

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Final
 
-from spark_stream.transport.lifetime import in_child
+from spark_stream.transport.lifetime import in_child, new_lock
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class CallPool:
     """The threads of one process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._waiting: deque[tuple[Hashable, Call]] = deque()
         self._busy: set[Hashable] = set()
 

@@ -8,7 +8,8 @@ the user named and the other brokers of the cluster. Their addresses come from a
 list that is fetched every half minute while there are control calls. A broker that names a topic's
 leader redirects the caller there. Calls to the leader of a partition use :meth:`Connection.at`.
 
-A connection belongs to the process that made it: a forked process has to make its own.
+A connection belongs to the process that made it. In a forked child each call of it raises
+ForkedClient, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from spark_stream.errors import (
     NotLeader,
     RequestTimeout,
 )
-from spark_stream.transport.lifetime import ProcessBound, new_lock
+from spark_stream.transport.lifetime import ProcessBound, new_lock, present_lifetime
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import BrokerList, Empty, Message
 
@@ -108,6 +109,8 @@ class ClusterConnection(ProcessBound):
         rack: str | None = None,
         brokers: Iterable[str] = (),
     ) -> None:
+        self.lifetime = present_lifetime()
+        """The lifetime of the process that made it. All that uses this connection belongs to it."""
         self._access = access
         self.rack = rack_of(rack)
         if (bootstrap is None) == (path is None):
@@ -235,6 +238,7 @@ class ClusterConnection(ProcessBound):
 
     def at(self, address: str) -> BrokerLink:
         """Return the link to the broker at the address."""
+        self.lifetime.check()
         with self._lock:
             if self._closed:
                 raise InvalidRequest("the connection is closed", hint="Connect again.")
@@ -335,6 +339,7 @@ class ClusterConnection(ProcessBound):
                 self._current, self._lost = None, link.address
 
     def _present(self) -> BrokerLink | None:
+        self.lifetime.check()
         with self._lock:
             if self._closed:
                 raise InvalidRequest("the connection is closed", hint="Connect again.")

@@ -187,7 +187,7 @@ def _turn(directory: Path, deadline: float) -> Iterator[None]:
                 time.sleep(_POLL_S)
         yield
     finally:
-        os.close(descriptor)
+        _unlock(descriptor)
 
 
 def lock_held(directory: Path) -> bool:
@@ -201,8 +201,14 @@ def lock_held(directory: Path) -> bool:
     except BlockingIOError:
         return True
     finally:
-        os.close(descriptor)
+        _unlock(descriptor)
     return False
+
+
+def _unlock(descriptor: int) -> None:
+    """Release a file's lock and close the file, of which a forked child may hold a copy."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def answers(address: str) -> bool:

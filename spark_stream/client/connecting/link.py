@@ -11,7 +11,7 @@ from spark_stream.client.connecting.access import OPEN, Access
 from spark_stream.client.connecting.shared import SharedChannel, shared_channel
 from spark_stream.errors import InvalidRequest, RequestTimeout, SessionOver, WrongCluster
 from spark_stream.transport.failures import TRANSPORT_ERRORS
-from spark_stream.transport.lifetime import new_lock
+from spark_stream.transport.lifetime import new_lock, present_lifetime
 from spark_stream.wire.messages import Message
 from spark_stream.wire.methods import ACT
 
@@ -58,6 +58,7 @@ class BrokerLink:
         """The id of the broker that last answered there; empty before."""
         self._identity = identity
         self._connecting = new_lock()  # one thread at a time connects
+        self._lifetime = present_lifetime()
         self._shared: SharedChannel | None = None
         self._closed = False
 
@@ -117,12 +118,14 @@ class BrokerLink:
 
         Raises:
             InvalidRequest: the client's connection is closed.
+            ForkedClient: it belongs to the parent of this process.
         """
         self._check_open()
         found = self._shared
         return found if found is not None and found.is_usable else None
 
     def _check_open(self) -> None:
+        self._lifetime.check()
         if self._closed:
             self._shared = None
             raise InvalidRequest("the connection is closed", hint="Connect again.")

@@ -417,7 +417,10 @@ class Consumer(Closing):
         """Stop the fetches; running iterators end. A member of a group leaves it.
 
         It stores its positions before, up to the last record after which another was asked for.
+        In a forked child this does nothing.
         """
+        if self._connection.lifetime.is_over:
+            return
         self.stop()
         if self._member is not None and not self._has_left:
             self._has_left = True
@@ -461,6 +464,7 @@ class Consumer(Closing):
         )
 
     def _check_open(self) -> None:
+        self._connection.lifetime.check()
         if self._closed.is_set():
             raise InvalidRequest("the consumer is closed", hint="Make another one.")
 
@@ -505,6 +509,7 @@ class Consumer(Closing):
         watch = None if self._name is None else self.check_owner
         pause = _CUT_PAUSE_FIRST_S
         while not self._closed.is_set():
+            self._connection.lifetime.check()
             self._stop_feed()
             if watch is not None and time.monotonic() - self._checked > WATCH_S:
                 watch()  # under read_atomic feeds may be too short-lived to watch
@@ -654,11 +659,8 @@ class Consumer(Closing):
             feed.stop()
 
     def _leave_parent(self) -> None:
-        """Fetch anew in a forked child: the fetches under way are the parent's, as is a group."""
-        if self._member is not None:
-            self._member.membership.end()
-            self._has_left = True
-            self._closed.set()
+        """End iterators in a forked child: the fetches under way are the parent's."""
+        self._seeks += 1
         feed, self._feed = self._feed, None
         if feed is not None:
             feed.leave_parent()

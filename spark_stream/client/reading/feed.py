@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
@@ -43,6 +42,7 @@ from spark_stream.errors import InternalError, InvalidRequest, IsologError
 from spark_stream.protocol import Bytes, Credited, Received
 from spark_stream.transport.client import client_loop
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.transport.lifetime import new_lock
 from spark_stream.transport.loop import Timer
 from spark_stream.transport.streams import Handle, Stream, StreamEvent, error_of
 from spark_stream.wire.fetch_messages import (
@@ -143,7 +143,7 @@ class Feed:
         self._current_key = 0
         self._running = len(ranges)
         self._stopped = False
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._calls: dict[int, _FetchCall] = {}
         self._unmapped: set[int] = set()  # ranges whose next fetch must not map files
         self._timer: Timer | None = None

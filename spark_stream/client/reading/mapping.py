@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -41,6 +40,7 @@ from spark_stream.client.reading.columns import offsets_of, runs_of
 from spark_stream.environment import SystemMachine
 from spark_stream.errors import IsologError
 from spark_stream.schema.schemas import TIMESTAMP
+from spark_stream.transport.lifetime import new_lock
 from spark_stream.wire.fetch_messages import (
     ChunkFacts,
     EntryRuns,
@@ -131,7 +131,7 @@ class MappingLeaders:
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._left_alone: dict[str, float] = {}
 
     def machine(self, address: str) -> str | None:

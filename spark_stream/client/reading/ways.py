@@ -6,7 +6,6 @@ leaders of a topic, and one connects to a broker, however many asks wait for the
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from spark_stream.client.connecting.shared import SharedChannel
 from spark_stream.client.reading.fetch_core import AskRange
 from spark_stream.client.reading.fetching import Source
 from spark_stream.errors import IsologError
+from spark_stream.transport.lifetime import new_lock
 from spark_stream.wire.messages import BrokerAddress
 
 _CALL_S: Final = 5.0  # then the next call runs; the core tries again
@@ -71,7 +71,7 @@ class Ways:
         self._sources = sources
         self._together = together
         self._timeout_s = min(_CALL_S, router.timeout_s)
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._finding: dict[tuple[str, str], list[AskRange[int]]] = {}
         self._connecting: dict[str, list[Sending]] = {}
 

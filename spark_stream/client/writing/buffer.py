@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from spark_stream.errors import BufferFull, InvalidRequest
+from spark_stream.errors import BufferFull, IsologError
 from spark_stream.transport.lifetime import new_lock
 
 
@@ -47,8 +47,8 @@ class Buffer:
         self._crowded = 0
         self.outstanding = 0
         """How many records were taken and are not settled."""
-        self.closed = ""
-        """Why it takes nothing more; empty while it takes records."""
+        self.closed: IsologError | None = None
+        """The error for records that come now; None while it takes records."""
 
     @property
     def urgent(self) -> bool:
@@ -64,7 +64,7 @@ class Buffer:
 
         Raises:
             BufferFull: there was no room in time.
-            InvalidRequest: the producer is closed.
+            InvalidRequest, ForkedClient: the producer is closed, or belongs to the parent.
         """
         if not self.has_room(size):
             self._crowded += 1
@@ -73,7 +73,7 @@ class Buffer:
             finally:
                 self._crowded -= 1
         if self.closed:
-            raise InvalidRequest(self.closed, hint="Make a new one.")
+            raise self.closed.again()
         self._bytes += size
         self.outstanding += records
 
@@ -146,8 +146,8 @@ class Buffer:
             with self.lock:
                 self._flushing -= 1
 
-    def close(self, reason: str = "the producer is closed") -> None:
+    def close(self, reason: IsologError) -> None:
         """Take nothing more, and wake the callers that wait for room."""
         with self.lock:
-            self.closed = reason
+            self.closed = self.closed or reason
             self._changed.notify_all()

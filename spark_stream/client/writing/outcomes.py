@@ -8,7 +8,6 @@ by the row, and only futures that were used before are settled one by one.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -23,6 +22,7 @@ from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import Settlement
 from spark_stream.client.writing.promises import Failures, Promise
 from spark_stream.errors import IsologError, RecordNotAttempted
+from spark_stream.transport.lifetime import Lifetime
 
 Rows = npt.NDArray[np.int64]
 
@@ -38,6 +38,10 @@ class RecordPromise(Promise):
         # __getattr__ makes the other attributes.
         self._outcomes = outcomes
         self.row = row
+
+    @property
+    def _lifetime(self) -> Lifetime:
+        return self._outcomes.lifetime
 
     def __getattr__(self, name: str) -> Any:
         """Become a complete future, when an attribute that is not there yet is first used."""
@@ -60,7 +64,9 @@ class Outcomes:
 
     def __init__(self, failures: Failures) -> None:
         self._failures = failures
-        self._lock = threading.Lock()
+        self.lifetime = failures.lifetime
+        """The lifetime of the producer's process."""
+        self._lock = failures.lock
         self._watched: dict[int, list[RecordPromise]] = {}  # complete futures, by their rows' parts
         self._settled: dict[int, _Part] = {}  # by number
         self._part_of: Rows | None = None  # the part of each row; None: there is one part

@@ -338,8 +338,11 @@ class Producer(ProcessBound):
         self._sender.flush(timeout)
 
     def close(self) -> None:
-        """Flush, then close the streams; raise what :meth:`flush` raises."""
-        if self._closed:
+        """Flush, then close the streams; raise what :meth:`flush` raises.
+
+        In a forked child this does nothing: the records are its parent's to send.
+        """
+        if self._closed or self._connection.lifetime.is_over:
             return
         self._closed = True
         self._dropped.detach()

@@ -12,7 +12,6 @@ else by the producer's next flush. A callback that does not read its future's er
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +23,13 @@ from msgspec.structs import replace
 from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import Settlement, Unacknowledged
 from spark_stream.errors import IsologError, UnknownOutcome
-from spark_stream.transport.lifetime import ProcessBound, in_child
+from spark_stream.transport.lifetime import (
+    Lifetime,
+    ProcessBound,
+    in_child,
+    new_lock,
+    present_lifetime,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +44,7 @@ def _begin_anew() -> None:
 
 
 _FAILURES_KEPT: Final = 1024
+_SETTLED: Final = ("CANCELLED_AND_NOTIFIED", "FINISHED")
 
 
 class Unreported(Protocol):
@@ -78,8 +84,10 @@ class Failure(Struct, eq=False):
 class Failures:
     """The failed writes of a producer that were not reported yet, in order."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, lifetime: Lifetime | None = None) -> None:
+        self.lifetime = lifetime or present_lifetime()
+        self.lock = new_lock()
+        """Guards the failures, and the outcomes of the producer's batches."""
         self._kept: list[Unreported] = []
         self._tidy_at = _FAILURES_KEPT
         self.first: IsologError | None = None
@@ -87,7 +95,7 @@ class Failures:
 
     def note(self, failure: Unreported) -> None:
         """Add a failure, just before its futures are settled."""
-        with self._lock:
+        with self.lock:
             self.first = self.first or failure.error
             self._kept.append(failure)
             if len(self._kept) >= self._tidy_at:
@@ -95,7 +103,7 @@ class Failures:
 
     def tell(self) -> None:
         """Raise the first unreported error, if any; all count as reported then."""
-        with self._lock:
+        with self.lock:
             kept, self._kept = self._kept, []
         for failure in kept:
             if not failure.is_reported:
@@ -103,7 +111,7 @@ class Failures:
 
     def forget(self) -> None:
         """Forget the failures so far, unreported."""
-        with self._lock:
+        with self.lock:
             self._kept = []
             self.first = None
 
@@ -125,8 +133,18 @@ class Promise(ProcessBound, Future[Written]):
         super().__init__()
         self._failures = failures
 
+    @property
+    def _lifetime(self) -> Lifetime:
+        return self._failures.lifetime
+
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the error as any future does; then no flush raises it again."""
+        """Return the error as any future does; then no flush raises it again.
+
+        Raises:
+            ForkedClient: it is not settled, and its producer belongs to the parent of this process.
+        """
+        if self._state not in _SETTLED:  # without a lock, which a thread of the parent may hold
+            self._lifetime.check()
         error = super().exception(timeout)
         if self._failure is not None:
             self._failure.mark_reported()
@@ -176,7 +194,7 @@ class Gathering:
     def __init__(self, parts: int, failures: Failures) -> None:
         self.promise = Promise(failures)
         self._parts = parts
-        self._lock = threading.Lock()
+        self._lock = failures.lock
         self._left = parts
         self._settlements: list[tuple[int, Settlement]] = []
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -36,8 +35,8 @@ from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
 from spark_stream.client.writing.pending import Pending
 from spark_stream.client.writing.promises import Failures, Gathering, Promise
 from spark_stream.client.writing.shell import ProducerShell, Settings
-from spark_stream.errors import InternalError, IsologError
-from spark_stream.transport.lifetime import in_child_while_used
+from spark_stream.errors import InternalError, InvalidRequest, IsologError
+from spark_stream.transport.lifetime import in_child_while_used, new_lock
 from spark_stream.wire.messages import TopicDescription
 
 logger = logging.getLogger(__name__)
@@ -72,14 +71,9 @@ class Sender:
         self._identified = identified
         # Not from 0: many short-lived producers would all write to partition 0.
         self._keyless = itertools.count(random.randrange(1 << 16))
-        self._has_author = False
-        self._begin()
-        in_child_while_used(self._leave_parent)
-
-    def _begin(self) -> None:
-        settings = self._settings
-        self.failures = Failures()
-        self._order = threading.RLock()
+        self._lifetime = connection.lifetime
+        self.failures = Failures(self._lifetime)
+        self._order = new_lock()
         timeout_s = settings.timeout_ms / 1000
         self.buffer = Buffer(settings.buffer_bytes, timeout_s, self._send_everything)
         self._lock = self.buffer.lock
@@ -95,15 +89,13 @@ class Sender:
         self._pending: dict[str, list[_Waiting]] = {}
         self._open: dict[str, Pending] = {}  # the pending ones that records may join
         self._dropped = False
+        in_child_while_used(self._leave_parent)
 
     def _leave_parent(self) -> None:
-        """Start again in a forked child; what was taken before is the parent's to send.
-
-        Failures stay with the parent, and so does an identity given by :meth:`write_as`.
-        """
-        self._begin()
-        if self._has_author:
-            self.buffer.close("the producer writes in the process that made it")
+        """Take nothing more in a forked child: the records so far are the parent's to send."""
+        self._pending.clear()
+        self._open.clear()
+        self.buffer.close(self._lifetime.refusal())
 
     @property
     def identity(self) -> ProducerIdentity | None:
@@ -112,7 +104,6 @@ class Sender:
 
     def write_as(self, identity: ProducerIdentity, transactional_id: str | None) -> None:
         """Write under another identity from now on."""
-        self._has_author = True
         with self._lock:
             self._core.write_as(identity, transactional_id)
 
@@ -234,7 +225,12 @@ class Sender:
         return whole.promise
 
     def settled(self, outcome: Written | IsologError) -> Promise:
-        """Return a settled future for what is never sent: a refused batch, or one without rows."""
+        """Return a settled future for what is never sent: a refused batch, or one without rows.
+
+        Raises:
+            ForkedClient: the producer belongs to the parent of this process.
+        """
+        self._lifetime.check()
         future = Promise(self.failures)
         future.settle(outcome)
         return future
@@ -246,7 +242,9 @@ class Sender:
 
         Raises:
             TimeoutError: not all was settled within ``timeout`` seconds.
+            ForkedClient: the producer belongs to the parent of this process.
         """
+        self._lifetime.check()
         self.buffer.await_settled(timeout)
         self.failures.tell()
 
@@ -265,7 +263,7 @@ class Sender:
 
     def close(self) -> None:
         """Take nothing more; the streams end once everything is settled."""
-        self.buffer.close()
+        self.buffer.close(InvalidRequest("the producer is closed", hint="Make a new one."))
         self._shell.event(lambda core, _: core.close())
 
     def drop(self) -> None:
@@ -274,7 +272,7 @@ class Sender:
         Garbage collection runs on any thread, with any locks held: so the loop does this.
         """
         loop = self._shell.used_loop
-        if loop is not None:  # else nothing was taken, or a parent took it
+        if loop is not None and not self._lifetime.is_over:  # else nothing was taken here
             loop.call_soon(self._close_dropped)
 
     def _close_dropped(self) -> None:

@@ -9,7 +9,6 @@ threads of ``connecting.calls``. The process's loop delivers acknowledgements, a
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -44,6 +43,7 @@ from spark_stream.client.writing.lanes import ProducerIdentity
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import BrokerUnavailable, InternalError, IsologError
 from spark_stream.transport.client import client_loop
+from spark_stream.transport.lifetime import Lock
 from spark_stream.transport.loop import Loop, Timer
 from spark_stream.wire.messages import Ack, AppendTo, Envelope
 
@@ -74,7 +74,7 @@ class ProducerShell:
         connection: ClusterConnection,
         topics: TopicsClient,
         settings: Settings,
-        lock: threading.Lock,
+        lock: Lock,
         identified: Callable[[float], ProducerIdentity],
         finished: Callable[[], None],
     ) -> None:

@@ -11,7 +11,6 @@ was lost.
 from __future__ import annotations
 
 import logging
-import threading
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -37,7 +36,7 @@ from spark_stream.errors import (
     UnknownTopic,
     UnknownTransaction,
 )
-from spark_stream.transport.lifetime import ProcessBound
+from spark_stream.transport.lifetime import ProcessBound, new_lock
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
 from spark_stream.wire.transaction_messages import Branch
 
@@ -84,7 +83,7 @@ class TransactionalProducer(Producer):
         super().__init__(connection, topics, **settings)
         self._transactional_id = transactional_id
         self._instance = uuid.uuid4().hex
-        self._deciding = threading.RLock()
+        self._deciding = new_lock()
         self._branch: Branch | None = None
         self._aborting = False
         self._committing = False
@@ -153,7 +152,7 @@ class TransactionalProducer(Producer):
             ProducerFenced: another producer has taken the id over.
         """
         with self._deciding:
-            self._check_fenced()
+            self._check_usable()
             if self._branch is not None and self._aborting:
                 self._abort(self._branch)  # an earlier abort got no answer
             if self._branch is not None:
@@ -233,7 +232,7 @@ class TransactionalProducer(Producer):
 
     def close(self) -> None:
         """Abort an open transaction, then close as :meth:`Producer.close` does."""
-        if self._closed:
+        if self._closed or self._connection.lifetime.is_over:
             return
         try:
             self.abandon()
@@ -246,7 +245,9 @@ class TransactionalProducer(Producer):
         number = "" if self._branch is None else f" {self._branch.number}"
         return f"transaction{number} of {self._transactional_id!r}"
 
-    def _check_fenced(self) -> None:
+    def _check_usable(self) -> None:
+        """Raise ForkedClient in a forked child, and ProducerFenced if the id was taken over."""
+        self._connection.lifetime.check()
         if self._fenced is None and isinstance(self._sender.failures.first, ProducerFenced):
             self._fenced = self._sender.failures.first
         if self._fenced is not None:
@@ -254,7 +255,7 @@ class TransactionalProducer(Producer):
 
     def _opened(self, asked: str) -> Branch:
         """Return the open transaction, which ``asked`` needs."""
-        self._check_fenced()
+        self._check_usable()
         if self._branch is None:
             raise InvalidTransaction(
                 f"{asked} of {self._transactional_id!r} outside a transaction",
@@ -344,7 +345,9 @@ class TransactionalProducer(Producer):
                 logger.warning("%s is not aborted yet: %s", self._named(), error)
 
     def abandon(self) -> None:
-        """Abort the open transaction, if there is one."""
+        """Abort the open transaction, if there is one. In a forked child it is the parent's."""
+        if self._connection.lifetime.is_over:
+            return
         with self._deciding:
             if self._branch is not None:
                 self._give_up(self._branch)

@@ -47,6 +47,7 @@ class Session(Struct, frozen=True):
 _ABORT_S: Final = 5.0
 
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 _sessions: dict[tuple[int, Place], Session] = {}
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import threading
 
 import psutil
@@ -12,7 +10,6 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.errors import InvalidOption
-from spark_stream.transport import lifetime
 from tests.support import BrokerProcess, eventually, values
 
 
@@ -74,70 +71,6 @@ def test_a_forked_process_connects_anew_and_leaves_its_parent_alone(broker):
         producer.append("t", values("parent")).result(20)
         assert log.read("t")["value"].to_pylist() == [b"parent", b"child", b"parent"]
         producer.close()
-
-
-def test_consumers_that_read_before_a_fork_read_on_in_parent_and_child(broker):
-    """With records on their way, and none."""
-    with broker.connect() as log, log.producer() as producer:
-        log.create_topic("t")
-        producer.append("t", values("1", "2", "3")).result(20)
-        polling, iterating = log.consumer("t"), log.consumer("t")
-        assert [each.value for each in polling.poll(20, max_records=1)] == [b"1"]
-        records = iterating.records()
-        assert next(records).value == b"1"
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                with broker.connect() as own, own.producer() as writer:
-                    writer.append("t", values("4")).result(20)
-                assert reads_on(polling, records)
-                code = 0
-            finally:
-                os._exit(code)
-        assert os.waitpid(child, 0)[1] == 0
-        assert reads_on(polling, records)
-
-
-def reads_on(polling, records) -> bool:
-    polled = []
-    while len(polled) < 3 and (found := polling.poll(20)):
-        polled += [each.value for each in found]
-    return polled == [b"2", b"3", b"4"] == [next(records).value for _ in range(3)]
-
-
-def test_a_forked_process_uses_a_log_whatever_its_parents_threads_held(broker):
-    """A lock that another thread holds during a fork would never be released in the child."""
-    held, over = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with contextlib.ExitStack() as stack:
-            for lock in list(lifetime._locks):
-                stack.enter_context(lock)
-            held.set()
-            over.wait(30)
-
-    with broker.connect() as log:
-        log.create_topic("t")
-        holder = threading.Thread(target=hold)
-        holder.start()
-        assert held.wait(10)
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.alarm(20)  # ends the process, should it wait for ever
-                with log.producer() as writer:
-                    writer.append("t", values("child")).result(20)
-                code = 0 if log.read("t").num_rows == 1 else 2
-            finally:
-                os._exit(code)
-        status = os.waitpid(child, 0)[1]
-        over.set()
-        holder.join()
-        assert status == 0
-        assert log.read("t")["value"].to_pylist() == [b"child"]
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), 1e12, "5"])

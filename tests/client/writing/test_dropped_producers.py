@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import weakref
 
-import pyarrow as pa
 import pytest
 
 import spark_stream as isolog
 from spark_stream.client.connecting.calls import THREADS_MAX, call_elsewhere
-from spark_stream.errors import InvalidRequest, SchemaMismatch
 from tests.support import BrokerProcess, eventually, free_port, values
 
 
@@ -102,39 +99,6 @@ def test_where_no_thread_can_be_started_it_is_tried_again(log, topic, monkeypatc
         monkeypatch.setattr(threading.Thread, "start", start)
         assert producer.send(topic, b"v").result(20).offset == 0
     assert next(failures, None) is None
-
-
-def test_a_producer_that_was_made_before_a_fork_begins_anew_in_the_child(broker: BrokerProcess):
-    with broker.connect() as log:
-        log.create_topic("t")
-        plain, loader = log.producer(), log.producer(transactional_id="loader")
-        called = threading.Event()
-        written = plain.append("t", values("parent"))
-        written.add_done_callback(lambda _: called.set())
-        assert called.wait(20)
-        refused = plain.append("t", pa.record_batch({"unknown": [1]}))
-        loader.begin_transaction()
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                with pytest.raises(InvalidRequest, match="process that made it"):
-                    loader.append("t", values("never"))
-                called.clear()
-                written = plain.append("t", values("child"))
-                written.add_done_callback(lambda _: called.set())
-                assert called.wait(20)
-                plain.close()  # which does not raise the parent's failure
-                code = 0
-            finally:
-                os._exit(code)
-        assert os.waitpid(child, 0)[1] == 0
-        assert isinstance(refused.exception(0), SchemaMismatch)
-        plain.append("t", values("parent")).result(20)
-        plain.close()
-        loader.abort_transaction()
-        loader.close()
-        assert log.read("t")["value"].to_pylist() == [b"parent", b"child", b"parent"]
 
 
 def test_a_producer_of_nobody_tells_so_in_time(tmp_path):
