@@ -356,7 +356,10 @@ class StaleBatch(IsologError):
     """A sink was given a batch that is older than the last one that it committed."""
 
     code = "STALE_BATCH"
-    hint = "The checkpoint is older than the sink: restore the newer, or start a new one."
+    hint = (
+        "The checkpoint is older than the sink: restore the newer one. A new checkpoint writes rows"
+        " again that the topic already has."
+    )
 
 
 class DifferentReplay(IsologError):
@@ -364,9 +367,10 @@ class DifferentReplay(IsologError):
 
     code = "DIFFERENT_REPLAY"
     hint = (
-        "The checkpoint is older than the sink: restore the newer, or start a new one. If the"
-        " query's rows differ at every computation (uuid(), rand()), or the query now has other"
-        " columns, set differentReplay to keep: what was committed stays."
+        "If a topic or the query was altered, or if the query's rows differ at every computation"
+        " (uuid(), rand()), set differentReplay to keep: what was committed stays. If the"
+        " checkpoint is older than the sink, restore the newer one. A new checkpoint writes rows"
+        " again that the topic already has."
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
+import itertools
+import math
 import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -14,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 from spark_stream.datasource.values.content import Measure, measured, summed
+from tests.examples import examples
 
 ROWS = 60
-MASK = (1 << 64) - 1
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 COLUMNS: dict[str, tuple[pa.DataType, Any, Any]] = {
     "bigint": (pa.int64(), lambda n: n - 30, 10**9),
@@ -43,6 +44,22 @@ COLUMNS: dict[str, tuple[pa.DataType, Any, Any]] = {
         {"n": -1, "t": "u"},
     ),
     "names": (pa.list_(pa.string()), lambda n: ["x" * n, str(n)], ["other"]),
+    "large array": (pa.large_list(pa.string()), lambda n: ["x" * n, None][: n % 3], ["other"]),
+    "variant": (
+        pa.struct([("value", pa.binary()), ("metadata", pa.binary())]),
+        lambda n: {"value": bytes([12, n]), "metadata": b"\x01\0\0"},
+        {"value": b"\0", "metadata": b"\x01\0\0"},
+    ),
+    "large decimal": (pa.decimal128(38, 4), lambda n: Decimal(n << 99) / 16, Decimal(1 << 100)),
+    "decimal of 256 bits": (pa.decimal256(60, 4), lambda n: Decimal(n << 99), Decimal(1)),
+    "fixed binary": (pa.binary(3), lambda n: bytes([n, 0, n]), b"abc"),
+    "fixed array": (pa.list_(pa.int32(), 2), lambda n: [n, None], [0, 0]),
+    "text view": (pa.string_view(), lambda n: f"a text of some length {n}", "another"),
+    "dictionary": (pa.dictionary(pa.int32(), pa.string()), lambda n: f"d{n % 5}", "other"),
+    "unsigned": (pa.uint64(), lambda n: (1 << 64) - 1 - n, 5),
+    "duration": (pa.duration("us"), lambda n: n * 1_000_000, 1),
+    "time": (pa.time64("us"), lambda n: n, 777),
+    "interval": (pa.month_day_nano_interval(), lambda n: (n, 1, n), (0, 0, 5)),
 }
 
 
@@ -69,7 +86,7 @@ def test_neither_order_nor_tasks_change_the_digest(name: str) -> None:
     batch = pa.record_batch({"c": pa.array(mixed, COLUMNS[name][0])})
     parts = [batch.slice(start, 13) for start in range(0, ROWS, 13)]  # what slices hide is not seen
     total = sum((measured(part) for part in parts), Measure())
-    assert total == Measure(ROWS, whole)
+    assert (total.rows, total.digest) == (ROWS, whole)
 
 
 @pytest.mark.parametrize("name", COLUMNS)
@@ -97,6 +114,22 @@ def test_sums_that_are_alike_by_chance_are_told_apart() -> None:
     assert measured(one) != measured(other)
 
 
+def test_values_count_with_their_row() -> None:
+    def of(*rows: tuple[int, str]) -> Measure:
+        return measured(pa.record_batch({"n": [n for n, _ in rows], "t": [t for _, t in rows]}))
+
+    assert of((1, "a"), (2, "b")) == of((2, "b"), (1, "a"))
+    assert of((1, "a"), (2, "b")).digest != of((1, "b"), (2, "a")).digest
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_the_measure_of_a_batch_is_the_sum_over_its_rows(name: str) -> None:
+    """So a value's hash depends neither on its neighbours nor on its place in Arrow's buffers."""
+    batch = pa.record_batch({"c": pa.array(values(name), COLUMNS[name][0])})
+    rows = [measured(batch.slice(row, 1)) for row in range(ROWS)]
+    assert sum(rows, Measure()) == measured(batch)
+
+
 def test_columns_in_another_order_are_the_same_content() -> None:
     one = pa.record_batch({"a": pa.array([1]), "b": pa.array(["x"])})
     assert measured(one) == measured(one.select(["b", "a"]))
@@ -114,6 +147,17 @@ def test_floats_count_with_all_their_bits_in_a_digest_of_their_own(kind: pa.Data
     assert last_digit.floats != of(1.0).floats
     assert last_digit.digest == of(1.0).digest
     assert of(0.3, None).digest != of(0.3, 0.3).digest
+    assert of(0.3, math.inf, math.nan, None) == of(math.nan, None, 0.3, math.inf)
+    assert len({of(x).floats for x in (math.inf, -math.inf, math.nan, 2.0**63, -(2.0**63))}) == 5
+
+
+def test_floats_count_with_their_row() -> None:
+    def of(*rows: tuple[int, float]) -> Measure:
+        return measured(pa.record_batch({"n": [n for n, _ in rows], "f": [f for _, f in rows]}))
+
+    one, other = of((1, 0.5), (2, 0.25)), of((1, 0.25), (2, 0.5))
+    assert one.floats != other.floats
+    assert one.digest == other.digest
 
 
 def test_no_two_pairs_of_short_numbers_have_one_digest() -> None:
@@ -143,74 +187,198 @@ def test_floats_within_other_values_count() -> None:
 def test_the_digest_is_the_same_in_every_release() -> None:
     """It is on record: another one would refuse a replay that is the same."""
     batch = pa.record_batch(
-        {
-            "n": pa.array([1, None, 3]),
-            "t": pa.array(["a", "", "a longer text"]),
-            "f": pa.array([0.5, float("nan"), -0.0]),
-        }
+        [
+            pa.array([1, None, 3]),
+            pa.array(["a", "", "a longer text" * 50]),
+            pa.array([0.5, float("nan"), -0.0]),
+            *(pa.array(values(name)[:3], kind) for name, (kind, *_) in COLUMNS.items()),
+        ],
+        ["n", "t", "f", *COLUMNS],
     )
-    assert measured(batch) == Measure(3, 4187153750280040531, 1444823975401610425)
-
-
-def plain_sum(name: str, texts: list[bytes]) -> int:
-    """The digest of a column of texts, value by value."""
-
-    def scrambled(value: int) -> int:
-        value = value * 0x9E3779B97F4A7C15 & MASK
-        return value ^ value >> 32
-
-    def piece(number: int, text: bytes) -> int:
-        found = len(text) + number * 512 * 8
-        for at in range(0, len(text), 8):
-            word = text[at : at + 8].rjust(8, b"\0")
-            found = (found ^ int.from_bytes(word, "little")) * 0x9E3779B97F4A7C15 & MASK
-        return scrambled(found)
-
-    def factor(part: str) -> int:
-        scheme = hashlib.blake2b(f"{name}/{part}".encode(), digest_size=8)
-        return int.from_bytes(scheme.digest(), "little") | 1
-
-    lengths = sum(scrambled(len(text)) for text in texts)
-    pieces = sum(
-        piece(number, text[at : at + 512])
-        for text in texts
-        for number, at in enumerate(range(0, len(text), 512))
-    )
-    return (lengths * factor("lengths") + pieces * factor("pieces")) & MASK
-
-
-@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()], ids=str)
-@pytest.mark.parametrize(
-    "lengths",
-    [
-        *([n] for n in (1, 7, 8, 9, 63, 64, 65, 100, 511, 512, 513, 2000)),
-        range(20),
-        range(0, 200, 3),
-        range(500, 530),
-        (0, 0, 5, 1100, 64),
-    ],
-    ids=str,
-)
-def test_texts_of_any_lengths_have_the_digest_that_a_loop_gives(
-    kind: pa.DataType, lengths: Sequence[int]
-) -> None:
-    chance = random.Random(7)
-    texts = [chance.randbytes(length) for length in lengths] * (1 + 9000 // (500 * len(lengths)))
-    column = pa.array([b"before", *texts, b"behind"], kind).slice(1, len(texts))
-    assert measured(pa.record_batch({"c": column})).digest == plain_sum("c", texts)
-    exact = pa.array(texts, kind)  # nothing lies behind the last of them
-    assert measured(pa.record_batch({"c": exact})).digest == plain_sum("c", texts)
-
-
-def test_a_digest_goes_on_from_block_to_block_of_rows() -> None:
-    texts = [b"%010d" % number for number in range(9000)]
-    texts[4096] = b"another length"
-    assert measured(pa.record_batch({"c": pa.array(texts)})).digest == plain_sum("c", texts)
+    assert measured(batch) == Measure(3, 1526956684073712792, 12446402669611511179)
 
 
 def test_measures_add_up_by_topic_and_leave_out_what_has_no_rows() -> None:
     parts = [{"a": Measure(1, 2), "b": Measure()}, {"a": Measure(3, (1 << 64) - 1)}]
     assert summed(parts) == {"a": Measure(4, 1)}
+
+
+# -- altered topics -------------------------------------------------------------------------------
+
+
+WIDENED: dict[str, tuple[pa.DataType, list[Any], pa.DataType]] = {
+    "int to bigint": (pa.int32(), [-7, None, 1 << 30], pa.int64()),
+    "smallint to double": (pa.int16(), [-7, None, 99], pa.float64()),
+    "int to double": (pa.int32(), [0, None, -(1 << 31)], pa.float64()),
+    "float to double": (pa.float32(), [0.1, None, -3.0, math.inf, math.nan, 1e30], pa.float64()),
+    "decimal": (
+        pa.decimal128(12, 2),
+        [Decimal("0.00"), None, Decimal("-12.50"), Decimal("9999999999.99"), Decimal("300.00")],
+        pa.decimal128(38, 20),
+    ),
+    "places that need more than 64 bits": (
+        pa.decimal128(19, 1),
+        [Decimal(-(10**17)), Decimal("123456789012345678.9"), Decimal(2**60) / 2],
+        pa.decimal128(38, 20),
+    ),
+    "array": (pa.list_(pa.int32()), [[1, None], [], None], pa.list_(pa.float64())),
+    "map": (pa.map_(pa.int32(), pa.float32()), [[(1, 0.1)]], pa.map_(pa.int64(), pa.float64())),
+    "struct": (
+        pa.struct([("a", pa.int8())]),
+        [{"a": 1}, {"a": None}, None],
+        pa.struct([("a", pa.int64())]),
+    ),
+}
+
+
+@pytest.mark.rule(
+    "a replay after a topic was altered is the same batch", "datasource/values/content.py"
+)
+@pytest.mark.parametrize("change", WIDENED)
+def test_a_widened_value_counts_the_same(change: str) -> None:
+    have, found, want = WIDENED[change]
+    narrow = pa.array(found, have)
+    whole = measured(pa.record_batch({"c": narrow}))
+    widened = measured(pa.record_batch({"c": narrow.cast(want)}))
+    assert (widened.rows, widened.floats) == (whole.rows, whole.floats)
+
+
+def test_columns_and_fields_without_values_do_not_count() -> None:
+    before = pa.struct([("a", pa.int64())])
+    after = pa.struct([("a", pa.int64()), ("b", pa.struct([("c", pa.float64())]))])
+    rows = [{"a": 1}, {"a": None}, None]
+    lists = [[each] for each in rows]
+    one = pa.record_batch({"s": pa.array(rows, before), "l": pa.array(lists, pa.list_(before))})
+    other = pa.record_batch(
+        {
+            "s": pa.array(rows, after),
+            "l": pa.array(lists, pa.list_(after)),
+            "new": pa.nulls(3, pa.list_(pa.string())),
+            "void": pa.nulls(3),
+        }
+    )
+    assert measured(one) == measured(other)
+
+
+def test_nulls_of_each_level_are_different() -> None:
+    kind = pa.list_(pa.struct([("m", pa.map_(pa.string(), pa.int64()))]))
+    rows = [None, [], [None], [None, None], [{"m": None}], [{"m": []}], [{"m": [("k", None)]}]]
+    found = {measured(pa.record_batch({"c": pa.array([row], kind)})).digest for row in rows}
+    assert len(found) == len(rows)
+
+
+# -- any values -----------------------------------------------------------------------------------
+
+WIDE = 1 << 40
+LEAVES: dict[pa.DataType, Callable[[random.Random], Any]] = {
+    pa.int64(): lambda chance: chance.choice([0, 1, -1, chance.randrange(-WIDE, WIDE)]),
+    pa.int8(): lambda chance: chance.randrange(-128, 128),
+    pa.bool_(): lambda chance: chance.random() < 0.5,
+    pa.float64(): lambda chance: chance.choice([0.0, -0.0, math.nan, 0.5, 2.0, chance.random()]),
+    pa.float32(): lambda chance: chance.choice([0.0, -0.0, math.nan, 0.5, 2.0, -math.inf]),
+    pa.string(): lambda chance: "".join(chance.choices("ab\0é", k=chance.choice([0, 1, 9, 70]))),
+    pa.large_binary(): lambda chance: chance.randbytes(chance.choice([0, 8, 8, 600])),
+    pa.decimal128(30, 3): lambda chance: Decimal(chance.randrange(-(10**20), 10**20)) / 1000,
+    pa.decimal128(9, 2): lambda chance: Decimal(chance.randrange(500)) / 100,
+    pa.date32(): lambda chance: date(2026, 1, chance.randrange(1, 29)),
+    pa.dictionary(pa.int8(), pa.string()): lambda chance: chance.choice("abc"),
+}
+Made = tuple[pa.DataType, Callable[[random.Random], Any]]
+
+
+def any_type(chance: random.Random, depth: int = 0) -> Made:
+    """A type, and a function that makes values of it, a fifth of them null at each level."""
+    shape = chance.choice(["leaf", "leaf", "list", "map", "struct"]) if depth < 3 else "leaf"
+    if shape == "leaf":
+        kind, make = chance.choice(list(LEAVES.items()))
+    else:
+        inner = [any_type(chance, depth + 1) for _ in range(2)]
+        (one, first), (two, second) = inner
+        if shape == "list":
+            kind = pa.list_(one)
+            make = lambda chance: [first(chance) for _ in range(chance.randrange(4))]  # noqa: E731
+        elif shape == "map":
+            kind = pa.map_(pa.int8(), one)
+            make = lambda chance: [(n, first(chance)) for n in range(chance.randrange(3))]  # noqa: E731
+        else:
+            kind = pa.struct([("a", one), ("b", two)])
+            make = lambda chance: {"a": first(chance), "b": second(chance)}  # noqa: E731
+    return kind, lambda chance: None if chance.random() < 0.2 else make(chance)
+
+
+def plain(value: Any) -> str:
+    """The value as a text, the same for values that count as one."""
+    return repr(value).replace("-0.0", "0.0")
+
+
+def batch(rows: list[list[Any]], kinds: list[pa.DataType]) -> pa.RecordBatch:
+    found = [pa.array(*each) for each in zip(zip(*rows, strict=True), kinds, strict=True)]
+    return pa.record_batch(found, [f"c{n}" for n in range(len(kinds))])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_rows_have_one_digest_in_any_order_and_another_after_any_change(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(examples(120)):
+        made = [any_type(chance) for _ in range(chance.randrange(1, 5))]
+        rows = [[make(chance) for _, make in made] for _ in range(chance.randrange(2, 12))]
+
+        kinds = [kind for kind, _ in made]
+        whole = measured(batch(rows, kinds))
+        mixed = batch(chance.sample(rows, len(rows)), kinds)
+        cuts = sorted({0, len(rows), *chance.choices(range(len(rows)), k=2)})
+        parts = [mixed.slice(a, b - a) for a, b in itertools.pairwise(cuts)]
+        assert sum(map(measured, parts), Measure()) == whole
+        assert measured(pa.concat_batches(parts)) == whole
+        row, column = chance.randrange(len(rows)), chance.randrange(len(made))
+        other = made[column][1](chance)
+        changed = [list(each) for each in rows]
+        changed[row][column] = other
+        if plain(other) != plain(rows[row][column]):
+            assert measured(batch(changed, kinds)).floats != whole.floats
+        swapped = [list(each) for each in rows]
+        a, b = swapped[row], swapped[row - 1]
+        a[column], b[column] = b[column], a[column]
+        if sorted(map(plain, swapped)) != sorted(map(plain, rows)):
+            assert measured(batch(swapped, kinds)).floats != whole.floats
+
+
+# -- texts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()], ids=str)
+def test_a_text_has_one_hash_whatever_the_lengths_of_its_neighbours(kind: pa.DataType) -> None:
+    chance = random.Random(7)
+    lengths = [*range(70), *range(120, 132), 255, 256, 257, *range(508, 520), 1024, 1025, 2000]
+    texts = [chance.randbytes(length) for length in lengths] + [b"\0" * n for n in range(1, 20)]
+    alone = [measured(pa.record_batch({"c": pa.array([text], kind)})) for text in texts]
+    assert len({each.digest for each in alone}) == len(texts)
+    column = pa.array([b"before", *texts, b"behind"], kind).slice(1, len(texts))
+    assert measured(pa.record_batch({"c": column})) == sum(alone, Measure())
+    for text, measure in zip(texts, alone, strict=True):  # all of one length
+        same = pa.record_batch({"c": pa.array([text] * 3, kind)})
+        assert measured(same) == measure + measure + measure
+
+
+def test_a_digest_continues_from_block_to_block_of_rows() -> None:
+    texts = [b"%010d" % number for number in range(40_000)]
+    texts[20_000] = b"another length"
+    whole = pa.record_batch({"c": pa.array(texts), "n": pa.array(range(40_000))})
+    parts = [whole.slice(start, 7_000) for start in range(0, 40_000, 7_000)]
+    assert sum(map(measured, parts), Measure()) == measured(whole)
+
+
+def test_any_two_bytes_of_a_text_that_change_are_seen() -> None:
+    """The last bytes of two words, too, which a product moves nowhere."""
+    text = "0" * 24
+    texts = {text} | {
+        text[:a] + x + text[a + 1 : b] + y + text[b + 1 :]
+        for a, b in itertools.combinations(range(24), 2)
+        for x in "0123"
+        for y in "0123456789"
+    }
+    found = {measured(pa.record_batch({"t": [each]})).digest for each in sorted(texts)[::7]}
+    assert len(found) == len(sorted(texts)[::7])
 
 
 def orders(*numbers: int) -> list[str]:

@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from decimal import Decimal
 
 import pyarrow as pa
 import pytest
@@ -16,7 +17,8 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.datasource.options import SinkOptions, sink_options
 from spark_stream.datasource.spark.types import to_spark
-from spark_stream.datasource.writing import renewal
+from spark_stream.datasource.values.earlier_content import measured_by_column
+from spark_stream.datasource.writing import renewal, task
 from spark_stream.datasource.writing.branches import open_branch
 from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.datasource.writing.writer import IsologWriter
@@ -29,6 +31,7 @@ from spark_stream.errors import (
     TransactionAborted,
     UnknownTopic,
 )
+from spark_stream.sql.ddl import parse_schema
 from tests.support import NUMBERS, BrokerProcess, eventually, log, numbers, shared, topic
 
 __all__ = ["log", "shared", "topic"]
@@ -282,6 +285,73 @@ def test_a_replay_that_is_not_the_same_is_refused(
         assert "differentReplay to keep" in caught.value.hint
         write(other, differentReplay="keep")
     write(numbers(0, 10))
+    assert written(log, target) == list(range(10))
+
+
+def test_a_replay_with_other_rows_of_the_same_values_is_refused(
+    shared: BrokerProcess, log: isolog.Log, topic: str
+) -> None:
+    """50 and 50 rows of two partitions are not 20 and 80, with the same values in each column."""
+    schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
+    log.create_topic(topic, schema=schema)
+    given = options(shared, topic, sinkId=uuid.uuid4().hex, batchId=0)
+
+    def write(first: int, second: int) -> None:
+        rows = [
+            (n % 10, (n + 5 * part) % 10) for part in (0, 1) for n in range((first, second)[part])
+        ]
+        batch = pa.record_batch([[a for a, _ in rows], [str(b) for _, b in rows]], schema=schema)
+        writer = IsologWriter(given, to_spark(schema))
+        writer.commit([writer.write(iter([batch]))])
+
+    write(50, 50)
+    with pytest.raises(DifferentReplay, match=r"now 100 rows .* of other values"):
+        write(20, 80)
+    write(50, 50)
+    assert log.read(topic, isolation="read_committed").num_rows == 100
+
+
+def test_a_batch_is_recognised_after_its_topic_was_altered(
+    shared: BrokerProcess, log: isolog.Log, topic: str
+) -> None:
+    before = parse_schema("n int, f float, d decimal(9,2), s struct<a:int>, l array<int>")
+    after = parse_schema(
+        "n double, f double, d decimal(20,6), s struct<a:bigint,b:string>, l array<double>, c int"
+    )
+    row = {"n": 7, "f": 0.1, "d": Decimal("12.50"), "s": {"a": 1}, "l": [1, None]}
+    log.create_topic(topic, schema=before)
+    given = options(shared, topic, sinkId=uuid.uuid4().hex, batchId=0)
+
+    def write(schema: pa.Schema, **more: object) -> None:
+        writer = IsologWriter(given, to_spark(schema))
+        f = pa.scalar(0.1, pa.float32()).as_py()
+        rows = pa.RecordBatch.from_pylist([row | {"f": f} | more], schema=schema)
+        writer.commit([writer.write(iter([rows]))])
+
+    write(before)
+    log.alter_topic(topic, schema=after)
+    write(after)
+    assert log.read(topic, isolation="read_committed").num_rows == 1
+    with pytest.raises(DifferentReplay) as caught:
+        write(after, c=1)
+    assert caught.value.hint.startswith("If a topic or the query was altered")
+
+
+def test_a_batch_that_the_previous_release_committed_is_recognised(
+    shared: BrokerProcess, log: isolog.Log, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = uuid.uuid4().hex
+
+    def write(rows: pa.RecordBatch) -> None:
+        writer = batch_writer(shared, target, sink, 0)
+        writer.commit([writer.write(iter([rows]))])
+
+    with monkeypatch.context() as previous:
+        previous.setattr(task, "measured", measured_by_column)
+        write(numbers(0, 10))
+    write(numbers(0, 10))
+    with pytest.raises(DifferentReplay, match="of other values"):
+        write(numbers(1, 10))
     assert written(log, target) == list(range(10))
 
 

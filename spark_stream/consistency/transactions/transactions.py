@@ -182,7 +182,8 @@ class Content(Positional):
     """What a batch put into a topic: enough to notice a replay that differs.
 
     The digests depend neither on the order of the rows nor on how tasks share them: ``floats`` is
-    of the floating-point values, ``digest`` of all others.
+    of all values, ``digest`` of all but floating-point values. (Records of the previous release:
+    ``floats`` is of floating-point values only.)
     """
 
     topic: Name

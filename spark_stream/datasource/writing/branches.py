@@ -48,13 +48,18 @@ def check_replay(
     identity: BranchIdentity,
     committed: Sequence[Content],
     came: Mapping[str, Measure],
+    earlier: Mapping[str, Measure],
     replays: Replays,
 ) -> None:
-    """Raise DifferentReplay, or warn, if what came is not what was committed."""
+    """Raise DifferentReplay, or warn, if the rows differ from the committed ones.
+
+    ``earlier``: their measures as the previous release recorded them. The record does not name the
+    kind of its digests, so it has to agree with one of the two.
+    """
     known = {each.topic: Measure(each.rows, each.digest, each.floats) for each in committed}
-    if known == came:
+    if known == earlier or _of_all_values(known) == _of_all_values(came):
         return
-    only_floats = _without_floats(known) == _without_floats(came)
+    only_floats = _without_floats(known) in (_without_floats(came), _without_floats(earlier))
     if only_floats and replays is Replays.IGNORE_FLOATS:
         return
     # Other topics come if the query was changed, or if two queries share the sink's id.
@@ -75,6 +80,11 @@ def check_replay(
     if replays is not Replays.KEEP:
         raise other
     logger.warning("what was committed is kept: %s", other.message)
+
+
+def _of_all_values(found: Mapping[str, Measure]) -> dict[str, Measure]:
+    """Leave out the digest that differs if an integer became a floating-point number."""
+    return {topic: replace(each, digest=0) for topic, each in found.items()}
 
 
 def _without_floats(found: Mapping[str, Measure]) -> dict[str, Measure]:
@@ -100,11 +110,15 @@ class TaskBranch(Branch, kw_only=True):
 
 
 class WrittenRows(Struct, frozen=True):
-    """What a task wrote: for whom, how much, and under which branch (None if it had no row)."""
+    """What a task wrote: for whom, how much, and under which branch (None if it had no row).
+
+    ``earlier``: the measures of a replay as the previous release recorded them.
+    """
 
     identity: BranchIdentity
     content: Mapping[str, Measure] = field(default_factory=dict)
     branch: TaskBranch | None = None
+    earlier: Mapping[str, Measure] = field(default_factory=dict)
 
 
 def open_branch(
@@ -163,7 +177,8 @@ def commit(
     if all(branch.committed for branch in branches):
         settled = transactions.settle_batch(_claim(identity, NO_PLAN, TRANSACTION_TIMEOUT_MS))
         if settled.committed and settled.content is not None:
-            check_replay(identity, settled.content, content, replays)
+            earlier = summed(task.earlier for task in tasks)
+            check_replay(identity, settled.content, content, earlier, replays)
         return
     whole = _one_transaction(branches, batch)
     transactions.commit(

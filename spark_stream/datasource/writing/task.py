@@ -34,6 +34,7 @@ from spark_stream.datasource.spark.session import (
 )
 from spark_stream.datasource.spark.types import check_collations, to_arrow
 from spark_stream.datasource.values.content import Measure, measured, summed
+from spark_stream.datasource.values.earlier_content import measured_by_column
 from spark_stream.datasource.writing.bad_rows import BadRows, sort_out
 from spark_stream.datasource.writing.belonging import check_checkpoint
 from spark_stream.datasource.writing.branches import TaskBranch, WrittenRows, drop, open_branch
@@ -170,7 +171,8 @@ class TaskWriter(Struct, frozen=True):
         timeout_ms = self.options.transaction_timeout_ms
         branch = open_branch(log_session.transactions, identity, self.plan, timeout_ms)
         if branch.committed:  # a replay: its rows are measured and not written
-            written = WrittenRows(identity, self._content(rows), branch)
+            content, earlier = self._content(rows)
+            written = WrittenRows(identity, content, branch, earlier)
             return Wrote(log_session.cluster_id, written)
         try:
             content, dead_letters = self._append_all(
@@ -203,12 +205,18 @@ class TaskWriter(Struct, frozen=True):
         except IsologError as error:
             logger.warning("a failed task's branch was not aborted, but will time out: %s", error)
 
-    def _content(self, batches: Iterator[pa.RecordBatch]) -> dict[str, Measure]:
-        return summed(
-            {self._counted_as(topic): measured(rows)}
-            for batch in batches
-            for topic, rows in by_topic(batch, self.options.topic)
-        )
+    def _content(
+        self, batches: Iterator[pa.RecordBatch]
+    ) -> tuple[dict[str, Measure], dict[str, Measure]]:
+        """Return the rows' measures by topic, and those that the previous release recorded."""
+        content: list[dict[str, Measure]] = []
+        earlier: list[dict[str, Measure]] = []
+        for batch in batches:
+            for topic, rows in by_topic(batch, self.options.topic):
+                name = self._counted_as(topic)
+                content.append({name: measured(rows)})
+                earlier.append({name: measured_by_column(rows)})
+        return summed(content), summed(earlier)
 
     def _counted_as(self, topic: str | None) -> str:
         """Return the topic that rows are measured under: that which they are for, bad rows too.
