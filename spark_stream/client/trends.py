@@ -6,8 +6,9 @@ says whether a reader that runs gains on the writers. A lag that is read within 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from enum import StrEnum
+from itertools import pairwise
 from typing import Final
 
 from msgspec import Struct
@@ -17,7 +18,9 @@ WINDOW_S: Final = 120.0
 
 _GROWS_S: Final = 0.9 * WINDOW_S  # of samples, before a window reports growth
 _LEAST_S: Final = 10.0  # of samples, before anything is said
-_BEHIND_S: Final = 10.0  # what a reader reads in less is not worth an alarm
+_BEHIND_S: Final = 10.0  # a lag that is read in less is not worth an alarm
+_JITTER_S: Final = 5.0  # batches of the same work differ in length
+_PARTS: Final = 4
 
 
 class LagTrend(StrEnum):
@@ -31,50 +34,81 @@ class LagTrend(StrEnum):
 
 
 class LagSample(Struct, frozen=True):
-    """The position of a reader in a partition, and its readable lag, at a moment in seconds."""
+    """The sums of a reader's positions and of its readable lag, at a moment in seconds.
+
+    ``places``: the partitions in the sums.
+    """
 
     at_s: float
     position: int
     lag: int
+    places: frozenset[Hashable]
 
 
-def trend_of(samples: Sequence[LagSample]) -> LagTrend:
-    """Return the trend that the samples of one partition show, the oldest first.
+def sample_of(at_s: float, partitions: Iterable[tuple[Hashable, int, int]]) -> LagSample:
+    """Return the sample of partitions, each with its place, its position and its readable lag.
 
-    There is *none* if the lag was 0 at any time in the last half of the samples. Otherwise the
-    least lag of the last half is compared with that of the first, so that the trend is the same at
-    any moment of a batch. A lag that is read within ten seconds at the reader's pace does not grow.
+    A reader may read its partitions in turn, so only the sums show whether it gains.
     """
-    if not samples:
+    known = list(partitions)
+    return LagSample(
+        at_s,
+        sum(position for _, position, _ in known),
+        sum(lag for _, _, lag in known),
+        frozenset(place for place, _, _ in known),
+    )
+
+
+def trend_of(samples: Sequence[LagSample], *, in_batches: bool = False) -> LagTrend:
+    """Return the trend that the samples of one reader show, the oldest first.
+
+    There is *none* if the lag was 0 at any time in the last half of the samples. Otherwise the lags
+    after each progress are compared, so that the trend is the same at any moment of a batch. The
+    lag grows if it is greater in each quarter than in the one before, and by more than batches
+    differ. A lag that is read within ten seconds at the reader's pace does not grow.
+
+    Samples before a change of the partitions do not count. ``in_batches``: the position moves only
+    when a micro-batch ends, so growth without progress is unknown.
+    """
+    samples = _comparable(samples)
+    if not samples or not samples[-1].places:
         return LagTrend.UNKNOWN
-    first, last = samples[0], samples[-1]
-    middle = len(samples) // 2
-    if any(each.lag == 0 for each in samples[middle:]):
+    if any(each.lag == 0 for each in samples[len(samples) // 2 :]):
         return LagTrend.NONE
-    span_s = last.at_s - first.at_s
+    first, last = samples[0], samples[-1]
+    span_s, progress = last.at_s - first.at_s, last.position - first.position
+    moved = [each for old, each in pairwise(samples) if each.position != old.position]
     if span_s < _LEAST_S:
         return LagTrend.UNKNOWN
-    before = min(each.lag for each in samples[:middle])
-    after = min(each.lag for each in samples[middle:])
-    if after < before:
+    lags = [each.lag for each in ([first, *moved] if moved else samples)]
+    parts = min(_PARTS, len(lags))
+    bounds = [len(lags) * part // parts for part in range(parts + 1)]
+    least = [min(lags[start:end]) for start, end in pairwise(bounds)]
+    if least[-1] < least[0]:
         return LagTrend.SHRINKS
-    is_behind = last.lag * span_s >= _BEHIND_S * (last.position - first.position)
-    return LagTrend.GROWS if after > before and is_behind else LagTrend.STEADY
+    is_behind = last.lag * span_s >= _BEHIND_S * progress
+    is_more = (least[-1] - least[0]) * span_s >= _JITTER_S * progress
+    rises = all(before < after for before, after in pairwise(least))
+    if not (rises and is_behind and is_more):
+        return LagTrend.STEADY
+    return LagTrend.GROWS if moved or not in_batches else LagTrend.UNKNOWN
 
 
-def worst(trends: Iterable[LagTrend]) -> LagTrend:
-    """Return the worst of the trends of a consumer's partitions."""
-    order = list(LagTrend)
-    return max(trends, key=order.index, default=LagTrend.UNKNOWN)
+def _comparable(samples: Sequence[LagSample]) -> Sequence[LagSample]:
+    """Return the last samples, which have the same partitions."""
+    start = len(samples)
+    while start and samples[start - 1].places == samples[-1].places:
+        start -= 1
+    return samples[start:]
 
 
 class Window:
-    """The samples of the last two minutes of many partitions, by any key."""
+    """The samples of the last two minutes of many readers, by any key."""
 
     def __init__(self) -> None:
         self._samples: dict[object, list[LagSample]] = {}
 
-    def add(self, key: object, sample: LagSample) -> LagTrend:
+    def add(self, key: object, sample: LagSample, *, in_batches: bool = False) -> LagTrend:
         """Add a sample, and return the trend of its key.
 
         Growth is *unknown* until the samples span most of the window: a run that has just started
@@ -82,9 +116,9 @@ class Window:
         """
         kept = self._samples.setdefault(key, [])
         kept.append(sample)
-        while kept[0].at_s < sample.at_s - WINDOW_S:
+        while kept[0].at_s < sample.at_s - WINDOW_S or kept[0].places != sample.places:
             del kept[0]
-        trend, span_s = trend_of(kept), sample.at_s - kept[0].at_s
+        trend, span_s = trend_of(kept, in_batches=in_batches), sample.at_s - kept[0].at_s
         return LagTrend.UNKNOWN if trend is LagTrend.GROWS and span_s < _GROWS_S else trend
 
     def keep(self, keys: Iterable[object]) -> None:

@@ -20,7 +20,7 @@ import anyio.to_thread
 from msgspec import Struct
 
 from spark_stream.client.leaders import Partitions
-from spark_stream.client.trends import LagSample, Window, worst
+from spark_stream.client.trends import LagTrend, Window, sample_of
 from spark_stream.consistency.reader_states import ReaderState
 from spark_stream.console.amiss import FirstSeen, is_silent, is_slow, is_store_away, judge
 from spark_stream.console.asking import (
@@ -314,18 +314,20 @@ class LiveBoard:
         keys = set()
         for each in found["consumers"]:
             has_trend = not is_away and each["state"] not in _WITHOUT_RUN
-            waits_for, trends = set(), []
+            waits_for, known = set(), []
             for at in each["partitions"]:
                 if at["lag"] is None:
                     continue
                 place, readable = (at["topic_id"], at["partition"]), at["lag"] - at["held_back"]
-                key = (each["name"], each["kind"], at["topic"], *place)
-                if has_trend:
-                    keys.add(key)
-                    trends.append(self._window.add(key, LagSample(now, at["offset"], readable)))
+                known.append((place, at["offset"], readable))
                 if at["held_back"] and not readable and place in open_:
                     waits_for.add(open_[place])
-            each["trend"] = worst(trends)
+            each["trend"] = LagTrend.UNKNOWN
+            if has_trend:
+                key, in_batches = (each["name"], each["kind"]), each["kind"] == "query"
+                keys.add(key)
+                sample = sample_of(now, known)
+                each["trend"] = self._window.add(key, sample, in_batches=in_batches)
             each["waits_for"] = [
                 {"number": number, "transactional_id": names.get(number)} for number in waits_for
             ]

@@ -9,14 +9,18 @@ from spark_stream.client.trends import (
     LagSample,
     LagTrend,
     Window,
+    sample_of,
     trend_of,
-    worst,
 )
+
+
+def sample(at: float, position: int, lag: int) -> LagSample:
+    return sample_of(at, [(("id", 0), position, lag)])
 
 
 def samples(*places: tuple[float, int, int]) -> list[LagSample]:
     """(second, position, end) of each."""
-    return [LagSample(at, position, end - position) for at, position, end in places]
+    return [sample(at, position, end - position) for at, position, end in places]
 
 
 CASES = {
@@ -28,7 +32,7 @@ CASES = {
         [(0, 9, 9), (10, 9, 9), (12, 9, 20)],
         LagTrend.NONE,
     ),
-    "no lag long ago": ([(0, 9, 9), *((s, 9, 50) for s in range(2, 60, 2))], LagTrend.GROWS),
+    "no lag long ago": ([(0, 9, 9), *((s, 9, 50) for s in range(2, 60, 2))], LagTrend.STEADY),
     "it does not move": ([(0, 5, 9), (30, 5, 9), (60, 5, 9)], LagTrend.STEADY),
     "it does not move while more comes": ([(0, 5, 9), (60, 5, 900)], LagTrend.GROWS),
     "it moved, then stopped": ([(0, 5, 90), (10, 20, 90), (60, 20, 90)], LagTrend.SHRINKS),
@@ -48,6 +52,22 @@ CASES = {
         [(s, 50 * (s // 10), 10 * s + 15) for s in range(0, 120, 3)],
         LagTrend.GROWS,
     ),
+    "long batches: the lag after each is less than amid the first": (
+        [(s, 1_000 * ((s + 5) // 50), 20 * s + 5_000) for s in range(0, 120, 2)],
+        LagTrend.SHRINKS,
+    ),
+    "batches of different lengths": (
+        [
+            (s, 20 * max(end for end in (0, 22, 35, 58, 70, 95, 108) if end <= s), 20 * s + 300)
+            for s in range(0, 120, 2)
+        ],
+        LagTrend.STEADY,
+    ),
+    "it stood still, and catches up": (
+        [(s, 20 * s if s < 40 else 800, 20 * s + 10) for s in range(0, 80, 2)]
+        + [(s, 800 + 22 * (s - 80), 20 * s + 10) for s in range(80, 120, 2)],
+        LagTrend.STEADY,
+    ),
     "too early to say": ([(0, 0, 100), (5, 10, 200)], LagTrend.UNKNOWN),
 }
 
@@ -58,24 +78,44 @@ def test_a_trend_is_what_the_samples_show(places, expected):
     assert trend_of(samples(*places)) is expected
 
 
-def test_a_consumer_is_as_bad_as_its_worst_partition():
-    assert worst([LagTrend.NONE, LagTrend.GROWS, LagTrend.STEADY]) is LagTrend.GROWS
-    assert worst([LagTrend.NONE, LagTrend.STEADY]) is LagTrend.STEADY
-    assert worst([]) is LagTrend.UNKNOWN
+def test_a_reader_that_reads_one_partition_after_the_other_catches_up():
+    """Two partitions wait and grow, while it reads 230 records a second of the third."""
+    window = Window()
+    for at in range(0, 120, 2):
+        lags = {0: (0, 5_000 + 7 * at), 1: (230 * at, 81_000 - 223 * at), 2: (0, 5_000 + 6 * at)}
+        places = ((("id", number), *each) for number, each in lags.items())
+        trend = window.add("a", sample_of(float(at), places))
+    assert trend is LagTrend.SHRINKS
+
+
+def test_a_batch_that_has_not_ended_is_no_trend_of_a_query():
+    long = samples(*((s, 0, 124_000 + 20 * s) for s in range(0, 120, 2)))
+    assert trend_of(long, in_batches=True) is LagTrend.UNKNOWN
+    assert trend_of(long) is LagTrend.GROWS
+
+
+def test_a_trend_restarts_if_the_set_of_partitions_changes():
+    """A partition without a leader has no lag, so the sum of the others is less."""
+    window = Window()
+    for at in range(0, 122, 2):
+        window.add("a", sample_of(float(at), [(("id", 0), at, 500), (("id", 1), at, 50)]))
+    only = sample_of(122.0, [(("id", 0), 122, 500)])
+    assert window.add("a", only) is LagTrend.UNKNOWN
+    assert window.add("a", sample_of(124.0, [])) is LagTrend.UNKNOWN
 
 
 def test_a_window_reports_growth_only_after_most_of_its_length():
     window = Window()
-    trends = [window.add("a", LagSample(float(at), 0, 10 + at)) for at in range(0, 122, 2)]
+    trends = [window.add("a", sample(float(at), 0, 10 + at)) for at in range(0, 122, 2)]
     assert LagTrend.GROWS not in trends[:50]
     assert trends[-1] is LagTrend.GROWS
 
 
 def test_a_window_forgets_what_is_old_and_who_is_gone():
     window = Window()
-    window.add("a", LagSample(0.0, 0, 5))  # would be a position that has moved
+    window.add("a", sample(0.0, 0, 5))  # would be a position that has moved
     for at_s in range(1, 200, 2):
-        found = window.add("a", LagSample(WINDOW_S + at_s, 3, 5))
+        found = window.add("a", sample(WINDOW_S + at_s, 3, 5))
     assert found is LagTrend.STEADY
     window.keep(["b"])
-    assert window.add("a", LagSample(400.0, 3, 5)) is LagTrend.UNKNOWN
+    assert window.add("a", sample(400.0, 3, 5)) is LagTrend.UNKNOWN

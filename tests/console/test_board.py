@@ -12,7 +12,7 @@ from spark_stream.console.board import LiveBoard
 
 
 class Readers:
-    """One reader whose lag grows by a record a second."""
+    """One reader that reads a record a second, while two are written."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -23,7 +23,7 @@ class Readers:
     def consumers(self) -> dict[str, Any]:
         """Return the reader as the brokers describe it."""
         place = {"topic": "orders", "topic_id": "id", "partition": 0}
-        place |= {"offset": 5, "lag": 10 + int(self.now), "held_back": 0}
+        place |= {"offset": 5 + int(self.now), "lag": 10 + int(self.now), "held_back": 0}
         reader = {"name": "a", "kind": "query", "state": self.state, "partitions": [place]}
         return {"consumers": [reader], "sinks": []}
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from spark_stream.client.trends import LagSample, LagTrend, trend_of, worst
+from spark_stream.client.trends import LagSample, LagTrend, sample_of, trend_of
 from spark_stream.consistency.reader_states import ReaderState
 from spark_stream.wire.cluster_messages import ClusterDescription
 from spark_stream.wire.consumer_messages import ConsumerDescription
@@ -226,18 +226,20 @@ def _transaction_lines(now: Look) -> list[TransactionLine]:
 
 def _consumer_lines(looks: Sequence[Look]) -> list[ConsumerLine]:
     """Return the consumers, those with the greatest lag first."""
-    samples: dict[tuple[str, str], dict[Place, list[LagSample]]] = {}
+    samples: dict[tuple[str, str], list[LagSample]] = {}
     for look in looks:
         for consumer in look.consumers:
-            found = samples.setdefault((consumer.name, consumer.kind), {})
-            for read in consumer.partitions:
-                if read.lag is not None:
-                    sample = LagSample(look.at, read.offset, read.lag - read.held_back)
-                    found.setdefault((read.topic_id, read.partition), []).append(sample)
+            known = (
+                ((at.topic_id, at.partition), at.offset, at.lag - at.held_back)
+                for at in consumer.partitions
+                if at.lag is not None
+            )
+            found = samples.setdefault((consumer.name, consumer.kind), [])
+            found.append(sample_of(look.at, known))
     holders = _holders(looks[-1])
     lines = []
     for consumer in looks[-1].consumers:
-        trends = map(trend_of, samples[consumer.name, consumer.kind].values())
+        trend = trend_of(samples[consumer.name, consumer.kind], in_batches=consumer.kind == "query")
         held = [at for at in consumer.partitions if at.held_back and at.held_back == at.lag]
         waits_for = {holders.get((at.topic, at.partition)) for at in held} - {None}
         lines.append(
@@ -248,7 +250,7 @@ def _consumer_lines(looks: Sequence[Look]) -> list[ConsumerLine]:
                 consumer.state,
                 consumer.lag,
                 consumer.held_back,
-                worst(trends),
+                trend,
                 tuple(sorted(each for each in waits_for if each is not None)),
             )
         )
