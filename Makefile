@@ -46,14 +46,14 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs
 FAST := not full and not spark and not chaos and not notebook and not slow and not etcd
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java demo test test-all test-fast test-etcd stress chaos filters simulate check-histories lint format docs docs-site docs-site-serve bench bench-kafka clean
+.PHONY: help venv java demo test test-all test-fast test-etcd stress chaos attempts filters simulate check-histories lint format docs docs-site docs-site-serve bench bench-kafka clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  Settings: PYTHON (a Python 3.11 or newer; now $(PYTHON)), DEMO_ARGS, PYTEST_ARGS, BENCH_ARGS,"
 	@echo "  TEST_PROCESSES (how many run tests side by side; now $(TEST_PROCESSES)), SECONDS (of make stress),"
-	@echo "  MINUTES (of make chaos), ETCD_VERSIONS (of make test-etcd; now $(ETCD_VERSIONS)), RUNS, ONLY and ORDER (of make simulate), SEED (of both),"
+	@echo "  MINUTES (of make chaos and attempts), ETCD_VERSIONS (of make test-etcd; now $(ETCD_VERSIONS)), RUNS, ONLY and ORDER (of make simulate), SEED (of both),"
 	@echo "  GO and HISTORIES (a folder; of make check-histories)"
 
 venv: $(INSTALLED)  ## Create .venv with everything that the other targets need
@@ -84,6 +84,9 @@ stress: venv  ## Cut connections and end brokers under load for SECONDS; the pro
 
 chaos: venv java  ## Kill, stop, pause and cut the brokers of a cluster under load for MINUTES (SEED; HOSTS=1: over a bad network)
 	@$(WITH_SPARK) ETCD="$$(scripts/ensure-etcd)" .venv/bin/python -m tests.chaos.cluster --spark --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(HOSTS),--hosts)
+
+attempts: venv java  ## Compare the rows of Spark's attempts in order, while workers and brokers are killed, for MINUTES (SEED)
+	@$(WITH_SPARK) .venv/bin/python -m tests.chaos.attempts --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 filters: venv java  ## Compare COUNT random filters with Spark, from SEED on
 	@$(WITH_SPARK) ISOLOG_FILTERS=$(or $(COUNT),5000) ISOLOG_SEED=$(or $(SEED),1) .venv/bin/pytest -q tests/spark/test_random_filters.py

@@ -21,6 +21,7 @@ import pytest
 
 import spark_stream as isolog
 from tests.conftest import stop_broker
+from tests.spark.python_workers import python_workers
 from tests.support import alive, end_process, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(400), pytest.mark.full]
@@ -58,9 +59,7 @@ class Driver:
 
     def workers(self) -> list[psutil.Process]:
         """The Python workers that run tasks now: children of Spark's daemon."""
-        daemons = [each for each in self._processes() if "pyspark.daemon" in _words(each)]
-        pids = {each.pid for each in daemons}
-        return [each for each in daemons if _parent(each) in pids]
+        return python_workers(self._processes())
 
     def _processes(self) -> list[psutil.Process]:
         try:
@@ -72,20 +71,6 @@ class Driver:
         if self.process.poll() is None:
             self.kill()
         self._said.close()
-
-
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
-def _parent(process: psutil.Process) -> int:
-    try:
-        return process.ppid()
-    except psutil.Error:
-        return -1
 
 
 def test_every_row_is_there_once_whoever_is_killed_when(tmp_path: Path) -> None:
