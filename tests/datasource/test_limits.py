@@ -124,6 +124,30 @@ def test_available_now_reaches_what_there_was_and_no_partition_that_came_later(s
     )
 
 
+def test_available_now_plans_no_empty_batches_while_others_write(shared, log, topic):
+    log.create_topic(topic, schema=NUMBERS)
+    fill(log, topic, 0, 100)
+    query = Query(shared.address, topic)
+    query.reader.prepareForTriggerAvailableNow()
+    fill(log, topic, 100, 50)
+    assert query.batch() == list(range(100))
+    fill(log, topic, 150, 50)
+    assert query.planned() == query.at
+
+
+def test_records_that_are_not_visible_yet_make_no_empty_batch(shared, log, topic):
+    log.create_topic(topic, schema=NUMBERS)
+    fill(log, topic, 0, 100)
+    query = Query(shared.address, topic, isolation="read_committed")
+    assert query.batch() == list(range(100))
+    with log.producer(transactional_id=topic) as producer, producer.transaction():
+        for first in (100, 150):
+            producer.append(topic, numbers(first, 50))
+            producer.flush()
+            assert query.planned() == query.at
+    assert query.batch() == list(range(100, 200))
+
+
 class Moments:
     """A clock that stands still until it is told to go on."""
 
