@@ -28,7 +28,7 @@ from spark_stream.client.topics import TopicsClient
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.console.samples import ANSWERS_S, BrokerAnswers, RecentSamples, answers_of
 from spark_stream.schema.schemas import is_default
-from spark_stream.schema.type_names import type_name
+from spark_stream.schema.type_names import field_type_name
 from spark_stream.wire.messages import BrokerStatus, Empty, to_plain
 from spark_stream.wire.transaction_messages import UNFINISHED
 
@@ -172,7 +172,7 @@ def columns_of(schema: pa.Schema, added: Sequence[str] = ()) -> list[dict[str, A
     return [
         {
             "name": each.name,
-            "type": type_name(each.type),
+            "type": field_type_name(each),
             "nullable": each.nullable,
             "added": each.name in added,
         }

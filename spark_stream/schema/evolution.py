@@ -15,7 +15,7 @@ import pyarrow.types as pt
 
 from spark_stream.errors import SchemaMismatch
 from spark_stream.schema.schemas import is_default, stored_schema
-from spark_stream.schema.stored_types import converts
+from spark_stream.schema.stored_types import converts, inner_fields, with_inner
 from spark_stream.schema.type_names import told_apart, type_name
 
 VERSIONS_MAX: Final = 256
@@ -31,7 +31,7 @@ _IN_DOUBLE: Final = 32  # bits of the widest integers that are all among the dou
 def check_evolution(topic: str, present: pa.Schema, asked: pa.Schema) -> pa.Schema:
     """Return the topic's next schema, or refuse a change that is not allowed.
 
-    Columns whose comments are not given keep theirs.
+    Fields keep the metadata that is not given: comments, and declared types of Spark.
 
     Raises:
         SchemaMismatch: names the column, its types, and why not.
@@ -50,20 +50,25 @@ def check_evolution(topic: str, present: pa.Schema, asked: pa.Schema) -> pa.Sche
         raise SchemaMismatch(
             f"topic {topic!r}: {wrong.message}", hint=_HINT, **wrong.details, topic=topic
         )
-    if asked.equals(present):
+    there = {field.name: field for field in present}
+    fields = [_with_metadata(field, there.get(field.name, field)) for field in asked]
+    made = pa.schema(fields, asked.metadata or present.metadata)
+    if made.equals(present, check_metadata=True):
         raise SchemaMismatch(
             f"topic {topic!r} has this schema already: there is nothing to change",
             hint="`isolog topic describe` shows it.",
             topic=topic,
             already_done=True,
         )
-    there = {field.name: field for field in present}
-    fields = [_with_comments(field, there.get(field.name, field)) for field in asked]
-    return pa.schema(fields, asked.metadata or present.metadata)
+    return made
 
 
-def _with_comments(field: pa.Field, present: pa.Field) -> pa.Field:
-    return field if field.metadata else field.with_metadata(present.metadata)
+def _with_metadata(field: pa.Field, present: pa.Field) -> pa.Field:
+    """Return the field with the metadata, at any depth, that it lacks and the present one has."""
+    there = iter(inner_fields(present.type))  # new fields come last
+    kind = with_inner(field.type, lambda inner: _with_metadata(inner, next(there, inner)))
+    metadata = {**(present.metadata or {}), **(field.metadata or {})}
+    return field.with_type(kind or field.type).with_metadata(metadata or None)
 
 
 def evolves(older: pa.Schema, newer: pa.Schema) -> bool:

@@ -18,7 +18,13 @@ import pyarrow.types as pt
 from spark_stream.errors import InvalidRequest, SchemaMismatch
 from spark_stream.schema.casting import cast
 from spark_stream.schema.nearest import meant
-from spark_stream.schema.stored_types import check_levels, converted, converts, stored_type
+from spark_stream.schema.stored_types import (
+    check_levels,
+    converted,
+    converts,
+    inner_fields,
+    stored_type,
+)
 from spark_stream.schema.type_names import told_apart, type_name
 
 TIMESTAMP_TYPE: Final = pa.timestamp("us", "UTC")
@@ -218,8 +224,8 @@ def _widens(have: pa.DataType, want: pa.DataType, altered: bool) -> bool:
     if not found.equals(have) and not pt.is_nested(have):
         return _widens(found, want, altered)
     return _shaped_alike(have, want, altered) and all(
-        inner.equals(wanted) or _widens(inner, wanted, altered)
-        for inner, wanted in zip(_inner(have), _inner(want), strict=False)  # new ones come last
+        inner.type.equals(wanted.type) or _widens(inner.type, wanted.type, altered)
+        for inner, wanted in zip(inner_fields(have), inner_fields(want), strict=False)  # new: last
     )
 
 
@@ -268,12 +274,6 @@ def _shaped_alike(have: pa.DataType, want: pa.DataType, altered: bool) -> bool:
     if any(is_of(have) for is_of in lists):
         return bool(pt.is_list(want))
     return bool(pt.is_map(have) and pt.is_map(want))
-
-
-def _inner(kind: pa.DataType) -> list[pa.DataType]:
-    if pt.is_map(kind):
-        return [kind.key_type, kind.item_type]
-    return [kind.field(index).type for index in range(kind.num_fields)]
 
 
 def schema_to_text(schema: pa.Schema) -> str:

@@ -147,6 +147,19 @@ def with_inner(kind: pa.DataType, change: Callable[[pa.Field], pa.Field]) -> pa.
     return None
 
 
+def inner_fields(kind: pa.DataType) -> list[pa.Field]:
+    """Return the fields of a nested type, in the order of :func:`with_inner`."""
+    if pt.is_map(kind):
+        return [kind.key_field, kind.item_field]
+    return [kind.field(index) for index in range(kind.num_fields)]
+
+
+def without_metadata(field: pa.Field) -> pa.Field:
+    """Return the field without its metadata, and without that of all fields within it."""
+    kind = with_inner(field.type, without_metadata) or field.type
+    return field.with_type(kind).remove_metadata()
+
+
 def _check_size(kind: pa.DataType, path: str) -> None:
     """Refuse a type whose values have no size, or a fixed size above the limit.
 

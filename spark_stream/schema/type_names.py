@@ -33,7 +33,39 @@ SIMPLE_TYPES: Final[Mapping[str, pa.DataType]] = {
 }
 """If a type has several names, the first one is shown."""
 
+SPARK_TYPE: Final = b"isolog.type"
+"""The key of a field's metadata with Spark's declared type, if Arrow has no such type."""
+
+_UNITS: Final = ("day", "hour", "minute", "second")
+INTERVALS: Final[Mapping[str, tuple[int, int]]] = {
+    f"interval {first}" + (f" to {last}" if start < end else ""): (start, end)
+    for start, first in enumerate(_UNITS)
+    for end, last in enumerate(_UNITS)
+    if start <= end
+}
+"""Spark's intervals of days and times: name → the places of the greatest and the least unit."""
+
+_DECLARED: Final = (
+    (pt.is_time64, re.compile(r"time\(\d\)")),
+    (pt.is_duration, re.compile("|".join(INTERVALS))),
+    (pt.is_string, re.compile(r"(var)?char\([1-9]\d*\)")),
+)
 _NAMES: Final = {kind: name for name, kind in reversed(list(SIMPLE_TYPES.items()))}
+
+
+def declared_type(field: pa.Field) -> str | None:
+    """Return the type that Spark declared for a field, or None if its Arrow type has all of it.
+
+    Metadata that does not fit the field is ignored: any client can write it.
+    """
+    text = (field.metadata or {}).get(SPARK_TYPE, b"").decode(errors="replace")
+    fits = any(holds(field.type) and form.fullmatch(text) for holds, form in _DECLARED)
+    return text if fits else None
+
+
+def field_type_name(field: pa.Field) -> str:
+    """Return the name of a field's type: Spark's declared type, or else that of the Arrow type."""
+    return declared_type(field) or type_name(field.type)
 
 
 def type_name(kind: pa.DataType) -> str:
@@ -41,9 +73,9 @@ def type_name(kind: pa.DataType) -> str:
     if pt.is_decimal128(kind):
         return f"decimal({kind.precision},{kind.scale})"
     if pt.is_map(kind):
-        return f"map<{type_name(kind.key_type)},{type_name(kind.item_type)}>"
+        return f"map<{field_type_name(kind.key_field)},{field_type_name(kind.item_field)}>"
     if pt.is_list(kind) or pt.is_large_list(kind):
-        return f"array<{type_name(kind.value_type)}>"
+        return f"array<{field_type_name(kind.value_field)}>"
     if pt.is_struct(kind):
         fields = [column_text(kind.field(i), ":") for i in range(kind.num_fields)]
         return f"struct<{','.join(fields)}>"
@@ -63,4 +95,4 @@ def column_text(field: pa.Field, between: str) -> str:
     name = field.name
     if not re.fullmatch(r"\w+", name):
         name = "`" + name.replace("`", "``") + "`"
-    return f"{name}{between}{type_name(field.type)}{'' if field.nullable else ' NOT NULL'}"
+    return f"{name}{between}{field_type_name(field)}{'' if field.nullable else ' NOT NULL'}"

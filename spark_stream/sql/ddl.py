@@ -11,7 +11,8 @@ sqlglot's lexer finds the words; the grammar is our own: sqlglot's has no ``void
 struct, reads a colon after a name as something else, and its errors name no column.
 
 The Arrow types are those in which Spark itself exports such columns: items of lists are named
-``element``, timestamps are microseconds with the zone UTC or with none.
+``element``, timestamps are microseconds with the zone UTC or with none. A type that Arrow lacks
+(``char(n)``, ``varchar(n)``, ``time(p)``) is in the field's metadata.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from msgspec import Struct
 
 from spark_stream.errors import InvalidOption
 from spark_stream.schema.stored_types import LEVELS_MAX
-from spark_stream.schema.type_names import SIMPLE_TYPES, column_text
+from spark_stream.schema.type_names import SIMPLE_TYPES, SPARK_TYPE, column_text
 
 _DECIMALS: Final = ("decimal", "dec", "numeric")
-_TEXTS: Final = ("varchar", "char", "character")
+_TEXTS: Final = {"varchar": "varchar", "char": "char", "character": "char"}
+_TIME_PRECISION: Final = 6  # of TIME without a precision
 _KNOWN: Final = (*SIMPLE_TYPES, "decimal(p,s)", "varchar(n)", "array<…>", "map<…,…>", "struct<…>")
 _PRECISION_MAX: Final = 38
 _PART: Final = re.compile(r"\w+|[^\s\w]")
@@ -159,13 +161,14 @@ class _Parser:
         name = token.text
         path = f"{path}.{name}" if path else name
         self._accept(":")
-        kind = self._type(path, depth)
+        field = self._field(name, path, depth)
         nullable = not self._accept("not", "null")
         if self._accept("comment") and self._take().kind != "text":
             raise _bad("COMMENT takes a text in quotes", path)
-        return pa.field(name, kind, nullable=nullable)
+        return field.with_nullable(nullable)
 
-    def _type(self, path: str, depth: int) -> pa.DataType:
+    def _field(self, called: str, path: str, depth: int) -> pa.Field:
+        """Parse a type, and return a field of it, with the type's declaration if Arrow lacks it."""
         if depth > LEVELS_MAX:
             raise _bad(f"types are nested more than {LEVELS_MAX} levels deep", path)
         token = self._take()
@@ -173,24 +176,27 @@ class _Parser:
         if token.kind != "word":
             raise _bad(f"expected a type, not {token.shown}", path)
         if name in SIMPLE_TYPES:
-            return self._simple(name, path)
+            return self._simple(called, name, path)
         if name in _DECIMALS:
-            return self._decimal(path)
+            return pa.field(called, self._decimal(path))
         if name in _TEXTS:
             self._expect("(", path, name)
-            self._number(path, name)
+            length = self._number(path, name)
             self._expect(")", path, "the length")
-            return pa.string()
+            return pa.field(called, pa.string(), metadata={SPARK_TYPE: f"{_TEXTS[name]}({length})"})
         if name in ("array", "map", "struct"):
             self._expect("<", path, name)
-            return self._nested(name, path, depth + 1)
+            return pa.field(called, self._nested(name, path, depth + 1))
         raise _bad(f"there is no type {token.text!r}; known are {', '.join(_KNOWN)}", path)
 
-    def _simple(self, name: str, path: str) -> pa.DataType:
-        if name == "time" and self._accept("("):  # the precision of TIME only rounds what is shown
-            self._number(path, name)
+    def _simple(self, called: str, name: str, path: str) -> pa.Field:
+        metadata = None
+        if name == "time" and self._accept("("):
+            precision = self._number(path, name)
             self._expect(")", path, "the precision")
-        return SIMPLE_TYPES[name]
+            if precision != _TIME_PRECISION:
+                metadata = {SPARK_TYPE: f"time({precision})"}
+        return pa.field(called, SIMPLE_TYPES[name], metadata=metadata)
 
     def _decimal(self, path: str) -> pa.DataType:
         precision, scale = 10, 0
@@ -217,16 +223,16 @@ class _Parser:
         if name == "struct":
             return pa.struct(self.columns(">", path, depth))
         if name == "array":
-            item = self._type(f"{path}.element", depth)
+            item = self._field("element", f"{path}.element", depth)
             self._expect(">", path, "the element's type")
-            return pa.list_(pa.field("element", item))
-        key = self._type(f"{path}.key", depth)
-        if pt.is_null(key):
+            return pa.list_(item)
+        key = self._field("key", f"{path}.key", depth)
+        if pt.is_null(key.type):
             raise _bad("the keys of a map cannot be of type void", path)
         self._expect(",", path, "the key's type")
-        value = self._type(f"{path}.value", depth)
+        value = self._field("value", f"{path}.value", depth)
         self._expect(">", path, "the value's type")
-        return pa.map_(pa.field("key", key, nullable=False), pa.field("value", value))
+        return pa.map_(key.with_nullable(False), value)
 
 
 def schema_text(schema: pa.Schema) -> str:

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
+from pyspark.ml.linalg import MatrixUDT, VectorUDT
+from pyspark.mllib.linalg import VectorUDT as OldVectorUDT
 from pyspark.sql import types as st
 
-from spark_stream.datasource.spark.types import check_collations, to_arrow
+import spark_stream as isolog
+from spark_stream.datasource.source import IsologDataSource
+from spark_stream.datasource.spark.tables import TableOptions
+from spark_stream.datasource.spark.types import (
+    CHAR_OR_VARCHAR,
+    check_collations,
+    to_arrow,
+    to_spark,
+)
 from spark_stream.errors import IsologError, SchemaMismatch, UnsupportedType
+from spark_stream.schema.schemas import schema_from_text, schema_to_text, stored_schema
+from spark_stream.schema.type_names import SPARK_TYPE
+from tests.support import BrokerProcess
 
 CASELESS = st.StringType("UNICODE_CI")
 
@@ -73,3 +87,111 @@ def test_a_collation_is_not_lost_without_a_word(kind: st.DataType, path: str) ->
 
 def test_a_string_without_a_collation_is_taken() -> None:
     check_collations(st.StructType().add("a", "string").add("b", st.ArrayType(st.StringType())))
+
+
+# -- types that Arrow does not have ----------------------------------------------------------------
+
+
+def read_back(schema: st.StructType) -> st.StructType:
+    """Return the columns that Spark shows of a topic that was created for these."""
+    return to_spark(schema_from_text(schema_to_text(stored_schema(to_arrow(schema)))))
+
+
+@pytest.mark.rule("declared types of Spark in a field's metadata", "datasource/spark/types.py")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        st.TimeType(0),
+        st.TimeType(9),
+        st.DayTimeIntervalType(1),
+        st.DayTimeIntervalType(0, 2),
+        VectorUDT(),
+        MatrixUDT(),
+    ],
+    ids=str,
+)
+def test_declared_type_is_read_back_in_any_nest(kind: st.DataType) -> None:
+    nests = [
+        kind,
+        st.ArrayType(kind, False),
+        st.MapType(kind, kind),
+        st.StructType().add("before", "integer").add("c", kind, False),
+        st.ArrayType(st.StructType().add("c", st.ArrayType(kind))),
+    ]
+    schema = st.StructType([st.StructField(f"c{n}", nest) for n, nest in enumerate(nests)])
+    assert read_back(schema) == schema
+
+
+@pytest.mark.parametrize("declared", ["char(5)", "varchar(7)"])
+def test_char_and_varchar_are_read_back_as_spark_keeps_them(declared: str) -> None:
+    """Spark's planner has a string, and the declared type in the metadata of the column."""
+    schema = st.StructType().add("c", "string", True, {CHAR_OR_VARCHAR: declared})
+    assert read_back(schema) == schema
+    kind = st.CharType(5) if declared.startswith("char") else st.VarcharType(7)
+    assert read_back(st.StructType().add("c", kind)) == schema
+    within = st.StructType().add("c", st.ArrayType(kind))
+    assert read_back(within) == st.StructType().add("c", st.ArrayType(st.StringType()))
+    assert "(" in str(to_arrow(within).field("c").type.value_field.metadata)
+
+
+def test_table_keeps_the_declared_type_of_its_first_column() -> None:
+    schema = st.StructType().add("c", "string", True, {CHAR_OR_VARCHAR: "char(5)"})
+    kept = TableOptions({"topic": "t"}).kept_in(schema)
+    assert kept["c"].metadata == {CHAR_OR_VARCHAR: "char(5)", "comment": 'isolog {"topic": "t"}'}
+
+
+def test_query_of_topics_with_other_declared_types_shows_the_wider_type(
+    shared: BrokerProcess, log: isolog.Log, topic: str
+) -> None:
+    names = [f"{topic}-{length}" for length in ("short", "long")]
+    for name, length in zip(names, (5, 7), strict=True):
+        schema = f"c varchar({length}), same varchar(3), t array<time({length - 5})>"
+        log.create_topic(name, schema=schema)
+    given = {"bootstrap": shared.address, "subscribe": ",".join(names)}
+    assert IsologDataSource(given).schema() == (
+        st.StructType()
+        .add("c", st.StringType())
+        .add("same", st.StringType(), True, {CHAR_OR_VARCHAR: "varchar(3)"})
+        .add("t", st.ArrayType(st.TimeType()))
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "text"),
+    [
+        (pa.int64(), SPARK_TYPE, b"time(0)"),
+        (pa.time64("ns"), SPARK_TYPE, b"time(77)"),
+        (pa.duration("us"), SPARK_TYPE, b"interval minute to hour"),
+        (pa.duration("us"), SPARK_TYPE, b"interval year"),
+        (pa.string(), SPARK_TYPE, b"char(0)"),
+        (pa.string(), SPARK_TYPE, b"\xff"),
+        (pa.struct([("type", pa.int8())]), b"isolog.udt", b"pyspark.ml.linalg.VectorUDT"),
+        (to_arrow(st.StructType().add("c", VectorUDT())).field("c").type, b"isolog.udt", b"os.x"),
+    ],
+)
+def test_metadata_that_does_not_fit_its_column_is_ignored(
+    kind: pa.DataType, key: bytes, text: bytes
+) -> None:
+    """Any client can write it. So a class is never imported by a name in it."""
+    plain = pa.schema([("c", kind)])
+    marked = pa.schema([pa.field("c", kind, metadata={key: text})])
+    assert to_spark(marked) == to_spark(plain)
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        (OldVectorUDT(), "vector_to_array"),
+        (st.YearMonthIntervalType(), "make_ym_interval"),
+        (st.CalendarIntervalType(), "make_dt_interval"),
+        (st.VariantType(), "to_json"),
+    ],
+    ids=str,
+)
+def test_type_that_a_topic_cannot_store_is_refused_with_advice(
+    kind: st.DataType, advice: str
+) -> None:
+    schema = st.StructType().add("s", st.StructType().add("c", kind))
+    with pytest.raises(UnsupportedType, match=r"column 's\.c'") as caught:
+        to_arrow(schema)
+    assert advice in caught.value.hint

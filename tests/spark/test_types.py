@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from chispa import assert_df_equality
 from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
+from pyspark.ml.linalg import Vectors, VectorUDT
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 import spark_stream as isolog
 from tests.spark.conftest import Queries
@@ -63,6 +67,40 @@ def test_a_column_of_nothing_but_nulls(spark: SparkSession, queries: Queries, to
     frame = spark.sql("select id, null as nothing from range(3)")
     queries.write(frame, topic, createTopic=True)
     assert [row.nothing for row in queries.read(topic).collect()] == [None] * 3
+
+
+@pytest.fixture
+def chars(spark: SparkSession, tmp_path: Path) -> Iterator[DataFrame]:
+    """A row of a table with columns of char(5) and varchar(7)."""
+    spark.sql(f"create table chars (a char(5), b varchar(7)) using parquet location '{tmp_path}'")
+    spark.sql("insert into chars values ('ab', 'cd')")
+    yield spark.table("chars")
+    spark.sql("drop table chars")
+
+
+def test_declared_types_and_vectors_are_read_back(
+    spark: SparkSession, queries: Queries, topic: str, chars: DataFrame
+) -> None:
+    spark.conf.set("spark.sql.timeType.enabled", "true")
+    try:
+        vectors = [(Vectors.dense([1.0, 2.0]),), (Vectors.sparse(4, [1], [3.0]),), (None,)]
+        frame = (
+            spark.createDataFrame(vectors, StructType().add("v", VectorUDT()))
+            .crossJoin(spark.sql("select time'01:02:03' :: time(0) t, interval '3' hour i"))
+            .crossJoin(chars)
+            .selectExpr("*", "array(v) as vs", "named_struct('t', t, 'i', i) as s")
+        )
+        queries.write(frame, topic, createTopic=True)
+        found = queries.read(topic)
+        assert [field.dataType for field in found.schema] == [
+            field.dataType for field in frame.schema
+        ]
+        assert sorted(map(str, found.collect())) == sorted(map(str, frame.collect()))
+        assert found.where("a = 'ab'").count() == frame.where("a = 'ab'").count() == 3
+        with pytest.raises(AnalysisException, match=r"column 'a' is char\(5\)"):
+            queries.read(topic, filter="a = 'ab'").count()
+    finally:
+        spark.conf.unset("spark.sql.timeType.enabled")
 
 
 @pytest.mark.parametrize(

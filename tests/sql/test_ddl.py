@@ -14,7 +14,7 @@ from spark_stream.sql.ddl import parse_schema, schema_text
 EVERY_TYPE = """
     b boolean, i8 tinyint, i16 SMALLINT, i32 int, i64 bigint NOT NULL, f float, d double,
     p decimal(10,2), p0 decimal, s string, v varchar(20), x binary, day date, ts timestamp,
-    ntz timestamp_ntz, t time, tags array<string>, m map<string, array<int>>,
+    ntz timestamp_ntz, t time, t0 time(0), tags array<char(3)>, m map<string, array<int>>,
     st struct<a: int NOT NULL, `b c`: struct<d date>>, n void
 """
 
@@ -38,7 +38,8 @@ def test_the_types_are_those_in_which_spark_hands_columns_over():
             st.StructField("ts", st.TimestampType()),
             st.StructField("ntz", st.TimestampNTZType()),
             st.StructField("t", st.TimeType()),
-            st.StructField("tags", st.ArrayType(st.StringType())),
+            st.StructField("t0", st.TimeType(0)),
+            st.StructField("tags", st.ArrayType(st.CharType(3))),
             st.StructField("m", st.MapType(st.StringType(), st.ArrayType(st.IntegerType()))),
             st.StructField(
                 "st",
@@ -52,12 +53,12 @@ def test_the_types_are_those_in_which_spark_hands_columns_over():
             st.StructField("n", st.NullType()),
         ]
     )
-    assert parse_schema(EVERY_TYPE).equals(to_arrow(spark))
+    assert parse_schema(EVERY_TYPE).equals(to_arrow(spark), check_metadata=True)
 
 
 def test_a_schema_is_read_back_from_its_text():
     schema = parse_schema(EVERY_TYPE)
-    assert parse_schema(schema_text(schema)).equals(schema)
+    assert parse_schema(schema_text(schema)).equals(schema, check_metadata=True)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from spark_stream.batches import conformed
 from spark_stream.errors import SchemaMismatch, UnsupportedType
 from spark_stream.schema.evolution import check_evolution, evolves, misfit
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
+from spark_stream.schema.type_names import SPARK_TYPE
 
 LADDER = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 PRESENT = pa.schema(
@@ -157,6 +158,25 @@ def test_comments_stay_unless_others_are_given() -> None:
     assert made.metadata == {b"made": b"by me"}
     other = pa.schema([pa.field("a", pa.int16(), metadata={"comment": "second"})])
     assert check_evolution("t", present, other).field("a").metadata == {b"comment": b"second"}
+
+
+def declared(text: str) -> pa.Field:
+    return pa.field("c", pa.string(), metadata={SPARK_TYPE: text})
+
+
+def test_declared_types_stay_unless_others_are_given() -> None:
+    nested = pa.list_(pa.struct([declared("char(5)")]))
+    present = pa.schema([declared("varchar(5)"), pa.field("nested", nested)])
+    wider = pa.list_(pa.struct([("c", pa.string()), ("new", pa.int8())]))
+    made = check_evolution("t", present, pa.schema([("c", pa.string()), ("nested", wider)]))
+    assert made.field("c").equals(declared("varchar(5)"), check_metadata=True)
+    kept = made.field("nested").type.value_type.field("c")
+    assert kept.equals(declared("char(5)"), check_metadata=True)
+    longer = pa.schema([declared("varchar(9)"), ("nested", nested)])
+    made = check_evolution("t", present, longer)
+    assert made.field("c").equals(declared("varchar(9)"), check_metadata=True)
+    with pytest.raises(SchemaMismatch, match="nothing to change"):
+        check_evolution("t", made, pa.schema([("c", pa.string()), ("nested", nested)]))
 
 
 # -- any schemas ---------------------------------------------------------------------------------

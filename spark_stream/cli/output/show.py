@@ -15,7 +15,7 @@ from rich.table import Table
 from spark_stream.cli.options import Listing, counted
 from spark_stream.cli.output.show_replicas import show_replicas
 from spark_stream.cli.texts import as_json, cell
-from spark_stream.schema.type_names import type_name
+from spark_stream.schema.type_names import field_type_name
 from spark_stream.sql.ddl import schema_text
 from spark_stream.wire.messages import BrokerStatus, TopicDescription
 
@@ -124,7 +124,7 @@ def _columns_table(topic: TopicDescription) -> Table:
     table.add_column("type", overflow="fold")
     table.add_column("nullable")
     for field in topic.schema:
-        table.add_row(cell(field.name), cell(type_name(field.type)), _yes(field.nullable))
+        table.add_row(cell(field.name), cell(field_type_name(field)), _yes(field.nullable))
     return table
 
 
@@ -176,7 +176,7 @@ def _topic_facts(topic: TopicDescription) -> dict[str, Any]:
         "columns": [
             {
                 "name": field.name,
-                "type": type_name(field.type),
+                "type": field_type_name(field),
                 "arrow": str(field.type),
                 "nullable": field.nullable,
             }

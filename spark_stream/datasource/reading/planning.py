@@ -47,6 +47,7 @@ from spark_stream.errors import (
 )
 from spark_stream.schema.evolution import widens
 from spark_stream.schema.schemas import empty_batch, fitted, is_default, of_topic
+from spark_stream.schema.stored_types import without_metadata
 from spark_stream.schema.type_names import told_apart
 from spark_stream.sql.filters import parsed, row_filter
 from spark_stream.sql.tree import compared_columns
@@ -184,7 +185,14 @@ class Planner:
                     f" {_difference(schema, other)}",
                     hint="Choose the columns they share with .schema(...), or read each by itself.",
                 )
-        return schema
+        return pa.schema(
+            field
+            if all(
+                field.equals(other.field(place), check_metadata=True) for other in schemas.values()
+            )
+            else without_metadata(field)  # their declared types may differ
+            for place, field in enumerate(schema)
+        )
 
     def no_topic(self, consequence: str) -> UnknownTopic:
         """Return the error of a query that has no topic where it needs one."""

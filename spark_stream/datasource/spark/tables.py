@@ -49,7 +49,8 @@ class TableOptions(Struct, frozen=True):
         """Return the columns, with these options in the comment of the first."""
         first, *others = schema.fields
         comment = _PREFIX + json.dumps(dict(sorted(self.given.items())))
-        kept = st.StructField(first.name, first.dataType, first.nullable, {"comment": comment})
+        metadata = {**(first.metadata or {}), "comment": comment}
+        kept = st.StructField(first.name, first.dataType, first.nullable, metadata)
         return st.StructType([kept, *others])
 
 

@@ -7,9 +7,10 @@ here, and does not depend on the (internal) one of the Spark release at hand.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -17,9 +18,16 @@ import pyspark.sql.types as st
 
 from spark_stream.errors import SchemaMismatch, UnsupportedType
 from spark_stream.schema.stored_types import check_levels
+from spark_stream.schema.type_names import INTERVALS, SPARK_TYPE, declared_type
 
 CHAR_OR_VARCHAR: Final = "__CHAR_VARCHAR_TYPE_STRING"
 """The key in a column's metadata under which Spark keeps its type if that has a char or varchar."""
+
+_UDT: Final = b"isolog.udt"
+"""The key of a field's metadata with the class of a user-defined type."""
+
+_STORED_UDTS: Final = ("pyspark.ml.linalg.VectorUDT", "pyspark.ml.linalg.MatrixUDT")
+"""Only these: a reader imports the class, and any client can write its name."""
 
 _CHAR: Final = re.compile(r"\bchar\(\d+\)")
 _SIMPLE: Final[Mapping[type[st.DataType], pa.DataType]] = {
@@ -78,7 +86,7 @@ def check_collations(kind: st.DataType, path: str = "") -> None:
 
 
 def text_rule(schema: st.StructType, path: Iterable[str]) -> str | None:
-    """Return the type by whose rules Spark compares a column's texts; None if by their bytes.
+    """Return the type by whose rules Spark compares a column's texts, or None if by their bytes.
 
     A collation may ignore case. Values of ``char(n)`` are compared as if all were padded.
     """
@@ -114,13 +122,34 @@ def _arrow_fields(struct: st.StructType, path: str) -> list[pa.Field]:
 
 
 def _arrow_field(field: st.StructField, path: str) -> pa.Field:
-    return _field(field.name, _arrow_type(field.dataType, path), field.nullable)
+    found = _field(field.name, field.dataType, field.nullable, path)
+    declared = (field.metadata or {}).get(CHAR_OR_VARCHAR)
+    if declared is None or not pt.is_string(found.type):
+        return found
+    return found.with_metadata({SPARK_TYPE: declared})
 
 
-def _field(name: str, kind: pa.DataType, nullable: bool) -> pa.Field:
+def _field(name: str, kind: st.DataType, nullable: bool, path: str) -> pa.Field:
+    found = _arrow_type(kind, path)
     # The items of Spark's array() are of type void and "not null"; Arrow calls that a
     # contradiction.
-    return pa.field(name, kind, nullable=nullable or pt.is_null(kind))
+    return pa.field(name, found, nullable or pt.is_null(found), metadata=_metadata(kind))
+
+
+def _metadata(kind: st.DataType) -> dict[bytes, str] | None:
+    """Return the metadata of a field for the part of a type that Arrow lacks."""
+    if isinstance(kind, st.UserDefinedType):
+        return {_UDT: _class_name(kind)}
+    if isinstance(kind, (st.TimeType, st.DayTimeIntervalType)):
+        whole = kind == type(kind)()
+        return None if whole else {SPARK_TYPE: kind.simpleString()}
+    if isinstance(kind, (st.CharType, st.VarcharType)):
+        return {SPARK_TYPE: kind.simpleString()}
+    return None
+
+
+def _class_name(kind: st.UserDefinedType) -> str:
+    return f"{kind.module()}.{type(kind).__name__}"
 
 
 def _arrow_type(kind: st.DataType, path: str) -> pa.DataType:
@@ -130,29 +159,49 @@ def _arrow_type(kind: st.DataType, path: str) -> pa.DataType:
     if isinstance(kind, st.DecimalType):
         return pa.decimal128(kind.precision, kind.scale)
     if isinstance(kind, st.ArrayType):
-        item = _arrow_type(kind.elementType, f"{path}.element")
-        return pa.list_(_field("element", item, kind.containsNull))
+        return pa.list_(_field("element", kind.elementType, kind.containsNull, f"{path}.element"))
     if isinstance(kind, st.MapType):
-        key = _arrow_type(kind.keyType, f"{path}.key")
-        if pt.is_null(key):
+        key = _field("key", kind.keyType, False, f"{path}.key")
+        if pt.is_null(key.type):
             raise UnsupportedType(
                 f"column {path!r}: the keys of a map cannot be of type void",
                 column=path,
                 got=kind.simpleString(),
                 hint="Cast the map, for example to map<string,string>.",
             )
-        value = _arrow_type(kind.valueType, f"{path}.value")
         return pa.map_(
-            pa.field("key", key, nullable=False),
-            _field("value", value, kind.valueContainsNull),
+            key, _field("value", kind.valueType, kind.valueContainsNull, f"{path}.value")
         )
     if isinstance(kind, st.StructType):
         return pa.struct(_arrow_fields(kind, path))
+    if isinstance(kind, st.UserDefinedType) and _class_name(kind) in _STORED_UDTS:
+        return _arrow_type(kind.sqlType(), path)
     raise UnsupportedType(
         f"column {path!r}: isolog does not carry Spark's {kind.simpleString()}",
         column=path,
         got=kind.simpleString(),
+        hint=next((advice for refused, advice in _ADVICE if isinstance(kind, refused)), None),
     )
+
+
+_ADVICE: Final[tuple[tuple[type[st.DataType], str], ...]] = (
+    (
+        st.UserDefinedType,
+        "Convert its values to a type of Spark's own: vector_to_array makes an array of a vector,"
+        " and a UDF converts others.",
+    ),
+    (
+        st.YearMonthIntervalType,
+        "Store its months: extract(YEAR FROM i) * 12 + extract(MONTH FROM i). make_ym_interval(0,"
+        " months) makes the interval again.",
+    ),
+    (
+        st.CalendarIntervalType,
+        "Store columns of its months, days and seconds (extract), or an interval of days and times"
+        " (make_dt_interval).",
+    ),
+    (st.VariantType, "Store its text: to_json(v). parse_json makes the variant again."),
+)
 
 
 def to_spark(schema: pa.Schema) -> st.StructType:
@@ -161,11 +210,15 @@ def to_spark(schema: pa.Schema) -> st.StructType:
     Raises:
         UnsupportedType: a column has a type that Spark does not know.
     """
-    return st.StructType([_spark_field(field, field.name) for field in schema])
+    return st.StructType([_spark_column(field) for field in schema])
 
 
-def _spark_field(field: pa.Field, path: str) -> st.StructField:
-    return st.StructField(field.name, _spark_type(field.type, path), field.nullable)
+def _spark_column(field: pa.Field) -> st.StructField:
+    """Return a column, with its char or varchar where Spark looks for it."""
+    kind = _spark_type(field, field.name)
+    declared = declared_type(field) if isinstance(kind, st.StringType) else None
+    metadata = None if declared is None else {CHAR_OR_VARCHAR: declared}
+    return st.StructField(field.name, kind, field.nullable, metadata)
 
 
 # The first test that holds decides. Unsigned integers take the next wider type.
@@ -193,25 +246,49 @@ _FROM_ARROW: Final[tuple[tuple[Callable[[pa.DataType], bool], st.DataType], ...]
 )
 
 
-def _spark_type(kind: pa.DataType, path: str) -> st.DataType:
+def _spark_type(field: pa.Field, path: str) -> st.DataType:
+    kind = field.type
+    declared = _declared(field)
+    if declared is not None:
+        return declared
     for holds, spark in _FROM_ARROW:
         if holds(kind):
             return spark
     if pt.is_decimal(kind) and kind.precision <= 38:
         return st.DecimalType(kind.precision, kind.scale)
     if pt.is_map(kind):
-        key = _spark_type(kind.key_type, f"{path}.key")
-        value = _spark_type(kind.item_type, f"{path}.value")
+        key = _spark_type(kind.key_field, f"{path}.key")
+        value = _spark_type(kind.item_field, f"{path}.value")
         return st.MapType(key, value, kind.item_field.nullable)
     if pt.is_list(kind) or pt.is_fixed_size_list(kind):
-        item = _spark_type(kind.value_type, f"{path}.element")
+        item = _spark_type(kind.value_field, f"{path}.element")
         return st.ArrayType(item, kind.value_field.nullable)
     if pt.is_struct(kind):
-        fields: list[Any] = [kind.field(index) for index in range(kind.num_fields)]
-        return st.StructType([_spark_field(each, f"{path}.{each.name}") for each in fields])
+        return st.StructType(
+            [
+                st.StructField(each.name, _spark_type(each, f"{path}.{each.name}"), each.nullable)
+                for each in kind
+            ]
+        )
     raise UnsupportedType(
         f"column {path!r}: Spark has no type for Arrow's {kind}",
         column=path,
         got=str(kind),
         hint="Read it with the Python client, or leave the column out by .schema(...).",
     )
+
+
+def _declared(field: pa.Field) -> st.DataType | None:
+    """Return the type in a field's metadata, or None if there is none or it is a text."""
+    name = (field.metadata or {}).get(_UDT, b"").decode(errors="replace")
+    if name in _STORED_UDTS:
+        module, _, called = name.rpartition(".")
+        found: st.UserDefinedType = getattr(importlib.import_module(module), called)()
+        if _arrow_type(found.sqlType(), field.name).equals(field.type):
+            return found
+    declared = declared_type(field)
+    if declared is None or pt.is_string(field.type):
+        return None
+    if declared in INTERVALS:
+        return st.DayTimeIntervalType(*INTERVALS[declared])
+    return st.TimeType(int(declared.removeprefix("time(").removesuffix(")")))
