@@ -96,7 +96,8 @@ def produce(
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help="In CSV: a spelling of null beside the empty field, such as NA; repeatable.",
+            help="In CSV: a spelling of null beside the empty field, such as NA; repeatable. An"
+            " empty text in quotes is then null too, except in columns of text.",
             rich_help_panel=_INPUT,
         ),
     ] = None,
@@ -315,7 +316,7 @@ def _rehearse(reading: Reading, columns: pa.Schema | None) -> None:
     if columns is None or reading.file is None or reading.format not in TEXT:
         return
     metadata = metadata_of(columns)
-    reading = structs.replace(reading, columns=columns, metadata=metadata)
+    reading = structs.replace(reading, columns=columns, metadata=metadata, quiet=True)
     for batch in records(reading, idle=lambda _: None):
         strange = [name for name in batch.schema.names if name in metadata.names]
         Fitting.of_topic(columns, text=True).fit(batch.drop_columns(strange), 1)

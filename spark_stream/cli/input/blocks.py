@@ -10,6 +10,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -88,14 +89,21 @@ class Compressed:
         return float(self._file.tell() / max(1, self._file.size()))
 
 
-def bytes_of(file: Path | None) -> Bytes:
+@contextmanager
+def bytes_of(file: Path | None) -> Iterator[Bytes]:
     """Open a file, decompressing by its extension; None is standard input."""
     if file is None:
-        return PlainInput(0)
+        yield PlainInput(0)
+        return
     compression = _COMPRESSIONS.get(file.suffix.lower())
     if compression is not None:
-        return Compressed(file, compression)
-    return PlainInput(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
+        yield Compressed(file, compression)
+        return
+    number = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield PlainInput(number)
+    finally:
+        os.close(number)
 
 
 def uncompressed_suffix(file: Path) -> str:

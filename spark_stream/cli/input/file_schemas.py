@@ -12,6 +12,7 @@ import pyarrow.json as pajson
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
+from spark_stream.cli.input.blocks import bytes_of
 from spark_stream.cli.input.fitting import NULLS, Fitting, check_names
 from spark_stream.cli.input.formats import (
     SUFFIXES,
@@ -24,8 +25,10 @@ from spark_stream.cli.input.formats import (
     format_of,
     parquet_records,
     readable,
+    text_blocks,
 )
 from spark_stream.cli.input.json_lines import check_lines
+from spark_stream.cli.input.text_inputs import named
 from spark_stream.errors import InvalidOption, InvalidRecord
 from spark_stream.schema.schemas import METADATA
 from spark_stream.schema.stored_types import stored_type, with_inner
@@ -86,23 +89,25 @@ def _not_shown(part: float | None) -> None:
 
 def _sample(reading: Reading) -> pa.Table:
     """Read the first records of a text file, with types inferred by Arrow."""
-    with pa.input_stream(str(reading.file), compression="detect") as source:
-        sample = source.read(_INFER_BYTES)
-    cut, held, whole = reading.cut(), bytearray(sample), len(sample) < _INFER_BYTES
-    while held and (end := cut(held, whole)):
-        del held[:end]
-    sample = sample[: len(sample) - len(held)]
+    assert reading.file is not None
+    sample = bytearray()
+    with bytes_of(reading.file) as source:
+        for block in text_blocks(reading, source, lambda _: None):
+            sample += block
+            if len(sample) >= _INFER_BYTES:
+                break
     size = len(sample) + 1
     if reading.format is Format.JSON:
-        check_lines(sample, 1)
+        check_lines(bytes(sample), 1)
         options = pajson.ReadOptions(block_size=size)
         return pajson.read_json(pa.BufferReader(sample), options)
-    return pacsv.read_csv(
+    found = pacsv.read_csv(
         pa.BufferReader(sample),
         pacsv.ReadOptions(block_size=size),
         pacsv.ParseOptions(delimiter=reading.mark, newlines_in_values=True),
         pacsv.ConvertOptions(null_values=["", *reading.nulls], strings_can_be_null=True),
     )
+    return found.rename_columns(named(found.column_names))
 
 
 def _plain(kind: pa.DataType, text: bool, path: str) -> pa.DataType:

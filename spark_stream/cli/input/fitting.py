@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import shlex
 from collections.abc import Callable
 from typing import Final
 
@@ -224,14 +225,15 @@ def misfit(field: pa.Field, record: int, value: object) -> InvalidRecord:
     """Return the error for a value that its column cannot take."""
     shown = repr(value) if isinstance(value, str | bytes) else str(value)
     problem = f"column {field.name!r}: {_short(shown)} does not fit {type_name(field.type)}"
-    hint = f"If it means null, give --null {value}." if value in NULLS else _HINT
+    null = isinstance(value, str) and value in ("", *NULLS)
+    hint = f"If it means null, give --null {shlex.quote(str(value))}." if null else _HINT
     return bad_record(record, problem, hint)
 
 
 def _shown(one: pa.Array, utf8: bool) -> object:
     """Return the value of an array of one, for messages; Python has no nanoseconds."""
     kind = one.type
-    if _is_text(kind) or _is_bytes(kind) or _is_number(kind):
+    if takes_empty_text(kind) or _is_number(kind):
         return one[0].as_py()
     return _Text(shown(one, utf8=utf8)[0].as_py())
 
@@ -260,6 +262,11 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind))
 
 
+def takes_empty_text(kind: pa.DataType) -> bool:
+    """Return whether the empty text is a value of the type."""
+    return _is_text(kind) or _is_bytes(kind)
+
+
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind))
 
@@ -280,8 +287,7 @@ _LOSSLESS: Final[tuple[tuple[_Is, _Is], ...]] = (
     (pt.is_integer, _is_number),
     (pt.is_floating, lambda kind: pt.is_floating(kind) or pt.is_integer(kind)),
     (pt.is_decimal, lambda kind: pt.is_decimal(kind) or pt.is_integer(kind)),
-    (_is_text, lambda kind: _is_text(kind) or _is_bytes(kind)),
-    (_is_bytes, lambda kind: _is_text(kind) or _is_bytes(kind)),
+    (takes_empty_text, takes_empty_text),
     (pt.is_date, pt.is_date),
     (pt.is_timestamp, pt.is_timestamp),
     (pt.is_time, pt.is_time),

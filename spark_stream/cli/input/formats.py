@@ -13,14 +13,15 @@ import pyarrow.parquet as pq
 from msgspec import Struct, field
 
 from spark_stream.cli.input.blocks import (
-    Cut,
+    Bytes,
     Idle,
     after_line,
     blocks,
     bytes_of,
     uncompressed_suffix,
 )
-from spark_stream.cli.input.json_lines import JsonBlocks
+from spark_stream.cli.input.fitting import takes_empty_text
+from spark_stream.cli.input.json_lines import JsonBlocks, json_blocks
 from spark_stream.cli.input.text_inputs import CsvBlocks, CsvRecords, Parse, line_records
 from spark_stream.errors import InvalidRecord
 
@@ -66,7 +67,8 @@ _NO_COLUMNS: Final = pa.schema([])
 class Reading(Struct, frozen=True):
     """How to read an input. ``columns`` are the names and types by which text is read.
 
-    ``metadata``: more columns that JSON may have. ``utf8``: see :class:`JsonBlocks`.
+    ``metadata``: more columns that JSON may have. ``utf8``: see :class:`JsonBlocks`. ``quiet``:
+    without a line about columns that have no name.
     """
 
     format: Format
@@ -78,6 +80,7 @@ class Reading(Struct, frozen=True):
     headed: bool = True
     delimiter: str | None = None
     nulls: list[str] = field(default_factory=list)
+    quiet: bool = False
 
     @property
     def mark(self) -> str:
@@ -86,10 +89,6 @@ class Reading(Struct, frozen=True):
             return self.delimiter
         tabs = self.file is not None and uncompressed_suffix(self.file) == ".tsv"
         return "\t" if tabs else ","
-
-    def cut(self) -> Cut:
-        """Return the function that finds where records of text end."""
-        return CsvRecords(self.mark) if self.format is Format.CSV else after_line
 
 
 Moved = Callable[[float | None], None]
@@ -112,13 +111,20 @@ def records(
     else:
         parse = _parser(reading)
         first = 1
-        with readable(reading.file, reading.format):
-            source = bytes_of(reading.file)
-            for block in blocks(source, reading.cut(), idle):
+        with readable(reading.file, reading.format), bytes_of(reading.file) as source:
+            for block in text_blocks(reading, source, idle):
                 batch = parse(block, first)
                 moved(source.part())
                 first += batch.num_rows
                 yield batch
+
+
+def text_blocks(reading: Reading, source: Bytes, idle: Idle) -> Iterator[bytes]:
+    """Yield blocks of whole records of text."""
+    if reading.format is Format.JSON:
+        return json_blocks(source, idle)
+    cut = CsvRecords(reading.mark) if reading.format is Format.CSV else after_line
+    return blocks(source, cut, idle)
 
 
 def _parser(reading: Reading) -> Parse:
@@ -128,7 +134,8 @@ def _parser(reading: Reading) -> Parse:
     if reading.format is Format.JSON:
         return JsonBlocks(reading.columns, reading.metadata, reading.utf8).parse
     names = None if reading.headed else reading.columns.names
-    return CsvBlocks(reading.mark, reading.nulls, names).parse
+    not_text = frozenset(each.name for each in reading.columns if not takes_empty_text(each.type))
+    return CsvBlocks(reading.mark, reading.nulls, names, not_text, reading.quiet).parse
 
 
 def parquet_records(

@@ -18,6 +18,7 @@ import pyarrow.csv as pacsv
 from msgspec import Struct, field
 
 from spark_stream.cli.input.fitting import bad_record
+from spark_stream.cli.options import note
 from spark_stream.errors import InvalidRecord
 from spark_stream.schema.schemas import empty_batch
 
@@ -111,15 +112,24 @@ def line_records(block: bytes, separator: str | None, first: int = 1) -> pa.Reco
     return pa.RecordBatch.from_arrays([keys, rest], names=["key", "value"])
 
 
+def named(names: list[str]) -> list[str]:
+    """Replace empty names of columns by their places, as Spark does: ``_c0``."""
+    return [name or f"_c{place}" for place, name in enumerate(names)]
+
+
 class CsvBlocks(Struct):
     """Blocks of one CSV input, all columns as strings; without ``names`` the first line has them.
 
     An empty field is null, and so are the spellings in ``nulls``; an empty text is written ``""``.
+    If there are ``nulls``, these and the empty text are also null in quotes in the columns of
+    ``not_text``.
     """
 
     delimiter: str = ","
     nulls: list[str] = field(default_factory=list)
     names: list[str] | None = None
+    not_text: frozenset[str] = frozenset()
+    quiet: bool = False
 
     def parse(self, block: bytes, first: int) -> pa.RecordBatch:
         """Parse a block of whole records."""
@@ -154,7 +164,18 @@ class CsvBlocks(Struct):
             )
         except pa.ArrowInvalid as error:
             raise self._refused(error, seen, first) from None
+        if self.nulls and b'"' in block:
+            table = self._without_quoted_nulls(table)
         return _one(table)
+
+    def _without_quoted_nulls(self, table: pa.Table) -> pa.Table:
+        nulls = pa.array(["", *self.nulls])
+        for place, name in enumerate(table.column_names):
+            if name in self.not_text:
+                column = table.column(place)
+                column = pc.if_else(pc.is_in(column, nulls), pa.scalar(None, pa.string()), column)
+                table = table.set_column(place, name, column)
+        return table
 
     def _headed(self, block: bytes) -> tuple[list[str], bytes]:
         try:
@@ -164,7 +185,10 @@ class CsvBlocks(Struct):
             raise InvalidRecord(
                 f"the first line has no names of columns: {error}", hint=_NOT_CSV
             ) from None
-        return names, block[block.find(b"\n") + 1 :] if b"\n" in block else b""
+        if "" in names and not self.quiet:
+            given = ", ".join(f"_c{place}" for place, name in enumerate(names) if not name)
+            note(f"columns without a name in the header are called {given}, as in Spark")
+        return named(names), block[block.find(b"\n") + 1 :] if b"\n" in block else b""
 
     def _refused(self, error: Exception, seen: list[Any], first: int) -> InvalidRecord:
         if not seen or seen[0].number is None:

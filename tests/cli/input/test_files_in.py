@@ -262,3 +262,25 @@ def test_half_floats_all_of_them():
     finite = pc.invert(pc.is_nan(halves)).to_numpy(zero_copy_only=False)
     assert (bits[0] == bits[1])[finite].all()
     assert pc.is_nan(found).equals(pc.is_nan(halves))
+
+
+def test_files_of_r_and_of_chart_libraries_make_topics(served, there, tmp_path):
+    (tmp_path / "a.csv").write_text('"","n","t"\n"1",-,"a"\n"2","NA",""\n"3",7,"b"\n')
+    nulls = ("--null", "NA", "--null", "-")
+    made = there("produce", "of-r", "--file", str(tmp_path / "a.csv"), "--create", *nulls)
+    assert made.code == 0, made.err
+    assert made.err.splitlines() == [
+        "created topic of-r",
+        "columns without a name in the header are called _c0, as in Spark",
+        "3 records to of-r",
+    ]
+    rows = {"_c0": [1, 2, 3], "n": [None, None, 7], "t": ["a", "", "b"]}
+    assert served.log.read("of-r").to_pydict() == rows
+
+    (tmp_path / "a.json").write_text('[\n {"a": 1},\n {"a": 2}\n]\n')
+    made = there("produce", "of-charts", "--file", str(tmp_path / "a.json"), "--create")
+    assert made.code == 0, made.err
+    assert served.log.read("of-charts")["a"].to_pylist() == [1, 2]
+    piped = served.run("produce", "of-charts", "--format", "json", stdin='[{"a":3}, {"a":4}]')
+    assert piped.code == 0, piped.err
+    assert served.log.read("of-charts")["a"].to_pylist() == [1, 2, 3, 4]

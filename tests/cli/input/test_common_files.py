@@ -1,0 +1,198 @@
+"""CSV and JSON as pandas, R and chart libraries write them: the rows are those of pandas."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from msgspec import structs
+
+from spark_stream.cli.input.blocks import bytes_of
+from spark_stream.cli.input.file_schemas import schema_of_file
+from spark_stream.cli.input.fitting import Fitting
+from spark_stream.cli.input.formats import Reading, format_of, records
+from spark_stream.cli.input.json_lines import json_blocks
+from spark_stream.errors import InvalidRecord
+from spark_stream.wire.limits import BATCH_BYTES_MAX
+
+ARRAY = """
+[ {"name": "chevrolet, [chevelle]", "miles": 18, "origin": null,
+   "at": {"x": [1, 2]}},
+\t{"name": "a \\"b\\" {", "miles": 15.5, "origin": "USA", "at": {"x": []}}
+]
+"""
+ROWS = json.loads(ARRAY)
+
+
+def produced(file: Path, nulls: list[str] | None = None) -> pa.Table:
+    """Read a file as ``produce --create`` does."""
+    kind = format_of(file)
+    assert kind is not None
+    reading = Reading(kind, file, nulls=nulls or [])
+    schema = schema_of_file(file, kind, reading)
+    fitting = Fitting.of_topic(schema, text=True)
+
+    def fitted() -> Iterator[pa.RecordBatch]:
+        first = 1
+        for batch in records(structs.replace(reading, columns=schema), lambda _: None):
+            yield fitting.fit(batch, first)
+            first += batch.num_rows
+
+    return pa.Table.from_batches(fitted(), schema=schema)
+
+
+def lines_of(data: bytes, file: Path) -> list[bytes]:
+    file.write_bytes(data)
+    with bytes_of(file) as source:
+        return b"".join(json_blocks(source, lambda _: None)).split(b"\n")[:-1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"","Income","Sex"\n"1",9.5,"male"\n"2",NA,NA\n"3",7,"female"\n',  # R
+        ",a,b\n0,1,x\n1,,y\n",  # pandas' to_csv()
+        "a,,b,\n1,2,3,4\n",
+        'n,when,s\n1,2024-01-02,"a, b"\nNA,NA,c\n',
+        'n,q\n1,2\n"NA",""\n3,4\n',
+        'b,n\ntrue,1\n"",2\n',
+    ],
+)
+def test_csv_has_the_rows_of_pandas(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text(text)
+    expected = pd.read_csv(file).convert_dtypes()
+    found = produced(file, ["NA"]).to_pandas().convert_dtypes()
+    assert len(found) == len(expected)
+    for place, (ours, theirs) in enumerate(zip(found.columns, expected.columns, strict=True)):
+        assert ours == (f"_c{place}" if theirs.startswith("Unnamed") else theirs)
+        have, want = found.iloc[:, place], expected.iloc[:, place]
+        if ours == "when":
+            want = pd.to_datetime(want).dt.date
+        for a, b in zip(have, want, strict=True):
+            assert pd.isna(a) == pd.isna(b)
+            assert pd.isna(a) or a == b
+
+
+@pytest.mark.parametrize("given", ["n,q,s\n1,2,a\n", 'n,q,s\n1,"2",a\n'])
+def test_a_null_in_quotes_is_null_except_in_text(tmp_path: Path, given: str) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text(given + '"","NA",""\n"-","","NA"\n')
+    found = produced(file, ["NA", "-"]).to_pydict()
+    assert found == {"n": [1, None, None], "q": [2, None, None], "s": ["a", "", "NA"]}
+
+
+def test_an_empty_text_for_a_number_is_refused_with_the_option_for_nulls(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text('n\n1\n""\n')
+    with pytest.raises(InvalidRecord, match="record 2: column 'n': '' does not fit") as refused:
+        produced(file)
+    assert refused.value.hint == "If it means null, give --null ''."
+    assert produced(file, [""])["n"].to_pylist() == [1, None]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_a_json_array_of_objects_has_the_rows_of_json(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(gzip.compress(ARRAY.encode()) if name.endswith("gz") else ARRAY.encode())
+    assert produced(file).to_pylist() == ROWS
+    assert pd.read_json(file).to_dict("records")[1] == ROWS[1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_element_of_an_array_is_a_line(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+
+    def value(depth: int) -> object:
+        kind = random.randrange(7 if depth else 5)
+        if kind < 5:
+            texts = ['[{",:}]', "\\", 'a"b', "\n\r\t\0", "é\u2028😀", ""]
+            return [random.randrange(-9, 9), None, True, 1.5e-7, random.choice(texts)][kind]
+        if kind == 5:
+            return [value(depth - 1) for _ in range(random.randrange(4))]
+        return {f"k{n}": value(depth - 1) for n in range(random.randrange(4))}
+
+    rows = [{"a": value(3)} for _ in range(random.randrange(6))]
+    indent = random.choice([None, 0, 2, "\t"])
+    text = json.dumps(rows, indent=indent, ensure_ascii=random.random() < 0.5)
+    text = text.replace("\n", random.choice(["\n", "\r\n"]))
+    text = random.choice(["", " \n", "\r\n\t"]) + text + random.choice(["", "\n\n"])
+    assert [json.loads(each) for each in lines_of(text.encode(), tmp_path / "a")] == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('[{"a":1}', "the JSON array cannot be read: Input data was truncated"),
+        ('[{"a":1},]', "trailing comma"),
+        ('[{"a":1}]\n[{"a":2}]', "trailing characters"),
+        ('[{"a":"x\ny"}]', "invalid character"),
+        ("[" * 100_000, "recursion"),
+        ('[{"a":1},\n5]', "changed from object to number in row 1"),
+        ('[{"a":1},null]', "record 2: no JSON object: 'null'"),
+        ('[{"a":1},{"a":' + "[" * 200 + "]" * 200 + "}]", "record 2: it is nested more than"),
+    ],
+)
+def test_a_broken_array_is_refused_in_one_line(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(InvalidRecord, match=problem) as refused:
+        produced(tmp_path / "a.json")
+    assert len(refused.value.message) < 300
+
+
+def test_an_array_is_cut_into_blocks_without_a_copy_of_each_row(tmp_path: Path) -> None:
+    rows = 20_000
+    row = json.dumps({"id": 1, "text": "x" * 1000}).encode()
+    file = tmp_path / "a.json"
+    file.write_bytes(b"[" + b",\n".join([row] * rows) + b"]")
+    size = file.stat().st_size
+    tracemalloc.start()
+    try:
+        with bytes_of(file) as source:
+            sizes = [len(block) for block in json_blocks(source, lambda _: None)]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(sizes) == rows * (len(row) + 1)
+    assert max(sizes) <= BATCH_BYTES_MAX / 2
+    assert peak < 1.2 * size + 4 * max(sizes) + 200 * rows
+
+
+def test_lines_of_a_pipe_are_passed_on_before_it_ends(tmp_path: Path) -> None:
+    class Pipe:
+        def __init__(self) -> None:
+            self.parts = [b" \n", b'{"a":1}\n', b'{"a":2}\n{"a"', b":3}"]
+
+        def read(self) -> bytes:
+            return self.parts.pop(0) if self.parts else b""
+
+        def ready(self) -> bool:
+            return False
+
+        def fileno(self) -> None:
+            return None
+
+        def part(self) -> None:
+            return None
+
+    pipe = Pipe()
+    found = json_blocks(pipe, lambda _: None)
+    assert next(found).strip() == b'{"a":1}'
+    assert len(pipe.parts) == 2
+    assert b"".join(found) == b'{"a":2}\n{"a":3}'
+
+
+def test_files_are_closed(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("a\n1\n")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(10):
+        produced(file)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
