@@ -355,7 +355,9 @@ def of_consumers(
             hint = "Give it more resources, or larger batches."
             yield Amiss(f"behind {what}", Severity.WARNING, text, hint, href)
         elif each["state"] == ReaderState.WAITING_AT_LSO and any(
-            at["transactional_id"] is None for at in each["waits_for"]
+            at.get("unlisted_since_ms") is not None
+            and now_ms - at["unlisted_since_ms"] >= 1000 * _HOLDS_S
+            for at in each["waits_for"]
         ):
             text = f"{what} waits for a transaction whose name you may not see"
             hint = "Ask an administrator to look for it: isolog transactions list"

@@ -90,6 +90,8 @@ class LiveBoard:
         self._free: RecentSamples[str, float] = RecentSamples(DISK_S)
         self._history: RecentSamples[None, float] = RecentSamples(HISTORY_S)
         self._window = Window()
+        self._unlisted: dict[int, int] = {}
+        """Since when (ms) open transactions have not been in the list."""
         self._first_seen = FirstSeen()
         self._errors: dict[str, str] = {}  # of parts that could not be asked for
         self._closed = False
@@ -310,6 +312,11 @@ class LiveBoard:
             each["number"]: each["transactional_id"]
             for each in self._values.get("transactions", [])
         }
+        now_ms = time.time_ns() // 1_000_000
+        self._unlisted = {
+            number: self._unlisted.get(number, now_ms)
+            for number in set(open_.values()) - set(names)
+        }
         is_away = is_store_away(self._values.get("cluster"))
         keys = set()
         for each in found["consumers"]:
@@ -329,7 +336,12 @@ class LiveBoard:
                 sample = sample_of(now, known)
                 each["trend"] = self._window.add(key, sample, in_batches=in_batches)
             each["waits_for"] = [
-                {"number": number, "transactional_id": names.get(number)} for number in waits_for
+                {
+                    "number": number,
+                    "transactional_id": names.get(number),
+                    "unlisted_since_ms": self._unlisted.get(number),
+                }
+                for number in waits_for
             ]
         self._window.keep(keys)
         return found

@@ -58,6 +58,15 @@ def reader(name: str, state: str, **more: Any) -> dict[str, Any]:
     return found | more
 
 
+def unlisted(age_s: int) -> dict[str, Any]:
+    """A transaction that is open, and has not been in the list for so long."""
+    return {
+        "number": 7,
+        "transactional_id": None,
+        "unlisted_since_ms": NOW_MS - 1000 * age_s,
+    }
+
+
 def judged(
     brokers: list[dict[str, Any]] | None = None,
     problems: list[dict[str, Any]] | None = None,
@@ -287,7 +296,7 @@ def test_readers_that_do_not_keep_up_are_told_the_worst_first():
             reader("slow", "catching_up", trend="grows"),
             reader("dash boards", "stalled"),
             reader("nightly", "gone"),
-            reader("x", "waiting_at_lso", waits_for=[{"number": 7, "transactional_id": None}]),
+            reader("x", "waiting_at_lso", waits_for=[unlisted(60)]),
         ]
     )
     assert said(found) == [
@@ -298,6 +307,13 @@ def test_readers_that_do_not_keep_up_are_told_the_worst_first():
         "warning: query x waits for a transaction whose name you may not see",
     ]
     assert found[0].href == "/consumers/dash%20boards"
+
+
+@pytest.mark.parametrize(("age_s", "is_shown"), [(0, False), (20, False), (60, True)])
+def test_a_transaction_is_hidden_only_if_no_list_has_it_for_a_minute(age_s, is_shown):
+    """The partitions are read before or after the list, so a new transaction is in one of them."""
+    waits = reader("x", "waiting_at_lso", waits_for=[unlisted(age_s)])
+    assert bool(judged(consumers=[waits])) is is_shown
 
 
 def test_a_group_that_lost_a_member_is_shown_for_an_hour():

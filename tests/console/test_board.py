@@ -6,9 +6,11 @@ from typing import Any, cast
 
 import pytest
 
+from spark_stream.client.leaders import PartitionSeen
 from spark_stream.client.trends import WINDOW_S, LagTrend
 from spark_stream.console.asking import Asking
 from spark_stream.console.board import LiveBoard
+from spark_stream.wire.messages import OpenExtent, PartitionFacts, PartitionOffset
 
 
 class Readers:
@@ -58,3 +60,49 @@ def test_lag_that_grew_while_the_store_was_away_is_no_trend(monkeypatch, kind):
     assert readers.trends(2 * WINDOW_S) == {LagTrend.UNKNOWN}
     readers.board._values["cluster"] = {"problems": []}
     assert readers.trends(60) == {LagTrend.UNKNOWN}
+
+
+class OpenTransactions:
+    """A reader that waits for transaction 7. ``listed``: those in the list of transactions."""
+
+    def __init__(self) -> None:
+        self.board = LiveBoard(cast("Asking", self))
+        facts = PartitionFacts(
+            high_watermark=9,
+            last_stable_offset=5,
+            size=0,
+            followers={},
+            epochs=[],
+            open=[OpenExtent(transaction=7, first_offset=5)],
+        )
+        found = PartitionOffset(
+            offset=9, log_start_offset=0, log_end_offset=9, epoch=0, facts=facts
+        )
+        self.board._partitions = {"orders": {0: PartitionSeen("1", 0.0, "id", found)}}
+
+    def consumers(self) -> dict[str, Any]:
+        """Return the reader as the brokers describe it."""
+        place = {"topic": "orders", "topic_id": "id", "partition": 0, "offset": 5}
+        place |= {"lag": 4, "held_back": 4}
+        reader = {"name": "a", "kind": "query", "state": "waiting_at_lso", "partitions": [place]}
+        return {"consumers": [reader], "sinks": []}
+
+    def unlisted_since_ms(self, *listed: int) -> int | None:
+        """Return since when the list has not had the transaction."""
+        self.board._values["transactions"] = [
+            {"number": each, "transactional_id": f"id-{each}"} for each in listed
+        ]
+        (reader,) = self.board._consumers()["consumers"]
+        (transaction,) = reader["waits_for"]
+        return cast("int | None", transaction["unlisted_since_ms"])
+
+
+def test_a_transaction_is_unlisted_since_the_first_look_without_it():
+    looks = OpenTransactions()
+    first = looks.unlisted_since_ms()
+    assert first is not None
+    assert looks.unlisted_since_ms() == first
+    assert looks.unlisted_since_ms(7) is None
+    again = looks.unlisted_since_ms(6)
+    assert again is not None
+    assert again >= first

@@ -20,7 +20,7 @@ export const consumers = {
 const kind = (each) => (each.group ? "group" : each.kind === "client" ? "consumer" : each.kind);
 
 function state(each) {
-  if (each.state === "waiting_at_lso" && each.waits_for.length) return [badge("waiting_at_lso"), " for ", listed(each.waits_for.map((one) => link("/transactions", one.transactional_id ?? "whose name you may not see")))];
+  if (each.state === "waiting_at_lso" && each.waits_for.length) return [badge("waiting_at_lso"), " for ", listed(each.waits_for.map((one) => link("/transactions", one.transactional_id ?? "a transaction that is not in your list")))];
   return [badge(each.state === "empty" ? "no_members" : each.state), each.state === "catching_up" && each.trend === "grows" ? [" ", badge("grows")] : null];
 }
 
