@@ -569,6 +569,13 @@ class ForkedClient(IsologError):
     hint = "Create a client in the child, after the fork."
 
 
+class InterpreterEnding(IsologError):
+    """A client was used after the end of the program, which had sent its records already."""
+
+    code = "INTERPRETER_ENDING"
+    hint = "Use clients before the program ends, or in an exit handler that is registered later."
+
+
 class InternalError(IsologError):
     """The broker met an error that it did not expect."""
 

@@ -606,8 +606,12 @@ class Log(Closing):
                         raise
                     first = left  # the read starts at the earliest record that is left
 
+        numbers = sorted(span.starts)
         with ThreadPoolExecutor(_READERS_MAX) as readers:
-            parts = list(readers.map(of_partition, sorted(span.starts)))
+            try:
+                parts = list(readers.map(of_partition, numbers))
+            except RuntimeError:  # at the end of the interpreter no thread starts
+                parts = list(map(of_partition, numbers))
         return pa.Table.from_batches([batch for part in parts for batch in part], view.schema)
 
     # -- the connection -------------------------------------------------------------------------

@@ -6,11 +6,9 @@ Brokers use it to tell a reader that crashed from one that was closed, is slow, 
 
 from __future__ import annotations
 
-import atexit
 import logging
 import sys
 import time
-import weakref
 from typing import Final, Literal
 
 from msgspec.structs import replace
@@ -21,7 +19,7 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.reader_states import ReaderEnding
 from spark_stream.errors import IsologError
 from spark_stream.transport.client import client_loop
-from spark_stream.transport.lifetime import new_lock
+from spark_stream.transport.lifetime import at_end_while_used, new_lock
 from spark_stream.wire.consumer_messages import ReaderHeartbeat
 from spark_stream.wire.messages import Empty
 
@@ -64,7 +62,7 @@ class ReaderHeartbeats:
 
     def start(self) -> None:
         """Send the first heartbeat soon, and the others until the end of the reader."""
-        _running.add(self)
+        at_end_while_used(self._end_with_program)
         self._begin()
 
     def note_active(self) -> bool:
@@ -93,6 +91,14 @@ class ReaderHeartbeats:
         if not self._lifetime.is_over:
             call_elsewhere(("reader", id(self)), self.end)
 
+    def _end_with_program(self) -> None:
+        """Record the end of a reader that was not closed: clean, unless an error ends the program.
+
+        An error leaves its value in ``sys.last_value``.
+        """
+        is_clean = getattr(sys, "last_value", None) is None
+        self.end(ReaderEnding.CLEAN if is_clean else ReaderEnding.LOST)
+
     def _begin(self) -> None:
         if not self._is_over:
             call_elsewhere(("reader", id(self)), weakly(self._beat))
@@ -116,14 +122,3 @@ class ReaderHeartbeats:
             logger.debug("no heartbeat of the reader %r: %s", asked.consumer, error)
         else:
             self._asked = replace(self._asked, claim=False)
-
-
-_running: weakref.WeakSet[ReaderHeartbeats] = weakref.WeakSet()
-
-
-@atexit.register
-def _end_all() -> None:
-    """Record the end of readers that were not closed: clean, unless an error ends the program."""
-    ending = ReaderEnding.CLEAN if getattr(sys, "last_value", None) is None else ReaderEnding.LOST
-    for each in list(_running):
-        each.end(ending)

@@ -146,7 +146,7 @@ class SocketChannel:
         Raises:
             ForkedClient: the connection belongs to the parent of this process.
         """
-        if self._lifetime.is_over:
+        if self._lifetime.is_parents:
             raise self._lifetime.refusal()
         with self._lock:
             result = act(self._connection)

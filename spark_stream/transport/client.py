@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from spark_stream.errors import TlsFailed
+from spark_stream.errors import InterpreterEnding, TlsFailed
 from spark_stream.protocol import (
     Bytes,
     Connection,
@@ -47,7 +47,12 @@ def client_loop() -> Loop:
     with _loops_lock:
         found = _loops.get(os.getpid())
         if found is None:
-            found = _loops[os.getpid()] = Loop("isolog-io")
+            try:
+                found = _loops[os.getpid()] = Loop("isolog-io")
+            except RuntimeError:  # no thread starts
+                if threading.main_thread().is_alive():
+                    raise
+                raise InterpreterEnding("no connection begins at the end of a program") from None
         return found
 
 
@@ -136,7 +141,7 @@ class ClientChannel:
 
         False after a fork: the connection is the parent process's.
         """
-        return self._lost is None and not self._is_ending and not self._lifetime.is_over
+        return self._lost is None and not self._is_ending and not self._lifetime.is_parents
 
     def call(self, method: str, header: bytes, body: Bytes, timeout_s: float) -> Received:
         """Send a request and return its answer, a single frame.

@@ -1,26 +1,42 @@
-"""The lifetime of the process that made a client: forks, and objects that stay in the process.
+"""The lifetime of the process that made a client: forks, the end, and what stays in the process.
 
 A client belongs to the process that made it, its :class:`Lifetime`. A forked child has a copy of
 each client and none of the threads. So the child first unlocks its copies of locks, which a thread
 of the parent may have held. Then modules drop the parent's threads and connections, and objects
 drop the parent's calls. Each later use of such a copy raises :class:`ForkedClient`.
+
+The end of the interpreter ends the lifetime too. All threads have ended by then, except daemons.
+First the clients send their records and end their transactions and sessions, within ``EXIT_S``
+seconds. After that each use raises :class:`InterpreterEnding`. A wait would never end, because the
+interpreter stops the daemon threads.
 """
 
 from __future__ import annotations
 
+import atexit
+import logging
+import math
 import os
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
-from typing import NoReturn, SupportsIndex, TypeAlias
+from typing import Final, NoReturn, SupportsIndex, TypeAlias
 
-from spark_stream.errors import ForkedClient, NotPicklable
+from spark_stream.errors import ForkedClient, InterpreterEnding, IsologError, NotPicklable
+
+logger = logging.getLogger(__name__)
+
+EXIT_S: Final = 10.0
+"""How long the clients of a process may delay its end."""
 
 Lock: TypeAlias = threading.RLock
 
 _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 _modules: list[Callable[[], None]] = []
 _methods: set[weakref.WeakMethod[Callable[[], None]]] = set()
+_endings: dict[weakref.WeakMethod[Callable[[], None]], None] = {}
 
 
 class Lifetime:
@@ -28,16 +44,60 @@ class Lifetime:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
+        self.is_parents = False
+        """Whether this process was forked, so that the connections belong to its parent."""
         self.is_over = False
-        """Whether its clients must leave their connections alone."""
+        """Whether its clients must not be used any more."""
+        self._deadline = math.inf
+        self._has_end = False
 
     def check(self) -> None:
         """Raise the error of :meth:`refusal` if the lifetime has ended."""
         if self.is_over:
             raise self.refusal()
 
-    def refusal(self) -> ForkedClient:
+    def bounded(self, deadline: float) -> float:
+        """Return the earlier one of a deadline and the limit for the end of the interpreter."""
+        return min(deadline, self._deadline)
+
+    def seconds_left(self, timeout_s: float | None = None) -> float | None:
+        """Return a timeout that keeps the limit for the end of the interpreter."""
+        if self._deadline == math.inf:
+            return timeout_s
+        left = max(0.0, self._deadline - time.monotonic())
+        return left if timeout_s is None else min(left, timeout_s)
+
+    def begin(self) -> None:
+        """Have the lifetime ended with a worker of ``multiprocessing``, which skips exit handlers.
+
+        Its end is :func:`end_lifetime`, as that of every interpreter.
+        """
+        if self._has_end:
+            return
+        self._has_end = True
+        processes = sys.modules.get("multiprocessing.process")
+        if processes is not None and processes.parent_process() is not None:
+            from multiprocessing.util import Finalize  # only in such a worker
+
+            Finalize(None, end_lifetime, exitpriority=0)
+
+    def end(self) -> None:
+        """End the clients of this process, at the end of its interpreter."""
+        if self.is_over:
+            return
+        self._deadline = time.monotonic() + EXIT_S
+        for each in reversed(list(_endings)):
+            if (act := each()) is not None:
+                try:
+                    act()
+                except Exception:
+                    logger.exception("a client could not be closed at the end of the program")
+        self.is_over = True
+
+    def refusal(self) -> IsologError:
         """Return the error for each use of a client after the end of its lifetime."""
+        if not self.is_parents:
+            return InterpreterEnding("the program has ended, and its clients with it")
         return ForkedClient(
             f"this client belongs to process {self.pid}, and process {os.getpid()} was forked",
             pid=self.pid,
@@ -45,6 +105,17 @@ class Lifetime:
 
 
 _present = Lifetime()
+
+
+@atexit.register
+def end_lifetime() -> None:
+    """End the lifetime of the running process."""
+    _present.end()
+
+
+def at_end_while_used(act: Callable[[], None]) -> None:
+    """Have an object's method called at the end of the interpreter, the latest object first."""
+    _endings[weakref.WeakMethod(act, lambda ended: _endings.pop(ended, None))] = None
 
 
 def present_lifetime() -> Lifetime:
@@ -80,7 +151,8 @@ def in_child_while_used(act: Callable[[], None]) -> None:
 
 def _leave_parent() -> None:
     global _present
-    _present.is_over = True
+    _present.is_parents = _present.is_over = True
+    _endings.clear()
     _present = Lifetime()
     for lock in list(_locks):
         lock._at_fork_reinit()  # type: ignore[attr-defined]  # as logging and threading do

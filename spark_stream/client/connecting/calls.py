@@ -2,8 +2,8 @@
 
 Callbacks of the loop must not wait, and callers of a producer should not. So connecting and asking
 are done here. Calls with the same key run one after another, on one thread: a broker that does not
-answer blocks one thread, however many calls to it are waiting. A thread ends when no call is left.
-A forked process starts without threads.
+answer blocks one thread, however many calls to it are waiting. Threads without a call end, except
+one: at the end of the interpreter no thread starts. A forked process starts without threads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Final
 
-from spark_stream.transport.lifetime import in_child, new_lock
+from spark_stream.transport.lifetime import in_child_while_used, new_lock
 
 logger = logging.getLogger(__name__)
 
@@ -25,59 +25,100 @@ Call = Callable[[], None]
 
 
 class CallPool:
-    """The threads of one process."""
+    """Up to ``threads_max`` threads of a process. The last of them waits for more calls."""
 
-    def __init__(self) -> None:
-        self._lock = new_lock()
+    def __init__(self, threads_max: int, name: str) -> None:
+        self._threads_max = threads_max
+        self._name = name
+        self._begin()
+        in_child_while_used(self._begin)  # a forked child has neither the threads nor the calls
+
+    def _begin(self) -> None:
+        self._changed = threading.Condition(new_lock())
         self._waiting: deque[tuple[Hashable, Call]] = deque()
         self._busy: set[Hashable] = set()
+        self._threads = 0
+        self._idle = 0  # 1 if a thread waits for a call
 
     def add(self, key: Hashable, call: Call) -> None:
-        """Queue a call, behind the earlier ones of this key."""
-        with self._lock:
-            if key in self._busy or len(self._busy) >= THREADS_MAX:
-                self._waiting.append((key, call))
-                return
-            self._busy.add(key)
-        try:
-            threading.Thread(
-                target=self._run, args=(key, call), name="isolog-calls", daemon=True
-            ).start()
-        except RuntimeError:  # no more threads, or the interpreter is ending
-            with self._lock:
-                self._busy.remove(key)
-            raise
+        """Queue a call, behind the earlier ones of this key.
 
-    def _run(self, key: Hashable, call: Call) -> None:
+        Raises:
+            RuntimeError: there is no thread, and none starts.
+        """
+        with self._changed:
+            self._waiting.append((key, call))
+            if key in self._busy:
+                return
+            if self._idle:
+                self._idle = 0
+                self._changed.notify_all()
+                return
+            if self._threads >= self._threads_max:
+                return
+            self._threads += 1
+        try:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        except RuntimeError:  # no more threads, or the interpreter is ending
+            with self._changed:
+                self._threads -= 1
+                if not self._threads:
+                    self._waiting.remove((key, call))
+                    raise
+
+    def keep_thread(self) -> None:
+        """Start a thread now, because none starts at the end of the interpreter."""
+        if not self._threads:
+            self.add(self, _do_nothing)
+
+    def await_idle(self, timeout_s: float | None) -> None:
+        """Wait until all calls have returned, or for so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._waiting or self._busy), timeout_s)
+
+    def _run(self) -> None:
         while True:
+            with self._changed:
+                while (found := self._take()) is None:
+                    self._changed.notify_all()
+                    if self._idle:
+                        self._threads -= 1
+                        return
+                    self._idle = 1
+                    self._changed.wait_for(lambda: not self._idle)
+                key, call = found
             try:
                 call()
             except Exception:
                 logger.exception("a call to a broker failed unexpectedly")
-            with self._lock:
+            del found, call  # and the objects that they refer to
+            with self._changed:
                 self._busy.remove(key)
-                free = (each for each in self._waiting if each[0] not in self._busy)
-                following = next(free, None)
-                if following is None:
-                    return
-                self._waiting.remove(following)
-                key, call = following
-                self._busy.add(key)
+
+    def _take(self) -> tuple[Hashable, Call] | None:
+        """Return a waiting call whose key is free. The caller holds the lock."""
+        found = next((each for each in self._waiting if each[0] not in self._busy), None)
+        if found is not None:
+            self._waiting.remove(found)
+            self._busy.add(found[0])
+        return found
 
 
-_pool = CallPool()
+def _do_nothing() -> None:
+    pass
 
 
-@in_child
-def _begin_anew() -> None:
-    """Start without the parent's threads and calls, in a child that was just forked."""
-    global _pool
-    _pool = CallPool()
+_pool = CallPool(THREADS_MAX, "isolog-calls")
 
 
 def call_elsewhere(key: Hashable, call: Call) -> None:
     """Run a call on one of the process's threads for calls; see the module."""
     _pool.add(key, call)
+
+
+def keep_calling() -> None:
+    """Start a thread for calls, for the end of the interpreter."""
+    _pool.keep_thread()
 
 
 def weakly(method: Callable[..., None], *arguments: object) -> Callable[..., None]:

@@ -111,6 +111,7 @@ class ClusterConnection(ProcessBound):
     ) -> None:
         self.lifetime = present_lifetime()
         """The lifetime of the process that made it. All that uses this connection belongs to it."""
+        self.lifetime.begin()
         self._access = access
         self.rack = rack_of(rack)
         if (bootstrap is None) == (path is None):
@@ -210,7 +211,7 @@ class ClusterConnection(ProcessBound):
         call should not run at two brokers, so each broker gets more time. It is an operator's call,
         so it fails immediately if the metadata store takes no changes until an operator repairs it.
         """
-        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        deadline = self._deadline(timeout_s)
         leader: BrokerLink | None = None
         sent_on = False
         lost: IsologError | None = None  # why the leader that was named did not answer
@@ -267,7 +268,7 @@ class ClusterConnection(ProcessBound):
             WrongCluster: the broker is of another log.
             UnknownLog: there is no log.
         """
-        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        deadline = self._deadline(timeout_s)
         found = self._present()
         if found is not None:
             if self._path is None and time.monotonic() >= self._ask_at:
@@ -288,13 +289,17 @@ class ClusterConnection(ProcessBound):
 
         If that fails, the next call goes to another broker.
         """
-        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        deadline = self._deadline(timeout_s)
         link = self.link(seconds_left(deadline))
         try:
             link.connect(seconds_left(deadline))
         except _LOST:
             self._give_up(link)
             raise
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        within_s = self.timeout_s if timeout_s is None else timeout_s
+        return self.lifetime.bounded(time.monotonic() + within_s)
 
     def turn(self, deadline: float, tries: int = 0, *, once: bool = False) -> float:
         """Return the seconds for one try: not all that are left if there is another broker.

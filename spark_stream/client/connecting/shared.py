@@ -18,7 +18,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from spark_stream.client.connecting.access import Access
-from spark_stream.client.connecting.calls import call_elsewhere
+from spark_stream.client.connecting.calls import call_elsewhere, keep_calling
 from spark_stream.errors import BrokerUnavailable, IsologError, SessionOver, Unauthenticated
 from spark_stream.transport.client import CLIENT_LIMITS, ClientChannel, client_loop
 from spark_stream.transport.failures import TRANSPORT_ERRORS, Greeting, failure_of, read_greeting
@@ -188,6 +188,7 @@ def shared_channel(
         if found is not None:
             return found
         _channels[address, access] = made
+    keep_calling()
     return made
 
 

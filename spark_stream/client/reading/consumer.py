@@ -417,7 +417,7 @@ class Consumer(Closing):
         """Stop the fetches; running iterators end. A member of a group leaves it.
 
         It stores its positions before, up to the last record after which another was asked for.
-        In a forked child this does nothing.
+        In a forked child, and after the end of the program, this does nothing.
         """
         if self._connection.lifetime.is_over:
             return
@@ -509,7 +509,8 @@ class Consumer(Closing):
         watch = None if self._name is None else self.check_owner
         pause = _CUT_PAUSE_FIRST_S
         while not self._closed.is_set():
-            self._connection.lifetime.check()
+            if self._connection.lifetime.is_parents:
+                raise self._connection.lifetime.refusal()
             self._stop_feed()
             if watch is not None and time.monotonic() - self._checked > WATCH_S:
                 watch()  # under read_atomic feeds may be too short-lived to watch

@@ -98,7 +98,7 @@ class Producer(ProcessBound):
     """A producer, for any thread. Use it as a context manager, or call :meth:`close`.
 
     A producer that is dropped without either still sends what it has taken, and logs a failure as a
-    warning. When the process ends, what was not sent yet is lost: flush first.
+    warning. So does a program that ends, for up to ten seconds. It aborts open transactions.
 
     ``isolation``: with ``read_uncommitted`` records are acknowledged when the leader has appended
     them, with ``read_committed`` when they are below the high watermark. ``linger_ms``: how long a
@@ -340,7 +340,8 @@ class Producer(ProcessBound):
     def close(self) -> None:
         """Flush, then close the streams; raise what :meth:`flush` raises.
 
-        In a forked child this does nothing: the records are its parent's to send.
+        This does nothing in a forked child, whose parent sends the records, and after the end of
+        the program, which has sent them.
         """
         if self._closed or self._connection.lifetime.is_over:
             return

@@ -14,34 +14,28 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from typing import Final, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from spark_stream.client.connecting.calls import CallPool
 from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import Settlement, Unacknowledged
 from spark_stream.errors import IsologError, UnknownOutcome
 from spark_stream.transport.lifetime import (
     Lifetime,
     ProcessBound,
-    in_child,
     new_lock,
     present_lifetime,
 )
 
 logger = logging.getLogger(__name__)
 
-_callbacks = ThreadPoolExecutor(1, "isolog-callbacks")  # starts its thread when first used
-
-
-@in_child
-def _begin_anew() -> None:
-    """Make another executor: a forked child does not have its parent's thread."""
-    global _callbacks
-    _callbacks = ThreadPoolExecutor(1, "isolog-callbacks")
-
+CALLBACKS: Final = CallPool(1, "isolog-callbacks")
+"""Calls the callbacks of futures. Its thread starts with the first callback."""
 
 _FAILURES_KEPT: Final = 1024
 _SETTLED: Final = ("CANCELLED_AND_NOTIFIED", "FINISHED")
@@ -157,7 +151,8 @@ class Promise(ProcessBound, Future[Written]):
 
     def add_done_callback(self, fn: Callable[[Future[Written]], object]) -> None:
         """Add a callback as for any future; it may wait, and may call the producer."""
-        super().add_done_callback(lambda _: _callbacks.submit(self._call, fn))
+        CALLBACKS.keep_thread()
+        super().add_done_callback(lambda _: CALLBACKS.add(None, partial(self._call, fn)))
 
     def _call(self, fn: Callable[[Future[Written]], object]) -> None:
         try:

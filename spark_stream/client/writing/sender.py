@@ -33,10 +33,10 @@ from spark_stream.client.writing.buffer import Buffer, Share
 from spark_stream.client.writing.lanes import ProducerIdentity, Settlement, Unacknowledged
 from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
 from spark_stream.client.writing.pending import Pending
-from spark_stream.client.writing.promises import Failures, Gathering, Promise
+from spark_stream.client.writing.promises import CALLBACKS, Failures, Gathering, Promise
 from spark_stream.client.writing.shell import ProducerShell, Settings
-from spark_stream.errors import InternalError, InvalidRequest, IsologError
-from spark_stream.transport.lifetime import in_child_while_used, new_lock
+from spark_stream.errors import InternalError, InterpreterEnding, InvalidRequest, IsologError
+from spark_stream.transport.lifetime import at_end_while_used, in_child_while_used, new_lock
 from spark_stream.wire.messages import TopicDescription
 
 logger = logging.getLogger(__name__)
@@ -90,6 +90,7 @@ class Sender:
         self._open: dict[str, Pending] = {}  # the pending ones that records may join
         self._dropped = False
         in_child_while_used(self._leave_parent)
+        at_end_while_used(self._end_with_program)
 
     def _leave_parent(self) -> None:
         """Take nothing more in a forked child: the records so far are the parent's to send."""
@@ -245,7 +246,7 @@ class Sender:
             ForkedClient: the producer belongs to the parent of this process.
         """
         self._lifetime.check()
-        self.buffer.await_settled(timeout)
+        self.buffer.await_settled(self._lifetime.seconds_left(timeout))
         self.failures.tell()
 
     def discard(self, error: IsologError) -> None:
@@ -265,6 +266,18 @@ class Sender:
         """Take nothing more; the streams end once everything is settled."""
         self.buffer.close(InvalidRequest("the producer is closed", hint="Make a new one."))
         self._shell.event(lambda core, _: core.close())
+
+    def _end_with_program(self) -> None:
+        """Send what was taken, in the time that is left, and fail the rest."""
+        refusal = InterpreterEnding("the program ended before this was acknowledged")
+        if self.buffer.closed is None or self.buffer.outstanding:
+            try:
+                self.flush(None)
+            except (IsologError, TimeoutError) as error:
+                logger.warning("a program ended without close(), and a write failed: %s", error)
+        self.buffer.close(refusal)
+        self.discard(refusal)
+        CALLBACKS.await_idle(self._lifetime.seconds_left())
 
     def drop(self) -> None:
         """Send what was taken, then close; for a producer that was dropped.

@@ -36,7 +36,7 @@ from spark_stream.errors import (
     UnknownTopic,
     UnknownTransaction,
 )
-from spark_stream.transport.lifetime import ProcessBound, new_lock
+from spark_stream.transport.lifetime import ProcessBound, at_end_while_used, new_lock
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
 from spark_stream.wire.transaction_messages import Branch
 
@@ -93,6 +93,7 @@ class TransactionalProducer(Producer):
         self._positioned: dict[str, Positioned] = {}
         """The consumers of these positions, by name."""
         self._timeout_ms = transaction_timeout_ms
+        at_end_while_used(self._end_with_program)
         try:
             self._take_over()
         except BaseException:
@@ -345,12 +346,20 @@ class TransactionalProducer(Producer):
                 logger.warning("%s is not aborted yet: %s", self._named(), error)
 
     def abandon(self) -> None:
-        """Abort the open transaction, if there is one. In a forked child it is the parent's."""
+        """Abort the open transaction, unless it belongs to the parent of this process."""
         if self._connection.lifetime.is_over:
             return
         with self._deciding:
             if self._branch is not None:
                 self._give_up(self._branch)
+
+    def _end_with_program(self) -> None:
+        """Abort the open transaction, unless another thread is ending it."""
+        if self._deciding.acquire(timeout=self._connection.lifetime.seconds_left() or 0.0):
+            try:
+                self.abandon()
+            finally:
+                self._deciding.release()
 
     def _refusal(self, failure: IsologError | None) -> IsologError:
         """Return what a commit raises after this failure of a write."""
