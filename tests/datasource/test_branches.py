@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 import re
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
 from spark_stream.consistency.transactions.transactions import Content
+from spark_stream.datasource.options import sink_options
+from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.values.content import Measure, Replays
+from spark_stream.datasource.writing import writer
 from spark_stream.datasource.writing.branches import (
     TaskBranch,
     WrittenRows,
@@ -22,12 +27,16 @@ from spark_stream.datasource.writing.branches import (
 )
 from spark_stream.datasource.writing.driver import NO_PLAN, Plan
 from spark_stream.datasource.writing.identity import BranchIdentity
+from spark_stream.datasource.writing.task import Wrote
+from spark_stream.datasource.writing.writer import IsologStreamWriter
 from spark_stream.errors import (
     BrokerUnavailable,
     DifferentReplay,
+    InvalidRequest,
     InvalidTransaction,
     IsologError,
     ProducerFenced,
+    RequestTimeout,
     TransactionAborted,
     UnknownTransaction,
 )
@@ -247,6 +256,31 @@ def test_an_abort_that_fails_is_told_and_raises_nothing(caplog: pytest.LogCaptur
         drop(Calls(BrokerUnavailable("gone")), FIRST)  # type: ignore[arg-type]
         stop(Calls(BrokerUnavailable("gone")), PLAN, 3)  # type: ignore[arg-type]
     assert len(caplog.records) == 3
+
+
+def test_an_abort_ends_after_the_first_call_without_an_answer() -> None:
+    calls = Calls(RequestTimeout("no answer"))
+    abort(calls, [FIRST, replace(FIRST, number=6)])  # type: ignore[arg-type]
+    assert len(calls.made) == 1
+    refused = Calls(InvalidRequest("no"))
+    abort(refused, [FIRST, replace(FIRST, number=6)])  # type: ignore[arg-type]
+    assert len(refused.made) == 2
+
+
+def test_a_sink_aborts_no_branch_after_a_call_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = sink_options({"bootstrap": "127.0.0.1:1", "topic": "t"})
+    monkeypatch.setattr(writer, "is_worker", lambda module: True)
+    sink = IsologStreamWriter(options, to_spark(pa.schema([("n", pa.int64())])))
+    sink._task = replace(sink._task, plan=PLAN)
+    messages = [Wrote("log", wrote(FIRST)), Wrote("log", wrote(replace(FIRST, number=6)))]
+    for error, made in ((RequestTimeout, 1), (InvalidRequest, 3)):
+        calls = Calls(error("no"))
+        session = SimpleNamespace(transactions=calls)
+        monkeypatch.setattr(writer, "session_for_aborts", lambda place, found=session: found)
+        sink.abort(messages, 3)
+        assert len(calls.made) == made
 
 
 def test_a_failed_task_drops_its_branch_and_no_other() -> None:

@@ -44,7 +44,8 @@ class Session(Struct, frozen=True):
     cluster_id: str
 
 
-_ABORT_S: Final = 5.0
+_BRIEF_S: Final = 5.0
+"""The limit of a call in the driver that Spark does not interrupt when it stops a query."""
 
 _lock = threading.Lock()
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
@@ -129,13 +130,32 @@ def _token_for(
     return token
 
 
-def session_for_aborts(place: Place) -> Session:
-    """Return a session whose calls wait for a moment only.
+def brief(place: Place) -> Place:
+    """Return the place with a limit of a few seconds for each call."""
+    return replace(place, timeout_s=min(place.timeout_s, _BRIEF_S))
 
-    An abort is best effort: a transaction also times out. A query that stops must not wait once
-    more for brokers that are gone. Raises as a session.
+
+def session_for_aborts(place: Place) -> Session:
+    """Return a session with a limit of a few seconds for each call.
+
+    An abort is best effort, because the transaction also times out. A query that stops must not
+    wait again for a broker that hangs. Raises as a session.
     """
-    return session(replace(place, timeout_s=min(place.timeout_s, _ABORT_S)))
+    return session(brief(place))
+
+
+def recalled(place: Place, cluster_id: str | None) -> Place | None:
+    """Return the place for the tasks of a query whose log does not answer.
+
+    ``cluster_id``: the id of the log on record. Without it, the id is that of this process's
+    earlier session. If there was no session, return None.
+    """
+    with _lock:
+        known = _sessions.get((os.getpid(), place))
+    if known is None:
+        return None if cluster_id is None else replace(place, cluster_id=cluster_id)
+    brokers = tuple(sorted(known.connection.brokers))
+    return replace(place, cluster_id=cluster_id or known.cluster_id, brokers=brokers)
 
 
 def _still_there(known: Session) -> bool:

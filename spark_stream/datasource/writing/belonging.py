@@ -44,6 +44,12 @@ def check_checkpoint(checkpoint: str | None, place: Place) -> None:
         )
 
 
+def noted_log(checkpoint: str | None) -> str | None:
+    """Return the id of the log that the checkpoint belongs to, or None without a note."""
+    folder = _local(checkpoint)
+    return None if folder is None else _noted(folder / NOTE)
+
+
 def _local(checkpoint: str | None) -> Path | None:
     """Return the checkpoint as a directory of this host; None if it is not one."""
     if not checkpoint:

@@ -222,9 +222,10 @@ def drop(transactions: TransactionsClient, branch: TaskBranch) -> None:
 
 
 def abort(transactions: TransactionsClient, branches: Iterable[TaskBranch]) -> None:
-    """Abort what is still open of the branches' transactions. Raise nothing.
+    """Abort the open transactions of the branches. Raise nothing.
 
-    The query's next run, or the timeout, aborts what cannot be aborted now.
+    The query's next run, or the timeout, aborts the rest. If the log does not answer, the first
+    call is the last: a query that stops waits for one call.
     """
     for whole in {branch.transaction for branch in branches if not branch.committed}:
         try:
@@ -233,13 +234,20 @@ def abort(transactions: TransactionsClient, branches: Iterable[TaskBranch]) -> N
             pass  # it is decided, or has another owner: there is nothing to abort
         except IsologError as error:
             logger.warning("transaction %d of %r was not aborted: %s", whole[2], whole[0], error)
+            if error.retriable:
+                return
 
 
-def stop(transactions: TransactionsClient, plan: Plan, batch: int) -> None:
-    """Give up what the driver has planned until now, whatever tasks there were. Raise nothing."""
+def stop(transactions: TransactionsClient, plan: Plan, batch: int) -> bool:
+    """Abort everything that the driver has planned until now. Raise nothing.
+
+    Return False if the log does not answer.
+    """
     if not plan.run:
-        return
+        return True
     try:
         transactions.stop_run(plan.run, plan.planned, batch)
     except IsologError as error:
         logger.warning("batch %d was not aborted: %s", batch, error)
+        return not error.retriable
+    return True

@@ -25,10 +25,13 @@ from spark_stream.client.topics import named_topic
 from spark_stream.client.writing.keys import has_keys
 from spark_stream.client.writing.producer import Producer
 from spark_stream.datasource.options import SinkOptions
+from spark_stream.datasource.spark.place import Place
 from spark_stream.datasource.spark.session import (
     Grant,
     Session,
+    brief,
     located,
+    recalled,
     session,
     session_for_aborts,
 )
@@ -36,7 +39,7 @@ from spark_stream.datasource.spark.types import check_collations, to_arrow
 from spark_stream.datasource.values.content import Measure, measured, summed
 from spark_stream.datasource.values.earlier_content import measured_by_column
 from spark_stream.datasource.writing.bad_rows import BadRows, sort_out
-from spark_stream.datasource.writing.belonging import check_checkpoint
+from spark_stream.datasource.writing.belonging import check_checkpoint, noted_log
 from spark_stream.datasource.writing.branches import TaskBranch, WrittenRows, drop, open_branch
 from spark_stream.datasource.writing.dead_letters import (
     DeadLetterWriter,
@@ -96,9 +99,12 @@ class TaskWriter(Struct, frozen=True):
     seen: Seen | None = None
 
     def prepare(self, *, lasting: bool = False) -> TaskWriter:
-        """Do all checks that need no row; return the writer with the log that is there now.
+        """Check all that needs no row. Return the writer with the present log.
 
         Makes a missing log and a missing topic if asked to. ``lasting``: for a streaming query.
+        Spark does not interrupt its planner when it stops a query. So if a query's log does not
+        answer within a few seconds, the tasks wait for it and repeat the checks. A query with a
+        credential waits here, because its tasks need a token.
 
         Raises:
             UnknownLog: there is no log, and none is to be made.
@@ -109,6 +115,26 @@ class TaskWriter(Struct, frozen=True):
         arrow = to_arrow(self.schema)
         check_collations(self.schema)
         check_routing(arrow, self.options.topic)
+        place = self.options.place
+        if not lasting or place.access.has_credential:
+            return self._checked(arrow, lasting=lasting)
+        try:
+            checked = self._at(brief(place))._checked(arrow, lasting=True)
+        except IsologError as error:
+            if not error.retriable:
+                raise
+            known = recalled(brief(place), noted_log(self.options.checkpoint))
+            if known is None:  # the tasks need the log's id, so that they find no other log
+                return self._checked(arrow, lasting=True)
+            check_checkpoint(self.options.checkpoint, known)
+            logger.warning("the log does not answer, so the batch's tasks wait for it: %s", error)
+            checked = self._at(known)
+        return checked._at(replace(checked.options.place, timeout_s=place.timeout_s))
+
+    def _at(self, place: Place) -> TaskWriter:
+        return replace(self, options=replace(self.options, place=place))
+
+    def _checked(self, arrow: pa.Schema, *, lasting: bool) -> TaskWriter:
         place = located(
             self.options.place,
             _grants(self.options),
@@ -123,7 +149,7 @@ class TaskWriter(Struct, frozen=True):
                 create=self.options.create_topic,
                 replication_factor=self.options.replication_factor,
             )
-        ready = replace(self, options=replace(self.options, place=place))
+        ready = self._at(place)
         if ready.options.topic is None:
             return ready
         known = find_topic(ready.options, ready.options.topic, arrow)

@@ -88,11 +88,10 @@ class IsologStreamWriter(Travels, DataSourceStreamArrowWriter):
         log_session = _reached(self._task)
         if log_session is None:
             return
-        branches.stop(
-            log_session.transactions, self._task.plan, batchId
-        )  # there may be no messages
-        written = _written(messages)
-        branches.abort(log_session.transactions, [each.branch for each in written if each.branch])
+        transactions = log_session.transactions
+        if branches.stop(transactions, self._task.plan, batchId):  # there may be no messages
+            written = _written(messages)
+            branches.abort(transactions, [each.branch for each in written if each.branch])
 
 
 def _reached(task: TaskWriter) -> Session | None:
