@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.transactions.transactions import PositionOf
-from spark_stream.errors import ConsumerFenced
+from spark_stream.errors import ConsumerFenced, UnknownTopic
+from spark_stream.scripts.steps import FindTopic
 from spark_stream.scripts.transactions.positions import (
     check_owners,
+    commit_positions,
     own_name,
     read_positions,
     store_positions,
 )
 from tests.scripts.on_store import OnStore
+from tests.simulation.broker import SCHEMA
 from tests.simulation.store import MemoryRecords, MemoryStore
 
 
@@ -39,6 +43,35 @@ def test_positions_stored_by_two_at_once_are_both_there(on):
     on.run(store_positions([position(6, 1)], {}))
     late.end()
     assert on.run(read_positions("c")) == [position(5), position(6, 1)]
+
+
+@pytest.mark.rule(
+    "a commit of positions in a deleted topic fails", "scripts/transactions/positions.py"
+)
+def test_positions_in_a_deleted_topic_are_not_committed():
+    topics = {"t": "id"}
+
+    class WithTopics(OnStore):
+        def carry_out(self, step):
+            if isinstance(step, FindTopic):
+                if step.name not in topics:
+                    raise UnknownTopic(step.name)
+                return Topic(step.name, topics[step.name], SCHEMA, 2, {}, replication_factor=1)
+            return super().carry_out(step)
+
+    on = WithTopics(MemoryStore(MemoryRecords()))
+    on.run(own_name("c", "mine"))
+    on.run(commit_positions([position(5)], {"c": "mine"}))
+    deleted = PositionOf("c", "u", "id-of-u", 0, 9)
+    with pytest.raises(UnknownTopic, match="'u'"):
+        on.run(commit_positions([deleted, position(6)], {"c": "mine"}))
+    assert on.run(read_positions("c")) == [position(6)]
+    topics["t"] = "id of the next one"
+    with pytest.raises(UnknownTopic, match="'t'"):
+        on.run(commit_positions([position(7)], {"c": "mine"}))
+    with pytest.raises(ConsumerFenced):
+        on.run(commit_positions([position(7)], {"c": "another"}))
+    assert on.run(read_positions("c")) == [position(6)]
 
 
 def test_an_instance_that_lost_its_name_stores_nothing(on):

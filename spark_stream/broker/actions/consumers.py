@@ -264,7 +264,7 @@ def _shown(context: BrokerContext, found: Iterable[PositionOf]) -> Positions:
 
 
 def commit_position(context: BrokerContext, asked: Positions) -> Empty:
-    context.transactions.run(positions.store_positions(asked.positions, asked.owners))
+    context.transactions.run(positions.commit_positions(asked.positions, asked.owners))
     return Empty()
 
 

@@ -307,6 +307,7 @@ class Consumer(Closing):
         Raises:
             InvalidOption: the consumer has no name, and is in no group.
             ConsumerFenced: another consumer has taken over the name, or a partition.
+            UnknownTopic: a topic was deleted. The positions in the other topics are stored.
             InvalidRequest: the consumer is closed.
         """
         self._check_open()

@@ -6,6 +6,7 @@ An owner is a text: a named consumer's instance, or a member of a group (``group
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from spark_stream.cluster.consumers import (
@@ -18,8 +19,8 @@ from spark_stream.cluster.consumers import (
 from spark_stream.consistency import groups
 from spark_stream.consistency.groups import Group, Owner
 from spark_stream.consistency.transactions.transactions import PositionOf, State, Transaction
-from spark_stream.errors import ConsumerFenced, InvalidRequest
-from spark_stream.scripts.steps import Get, PutRecord, Script
+from spark_stream.errors import ConsumerFenced, InvalidRequest, UnknownTopic
+from spark_stream.scripts.steps import FindTopic, Get, PutRecord, Refresh, Script
 from spark_stream.scripts.transactions import records
 
 Value = Mapping[str, Any]
@@ -64,6 +65,35 @@ def check_owners(owners: Mapping[str, str], positions: Sequence[PositionOf] = ()
     for name, owner in owners.items():
         record = yield from Get(CONSUMERS + name)
         _check_owner(name, {} if record is None else record.value, owner, mine.get(name, ()))
+
+
+def commit_positions(positions: Sequence[PositionOf], owners: Mapping[str, str]) -> Script[None]:
+    """Store the positions in topics that exist, outside of any transaction.
+
+    Raises:
+        ConsumerFenced, InvalidRequest: as :func:`store_positions`. No position is stored.
+        UnknownTopic: naming a topic that was deleted, or created again, before this call. The
+            positions in the other topics are stored.
+    """
+    yield Refresh()
+    present: set[tuple[str, str]] = set()
+    for name in sorted({each.topic for each in positions}):
+        with suppress(UnknownTopic):
+            present.add((name, (yield from FindTopic(name)).id))
+    kept = [each for each in positions if (each.topic, each.topic_id) in present]
+    if kept:
+        yield from store_positions(kept, owners)
+    else:
+        yield from check_owners(owners)
+    for each in positions:
+        if (each.topic, each.topic_id) not in present:
+            raise UnknownTopic(
+                f"topic {each.topic!r} was deleted, so the position of {each.consumer!r} in it is"
+                " not stored",
+                hint="Start the consumer again, with topics that exist.",
+                topic=each.topic,
+                topic_id=each.topic_id,
+            )
 
 
 def store_positions(positions: Sequence[PositionOf], owners: Mapping[str, str]) -> Script[None]:

@@ -15,6 +15,7 @@ from spark_stream.errors import (
     InvalidOption,
     InvalidTransaction,
     TransactionAborted,
+    UnknownTopic,
 )
 from tests.support import BrokerProcess, eventually, values
 
@@ -83,6 +84,27 @@ def test_a_topic_that_was_made_anew_begins_at_start(log, topic, name):
     fill(log, topic, 10)
     with log.consumer(topic, name=name, start=2) as consumer:
         assert consumer.position() == {(topic, 0): 2}
+
+
+@pytest.mark.parametrize("option", ["name", "group"])
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "created again"])
+def test_commit_fails_if_a_topic_was_deleted(log, topic, name, option, again):
+    """The positions in the other topics are stored."""
+    other = f"{topic}-other"
+    fill(log, topic, 3)
+    fill(log, other, 3)
+    options = {"name": name} if option == "name" else {"group": name, "auto_commit": False}
+    with log.consumer([topic, other], **options) as consumer:
+        while set(consumer.position().values()) != {3}:
+            consumer.poll(timeout=10)
+        log.delete_topic(topic)
+        if again:
+            fill(log, topic, 3)
+        with pytest.raises(UnknownTopic, match=f"{topic!r} was deleted") as raised:
+            consumer.commit()
+        assert raised.value.details["topic"] == topic
+        assert stored(log, name)[other, 0] == 3
+        assert stored(log, name).get((topic, 0), 0) == 0
 
 
 def test_a_position_is_kept_over_a_kill(broker):
