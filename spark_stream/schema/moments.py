@@ -2,6 +2,7 @@
 
 ISO 8601 throughout. A moment of a column with a zone is in UTC and ends in ``Z``. A year outside 0
 to 9999 has a sign (``+10000-01-01``), as ISO 8601 requires. A duration is in seconds: ``PT1.5S``.
+Spark's text for a duration is the other one that is written and read.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ _YEAR: Final = r"^(?P<year>[+-][0-9]{4,15})(?P<rest>-.*)$"
 _ZONE: Final = r"(?:[zZ]|[+-][0-9]{2}(?::?[0-9]{2})?)$"
 _TIME: Final = ":"  # a date without a time has none, but ends like a zone (…-01)
 _DURATION: Final = r"^(?P<sign>-?)PT(?P<whole>[0-9]{1,19})(?:\.(?P<part>[0-9]{1,9}))?S$"
+_INTERVAL: Final = (
+    r"^INTERVAL '(?P<sign>-?)(?P<days>[0-9]{1,9}) (?P<hours>[0-9]{2}):(?P<minutes>[0-9]{2})"
+    r":(?P<seconds>[0-9]{2})(?:\.(?P<part>[0-9]{1,9}))?' DAY TO SECOND$"
+)
 _NO_FRACTION: Final = r"\.0+$"
+_ZEROS: Final = r"\.0+$|(\.[0-9]*[1-9])0+$"
+"""The zeros at the end of a fraction, which is the first group if it has other digits."""
 
 Integers = npt.NDArray[np.int64]
 
@@ -59,22 +66,33 @@ def moment_texts(array: pa.Array) -> pa.StringArray:
 
 def time_texts(array: pa.Array) -> pa.StringArray:
     """Write times of day: ``12:30:00.5``."""
-    return pc.replace_substring_regex(array.cast(pa.string()), _NO_FRACTION, "")
+    return pc.replace_substring_regex(array.cast(pa.string()), _ZEROS, r"\1")
 
 
 def duration_texts(array: pa.Array) -> pa.StringArray:
     """Write durations: ``PT90S``, ``-PT0.000001S``."""
+    sign, seconds, fraction = _duration_parts(array)
+    return _joined(sign, "PT", seconds.cast(pa.string()), fraction, "S")
+
+
+def interval_texts(array: pa.Array) -> pa.StringArray:
+    """Write durations as Spark does: ``INTERVAL '-1 02:03:04.5' DAY TO SECOND``."""
+    sign, seconds, fraction = _duration_parts(array)
+    days = pc.divide(seconds, _DAY_S)
+    clock = pc.subtract(seconds, pc.multiply(days, _DAY_S)).cast(pa.int32()).cast(pa.time32("s"))
+    texts = _joined(sign, days.cast(pa.string()), " ", clock.cast(pa.string()), fraction)
+    return _joined("INTERVAL '", texts, "' DAY TO SECOND")
+
+
+def _duration_parts(array: pa.Array) -> tuple[pa.StringArray, pa.Array, pa.StringArray]:
+    """Return the sign, the whole seconds and the fraction (``.5``) of each duration."""
     unit = array.type.unit
     values = array.cast(pa.int64())
     whole = pc.divide(values, _PER_SECOND[unit])  # truncated
     part = pc.subtract(values, pc.multiply(whole, _PER_SECOND[unit]))
-    texts = pc.replace_substring(whole.cast(pa.string()), "-", "")
-    if digits := _DIGITS[unit]:
-        fraction = pc.utf8_lpad(pc.abs(part).cast(pa.string()), digits, "0")
-        fraction = pc.utf8_rtrim(fraction, "0")
-        point = pc.if_else(pc.equal(part, 0), "", ".")
-        texts = _joined(texts, point, fraction)
-    return _joined(pc.if_else(pc.less(values, 0), "-PT", "PT"), texts, "S")
+    fraction = pc.utf8_lpad(pc.abs(part).cast(pa.string()), _DIGITS[unit], "0")
+    fraction = pc.if_else(pc.equal(part, 0), "", _joined(".", pc.utf8_rtrim(fraction, "0")))
+    return pc.if_else(pc.less(values, 0), "-", ""), pc.abs(whole), fraction
 
 
 def dates_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
@@ -102,7 +120,8 @@ def times_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
 
 
 def durations_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
-    """Read the durations that :func:`duration_texts` wrote, or raise ArrowInvalid."""
+    """Read durations, also in the form of :func:`interval_texts`, or raise ArrowInvalid."""
+    texts = _in_seconds(texts)
     found = pc.extract_regex(texts, _DURATION)
     if found.null_count > texts.null_count:
         raise pa.ArrowInvalid("a duration is written PT1.5S")
@@ -116,6 +135,19 @@ def durations_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
     # Arrow reads no more digits than the greatest number has, leading zeros included.
     whole = pc.replace_substring_regex(whole, r"^0+([0-9])", r"\1")
     return _joined(sign, whole).cast(pa.int64()).cast(want)
+
+
+def _in_seconds(texts: pa.StringArray) -> pa.StringArray:
+    """Rewrite the intervals of Spark among the texts as :func:`duration_texts` does."""
+    found = pc.extract_regex(texts, _INTERVAL)
+    if found.null_count == len(found):
+        return texts
+    sign, *counts, part = found.drop_null().flatten()
+    days, hours, minutes, seconds = (_numbers(each.cast(pa.int64())) for each in counts)
+    whole = pa.array(days * _DAY_S + hours * 3600 + minutes * 60 + seconds).cast(pa.string())
+    point = pc.if_else(pc.equal(part, ""), "", ".")
+    written = _joined(sign, "PT", whole, point, part, "S")
+    return pc.replace_with_mask(texts, found.is_valid(), written)
 
 
 def _moments(texts: pa.StringArray, want: pa.DataType) -> pa.Array:

@@ -18,7 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from spark_stream.schema.moments import date_texts, duration_texts, moment_texts, time_texts
+from spark_stream.schema.moments import (
+    date_texts,
+    duration_texts,
+    interval_texts,
+    moment_texts,
+    time_texts,
+)
 
 BASE64: Final = "base64"
 """The only name in the object that stands for bytes which are not text."""
@@ -82,15 +88,22 @@ _TEXTS: Final = (
 )
 
 
-def json_texts(array: pa.Array, *, utf8: bool) -> pa.StringArray:
-    """Return each value as JSON; a null is ``null``."""
+def json_texts(array: pa.Array, *, utf8: bool, intervals: bool = False) -> pa.StringArray:
+    """Return each value as JSON; a null is ``null``.
+
+    ``intervals``: durations have the text of Spark's intervals, which ``from_json`` reads.
+    """
     kind = array.type
     if pt.is_dictionary(kind):
-        return json_texts(array.dictionary_decode(), utf8=utf8)
+        return json_texts(array.dictionary_decode(), utf8=utf8, intervals=intervals)
     if pt.is_map(kind):
-        texts = _json_maps(array, utf8)
+        texts = _json_maps(array, utf8, intervals)
+    elif pt.is_struct(kind):
+        texts = _json_structs(array, utf8, intervals)
     elif pt.is_nested(kind):
-        texts = _json_structs(array, utf8) if pt.is_struct(kind) else _json_lists(array, utf8)
+        texts = _json_lists(array, utf8, intervals)
+    elif pt.is_duration(kind) and intervals:
+        texts = _quoted(interval_texts(array))
     elif pt.is_floating(kind):
         texts = _float_texts(array)
         texts = pc.if_else(pc.is_finite(array), texts, _joined('"', texts, '"'))
@@ -105,10 +118,9 @@ def json_texts(array: pa.Array, *, utf8: bool) -> pa.StringArray:
     return pc.fill_null(texts, "null")
 
 
-def json_lines(batch: pa.RecordBatch, *, utf8: bool) -> pa.StringArray:
-    """Return each row as a JSON object."""
-    columns = [json_texts(column, utf8=utf8) for column in batch.columns]
-    return _json_objects(batch.schema.names, columns)
+def json_lines(batch: pa.RecordBatch, *, utf8: bool, intervals: bool = False) -> pa.StringArray:
+    """Return each row as a JSON object, with values as in :func:`json_texts`."""
+    return _json_objects(batch.schema.names, batch.columns, utf8, intervals)
 
 
 def _quoted(texts: pa.StringArray) -> pa.StringArray:
@@ -143,41 +155,44 @@ def _as_text(value: bytes | None) -> str | None:
         return None
 
 
-def _json_objects(names: list[str], columns: list[pa.StringArray]) -> pa.StringArray:
+def _json_objects(
+    names: list[str], columns: list[pa.Array], utf8: bool, intervals: bool
+) -> pa.StringArray:
     parts: list[Any] = []
     for name, column in zip(names, columns, strict=True):
         label = json.dumps(name, ensure_ascii=False)
-        parts += [f"{',' if parts else '{'}{label}:", column]
+        texts = json_texts(column, utf8=utf8, intervals=intervals)
+        parts += [f"{',' if parts else '{'}{label}:", texts]
     return _joined(*parts, "}")
 
 
-def _json_structs(array: pa.StructArray, utf8: bool) -> pa.StringArray:
+def _json_structs(array: pa.StructArray, utf8: bool, intervals: bool) -> pa.StringArray:
     names = [array.type.field(i).name for i in range(array.type.num_fields)]
     if not names:
         return pc.if_else(array.is_null(), pa.scalar(None, pa.string()), "{}")
-    objects = _json_objects(names, [json_texts(each, utf8=utf8) for each in array.flatten()])
+    objects = _json_objects(names, array.flatten(), utf8, intervals)
     return pc.if_else(array.is_null(), pa.scalar(None, pa.string()), objects)
 
 
-def _json_lists(array: pa.Array, utf8: bool) -> pa.StringArray:
-    return _joined("[", _list_joined(array, json_texts(array.flatten(), utf8=utf8)), "]")
+def _json_lists(array: pa.Array, utf8: bool, intervals: bool) -> pa.StringArray:
+    items = json_texts(array.flatten(), utf8=utf8, intervals=intervals)
+    return _joined("[", _items_joined(array, list_ends(array), items), "]")
 
 
-def _json_maps(array: pa.MapArray, utf8: bool) -> pa.StringArray:
+def _json_maps(array: pa.MapArray, utf8: bool, intervals: bool) -> pa.StringArray:
     """Write maps as Spark does: objects, whose keys are strings whatever their type."""
-    kind = array.type
-    lists = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
-    keys, values = lists.flatten().flatten()
-    labels = _quoted(shown(keys, utf8=utf8))
-    return _joined(
-        "{", _list_joined(lists, _joined(labels, ":", json_texts(values, utf8=utf8))), "}"
-    )
+    rows = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
+    maps = array.take(pa.array(rows))  # a copy, whose buffers have only the values of these maps
+    ends = np.zeros(len(array) + 1, np.int32)
+    ends[rows + 1] = np.diff(maps.offsets.to_numpy())
+    labels = _quoted(shown(maps.keys, utf8=utf8))
+    items = _joined(labels, ":", json_texts(maps.items, utf8=utf8, intervals=intervals))
+    return _joined("{", _items_joined(array, pa.array(np.cumsum(ends, dtype=np.int32)), items), "}")
 
 
-def _list_joined(array: pa.Array, items: pa.StringArray) -> pa.StringArray:
-    """Join each list's items with commas; ``items`` are those of all lists, one after another."""
-    lists = pa.ListArray.from_arrays(list_ends(array), items, mask=array.is_null())
-    return pc.binary_join(lists, ",")
+def _items_joined(array: pa.Array, ends: pa.Array, items: pa.StringArray) -> pa.StringArray:
+    """Join the items of each list or map with commas; ``ends`` are those of :func:`list_ends`."""
+    return pc.binary_join(pa.ListArray.from_arrays(ends, items, mask=array.is_null()), ",")
 
 
 def list_ends(lists: pa.Array) -> pa.Array:

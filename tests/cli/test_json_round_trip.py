@@ -135,8 +135,10 @@ def strict(line: str) -> Any:
     return json.loads(line, parse_constant=refuse)
 
 
-def there_and_back(batch: pa.RecordBatch, *, utf8: bool = False) -> pa.RecordBatch:
-    lines = json_lines(batch, utf8=utf8).to_pylist()
+def there_and_back(
+    batch: pa.RecordBatch, *, utf8: bool = False, intervals: bool = False
+) -> pa.RecordBatch:
+    lines = json_lines(batch, utf8=utf8, intervals=intervals).to_pylist()
     for line in lines:
         strict(line)
     block = "\n".join(lines).encode()
@@ -161,6 +163,13 @@ def test_json_of_each_simple_type_is_taken_back(kind, data):
     column = pa.array(data.draw(some.lists(values_of(kind), min_size=1)), kind)
     batch = pa.RecordBatch.from_arrays([column], names=["c"])
     assert facts(there_and_back(batch)["c"]) == facts(column)
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(some.lists(some.none() | INT64, min_size=1))
+def test_intervals_as_spark_writes_them_are_taken_back(values):
+    batch = pa.record_batch({"c": pa.array([values], pa.list_(pa.duration("us")))})
+    assert facts(there_and_back(batch, intervals=True)["c"]) == facts(batch["c"])
 
 
 TEXTS = some.sampled_from(["base64", '{"base64":"/w=="}', r"\xff", ""]).map(str.encode)

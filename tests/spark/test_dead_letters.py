@@ -7,14 +7,18 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import from_json, struct, to_json
 
 import spark_stream as isolog
+from spark_stream.datasource.spark.types import to_arrow
 from spark_stream.datasource.writing.dead_letters import DEAD_LETTERS
 from tests.spark.conftest import Queries, ended
 from tests.spark.copies import faulty, kill_session
@@ -114,6 +118,73 @@ def test_a_batch_write_with_a_bad_row_of_each_kind(
         "far": "INVALID_VALUE",
     }
     assert {each["batch"] for each in found.values()} == {None}
+
+
+EVERY_TYPE = """
+select {0} as n, {0} % 2 = 0 as boolean_, cast(-{0} as byte) as byte_,
+  cast(-{0} as short) as short_, cast({0} as int) as int_, {2} * 9223372036854775807 as long_,
+  cast({0} / 3 as float) as float_, {3} as double_,
+  array(double('NaN'), null, -0.0d) as doubles_,
+  cast({2} * 1.5 as decimal(10, 2)) as decimal_,
+  cast({2} * 12345678901234567890.123456789012345678 as decimal(38, 18)) as wide_decimal_,
+  concat('grüße "\\\\" \\n ', {0}) as string_, unhex('00ff0a') as binary_,
+  date'{1}-02-28' as date_, time'23:59:59.123456' as time_,
+  timestamp'{1}-02-28 01:02:03.123456' as timestamp_,
+  timestamp_ntz'{1}-02-28 01:02:03.000001' as timestamp_ntz_,
+  {4} as interval_, array({4}, null) as intervals_,
+  map('a "key"', named_struct('i', {4}), 'none', null) as map_,
+  named_struct('a', cast({0} as int), 'b', array(named_struct('c', unhex('ff')))) as struct_,
+  cast(array() as array<string>) as empty_, null as void_
+"""
+VALUES = [
+    (0, "2026", "1", "double('Infinity')", "interval '1 02:03:04.000005' day to second"),
+    (1, "1500", "-1", "double('-Infinity')", "interval '-1 02:03:04.5' day to second"),
+    (2, "0001", "1", "1e-300d", "make_dt_interval(0, 0, 0, -0.000001)"),
+    (3, "-4000", "-1", "double('NaN')", "make_dt_interval(106751991, 4, 0, 54.775807)"),
+    (4, "+12500", "1", "0.1d", "make_dt_interval(-106751991, -4, 0, -54.775808)"),
+]
+
+
+@pytest.fixture
+def time_type(spark: SparkSession) -> Iterator[None]:
+    """Spark's type time, which has to be enabled."""
+    spark.conf.set("spark.sql.timeType.enabled", "true")
+    yield
+    spark.conf.unset("spark.sql.timeType.enabled")
+
+
+@pytest.mark.rule(
+    "a dead letter's row is read by Spark's from_json, whatever its types",
+    "datasource/writing/dead_letters.py",
+)
+def test_from_json_reads_every_type_of_a_dead_letter(
+    queries: Queries, log: isolog.Log, topic: str, time_type: None
+) -> None:
+    frame = queries.spark.sql(" union all ".join(EVERY_TYPE.format(*each) for each in VALUES))
+    nulls = [f"if(n % 2 = 0, null, {name}) as {name}" for name in frame.columns if name != "n"]
+    frame = frame.union(frame.selectExpr("n + 100 as n", *nulls)).coalesce(1)
+    bad = frame.selectExpr("*", "cast(null as int) as required")
+    schema = to_arrow(frame.schema).append(pa.field("required", pa.int32(), nullable=False))
+    log.create_topic(topic, schema=schema)
+    options = {"onBadRecord": "deadLetter", "deadLetterTopic": f"{topic}-dead", "createTopic": True}
+    queries.write(bad, topic, **options)
+    found = queries.read(f"{topic}-dead").select("row")
+
+    def shown(rows: DataFrame) -> list[Any]:
+        values = rows.selectExpr("n", "cast(struct(*) as string)", "hex(binary_)")
+        return sorted(tuple(row) for row in values.collect())
+
+    read = found.select(from_json("row", frame.schema).alias("found")).select("found.*")
+    assert len(shown(frame)) == 2 * len(VALUES)
+    assert shown(read) == shown(frame)
+    # The text is that of to_json, which cuts timestamps to milliseconds.
+    expected = frame.select(to_json(struct("*"), {"ignoreNullFields": "false"})).collect()
+    for (mine,), (sparks,) in zip(found.collect(), expected, strict=True):
+        row, other = json.loads(mine), json.loads(sparks)
+        for name in ("timestamp_", "timestamp_ntz_"):
+            assert (row.pop(name) is None) == (other.pop(name) is None)
+        assert row.pop("required") is None
+        assert row == other
 
 
 @pytest.mark.full  # without a JVM: tests/datasource/test_dead_letters.py

@@ -124,7 +124,7 @@ def _rendered(rows: pa.RecordBatch) -> pa.StringArray:
     """Return the JSON of each row; nothing of a row that is too large for that."""
     if rows.num_rows == 1 and record_sizes(rows)[0] > _RENDERED_BYTES_MAX:
         return pa.array([""], pa.string())
-    return json_lines(rows, utf8=False)
+    return json_lines(rows, utf8=False, intervals=True)
 
 
 def _cut(texts: pa.StringArray, limit: int) -> tuple[pa.StringArray, pa.BooleanArray]:

@@ -87,6 +87,21 @@ def test_json_gives_any_text_back(texts):
     assert not any("\n" in line for line in lines)
 
 
+def test_json_of_null_structs_in_maps_whose_fields_take_no_nulls():
+    field = pa.field("i", pa.int32(), nullable=False)
+    structs = pa.StructArray.from_arrays(
+        [pa.array([1, None, 3, None], pa.int32())],
+        fields=[field],
+        mask=pa.array([False, True, False, True]),
+    )
+    maps = pa.MapArray.from_arrays([0, 2, None, 2, 4], pa.array(["a", "b", "c", "d"]), structs)
+    lines = ['{"a":{"i":1},"b":null}', "{}", "null", '{"c":{"i":3},"d":null}']
+    for start in range(4):
+        batch = pa.record_batch({"m": maps.slice(start)})
+        found = json_lines(batch, utf8=False).to_pylist()
+        assert found == [f'{{"m":{line}}}' for line in lines[start:]]
+
+
 def test_bytes_of_default_schema_topics_are_text():
     batch = pa.record_batch({"value": pa.array(["é".encode(), b"\xff!", None], pa.binary())})
     assert [
