@@ -12,7 +12,7 @@ import pytest
 import spark_stream as isolog
 from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.spark.types import to_spark
-from spark_stream.datasource.writing.dead_letters import DEAD_LETTERS
+from spark_stream.datasource.writing.dead_letters import DEAD_LETTERS, RECORD_BYTES_MIN
 from spark_stream.datasource.writing.writer import IsologWriter
 from spark_stream.errors import (
     DifferentReplay,
@@ -253,3 +253,43 @@ def test_a_topic_that_does_not_take_dead_letters_is_refused(
     job = writer(shared, topic, deadLetterTopic=dead)
     job.commit([job.write(iter([rows(None)]))])
     assert len(committed(log, dead)) == 1
+
+
+def test_a_topic_with_further_columns_that_take_nulls_is_accepted(
+    shared: BrokerProcess, log: isolog.Log, topic: str
+) -> None:
+    """Created like that, wherever the columns are, and altered later. A null may need bytes."""
+    name = f"{topic}-dead"
+    wide = pa.field("wide", pa.binary(5000))
+    inner = pa.struct([pa.field("team", pa.string(), nullable=False)])
+    fields = [pa.field("note", pa.string()), *DEAD_LETTERS, pa.field("owner", inner), wide]
+    log.create_topic(topic, schema=pa.schema([("v", pa.string())]))
+    log.alter_topic(topic, config={"max.record.bytes": 10})
+    log.create_topic(name, schema=pa.schema(fields))
+    log.alter_topic(name, config={"max.record.bytes": RECORD_BYTES_MIN + 4999})
+    texts = to_spark(pa.schema([("v", pa.string())]))
+    with pytest.raises(InvalidOption, match="takes records of 13191 bytes") as caught:
+        writer(shared, topic, texts, deadLetterTopic=name)
+    assert caught.value.hint == "Raise its max.record.bytes to 13192 or more."
+    log.alter_topic(name, config={"max.record.bytes": RECORD_BYTES_MIN + 5000})
+    job = writer(shared, topic, texts, deadLetterTopic=name)
+    log.alter_topic(name, schema=pa.schema([*fields, pa.field("later", pa.int64())]))
+    message = "m" * 2000  # of a letter, only the row's JSON is cut to what the topic takes
+    job.commit([job.write(iter([pa.record_batch({"v": ["x" * 9000, message]})]))])
+    first, second = committed(log, name)
+    assert (first["truncated"], second["truncated"]) == (True, False)
+    assert json.loads(second["row"]) == {"v": message}
+    for column in ("note", "owner", "wide", "later"):
+        assert first[column] is second[column] is None
+
+
+def test_a_topic_with_a_further_column_that_takes_no_nulls_is_refused(
+    shared: BrokerProcess, log: isolog.Log, topic: str
+) -> None:
+    name = f"{topic}-dead"
+    log.create_topic(topic, schema=STRICT)
+    schema = pa.schema([*DEAD_LETTERS, pa.field("note", pa.string(), nullable=False)])
+    log.create_topic(name, schema=schema)
+    with pytest.raises(InvalidOption, match=r"column 'note' \(string\) is missing") as caught:
+        writer(shared, topic, deadLetterTopic=name)
+    assert "Other columns must take nulls" in caught.value.hint

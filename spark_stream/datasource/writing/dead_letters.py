@@ -23,7 +23,7 @@ from spark_stream.client.writing.batches import fitted_to
 from spark_stream.client.writing.producer import Producer
 from spark_stream.datasource.writing.bad_rows import BadRows
 from spark_stream.errors import InvalidOption, SchemaMismatch, TopicExists, UnknownTopic
-from spark_stream.schema.record_sizes import record_sizes
+from spark_stream.schema.record_sizes import bytes_at_most, record_sizes
 from spark_stream.schema.schemas import empty_batch
 from spark_stream.schema.texts import json_lines
 from spark_stream.schema.type_names import column_text
@@ -47,7 +47,10 @@ ROW_BYTES_MAX: Final = 1 << 20
 """A row's JSON is cut behind so many bytes."""
 
 RECORD_BYTES_MIN: Final = 8 << 10
-"""What a topic of dead letters must take: all columns but the row, and something of that."""
+"""What a topic of dead letters must take: all columns but the row, and something of that.
+
+The nulls in further columns of the topic come on top, because they may have a fixed size.
+"""
 
 _OTHERS_BYTES: Final = 4 << 10  # all columns but the row: texts are cut to _TEXT_BYTES_MAX
 _TEXT_BYTES_MAX: Final = 1 << 10
@@ -74,17 +77,15 @@ class DeadLetterWriter:
         self._topics = topics
         self._topic = topic
         self._origin = origin
-        self._row_bytes_max = 0
+        self._known: TopicDescription | None = None
         self.counts: Counter[str] = Counter()
         """How many letters were written, by reason."""
 
     def write(self, bad: BadRows) -> None:
         """Write a letter for each of the rows."""
-        if not self._row_bytes_max:
-            known = self._topics.describe(self._topic)
-            self._row_bytes_max = row_bytes_max(known)
-        for letters in letters_of(bad, self._origin, self._row_bytes_max):
-            self._producer.append(self._topic, letters)
+        known = self._known = self._known or self._topics.describe(self._topic)
+        for letters in letters_of(bad, self._origin, row_bytes_max(known)):
+            self._producer.append(self._topic, _completed(letters, known))
         self.counts[bad.reason.value] += bad.rows.num_rows
 
 
@@ -156,7 +157,27 @@ def _short(text: str) -> str:
 
 def row_bytes_max(known: TopicDescription) -> int:
     """Return how long a row's JSON may be in this topic."""
-    return min(ROW_BYTES_MAX, int(known.config["max.record.bytes"]) - _OTHERS_BYTES)
+    others = _OTHERS_BYTES + _further_bytes(known)
+    return min(ROW_BYTES_MAX, int(known.config["max.record.bytes"]) - others)
+
+
+def _further(known: TopicDescription) -> list[pa.Field]:
+    """Return the topic's columns that letters do not have, and that take nulls."""
+    return [each for each in known.schema if each.nullable and each.name not in DEAD_LETTERS.names]
+
+
+def _further_bytes(known: TopicDescription) -> int:
+    """Return the bytes of these columns in a letter, where a null may have a fixed size."""
+    fields = _further(known)
+    arrays = [pa.nulls(1, each.type) for each in fields]
+    return bytes_at_most(pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)))
+
+
+def _completed(letters: pa.RecordBatch, known: TopicDescription) -> pa.RecordBatch:
+    """Add nulls in the topic's further columns."""
+    for field in _further(known):
+        letters = letters.append_column(field, pa.nulls(letters.num_rows, field.type))
+    return letters
 
 
 def check_topic(
@@ -182,14 +203,14 @@ def check_topic(
         except TopicExists:  # another query was faster
             known = topics.describe(name)
     try:
-        fitted_to(empty_batch(DEAD_LETTERS), known)
+        fitted_to(_completed(empty_batch(DEAD_LETTERS), known), known)
     except SchemaMismatch as error:
-        raise _unsuitable(name, error.message, f"It needs the columns {_columns()}.") from None
-    if int(known.config["max.record.bytes"]) < RECORD_BYTES_MIN:
+        hint = f"It needs the columns {_columns()}. Other columns must take nulls."
+        raise _unsuitable(name, error.message, hint) from None
+    needed = RECORD_BYTES_MIN + _further_bytes(known)
+    if int(known.config["max.record.bytes"]) < needed:
         problem = f"topic {name!r} takes records of {known.config['max.record.bytes']} bytes"
-        raise _unsuitable(
-            name, problem, f"Raise its max.record.bytes to {RECORD_BYTES_MIN} or more."
-        )
+        raise _unsuitable(name, problem, f"Raise its max.record.bytes to {needed} or more.")
 
 
 def _columns() -> str:
