@@ -89,7 +89,7 @@ _TEXTS: Final = (
 
 
 def json_texts(array: pa.Array, *, utf8: bool, intervals: bool = False) -> pa.StringArray:
-    """Return each value as JSON; a null is ``null``.
+    """Return each value as JSON. A null is ``null``.
 
     ``intervals``: durations have the text of Spark's intervals, which ``from_json`` reads.
     """
@@ -191,7 +191,7 @@ def _json_maps(array: pa.MapArray, utf8: bool, intervals: bool) -> pa.StringArra
 
 
 def _items_joined(array: pa.Array, ends: pa.Array, items: pa.StringArray) -> pa.StringArray:
-    """Join the items of each list or map with commas; ``ends`` are those of :func:`list_ends`."""
+    """Join the items of each list or map with commas, by offsets as of :func:`list_ends`."""
     return pc.binary_join(pa.ListArray.from_arrays(ends, items, mask=array.is_null()), ",")
 
 
