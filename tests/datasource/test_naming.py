@@ -12,7 +12,7 @@ import pytest
 
 import spark_stream as isolog
 from spark_stream.client.consumers import ConsumersClient
-from spark_stream.consistency.reader_states import ReaderState
+from spark_stream.consistency.reader_states import ReaderEnding, ReaderState
 from spark_stream.errors import BrokerUnavailable, DataLoss, InvalidOption
 from spark_stream.wire.consumer_messages import ConsumerDescription
 from tests.conftest import ROOT
@@ -296,3 +296,14 @@ def test_a_second_sigterm_does_not_lose_the_end_of_a_query(shared, log, ten, end
 def test_what_is_pinned_is_a_streaming_offset_as_in_a_checkpoint(shared, log, ten):
     query = Query(shared.address, ten, consumer=ten)
     assert json.loads(json.dumps(query.at))[ten]["cluster"] == log.status().cluster_id
+
+
+def test_a_restarted_query_is_not_gone_while_it_repeats_its_last_batch(shared, log, ten):
+    """Spark reads a planned batch again before it plans another one."""
+    killed = Query(shared.address, ten, consumer=ten)
+    first, end = killed.at, killed.planned()
+    killed.reader._named._heartbeats.end(ReaderEnding.LOST)
+    assert seen(log, ten).state is ReaderState.GONE
+    restarted = Query(shared.address, ten, at=first, consumer=ten)
+    restarted.reader.partitions(first, end)
+    assert seen(log, ten).state is ReaderState.CATCHING_UP

@@ -158,6 +158,8 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
     @with_spark_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begin, until = self._planner.read_back(start), self._planner.read_back(end)
+        if self._named is not None:
+            self._named.tell(begin)  # a restarted query begins with this call
         if begin == until:
             return []
         # A batch that is planned again after a restart was first planned over an earlier log: its
