@@ -181,16 +181,16 @@ def _add_values(
 ) -> None:
     """Add the hashes of the blocks of words to the lane. Replace the words by their hashes.
 
-    ``mixed``: each bit of a value has changed many bits of its word. ``less``: the part of the
+    ``mixed``: the lower bits of a word depend on the whole value. ``less``: the part of the
     hashes that is in the other lane.
     """
     start = 0
     for words in blocks:
         end = start + len(words)
+        if not mixed:
+            _fold(words)  # a product leaves the lower bits of a value with zeros there
         words += key.salt
         words *= key.factor
-        if not mixed:
-            _fold(words)
         if less is not None:
             words -= less
         if valid is not None:
@@ -306,7 +306,6 @@ def _floats(column: Any) -> Iterator[_Words]:
         if np.isnan(doubles.max()):
             doubles[np.isnan(doubles)] = np.nan
         words = doubles.view(np.uint64)
-        _fold(words)  # the lower bits of a number with few digits are zeros
         np.copyto(words, whole.view(np.uint64), where=integral)
         yield words
 
