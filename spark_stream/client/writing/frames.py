@@ -76,12 +76,13 @@ def table_of(data: Any) -> pa.Table:
             f" not a {type(data).__name__}; pa.Table.from_pylist(rows, schema=…) makes one"
             " of dicts"
         )
-    names = _names(data)
+    names = _listed(data, "columns")
     _check_unique([str(name) for name in names])
+    kinds = dict(zip(names, map(str, _listed(data, "dtypes")), strict=False))
     try:
-        table = _converted(_dense(data, names))
+        table = _converted(_dense(data, kinds))
     except _NOT_ARROW as error:
-        raise _refused(data, names, error) from error
+        raise _refused(data, kinds, error) from error
     _check_unique(table.column_names)
     return table
 
@@ -99,10 +100,10 @@ def _converted(data: Any) -> pa.Table:
     return found
 
 
-def _names(data: Any) -> list[Any]:
-    """Return the names of a frame's columns; none if it does not list them."""
-    columns = getattr(data, "columns", None)
-    return list(columns) if isinstance(columns, Iterable) else []
+def _listed(data: Any, attribute: str) -> list[Any]:
+    """Return what a frame's attribute lists; nothing if the frame has no such attribute."""
+    found = getattr(data, attribute, None)
+    return list(found) if isinstance(found, Iterable) else []
 
 
 def _check_unique(names: list[str]) -> None:
@@ -115,20 +116,11 @@ def _check_unique(names: list[str]) -> None:
         seen.add(name)
 
 
-def _type_name(data: Any, name: Any) -> str:
-    """Return the library's name of a column's type; empty if there is no such column."""
-    try:
-        return str(data[name].dtype)
-    except Exception:  # of any library
-        return ""
-
-
-def _dense(data: Any, names: list[Any]) -> Any:
+def _dense(data: Any, kinds: dict[Any, str]) -> Any:
     """Return the frame without the sparse columns of pandas, and refuse the objects of polars.
 
     polars exports its Python objects as their addresses.
     """
-    kinds = {name: _type_name(data, name) for name in names}
     for name, kind in kinds.items():
         if kind == "Object":
             raise _column_error(name, kind, "Python objects have no Arrow type")
@@ -140,19 +132,24 @@ def _dense(data: Any, names: list[Any]) -> Any:
     return data
 
 
-def _refused(data: Any, names: list[Any], error: Exception) -> SchemaMismatch:
+def _refused(data: Any, kinds: dict[Any, str], error: Exception) -> SchemaMismatch:
     """Return the error for a frame that cannot become Arrow: the first column that cannot."""
-    for name in names:
-        try:
-            part = data[[name]]
-            count = len(part)
-        except Exception:  # a frame of a library that selects columns in another way
-            break
+    problem = f"this {type(data).__name__} cannot become Arrow columns: {error}"
+    try:
+        parts = {name: data[[name]] for name in kinds}
+        index = data[[]] if hasattr(data, "index") else None
+    except Exception:  # a frame of a library that selects columns in another way
+        return SchemaMismatch(problem)
+    if index is not None and _fails(index):
+        return SchemaMismatch(
+            problem, hint="Remove the index of the frame: reset_index(drop=True) in pandas."
+        )
+    for name, part in parts.items():
         if not _fails(part):
             continue
         row = None
         if not _fails(part[:0]):
-            row = bisect_left(range(count), True, key=lambda last: _fails(part[: last + 1]))
+            row = _first_row(part)
             part = part[: row + 1]
         try:
             _converted(part)
@@ -160,8 +157,13 @@ def _refused(data: Any, names: list[Any], error: Exception) -> SchemaMismatch:
             error = found
         # The second argument of Arrow's error for pandas repeats the column and its type.
         problem = str(error.args[0]) if len(error.args) == 2 else str(error)
-        return _column_error(name, _type_name(data, name), problem, row)
-    return SchemaMismatch(f"this {type(data).__name__} cannot become Arrow columns: {error}")
+        return _column_error(name, kinds[name], problem, row)
+    return SchemaMismatch(problem)
+
+
+def _first_row(part: Any) -> int:
+    """Return the first row at which a frame of one column cannot become Arrow."""
+    return bisect_left(range(len(part)), True, key=lambda last: _fails(part[: last + 1]))
 
 
 def _fails(part: Any) -> bool:

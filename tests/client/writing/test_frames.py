@@ -172,6 +172,14 @@ def test_a_column_that_arrow_cannot_have_is_refused_by_name_and_row(frame, probl
     assert refused.value.hint != SchemaMismatch.hint
 
 
+def test_an_index_that_arrow_cannot_have_is_not_blamed_on_a_column():
+    frame = pd.DataFrame({"n": [1, 2]}, index=[1, "a"])
+    with pytest.raises(SchemaMismatch, match="this DataFrame cannot become Arrow") as refused:
+        one_batch(frame, WHOLE)
+    assert "reset_index" in refused.value.hint
+    assert "column" not in refused.value.details
+
+
 def test_objects_of_polars_are_not_stored_as_their_addresses():
     binary = pa.schema([("n", pa.binary())])
     frame = pl.DataFrame({"n": pl.Series([object()], dtype=pl.Object)})
