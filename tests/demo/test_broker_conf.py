@@ -83,6 +83,8 @@ def test_a_value_of_a_wrong_type_is_told_with_what_the_setting_takes(
         ({"metadata": "etcd://h:1/a/b"}, "is not etcd://HOST:PORT"),
         ({"metadata": "sqlite://relative"}, "write sqlite:///PATH"),
         ({"metadata": "zookeeper://h:1/x"}, "'zookeeper' is no metadata store"),
+        ({"metadata": "10.0.0.1:2379"}, "metadata: '10.0.0.1:2379' is no local path"),
+        ({"metadata": "$HOME/meta"}, "is no local path"),
         ({"metadata": "etcd://h:1/x", "lease_seconds": 3.0}, "too short for etcd"),
         ({"metadata": "etcd://h:1/x", "listen": "unix:/s"}, "cannot be reached from other hosts"),
     ],

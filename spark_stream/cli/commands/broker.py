@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import quote
 
 import typer
 
@@ -188,9 +189,10 @@ def start(
     flags += ["--conf", str(conf.absolute())] if conf is not None else []
     flags += ["--idle-seconds", str(config.idle_seconds)]
     place = config.place
-    flags += (
-        ["--metadata", str(place.absolute() if isinstance(place, Path) else place)] if place else []
-    )
+    if isinstance(place, Path):  # as a URL, because the directory may have any name
+        flags += ["--metadata", f"sqlite://{quote(str(place.absolute()))}"]
+    elif place is not None:
+        flags += ["--metadata", str(place)]
     flags += ["--id", config.id] if config.id else []
     flags += ["--rack", config.rack] if config.rack else []
     print(background.start(config.dir, flags, _absolute_files(config)), flush=True)

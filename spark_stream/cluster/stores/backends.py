@@ -27,8 +27,9 @@ from spark_stream.cluster.stores.lease_files import LeaseFiles, running_brokers
 from spark_stream.cluster.stores.leases import SharedBoard
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.cluster.stores.store import DurableStore
+from spark_stream.directories import local_directory
 from spark_stream.environment import Clock, Machine
-from spark_stream.errors import InvalidConfig, MetadataLost, MetadataUnavailable
+from spark_stream.errors import InvalidConfig, InvalidOption, MetadataLost, MetadataUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,14 @@ def parse_place(text: str) -> Path | EtcdPlace:
             " etcd://HOST:PORT,…/NAME",
             setting="metadata",
         )
-    return Path(text)
+    try:
+        return local_directory(text, "metadata", None)
+    except InvalidOption:
+        raise InvalidConfig(
+            f"metadata: {text!r} is no local path",
+            hint="Name a file, sqlite:///PATH, or etcd://HOST:PORT,…/NAME.",
+            setting="metadata",
+        ) from None
 
 
 class EtcdAccess(Struct, frozen=True):
