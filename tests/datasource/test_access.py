@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,9 @@ from pyspark import cloudpickle
 
 import spark_stream as isolog
 from spark_stream.datasource import IsologDataSource
-from spark_stream.errors import IsologError
+from spark_stream.datasource.spark import session
+from spark_stream.datasource.spark.types import to_spark
+from spark_stream.errors import IsologError, RequestTimeout
 from tests.asking import PASSWORD, admin, as_, asking
 from tests.support import NUMBERS, BrokerProcess, numbers
 
@@ -95,6 +98,29 @@ def test_a_task_writes_with_a_token_of_the_query(asking, admin, topic: str):
     sent(writer).commit([message])
     with as_(asking, "root") as log:
         assert len(log.read(topic, isolation="read_committed")) == 8
+
+
+def test_tasks_get_the_token_of_an_earlier_plan_if_the_log_does_not_answer(
+    asking, admin, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    admin.add_user("alice", PASSWORD)
+    admin.add_rule("allow", "alice", "write", f"topic:{topic}")
+    admin.add_rule("allow", "alice", "write", "transaction:*")
+    checkpoint = {"checkpointLocation": str(tmp_path), "brokerTimeout": "20s"}
+    asked = source(asking, topic=topic, **checkpoint)
+    before = asked.streamWriter(to_spark(NUMBERS), False)
+    monkeypatch.setattr(session, "_BRIEF_S", 0.2)
+    asking.pause()
+    try:
+        after = asked.streamWriter(to_spark(NUMBERS), False)
+        assert after._task.seen is None
+        assert _token_of(sent(after)) == _token_of(before)
+        monkeypatch.setattr(session, "_tokens", {})
+        asked = source(asking, topic=topic, **checkpoint | {"brokerTimeout": "1s"})
+        with pytest.raises(RequestTimeout):
+            asked.streamWriter(to_spark(NUMBERS), False)
+    finally:
+        asking.resume()
 
 
 def test_without_the_permission_a_query_fails_when_it_is_planned(asking, admin, topic: str):

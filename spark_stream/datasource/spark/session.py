@@ -108,7 +108,8 @@ Grant = tuple[str, str]
 
 _TOKEN_S: Final = 12 * 3600.0
 _TOKEN_NEW_S: Final = 3600.0  # for how long other plans of this process get the same token
-_tokens: dict[tuple[int, str, Access, tuple[Grant, ...], bool], tuple[str, float]] = {}
+_TokenKey = tuple[int, str, Access, tuple[Grant, ...], bool]
+_tokens: dict[_TokenKey, tuple[str, float]] = {}
 
 
 def _token_for(
@@ -116,10 +117,9 @@ def _token_for(
 ) -> str:
     """Return a token for the tasks of a query."""
     key = (os.getpid(), log_session.cluster_id, access, grants, lasting)
-    with _lock:
-        token, until = _tokens.get(key, ("", 0.0))
-    if time.monotonic() < until:
-        return token
+    kept = _kept_token(key)
+    if kept is not None:
+        return kept
     client = AccessClient(log_session.connection)
     if lasting:
         token = client.create_token(None, _TOKEN_S, grants, sliding=True).token
@@ -128,6 +128,13 @@ def _token_for(
     with _lock:
         _tokens[key] = token, time.monotonic() + _TOKEN_NEW_S
     return token
+
+
+def _kept_token(key: _TokenKey) -> str | None:
+    """Return the token of an earlier plan of this process, if it is new enough."""
+    with _lock:
+        token, until = _tokens.get(key, ("", 0.0))
+    return token if time.monotonic() < until else None
 
 
 def brief(place: Place) -> Place:
@@ -144,18 +151,26 @@ def session_for_aborts(place: Place) -> Session:
     return session(brief(place))
 
 
-def recalled(place: Place, cluster_id: str | None) -> Place | None:
-    """Return the place for the tasks of a query whose log does not answer.
+def recalled(place: Place, grants: Sequence[Grant], cluster_id: str | None) -> Place | None:
+    """Return the place for the tasks of a streaming query whose log does not answer.
 
     ``cluster_id``: the id of the log on record. Without it, the id is that of this process's
-    earlier session. If there was no session, return None.
+    earlier session. If there was no session, or a necessary token is not in memory, return None.
     """
     with _lock:
         known = _sessions.get((os.getpid(), place))
-    if known is None:
-        return None if cluster_id is None else replace(place, cluster_id=cluster_id)
-    brokers = tuple(sorted(known.connection.brokers))
-    return replace(place, cluster_id=cluster_id or known.cluster_id, brokers=brokers)
+    if known is not None:
+        brokers = tuple(sorted(known.connection.brokers))
+        place = replace(place, cluster_id=cluster_id or known.cluster_id, brokers=brokers)
+    elif cluster_id is not None:
+        place = replace(place, cluster_id=cluster_id)
+    else:
+        return None
+    if not place.access.has_credential:
+        return place
+    assert place.cluster_id is not None
+    token = _kept_token((os.getpid(), place.cluster_id, place.access, tuple(grants), True))
+    return None if token is None else replace(place, access=Access(place.access.tls, token=token))
 
 
 def _still_there(known: Session) -> bool:

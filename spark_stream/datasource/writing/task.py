@@ -104,7 +104,7 @@ class TaskWriter(Struct, frozen=True):
         Makes a missing log and a missing topic if asked to. ``lasting``: for a streaming query.
         Spark does not interrupt its planner when it stops a query. So if a query's log does not
         answer within a few seconds, the tasks wait for it and repeat the checks. A query with a
-        credential waits here, because its tasks need a token.
+        credential waits here if its tasks need a new token.
 
         Raises:
             UnknownLog: there is no log, and none is to be made.
@@ -116,14 +116,15 @@ class TaskWriter(Struct, frozen=True):
         check_collations(self.schema)
         check_routing(arrow, self.options.topic)
         place = self.options.place
-        if not lasting or place.access.has_credential:
+        if not lasting:
             return self._checked(arrow, lasting=lasting)
         try:
             checked = self._at(brief(place))._checked(arrow, lasting=True)
         except IsologError as error:
             if not error.retriable:
                 raise
-            known = recalled(brief(place), noted_log(self.options.checkpoint))
+            noted = noted_log(self.options.checkpoint)
+            known = recalled(brief(place), _grants(self.options), noted)
             if known is None:  # the tasks need the log's id, so that they find no other log
                 return self._checked(arrow, lasting=True)
             check_checkpoint(self.options.checkpoint, known)
