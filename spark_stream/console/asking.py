@@ -51,6 +51,7 @@ class Asking:
         self._consumers = ConsumersClient(connection, self.topics)
         self.answers: RecentSamples[tuple[str, str], float | None] = RecentSamples(ANSWERS_S)
         """How long each broker took for each action; None: it did not answer in time."""
+        self._uptimes_s: dict[str, float] = {}
         self._turn = 0
         self._seen: dict[str, Mapping[int, PartitionSeen]] = {}
 
@@ -71,8 +72,10 @@ class Asking:
         shown: dict[str, Any] = plain(with_refusals(found, statuses))
         for each in shown["brokers"]:
             status = statuses.get(each["id"])
+            if status is not None:
+                self.note_process(each["id"], status.uptime_s)
             each["status"] = None if status is None else plain(status)
-            each["answers"] = plain(self._answers(each["id"]))
+            each["answers"] = plain(self.answers_of(each["id"]))
         shown["rolled_back"] = sorted(
             (
                 plain(each) | {"broker": broker}
@@ -84,8 +87,15 @@ class Asking:
         )
         return shown
 
-    def _answers(self, broker: str) -> BrokerAnswers:
-        """Return how the broker answers; how fast, by an action that costs all brokers the same."""
+    def note_process(self, broker: str, uptime_s: float) -> None:
+        """Discard the answers of a broker's earlier process if the broker was restarted."""
+        if uptime_s < self._uptimes_s.get(broker, 0.0):
+            for action in _ACTIONS:
+                self.answers.drop((broker, action))
+        self._uptimes_s[broker] = uptime_s
+
+    def answers_of(self, broker: str) -> BrokerAnswers:
+        """Count a broker's answers; their time is that of an action with equal cost everywhere."""
         status, offsets = (answers_of(self.answers.of((broker, each))) for each in _ACTIONS)
         return BrokerAnswers(
             status.asked + offsets.asked, status.unanswered + offsets.unanswered, status.median_s

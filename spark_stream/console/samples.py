@@ -45,6 +45,10 @@ class RecentSamples(Generic[K, T]):
         """Return the samples of a key."""
         return self._samples.get(key, ())
 
+    def drop(self, key: K) -> None:
+        """Remove the samples of a key."""
+        self._samples.pop(key, None)
+
     def keep(self, keys: Collection[K]) -> None:
         """Forget all keys but these."""
         known = list(self._samples.items())  # another thread may add a key meanwhile

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.leaders import PartitionSeen
-from spark_stream.console.asking import partition_shown
+from spark_stream.console.asking import Asking, partition_shown
+from spark_stream.console.samples import BrokerAnswers
 from spark_stream.wire.messages import OpenExtent, PartitionFacts, PartitionOffset
 
 
@@ -17,3 +21,16 @@ def test_a_partition_shows_records_held_back_up_to_the_high_watermark():
     )
     shown = partition_shown(0, PartitionSeen("1", 0.0, "id", found), {})
     assert [(each["transaction"], each["held_back"]) for each in shown["open"]] == [(7, 30), (8, 0)]
+
+
+def test_unanswered_requests_of_an_earlier_process_of_a_broker_do_not_count():
+    asking = Asking(cast("ClusterConnection", None))
+    asking.note_process("1", uptime_s=60.0)
+    for action in ("status", "list-offsets"):
+        asking.answers.add(("1", action), 1.0, None)
+        asking.answers.add(("2", action), 1.0, None)
+    asking.note_process("1", uptime_s=62.0)
+    assert asking.answers_of("1").unanswered == 2
+    asking.note_process("1", uptime_s=0.5)
+    assert asking.answers_of("1") == BrokerAnswers(0, 0, None)
+    assert asking.answers_of("2").unanswered == 2
