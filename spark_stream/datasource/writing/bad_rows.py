@@ -143,7 +143,8 @@ def _invalid(
                 yield np.searchsorted(ends, ends[0] + places, side="right") - 1, where, problem
     else:
         for mask, problem in _misfits(array, want):
-            yield _places(pc.fill_null(mask, False)), path, problem
+            if pc.any(mask).as_py():
+                yield _places(pc.fill_null(mask, False)), path, problem
 
 
 def _items(array: pa.Array, want: pa.DataType) -> list[tuple[pa.Array, pa.DataType, str]]:
