@@ -372,20 +372,24 @@ def _text_hashes(data: pa.Buffer, edges: _Places) -> _Words:
     return hashes
 
 
-def _mix_word(hashes: _Words, words: npt.NDArray[np.uint64]) -> None:
-    hashes ^= words
-    hashes *= _MIX
-    _fold(hashes)
+def _mix_words(hashes: _Words, rounds: Iterable[_Words]) -> None:
+    """Mix a word into each hash, in each round."""
+    halves = hashes.view(np.uint32)
+    lower, upper = halves[::2], halves[1::2]
+    for words in rounds:
+        hashes ^= words
+        hashes *= _MIX
+        lower ^= upper
 
 
 def _mix_matrix(hashes: _Words, data: pa.Buffer, start: int, length: int) -> None:
     """Mix in texts of one length, which lie behind each other from ``start`` on."""
-    first = length % _WORD
+    whole, first = divmod(length, _WORD)
     if first:
         words = np.ndarray(len(hashes), "<u8", data, start, (length,))
-        _mix_word(hashes, words << np.uint64(8 * (_WORD - first)))
-    for at in range(first, length, _WORD):
-        _mix_word(hashes, np.ndarray(len(hashes), "<u8", data, start + at, (length,)))
+        _mix_words(hashes, [words << np.uint64(8 * (_WORD - first))])
+    shape, steps = (whole, len(hashes)), (_WORD, length)
+    _mix_words(hashes, np.ndarray(shape, "<u8", data, start + first, steps))
 
 
 def _mix_any(hashes: _Words, data: pa.Buffer, starts: _Places, lengths: _Places) -> None:
@@ -409,5 +413,5 @@ def _mix_any(hashes: _Words, data: pa.Buffer, starts: _Places, lengths: _Places)
             word, tail = words[:, at // _WORD], width - at - _WORD
             if shortest < tail + _WORD:
                 word = word & _TAILS[np.clip(left - tail, 0, _WORD)]
-            _mix_word(found, word)
+            _mix_words(found, [word])
         hashes[live] = found
