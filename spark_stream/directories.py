@@ -29,7 +29,7 @@ _OF_BROKERS: Final = re.compile(
 def local_directory(
     given: str | os.PathLike[str], option: str = "path", bootstrap: str | None = "bootstrap"
 ) -> Path:
-    """Return the directory that a path names; a relative one stays relative.
+    """Return the directory of a path. A relative path stays relative.
 
     ``file:`` URIs and ``~`` are resolved. ``option`` is the option of the path, and ``bootstrap``
     the one of a broker's address, if there is one.

@@ -101,7 +101,7 @@ def _converted(data: Any) -> pa.Table:
 
 
 def _listed(data: Any, attribute: str) -> list[Any]:
-    """Return what a frame's attribute lists; nothing if the frame has no such attribute."""
+    """List the values of a frame's attribute. The list is empty if there is no such attribute."""
     found = getattr(data, attribute, None)
     return list(found) if isinstance(found, Iterable) else []
 
@@ -261,7 +261,7 @@ def _plain(field: pa.Field, keep: bool) -> pa.Field:
 
 
 def _plain_type(kind: pa.DataType, keep: bool) -> pa.DataType:
-    """Return the type without views, which the log does not store; ``keep``: with dictionaries."""
+    """Return the type without views, and without dictionaries unless ``keep`` is set."""
     if pt.is_string_view(kind):
         return pa.string()
     if pt.is_binary_view(kind):
