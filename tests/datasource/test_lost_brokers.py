@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from spark_stream.datasource.options import sink_options
+from spark_stream.datasource.source import IsologDataSource
 from spark_stream.datasource.spark import session
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.writing.belonging import NOTE
@@ -17,7 +18,7 @@ from spark_stream.datasource.writing.writer import IsologStreamWriter
 from spark_stream.errors import BrokerUnavailable, IsologError, WrongCluster
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from tests.datasource.sources import Query
-from tests.support import NUMBERS, BrokerProcess, numbers
+from tests.support import NUMBERS, BrokerProcess, free_port, numbers
 
 
 @pytest.mark.rule(
@@ -88,3 +89,11 @@ def test_the_first_plan_of_a_query_waits_for_its_log(
     broker.resume()
     with pytest.raises(WrongCluster):
         IsologStreamWriter(options, to_spark(NUMBERS))
+
+
+def test_restarted_query_whose_addresses_are_all_dead_fails_with_the_remedy():
+    """Spark gets the columns of a source before it reads the checkpoint."""
+    dead = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    given = {"bootstrap": dead, "subscribe": "t", "brokerTimeout": "1s"}
+    with pytest.raises(BrokerUnavailable, match="their new addresses in bootstrap"):
+        IsologDataSource(given).schema()

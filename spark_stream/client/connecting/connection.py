@@ -85,6 +85,11 @@ _TIMEOUT_MAX_S: Final = 86_400 * 365  # far more overflows the system's timers
 _LOST: Final = (BrokerUnavailable, RequestTimeout, BrokerStopping, MetadataUnavailable)
 """After these errors another broker is asked: it may reach what this one does not."""
 
+_MOVED: Final = (
+    "Check that the brokers run. If all of them have moved, give their new addresses in bootstrap,"
+    " or a DNS name for all brokers."
+)
+
 
 class ClusterConnection(ProcessBound):
     """A connection to the brokers of ``bootstrap``, or to the broker of the directory ``path``.
@@ -386,12 +391,13 @@ class ClusterConnection(ProcessBound):
                 if address in self._named:
                     raise
                 logger.warning("the broker at %s is left out: %s", address, error)
-        if len(addresses) == 1 and failure is not None:
-            raise failure
         if isinstance(failure, RequestTimeout):
             raise failure
         names = ", ".join(addresses)
-        raise BrokerUnavailable(f"no broker answers at {names}", address=names)
+        message = f"no broker answers at {names}"
+        if failure is not None and len(addresses) == 1:
+            message = failure.message  # it has the reason
+        raise BrokerUnavailable(message, hint=_MOVED, address=names)
 
     def ask_for_brokers(self, link: BrokerLink, timeout_s: float) -> None:
         """Fetch the list of brokers. After a failure, the next call fetches it again."""

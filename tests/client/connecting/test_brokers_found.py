@@ -154,3 +154,12 @@ def test_a_connection_begins_with_the_addresses_of_another(cluster):
     connection = ClusterConnection("dead:1", brokers=["b:1"])
     cluster.alive = {"b:1"}
     assert status(connection) == "b:1"
+
+
+@pytest.mark.parametrize("bootstrap", ["dead:1", "dead:1,dead:2"])
+def test_error_of_addresses_that_are_all_dead_names_the_remedy(cluster, bootstrap):
+    """A program that is restarted has only these, and the brokers may have moved."""
+    with pytest.raises(BrokerUnavailable, match="no broker answers at dead:1") as caught:
+        ClusterConnection(bootstrap).act("status", Empty(), Empty, 1.0)
+    assert "their new addresses in bootstrap" in caught.value.hint
+    assert caught.value.details["address"] == bootstrap.replace(",", ", ")
