@@ -576,6 +576,13 @@ class InterpreterEnding(IsologError):
     hint = "Use clients before the program ends, or in an exit handler that is registered later."
 
 
+class ReentrantCall(IsologError):
+    """A signal handler or a finalizer called a client that it had interrupted inside a call."""
+
+    code = "REENTRANT_CALL"
+    hint = "Set a flag in the handler, and call the client when the interrupted call has returned."
+
+
 class InternalError(IsologError):
     """The broker met an error that it did not expect."""
 

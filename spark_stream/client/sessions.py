@@ -52,7 +52,7 @@ class ReaderHeartbeats:
             claim=True,
         )
         self._timeout_s = min(_BEAT_S, connection.timeout_s)
-        self._lock = new_lock()
+        self._lock = new_lock(is_brief=False)
         self._lifetime = connection.lifetime
         self._is_over = False
         self.active_at = time.monotonic()

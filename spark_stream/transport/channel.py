@@ -23,7 +23,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from spark_stream.protocol import Bytes, Connection, Event, Lost
-from spark_stream.transport.lifetime import new_lock, present_lifetime
+from spark_stream.transport.lifetime import check_not_inside, new_lock, present_lifetime
 from spark_stream.transport.loop import READ, WRITE, Loop
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,9 @@ class SocketChannel:
 
         Raises:
             ForkedClient: the connection belongs to the parent of this process.
+            ReentrantCall: the caller has interrupted a command of its own thread.
         """
+        check_not_inside(self._lock)
         if self._lifetime.is_parents:
             raise self._lifetime.refusal()
         with self._lock:

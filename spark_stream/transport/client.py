@@ -28,7 +28,7 @@ from spark_stream.protocol import (
 )
 from spark_stream.transport.buffers import BufferPool
 from spark_stream.transport.channel import SocketChannel
-from spark_stream.transport.lifetime import in_child, new_lock, present_lifetime
+from spark_stream.transport.lifetime import check_may_wait, in_child, new_lock, present_lifetime
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.streams import BlockingStream, ConnectionLost, Handle, Stream, Streams
 from spark_stream.transport.tls import reason_of
@@ -151,6 +151,7 @@ class ClientChannel:
             ConnectionLost: the connection is over; the request may have been carried out.
             TimeoutError: no answer in time; the request may have been carried out.
         """
+        check_may_wait()
         deadline = time.monotonic() + timeout_s
         stream = self.open(method, header, body, end=True, timeout_s=timeout_s)
         try:

@@ -9,6 +9,11 @@ The end of the interpreter ends the lifetime too. All threads have ended by then
 First the clients send their records and end their transactions and sessions, within ``EXIT_S``
 seconds. After that each use raises :class:`InterpreterEnding`. A wait would never end, because the
 interpreter stops the daemon threads.
+
+A signal handler runs between any two instructions of the main thread, and a finalizer between those
+of any thread. If the interrupted call holds one of the brief locks, other threads wait for it. So a
+call that would wait for them, or enter the same section again, raises :class:`ReentrantCall`. No
+thread waits for a broker while it holds a brief lock.
 """
 
 from __future__ import annotations
@@ -22,9 +27,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Final, NoReturn, SupportsIndex, TypeAlias
+from typing import Final, NoReturn, Protocol, SupportsIndex, TypeAlias
 
-from spark_stream.errors import ForkedClient, InterpreterEnding, IsologError, NotPicklable
+from spark_stream.errors import (
+    ForkedClient,
+    InterpreterEnding,
+    IsologError,
+    NotPicklable,
+    ReentrantCall,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +44,16 @@ EXIT_S: Final = 10.0
 
 Lock: TypeAlias = threading.RLock
 
+
+class Section(Protocol):
+    """A section of code that a thread leaves soon: a brief lock, or an object with such code."""
+
+    def _is_owned(self) -> bool:
+        """Return whether the calling thread is inside; named as for locks of ``threading``."""
+
+
 _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
+_brief: set[weakref.ref[Section]] = set()
 _modules: list[Callable[[], None]] = []
 _methods: set[weakref.WeakMethod[Callable[[], None]]] = set()
 _endings: dict[weakref.WeakMethod[Callable[[], None]], None] = {}
@@ -131,11 +151,34 @@ class ProcessBound:
         raise NotPicklable(f"a {type(self).__name__} cannot be pickled or copied")
 
 
-def new_lock() -> Lock:
-    """Return a reentrant lock whose copy in a forked child is always unlocked."""
+def new_lock(*, is_brief: bool = True) -> Lock:
+    """Return a reentrant lock whose copy in a forked child is always unlocked.
+
+    ``is_brief``: no thread waits for a broker while it holds the lock.
+    """
     lock = threading.RLock()
+    if is_brief:
+        watch_section(lock)  # type: ignore[arg-type]  # it has the method
     _locks.add(lock)
     return lock
+
+
+def watch_section(section: Section) -> None:
+    """Have :func:`check_may_wait` consider a section."""
+    _brief.add(weakref.ref(section, _brief.discard))
+
+
+def check_not_inside(section: Section | Lock) -> None:
+    """Raise ReentrantCall if the calling thread is inside the section."""
+    if section._is_owned():  # type: ignore[union-attr]
+        raise ReentrantCall("a call of a client was interrupted and has to return first")
+
+
+def check_may_wait() -> None:
+    """Raise ReentrantCall if the calling thread is inside a section: others may wait for it."""
+    for each in list(_brief):
+        if (section := each()) is not None:
+            check_not_inside(section)
 
 
 def in_child(act: Callable[[], None]) -> Callable[[], None]:

@@ -130,7 +130,7 @@ class ClusterConnection(ProcessBound):
         self._idle_seconds = idle_seconds
         self._create = create
         self._identity = LogIdentity(cluster_id)
-        self._choosing = new_lock()  # one thread at a time looks for a broker
+        self._choosing = new_lock(is_brief=False)  # one thread at a time looks for a broker
         self._lock = new_lock()  # the innermost: guards the fields below
         self._links: dict[str, BrokerLink] = {}
         self._learned = dict.fromkeys(reversed(tuple(brokers)))  # the latest one last

@@ -11,7 +11,7 @@ from spark_stream.client.connecting.access import OPEN, Access
 from spark_stream.client.connecting.shared import SharedChannel, shared_channel
 from spark_stream.errors import InvalidRequest, RequestTimeout, SessionOver, WrongCluster
 from spark_stream.transport.failures import TRANSPORT_ERRORS
-from spark_stream.transport.lifetime import new_lock, present_lifetime
+from spark_stream.transport.lifetime import check_may_wait, new_lock, present_lifetime
 from spark_stream.wire.messages import Message
 from spark_stream.wire.methods import ACT
 
@@ -57,7 +57,7 @@ class BrokerLink:
         self.broker_id = ""
         """The id of the broker that last answered there; empty before."""
         self._identity = identity
-        self._connecting = new_lock()  # one thread at a time connects
+        self._connecting = new_lock(is_brief=False)  # one thread at a time connects
         self._lifetime = present_lifetime()
         self._shared: SharedChannel | None = None
         self._closed = False
@@ -95,6 +95,7 @@ class BrokerLink:
         found = self.present()
         if found is not None:
             return found
+        check_may_wait()
         if not self._connecting.acquire(timeout=seconds_left(deadline)):
             raise RequestTimeout(
                 f"another thread connects to {self.address}, and did not succeed in time",

@@ -51,7 +51,7 @@ class _Topic:
     """A topic's routes; the thread that asks about it holds ``asking``."""
 
     def __init__(self, topic: str, topic_id: str) -> None:
-        self.asking = new_lock()
+        self.asking = new_lock(is_brief=False)
         self.routes = Routes(topic, topic_id)
         self.asked_at = -math.inf  # when it was last looked up
 

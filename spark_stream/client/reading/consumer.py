@@ -55,7 +55,7 @@ from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
 from spark_stream.structs import INT64_MAX
-from spark_stream.transport.lifetime import in_child_while_used
+from spark_stream.transport.lifetime import check_may_wait, in_child_while_used
 from spark_stream.wire.messages import EARLIEST, LATEST
 
 _CUT_PAUSE_FIRST_S: Final = 0.05
@@ -249,12 +249,17 @@ class Consumer(Closing):
 
     def take_records(self, records_max: int) -> list[Record]:
         """Return records that :meth:`wait_for_records` has waited for; perhaps none."""
-        if self._polling is None:
+        polling, self._polling = (
+            self._polling,
+            None,
+        )  # after an interrupt the next poll starts again
+        if polling is None:
             return []  # a seek meanwhile
-        key, found, following, fetched = self._polling.take(records_max)
+        key, found, following, fetched = polling.take(records_max)
         self._handed_out = key, self._position[key]
         self._position[key] = following
         self._keep_lineage(key, fetched)
+        self._polling = polling
         return found
 
     def record_views(self) -> Callable[[str], View]:
@@ -423,6 +428,8 @@ class Consumer(Closing):
         if self._connection.lifetime.is_over:
             return
         self.stop()
+        if self._keeper is not None:
+            check_may_wait()
         if self._member is not None and not self._has_left:
             self._has_left = True
             self._member.close(self._handed_out, self._ending)

@@ -42,7 +42,7 @@ from spark_stream.errors import InternalError, InvalidRequest, IsologError
 from spark_stream.protocol import Bytes, Credited, Received
 from spark_stream.transport.client import client_loop
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
-from spark_stream.transport.lifetime import new_lock
+from spark_stream.transport.lifetime import check_may_wait, new_lock
 from spark_stream.transport.loop import Timer
 from spark_stream.transport.streams import Handle, Stream, StreamEvent, error_of
 from spark_stream.wire.fetch_messages import (
@@ -217,6 +217,7 @@ class Feed:
                 if fetched is not None:
                     return self._current_key, fetched
                 self._current = None
+            check_may_wait()
             try:
                 item = self._queue.get(timeout=wait_s)
             except queue.Empty:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from spark_stream.errors import BufferFull, IsologError
-from spark_stream.transport.lifetime import new_lock
+from spark_stream.transport.lifetime import check_may_wait, new_lock
 
 
 class Share(Struct):
@@ -47,6 +47,8 @@ class Buffer:
         self._crowded = 0
         self.outstanding = 0
         """How many records were taken and are not settled."""
+        self.interrupted: BaseException | None = None
+        """The last exception that ended a wait for room."""
         self.closed: IsologError | None = None
         """The error for records that come now; None while it takes records."""
 
@@ -70,6 +72,9 @@ class Buffer:
             self._crowded += 1
             try:
                 self._wait_for_room(size)
+            except BaseException as error:
+                self.interrupted = error
+                raise
             finally:
                 self._crowded -= 1
         if self.closed:
@@ -111,6 +116,8 @@ class Buffer:
         with self.lock:
             share.parts -= 1
             if share.parts <= 0:
+                if share.flushes not in self._unsettled:
+                    return  # all was abandoned
                 self._unsettled[share.flushes] -= 1
                 if not self._unsettled[share.flushes]:
                     del self._unsettled[share.flushes]
@@ -127,7 +134,9 @@ class Buffer:
 
         Raises:
             TimeoutError: not all was settled within ``timeout`` seconds.
+            ReentrantCall: the caller has interrupted a call that others wait for.
         """
+        check_may_wait()
         with self.lock:
             self._flushing += 1
             self._flushes += 1
@@ -145,6 +154,13 @@ class Buffer:
         finally:
             with self.lock:
                 self._flushing -= 1
+
+    def abandon(self) -> None:
+        """Count all as settled, and wake the callers that wait for it."""
+        with self.lock:
+            self._bytes = self.outstanding = 0
+            self._unsettled.clear()
+            self._changed.notify_all()
 
     def close(self, reason: IsologError) -> None:
         """Take nothing more, and wake the callers that wait for room."""

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import Settlement
-from spark_stream.client.writing.promises import Failures, Promise
+from spark_stream.client.writing.promises import Failure, Failures, Promise, Told
 from spark_stream.errors import IsologError, RecordNotAttempted
 from spark_stream.transport.lifetime import Lifetime
 
@@ -69,6 +69,8 @@ class Outcomes:
         self._lock = failures.lock
         self._watched: dict[int, list[RecordPromise]] = {}  # complete futures, by their rows' parts
         self._settled: dict[int, _Part] = {}  # by number
+        self._parts = 1
+        self._given_up: Failure | None = None  # of the rows that are not settled
         self._part_of: Rows | None = None  # the part of each row; None: there is one part
         self._places: Rows | None = None  # the place of each row in its part
 
@@ -80,6 +82,7 @@ class Outcomes:
             part_of[part] = number
             places[part] = np.arange(len(part))
         with self._lock:
+            self._parts = len(parts)
             self._part_of, self._places = part_of, places
             for promise in self._watched.pop(0, []):
                 self._watched.setdefault(self._place_of(promise.row)[0], []).append(promise)
@@ -102,6 +105,19 @@ class Outcomes:
             assert outcome is not None
             promise.fulfil(*outcome)
 
+    def give_up(self, error: IsologError) -> None:
+        """Fail all rows that are not settled."""
+        if len(self._settled) == self._parts:
+            return
+        failure = Failure(error, weakref.ref(self))
+        self._failures.note(failure)
+        with self._lock:
+            self._given_up = failure
+            watched = [each for listed in self._watched.values() for each in listed]
+            self._watched.clear()
+        for promise in watched:
+            promise.fulfil(error, failure)
+
     def watch(self, promise: RecordPromise) -> None:
         """Make a used promise a complete future, and settle it if its row is settled."""
         with self._lock:
@@ -122,7 +138,7 @@ class Outcomes:
             return None
         return replace(part.written, offset=part.written.offset + place, count=1)
 
-    def _outcome(self, row: int) -> tuple[Written | IsologError, FailedRow | None] | None:
+    def _outcome(self, row: int) -> tuple[Written | IsologError, Told | None] | None:
         """Return the row's outcome; None if it is not settled."""
         written = self.written(row)
         if written is not None:
@@ -130,7 +146,7 @@ class Outcomes:
         number, place = self._place_of(row)
         part = self._settled.get(number)
         if part is None or part.failure is None:
-            return None
+            return None if self._given_up is None else (self._given_up.error, self._given_up)
         kept = 0 if part.written is None else part.written.count
         failed = FailedRow(part.failure, place - kept)
         return failed.error, failed

@@ -67,6 +67,30 @@ class Pending(Struct):
     ) -> RecordPromise:
         """Add a record; ``timestamp`` in microseconds, None for now."""
         row = len(self.values)
+        try:
+            self._append(row, key, value, partition, headers, timestamp)
+        except BaseException:  # of a signal handler
+            self.cut(row)
+            raise
+        return RecordPromise(self.outcomes, row)
+
+    def cut(self, row: int) -> None:
+        """Remove a row that is the last one, and not complete."""
+        for each in (self.keys, self.values, self.moments):
+            del each[row:]
+        for listed in (self._placed, self._headed, self._timed):
+            if listed and listed[-1][0] >= row:
+                listed.pop()
+
+    def _append(
+        self,
+        row: int,
+        key: bytes | None,
+        value: bytes | None,
+        partition: int | None,
+        headers: Headers | None,
+        timestamp: int | None,
+    ) -> None:
         if partition is not None:
             self._placed.append((row, partition))
         if headers:
@@ -76,7 +100,6 @@ class Pending(Struct):
         self.keys.append(key)
         self.values.append(value)
         self.moments.append(time.time_ns())
-        return RecordPromise(self.outcomes, row)
 
     def batch(self) -> pa.RecordBatch:
         """Return the records as one batch, in the order in which they came."""

@@ -54,7 +54,7 @@ from spark_stream.errors import (
 from spark_stream.schema.keys import key_columns
 from spark_stream.schema.schemas import fitted, is_default, of_topic
 from spark_stream.structs import INT64_MAX
-from spark_stream.transport.lifetime import ProcessBound
+from spark_stream.transport.lifetime import ProcessBound, check_may_wait
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.messages import TopicDescription
 from spark_stream.wire.transaction_messages import Branch
@@ -345,6 +345,7 @@ class Producer(ProcessBound):
         """
         if self._closed or self._connection.lifetime.is_over:
             return
+        check_may_wait()
         self._closed = True
         self._dropped.detach()
         try:

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,6 +28,7 @@ from spark_stream.errors import IsologError, UnknownOutcome
 from spark_stream.transport.lifetime import (
     Lifetime,
     ProcessBound,
+    check_may_wait,
     new_lock,
     present_lifetime,
 )
@@ -68,7 +69,7 @@ class Failure(Struct, eq=False):
     """The failure of a single future."""
 
     error: IsologError
-    holder: weakref.ref[Promise]
+    holder: weakref.ref[Any]
     is_reported: bool = False
 
     def mark_reported(self) -> None:
@@ -139,6 +140,7 @@ class Promise(ProcessBound, Future[Written]):
         """
         if self._state not in _SETTLED:  # without a lock, which a thread of the parent may hold
             self._lifetime.check()
+            check_may_wait()
         error = super().exception(timeout)
         if self._failure is not None:
             self._failure.mark_reported()
@@ -204,6 +206,11 @@ class Gathering:
             if self._left:
                 return
         self.promise.settle(self._whole())
+
+    def give_up(self, error: IsologError) -> None:
+        """Fail the batch if it is not settled."""
+        if not self.promise.done():
+            self.promise.settle(error)
 
     def _whole(self) -> Written | IsologError:
         settlements = [each for _, each in sorted(self._settlements, key=lambda each: each[0])]

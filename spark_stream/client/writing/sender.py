@@ -18,8 +18,11 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
 from time import time_ns
 from typing import Final
 
@@ -35,8 +38,21 @@ from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
 from spark_stream.client.writing.pending import Pending
 from spark_stream.client.writing.promises import CALLBACKS, Failures, Gathering, Promise
 from spark_stream.client.writing.shell import ProducerShell, Settings
-from spark_stream.errors import InternalError, InterpreterEnding, InvalidRequest, IsologError
-from spark_stream.transport.lifetime import at_end_while_used, in_child_while_used, new_lock
+from spark_stream.errors import (
+    InternalError,
+    InterpreterEnding,
+    InvalidRequest,
+    IsologError,
+    UnknownOutcome,
+)
+from spark_stream.transport.lifetime import (
+    at_end_while_used,
+    check_may_wait,
+    check_not_inside,
+    in_child_while_used,
+    new_lock,
+    watch_section,
+)
 from spark_stream.wire.messages import TopicDescription
 
 logger = logging.getLogger(__name__)
@@ -89,6 +105,10 @@ class Sender:
         self._pending: dict[str, list[_Waiting]] = {}
         self._open: dict[str, Pending] = {}  # the pending ones that records may join
         self._dropped = False
+        self._outcomes: weakref.WeakSet[Outcomes | Gathering] = weakref.WeakSet()
+        self._inside: set[int] = set()  # the threads in `_whole`
+        self._holds_lock = self._lock._is_owned  # type: ignore[attr-defined]
+        watch_section(self)
         in_child_while_used(self._leave_parent)
         at_end_while_used(self._end_with_program)
 
@@ -121,6 +141,8 @@ class Sender:
 
         Return None, without taking it, if no records wait or it needs :meth:`send`.
         """
+        if self._holds_lock():
+            check_not_inside(self._lock)
         with self._lock:
             pending = self._open.get(topic)
             if pending is None or size >= pending.left or size > pending.largest:
@@ -134,9 +156,13 @@ class Sender:
             values = pending.values
             promise: RecordPromise = _new(RecordPromise)
             promise._outcomes, promise.row = pending.outcomes, len(values)
-            pending.keys.append(key)
-            values.append(value)
-            pending.moments.append(time_ns())
+            try:
+                pending.keys.append(key)
+                values.append(value)
+                pending.moments.append(time_ns())
+            except BaseException:  # of a signal handler
+                pending.cut(promise.row)
+                raise
             return promise
 
     def send(
@@ -157,7 +183,22 @@ class Sender:
         Raises:
             BufferFull: no room in time.
             InvalidRequest: the producer is closed.
+            ReentrantCall: the caller has interrupted this producer.
         """
+        self._check_may_take(size)
+        with self._whole():
+            return self._send(known, key, value, headers, timestamp, partition, size)
+
+    def _send(
+        self,
+        known: TopicDescription,
+        key: bytes | None,
+        value: bytes | None,
+        headers: list[tuple[str, bytes | None]] | None,
+        timestamp: int | None,
+        partition: int | None,
+        size: int,
+    ) -> RecordPromise:
         topic, linger_s = known.name, self._settings.linger_s
         with self._lock:
             self.buffer.reserve(size)
@@ -198,13 +239,20 @@ class Sender:
         Raises:
             BufferFull: no room in time.
             InvalidRequest: the producer is closed.
+            ReentrantCall: the caller has interrupted this producer.
         """
         least = self._settings.buffer_bytes // _LEAST_PART
         room = max(size, least * len(parts))
+        self._check_may_take(room)
+        with self._whole():
+            return self._append(known, parts, room)
+
+    def _append(self, known: TopicDescription, parts: Sequence[Part], room: int) -> Promise:
+        whole = Gathering(len(parts), self.failures)
+        self._outcomes.add(whole)
         with self._lock:
             self.buffer.reserve(room)
             share = Share(room, 1, len(parts), self.buffer.take())
-        whole = Gathering(len(parts), self.failures)
         with self._order:
             if known.name in self._pending:
                 self._hand_over(known.name)
@@ -251,7 +299,8 @@ class Sender:
 
     def discard(self, error: IsologError) -> None:
         """Settle all unsettled records with the error; they may be in the log."""
-        with self._order:
+        check_not_inside(self)
+        with self._whole(), self._order:
             with self._lock:
                 waiting = [each for listed in self._pending.values() for _, each in listed]
                 self._pending.clear()
@@ -265,7 +314,8 @@ class Sender:
     def close(self) -> None:
         """Take nothing more; the streams end once everything is settled."""
         self.buffer.close(InvalidRequest("the producer is closed", hint="Make a new one."))
-        self._shell.event(lambda core, _: core.close())
+        with self._whole():
+            self._shell.event(lambda core, _: core.close())
 
     def _end_with_program(self) -> None:
         """Send what was taken, in the time that is left, and fail the rest."""
@@ -302,6 +352,47 @@ class Sender:
                     "a producer was dropped without close(), and a write failed: %s", error
                 )
 
+    # -- interrupts -----------------------------------------------------------------------------
+
+    def _check_may_take(self, size: int) -> None:
+        """Raise ReentrantCall if the caller interrupted this producer, or may not wait for room."""
+        check_not_inside(self)
+        if not self.buffer.has_room(size):
+            check_may_wait()
+
+    def _is_owned(self) -> bool:
+        return get_ident() in self._inside or self._holds_lock()
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Give the producer up if an exception of a signal handler leaves the block half done."""
+        ident = get_ident()
+        is_outermost = ident not in self._inside
+        try:
+            self._inside.add(ident)
+            yield
+        except IsologError:
+            raise
+        except BaseException as error:
+            if error is not self._shell.recovered and error is not self.buffer.interrupted:
+                self._shell.loop.call_soon(self._give_up)  # where no handler interrupts it
+            raise
+        finally:
+            if is_outermost:
+                self._inside.discard(ident)
+
+    def _give_up(self) -> None:
+        """Fail all unsettled records, which may be in the log, and take nothing more."""
+        what = "an exception of a signal handler interrupted the producer while it sent"
+        self.buffer.close(InvalidRequest(what, hint="Make a new one."))
+        self._shell.abandon()
+        with self._lock:
+            self._pending.clear()
+            self._open.clear()
+        for each in list(self._outcomes):
+            each.give_up(UnknownOutcome(what))
+        self.buffer.abandon()
+
     # -- gathering ------------------------------------------------------------------------------
 
     def _gathering(self, known: TopicDescription) -> Pending:
@@ -312,6 +403,7 @@ class Sender:
             if of.id == known.id and pending.size < self._settings.batch_bytes:
                 return pending
         outcomes = Outcomes(self.failures)
+        self._outcomes.add(outcomes)
         largest = int(known.config["max.record.bytes"])
         pending = Pending(outcomes, len(known.partitions), largest, flushes=self.buffer.take())
         waiting.append((known, pending))
@@ -329,9 +421,10 @@ class Sender:
             self._send_waiting(topic)
 
     def _send_waiting(self, topic: str) -> None:
-        with self._order:
-            self._hand_over(topic)
-        self._shell.carry_out()
+        with self._whole():
+            with self._order:
+                self._hand_over(topic)
+            self._shell.carry_out()
 
     def _send_if_waiting(self, topic: str, pending: Pending) -> None:
         """Send a topic's records if this batch still waits; on the loop's thread."""

@@ -41,7 +41,7 @@ from spark_stream.client.writing.instructions import (
 )
 from spark_stream.client.writing.lanes import ProducerIdentity
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import BrokerUnavailable, InternalError, IsologError
+from spark_stream.errors import BrokerUnavailable, InternalError, IsologError, ReentrantCall
 from spark_stream.transport.client import client_loop
 from spark_stream.transport.lifetime import Lock
 from spark_stream.transport.loop import Loop, Timer
@@ -89,6 +89,9 @@ class ProducerShell:
         self._streams: dict[int, AppendStream] = {}
         self._timer: Timer | None = None
         self._carrying_out = False
+        self._is_abandoned = False
+        self.recovered: BaseException | None = None
+        """The last exception that interrupted an instruction, which is carried out again."""
         self.used_loop: Loop | None = None
         """The process's loop; None until something needs it."""
 
@@ -103,6 +106,8 @@ class ProducerShell:
     def event(self, tell: Callable[[ProducerCore, float], None]) -> None:
         """Tell the core what happened, and carry out what it then says."""
         core = self.core
+        if self._is_abandoned:
+            return
         with self._lock:
             tell(core, time.monotonic())
             outcomes: tuple[Outcome, ...] = ()
@@ -131,7 +136,7 @@ class ProducerShell:
     def carry_out(self) -> None:
         """Carry out the core's instructions, unless another thread is doing so."""
         core = self.core
-        while core.out:
+        while core.out and not self._is_abandoned:
             with self._lock:
                 if self._carrying_out or not core.out:
                     return
@@ -140,6 +145,12 @@ class ProducerShell:
             while instruction is not None:
                 try:
                     self._do(instruction)
+                except ReentrantCall:  # the caller has interrupted a command of the connection
+                    with self._lock:
+                        core.out.appendleft(instruction)
+                        self._carrying_out = False
+                    self.loop.call_soon(self.carry_out)
+                    return
                 except BaseException as error:
                     stream = None
                     with self._lock:
@@ -153,10 +164,19 @@ class ProducerShell:
                         logger.exception("an instruction could not be carried out: %r", instruction)
                         break
                     self.loop.call_soon(self.carry_out)  # the caller was interrupted
+                    self.recovered = error
                     raise
                 with self._lock:
                     instruction = core.out.popleft() if core.out else None
                     self._carrying_out = instruction is not None
+
+    def abandon(self) -> None:
+        """End all streams, and carry out nothing more."""
+        self._is_abandoned = True
+        streams = list(self._streams.values())
+        self._streams.clear()
+        for each in streams:
+            each.break_off()
 
     def _undo(self, instruction: Instruction, error: BaseException) -> None:
         """Tell the core that an instruction failed, so that it tries again; under the lock."""

@@ -36,7 +36,12 @@ from spark_stream.errors import (
     UnknownTopic,
     UnknownTransaction,
 )
-from spark_stream.transport.lifetime import ProcessBound, at_end_while_used, new_lock
+from spark_stream.transport.lifetime import (
+    ProcessBound,
+    at_end_while_used,
+    check_may_wait,
+    new_lock,
+)
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
 from spark_stream.wire.transaction_messages import Branch
 
@@ -83,7 +88,7 @@ class TransactionalProducer(Producer):
         super().__init__(connection, topics, **settings)
         self._transactional_id = transactional_id
         self._instance = uuid.uuid4().hex
-        self._deciding = new_lock()
+        self._deciding = new_lock(is_brief=False)
         self._branch: Branch | None = None
         self._aborting = False
         self._committing = False
@@ -235,6 +240,7 @@ class TransactionalProducer(Producer):
         """Abort an open transaction, then close as :meth:`Producer.close` does."""
         if self._closed or self._connection.lifetime.is_over:
             return
+        check_may_wait()
         try:
             self.abandon()
         finally:

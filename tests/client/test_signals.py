@@ -1,0 +1,185 @@
+"""Signal handlers that call a client, or raise an exception, while the client works."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from spark_stream.errors import InvalidRequest, ReentrantCall, UnknownOutcome
+from tests.examples import examples
+from tests.support import values
+
+pytestmark = pytest.mark.timeout(100)
+
+
+def interrupted(call: Callable[[], object], number: int, handler: Callable[[], object]) -> bool:
+    """Call, and run the handler before the line of this number. Return whether there is one."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        if "/spark_stream/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == number:
+                handler()
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(None)
+    return lines >= number
+
+
+@pytest.mark.rule(
+    "which calls a signal handler can make",
+    "transport/lifetime.py",
+    "client/writing/sender.py",
+)
+@pytest.mark.parametrize("linger_ms", [0, 60_000])
+def test_a_signal_handler_can_call_the_client_or_is_refused_immediately(log, topic, linger_ms):
+    """At every seventh line of the client that a call runs through."""
+    log.create_topic(topic)
+    other = log.producer()
+    futures = [other.append(topic, values("first"))]
+    futures[0].result(20)
+    refused, worked = 0, 0
+    for name in ("send", "flush", "close", "result", "other", "status"):
+        number, is_reached = 1, True
+        while is_reached:
+            producer = log.producer(linger_ms=linger_ms)
+            futures.append(producer.send(topic, b"1"))
+
+            def handle(name: str = name, producer: Any = producer) -> None:
+                nonlocal refused, worked
+                began = time.monotonic()
+                try:
+                    if name in ("flush", "close"):
+                        getattr(producer, name)()
+                    elif name == "status":
+                        log.status()
+                    else:
+                        sender = other if name == "other" else producer
+                        futures.append(sender.send(topic, b"of the handler"))
+                        if name == "other":
+                            other.flush()
+                        elif name == "result" and not linger_ms:
+                            futures[-1].result()
+                    worked += 1
+                except ReentrantCall:
+                    refused += 1
+                assert time.monotonic() - began < 5
+
+            def use(producer: Any = producer) -> None:
+                futures.append(producer.send(topic, b"2", key=b"k"))
+                futures.append(producer.append(topic, values("3")))
+
+            try:
+                is_reached = interrupted(use, number, handle)
+            except InvalidRequest:
+                assert name == "close"
+            producer.close()
+            number += 7 if examples(5) == 5 else 41
+    other.close()
+    assert refused > 10
+    assert worked > 10
+    acknowledged = [each for each in futures if each.exception(20) is None]
+    assert log.read(topic).num_rows == len(acknowledged)
+    assert len(acknowledged) > len(futures) - 10
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
+def test_exceptions_of_signal_handlers_leave_a_client_that_can_be_closed(log, topic):
+    """At random instructions. Each acknowledged record is in the log once."""
+    log.create_topic(topic, partitions=2)
+    chance, acknowledged, numbers = random.Random(7), [], iter(range(10**9))
+    fired = threading.Event()
+
+    def handle(*_: object) -> None:
+        fired.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    begin, count = threading.Event(), examples(500)
+    delays = [chance.random() * 0.004 for _ in range(count)]
+
+    def interrupt() -> None:
+        for delay in delays:
+            begin.wait()
+            begin.clear()
+            until = time.perf_counter() + delay
+            while time.perf_counter() < until:
+                pass
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    try:
+        for turn in range(count):
+            name = f"{topic}-{turn % 5}" if turn % 4 == 0 else None
+            producer = log.producer(transactional_id=name, linger_ms=turn % 3)
+            futures: list[tuple[bytes, Any]] = []
+            try:
+                if name is not None:
+                    producer.begin_transaction()
+                fired.clear()
+                begin.set()
+                while not fired.is_set():
+                    value = b"%d" % next(numbers)
+                    key = value if turn % 2 else None
+                    futures.append((value, producer.send(topic, value, key=key)))
+                    if len(futures) % 7 == 0:
+                        value = b"%d" % next(numbers)
+                        futures.append((value, producer.append(topic, values(value), 0)))
+                    if len(futures) % 50 == 0:
+                        producer.flush()
+            except KeyboardInterrupt:
+                pass
+            with suppress(UnknownOutcome):
+                producer.close()
+            for value, future in futures:
+                if future.exception(30) is None and name is None:
+                    acknowledged.append(value)
+    finally:
+        interrupter.join(60)
+        signal.signal(signal.SIGUSR1, before)
+    gc.collect()
+    stored = log.read(topic)["value"].to_pylist()
+    assert len(stored) == len(set(stored))
+    assert set(acknowledged) <= set(stored)
+    assert len(acknowledged) > count
+
+
+def test_a_consumer_can_be_closed_by_a_signal_handler(log, topic):
+    log.create_topic(topic)
+    with log.producer() as producer:
+        producer.append(topic, values(*"12345")).result(20)
+    number, is_reached = 1, True
+    while is_reached:
+        consumer = log.consumer(topic)
+
+        def close(consumer: Any = consumer) -> None:
+            with suppress(ReentrantCall):
+                consumer.close()
+
+        def read(consumer: Any = consumer) -> None:
+            with suppress(InvalidRequest):  # it is closed
+                consumer.poll(5, 3)
+
+        is_reached = interrupted(read, number, close)
+        consumer.close()
+        number += 23
