@@ -34,7 +34,7 @@ _FULL_SOON_S: Final = 1800.0
 _FULL_LATER_S: Final = 3 * 3600.0
 _NAMES_MAX: Final = 20
 _NAMES_SAID: Final = 3
-_GONE_MS: Final = 30_000
+_GONE_MS: Final = 10_000
 
 
 class Severity(StrEnum):
@@ -322,7 +322,7 @@ def of_consumers(
 ) -> Iterator[Amiss]:
     """Return the readers that are stalled or gone, or fall behind, or wait at a hidden place.
 
-    Also return the groups that lost a member in the last hour and still have others.
+    Also return the groups that lost a member in the last hour and did not end by that.
 
     ``is_behind_shown``: False while the metadata store has a problem, which slows readers too.
     """
@@ -341,10 +341,10 @@ def of_consumers(
             yield Amiss(f"stalled {what}", Severity.BAD, text, hint, href)
         elif each["state"] == ReaderState.GONE:
             hint = (
-                "See its log, and start it again. If it is no longer used: isolog consumers delete"
-                f" {each['name']}"
+                "See its process and its log, and start it again. If it is no longer used:"
+                f" isolog consumers delete {each['name']}"
             )
-            text = f"{what} has ended without being closed, {lag}"
+            text = f"{what} has ended without being closed, or hangs, {lag}"
             yield Amiss(f"gone {what}", Severity.BAD, text, hint, href)
         elif (
             is_behind_shown
@@ -369,8 +369,13 @@ def of_consumers(
         if age_s < _LOST_S:
             text = f"{what} lost member {each['lost_member']} {_about(age_s)} ago"
             hint = (
-                "Its session expired: it crashed, hung or lost its connection. The other members"
-                " read its partitions. See its process and its log."
+                "Its session expired: it crashed, hung or lost its connection. "
+                + (
+                    "The present members read its partitions."
+                    if (each.get("group") or {}).get("members")
+                    else "The group has no members now: start one, if it is to read on."
+                )
+                + " See its process and its log."
             )
             yield Amiss(f"lost {what}", Severity.WARNING, text, hint, href, (), lost_ms)
 
@@ -385,7 +390,7 @@ class FirstSeen:
         self._seen: dict[str, tuple[int, int]] = {}  # by key: first and last
 
     def stamp(self, found: Sequence[Amiss], now_ms: int) -> list[Amiss]:
-        """Return the same with ``since_ms``. What comes back within half a minute was there."""
+        """Return the same with ``since_ms``. A problem that returns in ten seconds is the same."""
         for each in found:
             first, _ = self._seen.get(each.key, (now_ms, now_ms))
             self._seen[each.key] = (first, now_ms)

@@ -301,7 +301,7 @@ def test_readers_that_do_not_keep_up_are_told_the_worst_first():
     )
     assert said(found) == [
         "bad: query dash boards is stalled, 40 records behind",
-        "bad: query nightly has ended without being closed, 40 records behind",
+        "bad: query nightly has ended without being closed, or hangs, 40 records behind",
         "warning: query slow falls behind: more is written than it reads, and it is 40 records"
         " behind",
         "warning: query x waits for a transaction whose name you may not see",
@@ -325,16 +325,30 @@ def test_a_group_that_lost_a_member_is_shown_for_an_hour():
     assert found("running", 180) == ["warning: group billing lost member m1 about 3 min ago"]
     assert found("running", 3_600) == []
     assert found("gone", 180) == [
-        "bad: group billing has ended without being closed, 40 records behind"
+        "bad: group billing has ended without being closed, or hangs, 40 records behind"
     ]
+
+
+@pytest.mark.parametrize(
+    ("state", "members", "expected"),
+    [
+        ("running", [{"id": "m2"}], "The present members read its partitions."),
+        ("empty", [], "The group has no members now"),
+    ],
+)
+def test_the_hint_of_a_lost_member_names_the_readers_of_its_partitions(state, members, expected):
+    more = {"group": {"members": members}, "lost_member": "m1", "lost_ms": NOW_MS}
+    (one,) = judged(consumers=[reader("billing", state, kind="client", **more)])
+    assert expected in one.hint
+    assert "other members" not in one.hint
 
 
 def test_it_is_amiss_since_it_was_first_seen():
     seen = FirstSeen()
     one = Amiss("disk 1", Severity.BAD, "full in 5 min")
     assert seen.stamp([one], 1000)[0].since_ms == 1000
-    assert seen.stamp([], 20_000) == []
+    assert seen.stamp([], 6_000) == []
     again = Amiss("disk 1", Severity.BAD, "full in 4 min")
-    assert seen.stamp([again], 30_000)[0].since_ms == 1000
-    seen.stamp([], 61_000)
-    assert seen.stamp([again], 62_000)[0].since_ms == 62_000
+    assert seen.stamp([again], 11_000)[0].since_ms == 1000
+    assert seen.stamp([], 22_000) == []
+    assert seen.stamp([again], 40_000)[0].since_ms == 40_000
