@@ -111,9 +111,11 @@ class ClusterClient:
         return reasons
 
 
-def disk_fault(broker: str, code: str) -> str:
+def disk_fault(broker: str, code: str, replicas: int) -> str:
     """Return the fault of a broker's disk, by the error code of the writes that it refused."""
-    return f"the disk of broker {broker} {'is full' if code == 'DISK_FULL' else f'fails ({code})'}"
+    fault = "is full" if code == "DISK_FULL" else f"fails ({code})"
+    what = "1 replica refuses" if replicas == 1 else f"{replicas} replicas refuse"
+    return f"the disk of broker {broker} {fault}: {what} writes"
 
 
 def with_refusals(
@@ -124,8 +126,7 @@ def with_refusals(
     for broker, status in sorted(statuses.items()):
         for code in sorted(set(status.refused.values())):
             places = sorted(place for place, each in status.refused.items() if each == code)
-            what = "1 replica refuses" if len(places) == 1 else f"{len(places)} replicas refuse"
-            text = f"{disk_fault(broker, code)}: {what} writes"
+            text = disk_fault(broker, code, len(places))
             named = tuple(places[:_NAMES_MAX])
             disks.append(Problem(ProblemKind.REFUSED_WRITES, text, len(places), named))
     causes = [each for each in cluster.problems if each.kind not in _OF_PARTITIONS]

@@ -216,13 +216,16 @@ def of_disk(broker: Mapping[str, Any]) -> Iterator[Amiss]:
     else:
         return
     severity = Severity.BAD if is_soon or used >= _FULL else Severity.WARNING
-    yield Amiss(f"disk {name}", severity, text + _grows(broker), _ROOM, "/#disks")
+    yield Amiss(f"disk {name}", severity, text + _grows(broker), _room(broker), "/#disks")
 
 
-_ROOM: Final = (
-    "Make room: a larger disk, fewer topics, or retention.bytes and retention.ms, which remove"
-    " whole segments, and never the one in use (segment.bytes)."
-)
+def _room(broker: Mapping[str, Any]) -> str:
+    if _fillers(broker) == []:
+        return "Stop the program that fills it, remove its files, or take a larger disk."
+    return (
+        "Make room: a larger disk, fewer topics, or retention.bytes and retention.ms, which remove"
+        " whole segments, and never the one in use (segment.bytes)."
+    )
 
 
 def _refusals(broker: Mapping[str, Any]) -> Iterator[Amiss]:
@@ -230,46 +233,49 @@ def _refusals(broker: Mapping[str, Any]) -> Iterator[Amiss]:
     for code in sorted(set(refused.values())):
         places = sorted(place for place, each in refused.items() if each == code)
         led = [each for each in places if each in broker["led"]]
-        others = [each for each in places if each not in broker["led"]]
-        is_full = code == "DISK_FULL"
-        why = disk_fault(name, code)
+        text = disk_fault(name, code, len(places))
+        if led:
+            text += f", among them {_said(led)}, which it leads"
         hint = (
-            f"{_ROOM} Writes go on by themselves then."
-            if is_full
+            f"{_room(broker)} Writes then continue without a restart."
+            if code == "DISK_FULL"
             else "The log file of the broker has the error of the system. Replace the disk."
         )
-        if led:
-            what = "partition" if len(led) == 1 else "partitions"
-            verb = "refuses" if len(led) == 1 else "refuse"
-            text = f"{what} {_said(led)} {verb} writes: {why}{_grows(broker)}"
-            yield _of_places(f"refused {code} {name}", text, hint, led)
-        if others:
-            what = "replica" if len(others) == 1 else "replicas"
-            verb = "takes" if len(others) == 1 else "take"
-            text = f"{len(others)} {what} at broker {name} {verb} no new records: {why}"
-            more = "" if led else _grows(broker)
-            yield _of_places(f"left {code} {name}", text + more, "" if led else hint, others)
-
-
-def _of_places(key: str, text: str, hint: str, places: Sequence[str]) -> Amiss:
-    href = _partition(places[0]) if len(places) == 1 else ""
-    return Amiss(key, Severity.BAD, text, hint, href, tuple(places[:_NAMES_MAX]))
+        shown = led + [each for each in places if each not in led]
+        href = _partition(places[0]) if len(places) == 1 else ""
+        yield Amiss(
+            f"refused {code} {name}",
+            Severity.BAD,
+            text + _grows(broker),
+            hint,
+            href,
+            tuple(shown[:_NAMES_MAX]),
+        )
 
 
 def _grows(broker: Mapping[str, Any]) -> str:
     """Return the topics that explain most of the growth on the disk, in words."""
+    names = _fillers(broker)
+    if names is None:
+        return ""
+    if not names:
+        return "; other programs than isolog fill it"
+    return f"; {_said(names)} {'grows' if len(names) == 1 else 'grow'} fastest on it"
+
+
+def _fillers(broker: Mapping[str, Any]) -> list[str] | None:
+    """Return the topics that explain most of the growth: none if other programs, None if 0."""
     fills: float = broker["fills_bytes_per_s"]
     if fills <= 0:
-        return ""
+        return None
     names: list[str] = []
     explained = 0.0
     for each in broker["on_disk"]:
         names.append(each["topic"])
         explained += each["bytes_per_s"]
         if explained >= _MOST * fills:
-            verb = "grows" if len(names) == 1 else "grow"
-            return f"; {_said(names)} {verb} fastest on it"
-    return "; other programs than isolog fill it"
+            return names
+    return []
 
 
 # -- transactions and readers ---------------------------------------------------------------------

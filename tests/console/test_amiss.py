@@ -145,7 +145,7 @@ def test_a_full_disk_is_listed_once():
     )
     problem = {"kind": "refused_writes", "message": "m", "count": 1, "names": ["t/0"]}
     (found,) = judged([full], [problem])
-    assert found.message.startswith("1 replica at broker 1 takes no new records: the disk of")
+    assert found.message.startswith("the disk of broker 1 is full: 1 replica refuses writes")
 
 
 @pytest.mark.parametrize("kind", ["metadata_away", "metadata_lost"])
@@ -254,20 +254,35 @@ def test_a_topic_is_named_if_it_explains_most_of_the_growth_of_a_disk(topics, fi
     )
 
 
-def test_a_full_disk_is_told_by_what_refuses_writes():
+def test_a_full_disk_is_one_line_with_its_cause_whoever_leads():
     refused = dict.fromkeys(("audit/0", "clicks/1", "clicks/2"), "DISK_FULL")
-    full = broker("3", status={"refused": refused, "disk_free": 0}, led=["audit/0"], full_in_s=0.0)
-    found = judged([full])
-    assert said(found) == [
-        "bad: partition audit/0 refuses writes: the disk of broker 3 is full;"
-        " audit grows fastest on it",
-        "bad: 2 replicas at broker 3 take no new records: the disk of broker 3 is full",
-    ]
-    assert found[0].href == "/topics/audit/0"
-    assert found[1].places == ("clicks/1", "clicks/2")
+    status = {"refused": refused, "disk_free": 0}
+    (led,) = judged([broker("3", status=status, led=["clicks/1"], full_in_s=0.0)])
+    assert led.message == (
+        "the disk of broker 3 is full: 3 replicas refuse writes, among them clicks/1, which it"
+        " leads; audit grows fastest on it"
+    )
+    assert led.places == ("clicks/1", "audit/0", "clicks/2")
+    (followed,) = judged([broker("3", status=status)])
+    assert followed.message == (
+        "the disk of broker 3 is full: 3 replicas refuse writes; audit grows fastest on it"
+    )
+    assert (followed.key, followed.hint) == (led.key, led.hint)
     (one,) = judged([broker("3", status={"refused": {"a/0": "STORAGE_FAILURE"}})])
+    assert one.href == "/topics/a/0"
     assert "fails (STORAGE_FAILURE)" in one.message
     assert "Replace the disk" in one.hint
+
+
+def test_fewer_topics_are_no_advice_if_other_programs_fill_the_disk():
+    status = {"refused": {"a/0": "DISK_FULL"}, "disk_free": 0}
+    full, filling = (
+        judged([broker("3", on_disk=[], **each)])[0].hint
+        for each in ({"status": status}, {"full_in_s": 600.0})
+    )
+    for hint in (full, filling):
+        assert hint.startswith("Stop the program that fills it")
+        assert "retention" not in hint
 
 
 def test_a_transaction_that_holds_readers_back_is_told_with_who_waits():
