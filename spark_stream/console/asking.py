@@ -224,20 +224,23 @@ class LeaderSeen(Struct, frozen=True):
     at_ms: int
 
 
-Leaders = dict[tuple[str, int], dict[int, LeaderSeen]]
-"""The leaders that the console has seen, by topic id and partition, and by epoch."""
+Leaders = dict[tuple[str, str, int], dict[int, LeaderSeen]]
+"""The leaders that the console has seen, by topic, its id and partition, and by epoch."""
 
 
 def note_leaders(leaders: Leaders, partitions: Partitions) -> Leaders:
-    """Return the leaders with those of now; partitions that are gone are left out."""
-    return {
-        (seen.topic_id, number): {
-            seen.found.epoch: LeaderSeen(seen.leader, round(seen.at_s * 1000)),
-            **leaders.get((seen.topic_id, number), {}),
-        }
-        for numbers in partitions.values()
-        for number, seen in numbers.items()
-    }
+    """Return the leaders with those of now.
+
+    A partition that is missing now keeps its leaders: brokers do not answer during a failover. A
+    deleted topic has none.
+    """
+    found = {key: each for key, each in leaders.items() if key[0] in partitions}
+    for topic, numbers in partitions.items():
+        for number, seen in numbers.items():
+            led = found.get((topic, seen.topic_id, number), {})
+            now = LeaderSeen(seen.leader, round(seen.at_s * 1000))
+            found[topic, seen.topic_id, number] = {seen.found.epoch: now, **led}
+    return found
 
 
 def leader_changes(partitions: Partitions, leaders: Leaders) -> list[dict[str, Any]]:
@@ -250,7 +253,7 @@ def leader_changes(partitions: Partitions, leaders: Leaders) -> list[dict[str, A
     found = []
     for topic, numbers in partitions.items():
         for number, seen in numbers.items():
-            led = leaders.get((seen.topic_id, number), {})
+            led = leaders.get((topic, seen.topic_id, number), {})
             logged = [] if seen.found.facts is None else seen.found.facts.epochs
             starts = {each.epoch: each for each in logged}
             first, last = min(starts, default=0), seen.found.epoch

@@ -293,7 +293,7 @@ class LiveBoard:
             found = seen.get(number)
             each["live"] = None
             if found is not None and found.topic_id == shown["id"]:
-                leaders = self._leaders.get((shown["id"], number), {})
+                leaders = self._leaders.get((name, shown["id"], number), {})
                 each["live"] = partition_shown(number, found, leaders)
                 each["live"]["records_per_s"] = self._rate(name, number)
         return shown

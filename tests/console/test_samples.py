@@ -68,6 +68,14 @@ def test_a_change_of_leaders_names_those_that_were_seen():
     assert note_leaders(leaders, {}) == {}
 
 
+def test_leaders_are_remembered_while_no_broker_answers_for_the_partition():
+    leaders = note_leaders({}, {"t": {0: seen("1", 3, 0, 3)}})
+    leaders = note_leaders(leaders, {"t": {}})
+    after = {"t": {0: seen("2", 4, 0, 3, 4)}}
+    change = leader_changes(after, note_leaders(leaders, after))[0]
+    assert (change["before"], change["leader"]) == ("1", "2")
+
+
 def test_every_change_of_leaders_is_listed_also_without_records_of_its_epoch():
     """A log has no entry of an epoch without appends."""
     first, second = {"t": {0: seen("1", 1, 0)}}, {"t": {0: seen("2", 5, 0, 3)}}
