@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -128,11 +129,11 @@ def test_a_client_never_goes_back_to_a_leader_of_an_older_epoch(steps):
 
 def test_nobody_waits_longer_than_its_time_for_another_thread_that_asks():
     asked = Router(ClusterConnection("127.0.0.1:1"))
-    with asked._asking("t", "id", time.monotonic() + 1):
+    with ThreadPoolExecutor(1) as other, asked._asking("t", "id", time.monotonic() + 1):
         with pytest.raises(RequestTimeout, match="another thread"):
-            asked.refresh("t", "id", 0.01)
+            other.submit(asked.refresh, "t", "id", 0.01).result(20)
         with pytest.raises(RequestTimeout, match="another thread"):
-            asked.route("t", "id", 0, 0.01)
+            other.submit(asked.route, "t", "id", 0, 0.01).result(20)
 
 
 NEAR = BrokerAddress(id="f", address="f:1")
