@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -21,7 +22,13 @@ from msgspec import Struct, structs
 
 from spark_stream.client.connecting.calls import call_elsewhere, weakly
 from spark_stream.client.connecting.shared import SharedChannel
-from spark_stream.client.reading.fetch_core import AskRange, FetchCore, RangeMoved, RangeOver
+from spark_stream.client.reading.fetch_core import (
+    AheadLimits,
+    AskRange,
+    FetchCore,
+    RangeMoved,
+    RangeOver,
+)
 from spark_stream.client.reading.fetching import (
     CREDIT,
     Fetched,
@@ -40,7 +47,7 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InternalError, InvalidRequest, IsologError
 from spark_stream.protocol import Bytes, Credited, Received
-from spark_stream.transport.client import client_loop
+from spark_stream.transport.client import CLIENT_LIMITS, client_loop
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.transport.lifetime import check_may_wait, new_lock
 from spark_stream.transport.loop import Timer
@@ -62,6 +69,8 @@ POLL_MS: Final = 2_000
 FETCH_BYTES: Final = 4 << 20
 WATCH_S: Final = 2.0
 _TICK_S: Final = 0.25
+TOGETHER: Final = AheadLimits(total=32 << 20, call=4 << 20)
+"""The limits of ranges that are read together, besides one answer of each call."""
 
 
 class Asked(NamedTuple):
@@ -107,7 +116,8 @@ class _Arrived(Struct, frozen=True):
     lineage: Lineage
 
 
-_Item = _Arrived | RangeMoved[int] | RangeOver[int] | IsologError | None
+_OfRange = _Arrived | RangeMoved[int] | RangeOver[int]
+_Item = _OfRange | IsologError | None
 
 
 class Feed:
@@ -116,8 +126,11 @@ class Feed:
     Meanwhile ``watch`` is called every two seconds; if it raises a final error, the iteration ends.
     Records that are gone are an error too, unless ``fail_on_loss`` is false. ``wait_ms``: how long
     a leader waits for records if there are none, by default only in ranges without an end.
-    ``together``: ask a leader for all ranges in one call. ``patience_s``: how long to retry, by
-    default as long as a call may take.
+    ``patience_s``: how long to retry, by default as long as a call may take.
+
+    ``together``: send one call for all ranges of a leader, and deliver one range after the other.
+    The first range is delivered until :meth:`move_to`. Frames of later ranges are held as they
+    came, and their credit is not returned. :data:`TOGETHER` bounds their size.
 
     ``_lock`` guards the core; nothing blocks while it is held.
     :meth:`stop` takes no lock: a generator that is garbage may call it, on any thread.
@@ -141,7 +154,9 @@ class Feed:
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._current: Iterator[Fetched] | None = None
         self._current_key = 0
-        self._running = len(ranges)
+        self._unread = set(range(len(ranges)))
+        self._held: dict[int, deque[_OfRange]] = {}  # of later ranges than the first one
+        self._deferred: list[tuple[list[Sending], SharedChannel]] = []  # calls without room
         self._stopped = False
         self._lock = new_lock()
         self._calls: dict[int, _FetchCall] = {}
@@ -150,6 +165,9 @@ class Feed:
         self._timer_due = 0.0
         if not ranges:
             return
+        budget = TOGETHER if together else None
+        # A stream starts with the credit of the connection's limits.
+        self._credit = CREDIT if budget is None else budget.call - CLIENT_LIMITS.credit
         self._router = router = ranges[0].source.router
         sources = [asked.source for asked in ranges]
         self._ways = Ways(self, router, sources, together=together)
@@ -168,6 +186,7 @@ class Feed:
             },
             silence_s=router.timeout_s + max(map(self._wait_of, range(len(ranges)))) / 1000,
             ahead_bytes=FETCH_BYTES,
+            budget=budget,
         )
         self._advance()
         if watch is not None:
@@ -178,7 +197,22 @@ class Feed:
     @property
     def running(self) -> bool:
         """Whether more may come."""
-        return self._running > 0 and not self._stopped
+        return bool(self._unread) and not self._stopped
+
+    def is_over(self, number: int) -> bool:
+        """Whether this range has ended."""
+        return number not in self._unread or self._stopped
+
+    def move_to(self, number: int) -> None:
+        """Deliver this range from now on. Drop the rest of the ranges before it."""
+        if self._stopped:
+            return
+        for passed in sorted(self._unread):
+            if passed < number:
+                self._give_up(passed)
+        with self._lock:
+            self._core.first = number
+        self._advance()
 
     def fetched(self, idle_s: Callable[[], float]) -> Iterator[tuple[Key, Fetched]]:
         """Yield what is fetched, until all ranges are over, one fails, or the feed is stopped.
@@ -219,7 +253,7 @@ class Feed:
                 self._current = None
             check_may_wait()
             try:
-                item = self._queue.get(timeout=wait_s)
+                item = self._next_item(wait_s)
             except queue.Empty:
                 return None
             if isinstance(item, IsologError):
@@ -228,7 +262,7 @@ class Feed:
             if item is None or not self._is_current(item):
                 continue
             if isinstance(item, RangeOver):
-                self._running -= 1
+                self._unread.discard(item.key)
                 if item.error is not None:
                     raise item.error
                 return None
@@ -242,6 +276,8 @@ class Feed:
             call.cancel()
         # Calls keep their connections, and received frames keep their calls: drop both.
         self._calls.clear()
+        self._deferred = []
+        self._held = {}
         self._current = None
         waiting, self._queue = self._queue, queue.SimpleQueue()
         waiting.put(None)
@@ -250,8 +286,24 @@ class Feed:
         """Stop in a forked child, without telling the brokers: the calls are the parent's."""
         self._stopped = True
         self._calls.clear()
+        self._deferred = []
 
-    def _is_current(self, item: _Arrived | RangeMoved[int] | RangeOver[int]) -> bool:
+    def _next_item(self, wait_s: float) -> _Item:
+        """Return the next item. Hold items of later ranges than the first one.
+
+        Raises:
+            queue.Empty: nothing came in time.
+        """
+        first = self._core.first
+        if first is not None and (held := self._held.get(first)):
+            return held.popleft()
+        while True:
+            item = self._queue.get(timeout=wait_s)
+            if first is None or item is None or isinstance(item, IsologError) or item.key <= first:
+                return item
+            self._held.setdefault(item.key, deque()).append(item)
+
+    def _is_current(self, item: _OfRange) -> bool:
         if isinstance(item, RangeOver):
             with self._lock:
                 return self._core.is_current(item.key, item.number)
@@ -299,9 +351,11 @@ class Feed:
 
     def _give_up(self, key: int) -> None:
         self._current = None
-        self._running -= 1
+        self._unread.discard(key)
         with self._lock:
             self._cancel(self._core.give_up(key))
+        for item in self._held.pop(key, ()):
+            self._is_current(item)  # returns its credit
 
     def _cancel(self, number: int | None) -> None:
         call = None if number is None else self._calls.pop(number, None)
@@ -323,6 +377,7 @@ class Feed:
                 self._ways.send(asks)
             except Exception as error:
                 self.fail(error)
+        self._open_deferred()
 
     def _pass_on(self) -> None:
         """Queue what the core has for the consumer; the caller holds the lock."""
@@ -378,15 +433,47 @@ class Feed:
     # -- calls ----------------------------------------------------------------------------------
 
     def open(self, group: list[Sending], shared: SharedChannel) -> None:
-        """Send these asks in one call."""
-        if self._stopped:
-            return
+        """Send these asks in one call, as soon as there is room for their answers."""
+        # The broker answers in this order, so an answer never waits behind one of a later range.
+        group = sorted(group, key=lambda each: each.ask.key)
         with self._lock:
+            self._deferred.append((group, shared))
+            self._deferred.sort(key=lambda each: each[0][0].ask.key)
+        self._open_deferred()
+
+    def _open_deferred(self) -> None:
+        while self._deferred and not self._stopped:
+            with self._lock:
+                begun = self._begin_call()
+            if begun is None:
+                return
+            self._open(*begun)
+
+    def _begin_call(self) -> tuple[int, list[Sending], SharedChannel] | None:
+        """Begin the next call that has room; the caller holds the lock."""
+        while True:
+            has_room, first = self._core.has_room, self._core.first
+            places = (
+                place
+                for place, (group, _) in enumerate(self._deferred)
+                if has_room or any(each.ask.key == first for each in group)
+            )
+            place = next(places, None)
+            if place is None:
+                return None
+            group, shared = self._deferred.pop(place)
+            if not has_room:
+                left = [each for each in group if each.ask.key != first]
+                group = [each for each in group if each.ask.key == first]
+                if left:
+                    self._deferred.insert(place, (left, shared))
             numbers = [each.ask.number for each in group]
             follower_asks = {each.ask.number for each in group if each.follower is not None}
             number = self._core.begin(numbers, time.monotonic(), follower_asks=follower_asks)
-        if number is None:
-            return
+            if number is not None:
+                return number, group, shared
+
+    def _open(self, number: int, group: list[Sending], shared: SharedChannel) -> None:
         ranges = [self._range_of(each, is_alone=len(group) == 1) for each in group]
         call = _FetchCall(number, group, ranges, shared)
         self._calls[number] = call
@@ -397,7 +484,7 @@ class Feed:
 
         try:
             shared.channel.open_with(
-                begin, FETCH, b"", Fetch(ranges=ranges).to_bytes(), end=True, credit=CREDIT
+                begin, FETCH, b"", Fetch(ranges=ranges).to_bytes(), end=True, credit=self._credit
             )
         except TRANSPORT_ERRORS as error:
             self._lose(call, shared.failure_of(error))
@@ -478,7 +565,14 @@ class Feed:
             before = self._core.position(ask.number)
             now = time.monotonic()
             is_worth_giving = before is not None and self._core.on_received(
-                ask.number, facts.next, facts.lineage, has_rows, partitions, frame.size, now
+                ask.number,
+                facts.next,
+                facts.lineage,
+                has_rows,
+                partitions,
+                frame.size,
+                now,
+                is_last=isinstance(facts, EndFacts),
             )
             if before is not None and is_worth_giving:
                 asked = call.ranges[place]

@@ -60,11 +60,27 @@ class _Range(Struct, Generic[K]):
 class _Ask(Struct, Generic[K]):
     key: K
     call: int | None = None
+    is_answered: bool = False  # it has its last answer in this call
 
 
 class _Call(Struct):
     heard: float
     numbers: set[int] = field(default_factory=set)
+
+
+class AheadLimits(Struct, frozen=True):
+    """What a reader that takes one range after the other may hold, in bytes.
+
+    ``total``: of all ranges. ``call``: what one call may send before any of it is taken.
+
+    A call has room if the bytes held, ``call`` for each open call, and ``call`` for itself are
+    within ``total``. Without room only a call of the first range alone is sent. So the reader holds
+    at most ``total`` and ``call``, and one answer more of each open call, because a broker may
+    exceed its credit by one frame.
+    """
+
+    total: int
+    call: int
 
 
 class FetchCore(Generic[K]):
@@ -75,6 +91,9 @@ class FetchCore(Generic[K]):
 
     ``silence_s``: how long a call may be silent. ``ahead_bytes``: once this much of a range, or
     ``AHEAD_ITEMS`` items, was received and not taken, no more of it is asked for.
+
+    With a ``budget`` the consumer takes one range after the other, in the order of ``ranges``. The
+    later ranges are read ahead within the budget.
 
     ===========  ==========================================  ============================
     range        event                                       then
@@ -95,17 +114,28 @@ class FetchCore(Generic[K]):
       ``give_up`` what was received before is no longer current, and is dropped.
     * A range that is over or failed says so once, as its last item, unless ``go_back`` follows. A
       range that is given up says nothing.
+    * With a budget the first range can always go on. Its call needs no room. The shell sorts the
+      asks of a call, so only answers of earlier ranges come before its own. Its ask ends with its
+      last answer, because the call itself may wait for credit that later ranges use.
 
     Order of effects: what ``on_received`` accepts, and then ``out``, is queued in the order of the
     events; so a range's end comes after all of its records. Calls are begun before they are sent.
     """
 
     def __init__(
-        self, ranges: Mapping[K, RangeCore], *, silence_s: float, ahead_bytes: int
+        self,
+        ranges: Mapping[K, RangeCore],
+        *,
+        silence_s: float,
+        ahead_bytes: int,
+        budget: AheadLimits | None = None,
     ) -> None:
         self._ranges = {key: _Range[K](core) for key, core in ranges.items()}
         self._silence_s = silence_s
         self._ahead_bytes = ahead_bytes
+        self._budget = budget
+        self.first = None if budget is None else next(iter(ranges))
+        """The range that the consumer takes now. All earlier ones have ended."""
         self._ready = dict.fromkeys(ranges)
         self._pausing: dict[K, float] = {}  # ordered by time
         self._asks: dict[int, _Ask[K]] = {}
@@ -116,6 +146,7 @@ class FetchCore(Generic[K]):
 
     def next(self, now: float) -> list[AskRange[K]]:
         """Return what to ask now."""
+        self._end_first()
         for key in [key for key, moment in self._pausing.items() if moment <= now]:
             del self._pausing[key]
             self._ready[key] = None
@@ -144,6 +175,14 @@ class FetchCore(Generic[K]):
             moments.append(call.heard + self._silence_s)
             break
         return min(moments, default=None)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether any call may be sent now. Otherwise only one of the first range alone."""
+        if self._budget is None:
+            return True
+        held = sum(each.size for each in self._ranges.values())
+        return held + (len(self._calls) + 1) * self._budget.call <= self._budget.total
 
     def begin(
         self, numbers: list[int], now: float, *, follower_asks: Collection[int] = ()
@@ -180,14 +219,23 @@ class FetchCore(Generic[K]):
         partitions: int | None,
         size: int,
         now: float,
+        *,
+        is_last: bool = False,
     ) -> bool:
-        """Record ``size`` received bytes; return whether to queue them for the consumer."""
+        """Record ``size`` received bytes; return whether to queue them for the consumer.
+
+        ``is_last``: this is the last answer of the range in its call.
+        """
         ask = self._asks.get(number)
         if ask is None:
             return False
         found = self._ranges[ask.key]
         self._hear(ask.call, now)
-        if not found.core.on_received(following, lineage, rows, partitions, now):
+        is_worth_giving = found.core.on_received(following, lineage, rows, partitions, now)
+        ask.is_answered = is_last or found.core.is_at_end
+        if is_last and self._budget is not None:
+            is_worth_giving = True  # ``next`` is called when it is taken
+        if not is_worth_giving:
             return False
         found.items += 1
         found.size += size
@@ -279,6 +327,18 @@ class FetchCore(Generic[K]):
         self._ranges[key].core.return_to(offset, lineage)
         self._ready[key] = None
         return given_up
+
+    def _end_first(self) -> None:
+        """Settle the first range if it has its last answer and its call continues with others."""
+        number = None if self.first is None else self._ranges[self.first].asked
+        if number is None or not (ask := self._asks[number]).is_answered:
+            return
+        assert ask.call is not None
+        # The last one in a call is settled by the end of the call, which needs no credit.
+        if len(self._calls[ask.call].numbers) > 1:
+            settled = self._settle(number)
+            assert settled is not None
+            settled.core.on_ended()
 
     def _has_room(self, found: _Range[K]) -> bool:
         return found.items < AHEAD_ITEMS and found.size < self._ahead_bytes

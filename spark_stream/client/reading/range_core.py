@@ -101,7 +101,7 @@ class RangeCore:
 
     def next(self, now: float) -> Ask | PauseUntil | None:
         """Return what to do next; None if the range is over."""
-        if self._is_over or (self._is_at_end and not self._checks):
+        if self._is_over or (self.is_at_end and not self._checks):
             return None
         if self._pause_until is not None and now < self._pause_until:
             return PauseUntil(self._pause_until)
@@ -134,7 +134,7 @@ class RangeCore:
             return
         self._failing_since, self._leader_next = None, False
         if self.end is not None:  # a failover may have lowered the bound
-            self._is_over = self._is_at_end or self.position == self._asked_from
+            self._is_over = self.is_at_end or self.position == self._asked_from
 
     def on_failed(self, error: IsologError, now: float) -> int | None:
         """Record that the leader was not reached, or refused; or a follower, whatever it says.
@@ -168,5 +168,6 @@ class RangeCore:
         self._is_over = False
 
     @property
-    def _is_at_end(self) -> bool:
+    def is_at_end(self) -> bool:
+        """Whether all of the range was received, up to its end."""
         return self.end is not None and self.position >= self.end

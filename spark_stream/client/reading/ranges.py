@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
 
 from spark_stream.client.reading.feed import Asked, Feed
@@ -69,12 +69,16 @@ def check_place(source: Source, start: int, end: int, lineage: Lineage = NOTHING
     deque(read_range(source, start, end, lineage, checks=True), maxlen=0)
 
 
-def read_together(wanted: Sequence[WantedRange]) -> Iterator[tuple[int, Fetched]]:
-    """Read many small ranges in one call to each leader; yield which range, and records of it.
+def read_together(wanted: Sequence[WantedRange]) -> Generator[Iterator[Fetched], None, None]:
+    """Read many small ranges in one call to each leader. Yield the records of one after the other.
 
-    It only saves calls: a range that fails (its leader has changed, its records are gone, a broker
-    is away) just ends; its rest is read, or its error raised, when the caller reads it alone. All
-    sources must share one router.
+    The order depends on ``wanted`` only, whichever leader answers first. While a range is
+    delivered, the other leaders are read ahead, until 36 MiB are held, and one answer more (2 MiB,
+    or a larger batch) of each of at most nine calls. Then their calls wait. Taking the next range
+    drops the rest of the present one.
+
+    A range ends early if its leader changed, its records were removed, or its broker died. The
+    caller then reads the rest alone, or gets the error. All sources must share one router.
     """
     feed = Feed(
         [Asked((each.source.view.topic, each.source.partition), *each) for each in wanted],
@@ -83,13 +87,18 @@ def read_together(wanted: Sequence[WantedRange]) -> Iterator[tuple[int, Fetched]
         patience_s=0.0,
     )
     try:
-        while feed.running:
-            try:
-                found = feed.take_range()
-            except IsologError as error:
-                logger.debug("a range is left to be read by itself: %s", error)
-                continue
-            if found is not None:
-                yield found
+        for number in range(len(wanted)):
+            feed.move_to(number)
+            yield _first_range(feed, number)
     finally:
         feed.stop()
+
+
+def _first_range(feed: Feed, number: int) -> Iterator[Fetched]:
+    try:
+        while not feed.is_over(number):
+            found = feed.take_range()
+            if found is not None:
+                yield found[1]
+    except IsologError as error:
+        logger.debug("a range is left to be read by itself: %s", error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from typing import Final
 
 import pyarrow as pa
@@ -47,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 _WAIT_MS: Final = 2_000
 _ROWS_AT_ONCE: Final = 10_000
+_BYTES_AT_ONCE: Final = 4 << 20
 
 
 class RangeReader(Struct, frozen=True):
@@ -58,6 +60,11 @@ class RangeReader(Struct, frozen=True):
     @with_spark_errors
     def read(self, task: Task) -> Iterator[pa.RecordBatch]:
         """Read the task's ranges, in batches that have exactly Spark's schema.
+
+        The rows and their order depend on the task only: one range after the other, each in the
+        order of its offsets. Spark computes a task again where it needs it once more, and expects
+        the same rows (``docs/decisions/0185-a-task-returns-its-ranges-in-order.md``). The limits of
+        the batches may differ.
 
         Raises:
             DataLoss: records of the range are gone, and ``failOnDataLoss`` is set.
@@ -72,24 +79,26 @@ class RangeReader(Struct, frozen=True):
             yield from combined(self._read_many(task, schema))
 
     def _read_many(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Read the ranges in one call as far as possible, and what is left of each by itself."""
-        left = dict(enumerate(task))
-        sources = {}
+        """Read one range after the other, in one call to each leader as far as possible.
+
+        If a range ends early in its call, the rest is read alone, before the next range.
+        """
+        sources: dict[int, Source] = {}
         views: dict[tuple[str, int], View] = {}
-        for number, asked in left.items():
+        for number, asked in enumerate(task):
             try:
                 sources[number] = self._source(asked, schema, views)
             except IsologError:  # it is raised again when the range is read by itself
                 logger.debug("%s/%d is read by itself", asked.topic, asked.partition)
-        numbers = list(sources)
-        wanted = [WantedRange(sources[n], task[n].start, task[n].end) for n in numbers]
-        for place, fetched in read_together(wanted):
-            number = numbers[place]
-            left[number] = replace(left[number], start=fetched.next)
-            if fetched.batch.num_rows:
-                yield fitted(fetched.batch, schema)
-        for asked in left.values():
-            yield from self._read(asked, schema)
+        wanted = [WantedRange(source, task[n].start, task[n].end) for n, source in sources.items()]
+        with closing(read_together(wanted)) as together:
+            for number, asked in enumerate(task):
+                position = asked.start
+                for fetched in next(together) if number in sources else ():
+                    position = fetched.next
+                    if fetched.batch.num_rows:
+                        yield fitted(fetched.batch, schema)
+                yield from self._read(replace(asked, start=position), schema)
 
     def _read(self, asked: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         position = asked.start
@@ -233,13 +242,14 @@ def _not_visible(source: Source, position: int, end: int, bounds: Bounds | None)
 def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Return neighbouring small batches as one: each that Spark gets has a cost, large or small."""
     held: list[pa.RecordBatch] = []
-    rows = 0
+    rows = nbytes = 0
     for batch in batches:
         held.append(batch)
         rows += batch.num_rows
-        if rows >= _ROWS_AT_ONCE:
+        nbytes += batch.get_total_buffer_size()
+        if rows >= _ROWS_AT_ONCE or nbytes >= _BYTES_AT_ONCE:
             yield pa.concat_batches(held)
-            held, rows = [], 0
+            held, rows, nbytes = [], 0, 0
     if held:
         yield pa.concat_batches(held)
 

@@ -1,6 +1,9 @@
 """Which ranges a Spark task reads: large ones are split where that is asked for, small ones shared.
 
 A task costs Spark 10 to 20 ms, whatever it reads. So ranges of few records share a task.
+
+A micro-batch that is replayed must have the same tasks, or ``rand(7)`` in ``foreachBatch`` gives
+other values. So they depend on its offsets and on options only, not on leaders or on other topics.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ from spark_stream.datasource.values.offsets import Range
 from spark_stream.datasource.values.sharing import shared_out
 
 SHARED_RECORDS: Final = 50_000
-"""Up to this many records ranges share a task: a worker reads them in about its start time."""
+"""Up to this many records ranges share a task: a worker reads them in about its start time.
+
+A release that changes it changes the tasks of micro-batches that are replayed after an upgrade.
+"""
 
 Task = tuple[Range, ...]
 

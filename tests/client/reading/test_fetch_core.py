@@ -11,6 +11,7 @@ import pytest
 
 from spark_stream.client.reading.fetch_core import (
     AHEAD_ITEMS,
+    AheadLimits,
     AskRange,
     FetchCore,
     RangeMoved,
@@ -394,3 +395,56 @@ def test_a_call_whose_last_range_is_given_up_is_to_be_given_up_too():
     call = core.begin([ask.number for ask in asks], 0.0)
     assert [core.give_up(key) for key in ("a", "b")] == [None, call]
     assert core.wake_at() is None
+
+
+def in_turn(*ends: int) -> FetchCore:
+    """A core whose consumer takes one range after the other; two calls have room."""
+    return FetchCore(
+        {key: RangeCore(0, end, patience_s=PATIENCE_S) for key, end in enumerate(ends)},
+        silence_s=SILENCE_S,
+        ahead_bytes=AHEAD_BYTES,
+        budget=AheadLimits(total=2 * AHEAD_BYTES, call=AHEAD_BYTES),
+    )
+
+
+def test_the_first_range_is_over_when_it_is_answered_although_its_call_goes_on():
+    core = in_turn(10, 10, 10)
+    asks = core.next(0.0)
+    core.begin([ask.number for ask in asks], 0.0)
+    for ask in asks[:2]:
+        assert core.on_received(ask.number, 10, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+    for key in (0, 1):
+        core.first = key
+        assert core.next(0.0) == []
+        assert [each.key for each in core.out] == [*range(key + 1)]
+
+
+def test_the_first_range_is_asked_for_again_when_a_leader_has_no_more_of_it():
+    core = in_turn(10, 10)
+    first, second = core.next(0.0)
+    core.begin([first.number, second.number], 0.0)
+    assert core.on_received(first.number, 4, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+    assert core.next(0.0) == []
+    for _ in range(2):  # the second one has no news, and is taken all the same
+        received = core.on_received(
+            first.number, 4, NOTHING_KNOWN, 0, 1, ITEM_BYTES, 0.0, is_last=True
+        )
+        assert received
+    core.on_taken(0, first.number, ITEM_BYTES)
+    (again,) = core.next(0.0)
+    assert (again.key, again.start) == (0, 4)
+
+
+def test_there_is_room_for_a_call_if_all_that_may_come_is_within_the_budget():
+    core = in_turn(10, 10, 10)
+    first, second, _ = core.next(0.0)
+    assert core.has_room
+    core.begin([first.number], 0.0)
+    assert core.has_room
+    call = core.begin([second.number], 0.0)
+    assert not core.has_room
+    assert core.on_received(second.number, 10, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+    core.on_ended(call)
+    assert not core.has_room  # it is held
+    core.on_taken(1, second.number, ITEM_BYTES)
+    assert core.has_room

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+
 import pyarrow as pa
 import pytest
 
 from spark_stream.client.reading.columns import View
-from spark_stream.client.reading.fetching import Source
+from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.ranges import WantedRange, read_range, read_together
 from spark_stream.client.reading.ways import Ways
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import SchemaMismatch
+from tests.client.reading.leaders import Leaders, small_budget
+from tests.support import eventually
 
 NARROW = pa.schema([("n", pa.int32()), ("pad", pa.binary())])
 WIDE = pa.schema([("n", pa.int64()), ("pad", pa.binary())])
@@ -20,6 +25,11 @@ CHUNK_ROWS = 4
 def chunk(n: int) -> pa.Table:
     """Rows that are large enough to come in a chunk of their own."""
     return pa.table({"n": [n] * CHUNK_ROWS, "pad": [bytes(600_000)] * CHUNK_ROWS}, schema=WIDE)
+
+
+def offsets(ranges: Iterator[Iterator[Fetched]]) -> list[list[int]]:
+    """Of each range, the offsets of its records."""
+    return [[n for fetched in each for n in fetched.offsets().tolist()] for each in ranges]
 
 
 @pytest.fixture
@@ -51,10 +61,19 @@ def wanted(log, topic) -> list[WantedRange]:
 
 
 def test_a_range_ends_at_a_chunk_that_cannot_be_shown_and_the_others_are_read_whole(wanted):
-    read = {0: [], 1: []}
-    for place, fetched in read_together(wanted):
-        read[place] += fetched.offsets().tolist()
-    assert read == {0: [*range(CHUNK_ROWS)], 1: [*range(3 * CHUNK_ROWS)]}
+    assert offsets(read_together(wanted)) == [[*range(CHUNK_ROWS)], [*range(3 * CHUNK_ROWS)]]
+
+
+def test_a_range_that_is_left_early_gives_back_the_credit_of_what_was_held_of_it(monkeypatch):
+    small_budget(monkeypatch)
+    with Leaders(7, [1, 40, 100], leaders=1) as leaders:
+        ranges = read_together(leaders.wanted())
+        first = next(ranges)
+        eventually(lambda: leaders.is_stuck)
+        deque(first, maxlen=0)  # the end of the range is behind some of the second one
+        next(next(ranges))
+        assert offsets(ranges) == [[*range(100)]]
+        assert [each.held for each in leaders.streams] == [0]
 
 
 def test_by_itself_such_a_range_is_an_error(wanted):
@@ -67,4 +86,4 @@ def test_a_defect_of_the_whole_read_ends_it(wanted, monkeypatch):
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(Ways, "send", fail)
-    assert list(read_together(wanted)) == []
+    assert offsets(read_together(wanted)) == [[], []]
