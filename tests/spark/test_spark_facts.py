@@ -14,7 +14,7 @@ import psutil
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -225,6 +225,27 @@ def test_a_batch_data_frame_is_planned_once(spark: SparkSession, tmp_path: Path)
     reader = spark.read.format("telling").option("told", str(tmp_path / "told"))
     frame = reader.load()
     assert [frame.count(), frame.count(), reader.load().count()] == [1, 1, 2]
+
+
+def test_a_seed_lasts_in_foreach_batch_and_not_in_a_streaming_query(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    spark.range(0, 1000, 1, 1).write.parquet(str(tmp_path / "numbers"))
+
+    def attempt(outside: str, inside: str) -> list[int]:
+        found: list[int] = []
+
+        def keep(batch: DataFrame, batch_id: int) -> None:
+            found.extend(row.id for row in batch.where(inside).collect())
+
+        numbers = spark.readStream.schema("id bigint").parquet(str(tmp_path / "numbers"))
+        query = numbers.where(outside).writeStream.foreachBatch(keep)
+        assert query.trigger(availableNow=True).start().awaitTermination(90)
+        return found
+
+    half = "rand(7) < 0.5"
+    assert attempt("true", half) == attempt("true", half)
+    assert attempt(half, "true") != attempt(half, "true")
 
 
 def test_a_task_knows_its_micro_batch_by_a_local_property(run: Run) -> None:
