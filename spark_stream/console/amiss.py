@@ -91,7 +91,8 @@ _HINTS: Final[Mapping[str, str]] = {
     ProblemKind.BELOW_MIN_ISR: "The page of each says which of its replicas are missing.",
     ProblemKind.UNDER_REPLICATED: "The page of each says which replica is missing, and why.",
     ProblemKind.DEAD_BROKER: (
-        "Start it again. If it is lost for good: isolog cluster decommission {name}"
+        "Start it again. If its process hangs, end it first: isolog broker stop, else kill -9."
+        " If the machine is lost: isolog cluster decommission {name}"
     ),
 }
 

@@ -164,6 +164,7 @@ def test_what_the_brokers_say_comes_with_what_to_do():
     lacks = {"kind": "under_replicated", "message": "m", "count": 1, "names": ["orders/2"]}
     first, second = judged(problems=[dead, lacks])
     assert first.hint.endswith("isolog cluster decommission 2")
+    assert "If its process hangs, end it first: isolog broker stop, else kill -9." in first.hint
     assert (first.places, second.places) == ((), ("orders/2",))
 
 

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 from spark_stream.errors import DirectoryInUse, StorageFailure
 
 _TRIES: Final = 10
@@ -45,15 +47,21 @@ class DirectoryLock:
                 self._facts.unlink(missing_ok=True)  # of a broker that was killed
                 return
         os.close(self._descriptor)
-        raise DirectoryInUse(
-            f"another broker serves {directory}{self._holder()}", path=str(directory)
-        )
+        raise self._in_use(directory)
 
-    def _holder(self) -> str:
-        """Return the process of the broker that holds the lock, in words."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return f": process {json.loads(self._facts.read_text())['pid']}"
-        return ""
+    def _in_use(self, directory: Path) -> DirectoryInUse:
+        """Return the error that names the process that holds the lock."""
+        text, path = f"another broker serves {directory}", str(directory)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, psutil.Error):
+            pid = int(json.loads(self._facts.read_text())["pid"])
+            text += f": process {pid}"
+            if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                return DirectoryInUse(
+                    f"{text}, which a signal has stopped",
+                    hint=f"Continue it (kill -CONT {pid}), or end it (kill -9 {pid}).",
+                    path=path,
+                )
+        return DirectoryInUse(text, path=path)
 
     def publish(self, facts: dict[str, Any]) -> None:
         """Write ``broker.json`` in one step."""
