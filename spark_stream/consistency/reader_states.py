@@ -17,6 +17,9 @@ from typing import Final
 STALLED_S: Final = 120.0
 """A reader that has not requested records for so long, and has some to read, is stalled."""
 
+HOLDS_S: Final = 60.0
+"""A transaction that holds records back for so long is reported: a micro-batch may take as long."""
+
 
 class ReaderState(StrEnum):
     """The state of a reader. Only *stalled* and *gone* need an operator."""

@@ -17,10 +17,9 @@ from msgspec.structs import replace
 
 from spark_stream.client.cluster import disk_fault
 from spark_stream.client.trends import LagTrend
-from spark_stream.consistency.reader_states import ReaderState
+from spark_stream.consistency.reader_states import HOLDS_S, ReaderState
 from spark_stream.wire.cluster_messages import ProblemKind
 
-_HOLDS_S: Final = 60.0  # a micro-batch may take as long
 _LOST_S: Final = 3600  # how long a lost member of a group is shown
 _HOLDS_LONG_S: Final = 300.0
 _SLOW_S: Final = 0.2
@@ -290,7 +289,7 @@ def of_transactions(
     """Return the transactions that hold records back for longer than a micro-batch takes."""
     for each in transactions:
         age_s = (now_ms - each["began_ms"]) / 1000
-        if not each["held_back"] or age_s < _HOLDS_S:
+        if not each["held_back"] or age_s < HOLDS_S:
             continue
         name = each["transactional_id"]
         places = [
@@ -363,7 +362,7 @@ def of_consumers(
             yield Amiss(f"behind {what}", Severity.WARNING, text, hint, href)
         elif each["state"] == ReaderState.WAITING_AT_LSO and any(
             at.get("unlisted_since_ms") is not None
-            and now_ms - at["unlisted_since_ms"] >= 1000 * _HOLDS_S
+            and now_ms - at["unlisted_since_ms"] >= 1000 * HOLDS_S
             for at in each["waits_for"]
         ):
             text = f"{what} waits for a transaction whose name you may not see"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from spark_stream.client.trends import LagSample, LagTrend, sample_of, trend_of
-from spark_stream.consistency.reader_states import ReaderState
+from spark_stream.consistency.reader_states import HOLDS_S, ReaderState
 from spark_stream.wire.cluster_messages import ClusterDescription
 from spark_stream.wire.consumer_messages import ConsumerDescription
 from spark_stream.wire.messages import PartitionDescription, TopicDescription
@@ -90,7 +90,10 @@ class ConsumerLine(Struct, frozen=True):
 
 
 class ClusterFrame(Struct, frozen=True):
-    """A cluster, as it is to be shown."""
+    """A cluster, as it is to be shown.
+
+    ``reader_problems``: readers that need an operator, and transactions that hold readers back.
+    """
 
     now_ms: int
     cluster_id: str
@@ -104,6 +107,7 @@ class ClusterFrame(Struct, frozen=True):
     consumers: tuple[ConsumerLine, ...]
     denied: tuple[str, ...] = ()
     unavailable: tuple[str, ...] = ()
+    reader_problems: tuple[str, ...] = ()
 
 
 Place = tuple[str, int]
@@ -116,6 +120,7 @@ def frame_of(looks: Sequence[Look]) -> ClusterFrame:
     before = looks[-2] if len(looks) > 1 else None
     flows = {} if before is None else _flows(before, now)
     cluster = now.cluster
+    transactions, consumers = _transaction_lines(now), _consumer_lines(looks)
     return ClusterFrame(
         now_ms=now.now_ms,
         cluster_id=cluster.cluster_id,
@@ -125,11 +130,27 @@ def frame_of(looks: Sequence[Look]) -> ClusterFrame:
         problems=tuple(each.message for each in cluster.problems),
         brokers=tuple(_broker_lines(now, flows)),
         topics=tuple(_topic_lines(now, flows)),
-        transactions=tuple(_transaction_lines(now)),
-        consumers=tuple(_consumer_lines(looks)),
+        transactions=tuple(transactions),
+        consumers=tuple(consumers),
         denied=now.denied,
         unavailable=now.unavailable,
+        reader_problems=tuple(_reader_problems(transactions, consumers)),
     )
+
+
+def _reader_problems(
+    transactions: Iterable[TransactionLine], consumers: Iterable[ConsumerLine]
+) -> Iterator[str]:
+    for state in (ReaderState.GONE, ReaderState.STALLED):
+        names = sorted(each.name for each in consumers if each.state is state)
+        if names:
+            yield f"readers {state.value}: {', '.join(names)}"
+    for each in transactions:
+        if each.held_back and each.age_s >= HOLDS_S:
+            yield (
+                f"transaction {each.transactional_id} is {each.state}, and holds"
+                f" {each.held_back:,} records back"
+            )
 
 
 def _partitions(look: Look) -> Iterator[tuple[Place, PartitionDescription]]:

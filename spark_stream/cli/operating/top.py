@@ -209,6 +209,7 @@ def drawn(frame: ClusterFrame, error: str | None = None) -> RenderableType:
     if not frame.problems:
         text = "all partitions have a leader, and all replicas are in sync"
         parts.append(Text(text, style="green"))
+    parts += [Text(visible(each), style="red") for each in frame.reader_problems]
     parts += [Text(f"you may not see {each}", style="yellow") for each in frame.denied]
     parts += [
         Text(f"{each} cannot be read from the metadata store", style="yellow")

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import termios
 import threading
+from io import StringIO
 from typing import Any
 
 import pyarrow as pa
@@ -112,6 +113,19 @@ def test_rates_are_those_between_the_last_two_looks():
     assert (frame.written.records, frame.written.bytes) == (120.0, 2400.0)
     assert [each.name for each in frame.topics] == ["t", "new"]
     assert frame.topics[1].written.records is None  # it was not there before
+
+
+def test_a_frame_names_readers_that_are_gone_and_transactions_that_hold_back():
+    gone = structs.replace(reader(5, 9), ending=ReaderEnding.LOST)
+    holds = transaction("loader", 5, held_back=4)
+    text = "transaction loader is open, and holds 4 records back"
+    for age_s, expected in ((59, ()), (60, (text,))):
+        frame = frame_of([look(age_s, transactions=(holds,), consumers=(gone, reader(9, 9)))])
+        assert frame.reader_problems == ("readers gone: r", *expected)
+    console = Console(file=StringIO(), width=80)
+    console.print(drawn(frame))
+    assert "readers gone: r" in console.file.getvalue()
+    assert frame_of([look(0, consumers=(reader(5, 9),))]).reader_problems == ()
 
 
 def test_retention_and_failovers_are_no_negative_rate():
