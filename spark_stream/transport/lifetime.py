@@ -49,7 +49,7 @@ class Section(Protocol):
     """A section of code that a thread leaves soon: a brief lock, or an object with such code."""
 
     def _is_owned(self) -> bool:
-        """Return whether the calling thread is inside; named as for locks of ``threading``."""
+        """Return whether the calling thread is inside. ``threading`` has the name for its locks."""
 
 
 _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
@@ -177,7 +177,8 @@ def check_not_inside(section: Section | Lock) -> None:
 def check_may_wait() -> None:
     """Raise ReentrantCall if the calling thread is inside a section: others may wait for it."""
     for each in list(_brief):
-        if (section := each()) is not None:
+        section = each()
+        if section is not None and section._is_owned():
             check_not_inside(section)
 
 
