@@ -16,8 +16,9 @@ from spark_stream.datasource.spark.place import Place
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.values.offsets import Range
 from spark_stream.datasource.values.selection import Selection
+from spark_stream.testing import LocalCluster
 from tests.client.reading.leaders import Leaders, small_budget
-from tests.datasource.sources import Query
+from tests.datasource.sources import Query, batch_read
 from tests.examples import examples
 from tests.support import NUMBERS, numbers
 
@@ -136,3 +137,27 @@ def turned_round(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {name: turned_round(each) for name, each in reversed(value.items())}
+
+
+@pytest.mark.full  # the tests above have leaders without brokers
+def test_real_leaders_give_one_order_in_thirty_readings_and_after_a_failover():
+    with LocalCluster(3) as cluster, cluster.connect() as log:
+        ids = ["1", "2", "3"]
+        log.create_topic("t", schema=NUMBERS, assignment=[ids[n:] + ids[:n] for n in (0, 1, 2)] * 6)
+        with log.producer() as producer:
+            for first in range(0, 1800, 50):
+                producer.append("t", numbers(first, 50), partition=first // 100)
+
+        def orders(**options: str) -> set[tuple[int, ...]]:
+            address = cluster.broker(2).address
+            return {
+                tuple(batch_read(address, "t", isolation="read_committed", **options))
+                for _ in range(30)
+            }
+
+        expected = tuple(range(1800))
+        assert orders() == {expected}
+        assert orders(mappedReads="false") == {expected}
+        assert orders(filter="n >= 250") == {expected[250:]}
+        cluster.kill(1)
+        assert orders() == {expected}
