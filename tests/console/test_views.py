@@ -37,6 +37,10 @@ _RENDER = """async ([view, name, parts, params]) => {
 Render = Callable[..., Any]
 
 
+class Failed(dict[str, Any]):
+    """A part that keeps an earlier value, with the error of its last request."""
+
+
 class _Files(SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         """Leave out the log of requests."""
@@ -57,7 +61,10 @@ def render() -> Iterator[Render]:
         def rendered(view: str, parts: dict[str, Any], name: str = "", **params: str) -> Any:
             page.goto(f"http://127.0.0.1:{server.server_port}/icon.svg")
             page.goto(f"http://127.0.0.1:{server.server_port}/views/")
-            values = {part: {"value": value} for part, value in parts.items()}
+            values = {
+                part: value if isinstance(value, Failed) else {"value": value}
+                for part, value in parts.items()
+            }
             page.evaluate(_RENDER, [view, name, values, params])
             return page
 
@@ -163,3 +170,14 @@ def test_a_reader_of_a_client_is_a_consumer(render):
     parts = {"consumers": {"consumers": [reader], "sinks": []}}
     page = render("consumers", parts, "consumer", consumer="victim")
     assert page.locator("h2", has_text="A consumer of a client").count() == 1
+
+
+def test_no_transaction_was_open_before_the_store_failed(render):
+    error = {"code": "METADATA_UNAVAILABLE", "message": "the store does not answer"}
+    text = render("transactions", {"transactions": Failed(value=[], error=error)}).inner_text(
+        "body"
+    )
+    assert "No transaction was open when the list was last read." in text
+    assert "read_committed sees everything" not in text
+    text = render("transactions", {"transactions": []}).inner_text("body")
+    assert "No transaction is open." in text

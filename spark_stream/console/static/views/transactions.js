@@ -18,11 +18,17 @@ export function render({ store }) {
       const open = all.filter((each) => UNFINISHED.includes(each.state));
       const done = all.filter((each) => !UNFINISHED.includes(each.state));
       return [
-        section("Open", open.length ? openTable(open, store) : empty("No transaction is open.", "read_committed sees everything that is replicated.")),
+        section("Open", open.length ? openTable(open, store) : none(store)),
         section("Last of each id", done.length ? doneTable(done) : empty(open.length ? "Every transactional id has a transaction open now." : "No transactional id has begun a transaction yet.", "The last transaction of each id appears here while it has none open.")),
       ];
     }),
   ];
+}
+
+/** That no transaction is open, or was when the list was last read. @param {any} store */
+function none(store) {
+  if (store.parts.transactions.error) return empty("No transaction was open when the list was last read.", "Consumers shows the readers that wait for one now.");
+  return empty("No transaction is open.", "read_committed sees everything that is replicated.");
 }
 
 function openTable(open, store) {
