@@ -76,9 +76,11 @@ def table_of(data: Any) -> pa.Table:
             f" not a {type(data).__name__}; pa.Table.from_pylist(rows, schema=…) makes one"
             " of dicts"
         )
-    names = _listed(data, "columns")
-    _check_unique([str(name) for name in names])
-    kinds = dict(zip(names, map(str, _listed(data, "dtypes")), strict=False))
+    kinds: dict[Any, str] = {}
+    if types := _listed(data, "dtypes"):  # without types ``columns`` may be values, as in arro3
+        names = _listed(data, "columns")
+        _check_unique([str(name) for name in names])
+        kinds = dict(zip(names, map(str, types), strict=False))
     try:
         table = _converted(_dense(data, kinds))
     except _NOT_ARROW as error:

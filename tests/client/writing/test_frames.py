@@ -45,6 +45,14 @@ class OneArray:
         return self._batch.__arrow_c_array__(requested_schema)
 
 
+class Columns(OneArray):
+    """A batch whose attribute ``columns`` has the values, as that of arro3's tables has."""
+
+    @property
+    def columns(self) -> list[pa.Array]:
+        return list(self._batch.columns)
+
+
 @pytest.mark.parametrize(
     "frame",
     [
@@ -170,6 +178,12 @@ def test_a_column_that_arrow_cannot_have_is_refused_by_name_and_row(frame, probl
     assert refused.value.details["column"] == "n"
     assert refused.value.details.get("row") == row
     assert refused.value.hint != SchemaMismatch.hint
+
+
+def test_columns_with_equal_values_are_no_duplicates():
+    schema = pa.schema([("a", pa.int64()), ("b", pa.int64())])
+    batch = pa.RecordBatch.from_pydict({"a": [1], "b": [1]}, schema=schema)
+    assert one_batch(Columns(batch), schema).equals(batch)
 
 
 def test_an_index_that_arrow_cannot_have_is_not_blamed_on_a_column():
