@@ -169,6 +169,7 @@ class BrokerCore:
         )
         self.withdrawals = Withdrawals(host, members, clock, SpareFiles(settings.spare_files))
         self.balance = Balance(host, members, clock, settings.leader_balance_s)
+        self.leaves = groups.Leaves()
         self._sessions = readers.SessionWatch(groups.session_ms_of)
         self._readers = readers.SessionWatch(readers.session_ms_of)
         self._clock = clock
@@ -217,6 +218,7 @@ class BrokerCore:
         """
         if self.leases.is_overdue():
             return
+        yield from self.leaves.retry()
         for each in (yield from readers.end_readers(self._readers, self._clock.monotonic)):
             logger.warning("%s is lost: no heartbeat came while its session lasted", each)
         now_ms = self._clock.wall_us() // 1000

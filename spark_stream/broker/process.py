@@ -228,6 +228,7 @@ class Broker:
             core.topics,
             core.transactions,
             core.members,
+            core.leaves,
             core.observer,
             replace(self._facts, address=self.address, flight=self._flight_address),
             clock,

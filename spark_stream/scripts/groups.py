@@ -12,6 +12,7 @@ change removes it. A session without a member is removed by its age.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final
 
 from spark_stream.cluster.consumers import (
     CONSUMERS,
@@ -37,7 +38,7 @@ from spark_stream.consistency.groups import (
 )
 from spark_stream.consistency.reader_states import ReaderEnding
 from spark_stream.consistency.transactions.transactions import PositionOf
-from spark_stream.errors import ConsumerFenced, UnknownTopic
+from spark_stream.errors import ConsumerFenced, MetadataUnavailable, UnknownTopic
 from spark_stream.scripts.readers import GROUP, SessionWatch, note_heartbeat, note_lost_member
 from spark_stream.scripts.steps import (
     DeleteRecord,
@@ -50,6 +51,8 @@ from spark_stream.scripts.steps import (
 )
 from spark_stream.scripts.transactions.consumers import take_over
 from spark_stream.scripts.transactions.finishing import Finished
+
+_UNRECORDED_MAX: Final = 10_000  # the sessions of further ones expire
 
 
 def join(name: str, member: GroupMember) -> Script[MemberAnswer]:
@@ -96,6 +99,36 @@ def leave(name: str, member_id: str, *, hangs: bool = False) -> Script[None]:
     session = yield from Get(session_of(name, member_id))
     if session is not None:
         yield from DeleteRecord(session.key, session.version)
+
+
+class Leaves:
+    """The leaves of members at one broker. Those that the store did not record are retried.
+
+    The client has ended by then. Without the retry, other members would wait for the end of its
+    session, and a group whose last member was closed would count as lost.
+    """
+
+    def __init__(self) -> None:
+        self._unrecorded: dict[tuple[str, str], bool] = {}
+
+    def leave(self, name: str, member_id: str, *, hangs: bool = False) -> Script[None]:
+        """Remove a member, as :func:`leave`.
+
+        Raises:
+            MetadataUnavailable: :meth:`retry` removes it later.
+        """
+        try:
+            yield from leave(name, member_id, hangs=hangs)
+        except MetadataUnavailable:
+            if len(self._unrecorded) < _UNRECORDED_MAX:
+                self._unrecorded[name, member_id] = hangs
+            raise
+
+    def retry(self) -> Script[None]:
+        """Remove the members whose leaves are not recorded; one that was removed stays so."""
+        for (name, member_id), hangs in list(self._unrecorded.items()):
+            yield from leave(name, member_id, hangs=hangs)
+            del self._unrecorded[name, member_id]
 
 
 def take_partitions(

@@ -11,7 +11,13 @@ from spark_stream.consistency.groups import Group, GroupMember, Owner
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.reader_states import ReaderEnding
 from spark_stream.consistency.transactions.transactions import PositionOf
-from spark_stream.errors import ConsumerFenced, InvalidRequest, IsologError, UnknownTopic
+from spark_stream.errors import (
+    ConsumerFenced,
+    InvalidRequest,
+    IsologError,
+    MetadataUnavailable,
+    UnknownTopic,
+)
 from spark_stream.scripts import groups
 from spark_stream.scripts.queries import read_named
 from spark_stream.scripts.readers import SessionWatch
@@ -27,7 +33,11 @@ from tests.simulation.store import MemoryRecords, MemoryStore
 class WithTopics(OnStore):
     """A broker that knows the topic ``t``, with two partitions."""
 
+    is_store_away = False
+
     def carry_out(self, step):
+        if self.is_store_away:
+            raise MetadataUnavailable("no answer")
         if isinstance(step, FindTopic):
             if step.name != "t":
                 raise UnknownTopic(step.name)
@@ -269,3 +279,23 @@ def test_looking_at_sessions_is_one_list(on):
     on.steps.clear()
     on.run(groups.end_sessions(SessionWatch(groups.session_ms_of), lambda: 0.0, 7))
     assert [type(step) for step in on.steps] == [ListRecords]
+
+
+def test_a_leave_that_the_store_did_not_record_is_retried(on):
+    leaves = groups.Leaves()
+    for name in ("1", "2"):
+        on.run(groups.join("g", member(name)))
+    on.is_store_away = True
+    for name in ("1", "2"):
+        with pytest.raises(MetadataUnavailable):
+            on.run(leaves.leave("g", name))
+    with pytest.raises(MetadataUnavailable):
+        on.run(leaves.retry())
+    on.is_store_away = False
+    on.run(leaves.retry())
+    assert not group(on).members
+    named = on.run(read_named())
+    assert named.session("group", "g").ending is ReaderEnding.CLEAN
+    on.run(groups.join("g", member("1")))
+    on.run(leaves.retry())
+    assert [each.id for each in group(on).members] == ["1"]

@@ -288,7 +288,8 @@ def group_heartbeat(context: BrokerContext, asked: GroupHeartbeat) -> GroupAnswe
 
 
 def leave_group(context: BrokerContext, asked: LeaveGroup) -> Empty:
-    context.transactions.run(groups.leave(asked.consumer, asked.member, hangs=asked.hangs))
+    script = context.leaves.leave(asked.consumer, asked.member, hangs=asked.hangs)
+    context.transactions.run(script)
     return Empty()
 
 

@@ -20,6 +20,7 @@ from spark_stream.broker.scripting.topics import TopicAdmin
 from spark_stream.cluster.stores.timed import TimedStore
 from spark_stream.environment import Clock
 from spark_stream.errors import PermissionDenied, UnknownTopic
+from spark_stream.scripts.groups import Leaves
 
 
 class BrokerFacts(Struct, frozen=True):
@@ -42,6 +43,7 @@ class BrokerContext(Struct, frozen=True):
     topics: TopicAdmin
     transactions: TransactionCoordinator
     members: Members
+    leaves: Leaves
     observer: Observer
     facts: BrokerFacts
     clock: Clock
