@@ -103,6 +103,19 @@ def expected(row: tuple[Any, ...]) -> BadRowReason | None:
     return None
 
 
+def test_large_text_that_is_not_utf8_is_a_bad_row():
+    """Spark sends such text with ``spark.sql.execution.arrow.useLargeVarTypes``."""
+    large = pa.array([b"a", b"\xff", None], pa.large_binary()).view(pa.large_string())
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), large)
+    for column, want in ((large, pa.string()), (lists, pa.list_(pa.string()))):
+        known = topic(pa.schema([("text", want)]))
+        good, bad = sort_out(pa.record_batch({"text": column}), known, by_column=False)
+        assert good.num_rows == 2
+        assert [(each.reason, each.rows.num_rows) for each in bad] == [
+            (BadRowReason.INVALID_VALUE, 1)
+        ]
+
+
 @pytest.mark.rule(
     "which rows do not fit their topic, and that no other row is taken out",
     "datasource/writing/bad_rows.py",

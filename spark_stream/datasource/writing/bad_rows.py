@@ -163,8 +163,9 @@ def _misfits(array: pa.Array, want: pa.DataType) -> Iterator[tuple[pa.BooleanArr
         yield pc.or_(pc.less(days, -_DAYS_MAX), pc.greater(days, _DAYS_MAX)), problem
     elif pt.is_binary(want) or _valid(array):  # text may become bytes
         return
-    elif pt.is_string(have):
-        is_text = pc.match_substring_regex(array.view(pa.binary()), _UTF8)
+    elif pt.is_string(have) or pt.is_large_string(have):
+        as_bytes = pa.binary() if pt.is_string(have) else pa.large_binary()
+        is_text = pc.match_substring_regex(array.view(as_bytes), _UTF8)
         yield pc.invert(is_text), "text that is not UTF-8"
     elif pt.is_decimal(have):
         most = pa.scalar(Decimal(f"{'9' * have.precision}E{-have.scale}"), have)
