@@ -1,8 +1,8 @@
 """Dates, times of day, moments and durations as text, and back: whole columns at once, exactly.
 
-ISO 8601 throughout. A moment of a column with a zone is in UTC and ends in ``Z``. A year outside 0
-to 9999 has a sign (``+10000-01-01``), as ISO 8601 requires. A duration is in seconds: ``PT1.5S``.
-Spark's text for a duration is the other one that is written and read.
+The texts are ISO 8601. A moment of a column with a zone is in UTC and ends in ``Z``. A year
+outside 0 to 9999 has a sign (``+10000-01-01``), as ISO 8601 requires. A duration is in seconds:
+``PT1.5S``. It can also be written and read as an interval of Spark, which is not ISO 8601.
 """
 
 from __future__ import annotations

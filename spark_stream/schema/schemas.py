@@ -69,8 +69,7 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
     Raises:
         SchemaMismatch: no columns, or two names that differ in case at most: Spark does not tell
             them apart.
-        UnsupportedType: a topic cannot store a column's type, or it is nested too deep; the column
-            is named.
+        UnsupportedType: naming a column whose type a topic cannot store, or is nested too deep.
     """
     if len(schema) == 0:
         raise SchemaMismatch("a topic needs at least one column", hint="Give it one.")
@@ -223,9 +222,10 @@ def _widens(have: pa.DataType, want: pa.DataType, altered: bool) -> bool:
     found = converted(have)
     if not found.equals(have) and not pt.is_nested(have):
         return _widens(found, want, altered)
+    pairs = zip(inner_fields(have), inner_fields(want), strict=False)  # new fields come last
     return _shaped_alike(have, want, altered) and all(
         inner.type.equals(wanted.type) or _widens(inner.type, wanted.type, altered)
-        for inner, wanted in zip(inner_fields(have), inner_fields(want), strict=False)  # new: last
+        for inner, wanted in pairs
     )
 
 

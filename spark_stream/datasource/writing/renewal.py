@@ -176,7 +176,7 @@ class UndecidedTransactions:
                 entry.until = -math.inf  # it is decided, or its id has another owner
 
     def _next(self, transactions: TransactionsClient) -> tuple[_Undecided, float] | None:
-        """Return a due transaction and the limit of its renewal; None if none is left.
+        """Return a due transaction and the limit of its renewal, or None after the last one.
 
         The limit is a part of the shortest timeout: a renewal must not delay the others too long.
         """

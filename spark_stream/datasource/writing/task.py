@@ -117,7 +117,7 @@ class TaskWriter(Struct, frozen=True):
         check_routing(arrow, self.options.topic)
         place = self.options.place
         if not lasting:
-            return self._checked(arrow, lasting=lasting)
+            return self._checked(arrow, lasting=False)
         try:
             checked = self._at(brief(place))._checked(arrow, lasting=True)
         except IsologError as error:
