@@ -95,7 +95,7 @@ class Asking:
         self._uptimes_s[broker] = uptime_s
 
     def answers_of(self, broker: str) -> BrokerAnswers:
-        """Count a broker's answers; their time is that of an action with equal cost everywhere."""
+        """Return the answers of a broker, with the time of an action that costs all the same."""
         status, offsets = (answers_of(self.answers.of((broker, each))) for each in _ACTIONS)
         return BrokerAnswers(
             status.asked + offsets.asked, status.unanswered + offsets.unanswered, status.median_s

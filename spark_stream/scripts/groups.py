@@ -125,7 +125,7 @@ class Leaves:
             raise
 
     def retry(self) -> Script[None]:
-        """Remove the members whose leaves are not recorded; one that was removed stays so."""
+        """Remove the members with unrecorded leaves, unless they were removed since then."""
         for (name, member_id), hangs in list(self._unrecorded.items()):
             yield from leave(name, member_id, hangs=hangs)
             del self._unrecorded[name, member_id]
