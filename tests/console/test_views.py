@@ -172,6 +172,18 @@ def test_a_reader_of_a_client_is_a_consumer(render):
     assert page.locator("h2", has_text="A consumer of a client").count() == 1
 
 
+def test_a_group_that_lost_a_member_is_marked_in_the_list(render):
+    reader = {"name": "billing", "kind": "client", "state": "running", "group": {"members": []}}
+    reader |= {"lag": None, "held_back": 0, "isolation": None, "partitions": [], "waits_for": []}
+    reader |= {"recorded_ms": 0, "principal": "", "trend": "none"}
+    parts = {"consumers": {"consumers": [reader], "sinks": []}, "amiss": {"found": []}}
+    page = render("consumers", parts, "consumers")
+    assert "lost a member" not in page.locator("td[data-label=State]").inner_text()
+    parts["amiss"] = {"found": [{"key": "lost group billing"}]}
+    page = render("consumers", parts, "consumers")
+    assert "lost a member" in page.locator("td[data-label=State]").inner_text()
+
+
 def test_no_transaction_was_open_before_the_store_failed(render):
     error = {"code": "METADATA_UNAVAILABLE", "message": "the store does not answer"}
     text = render("transactions", {"transactions": Failed(value=[], error=error)}).inner_text(

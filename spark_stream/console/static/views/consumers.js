@@ -10,7 +10,7 @@ export const consumers = {
   render: ({ store }) => [
     heading("Queries and consumers"),
     shownPart(store, "consumers", (value) => [
-      section("Readers", value.consumers.length ? readers(value.consumers) : empty("No reader has a name.", "Give a query the option “consumer”, or a client's consumer a name, to see it here.")),
+      section("Readers", value.consumers.length ? readers(value.consumers, store) : empty("No reader has a name.", "Give a query the option “consumer”, or a client's consumer a name, to see it here.")),
       section("Sinks", value.sinks.length ? sinks(value.sinks) : empty("No query has written here.", "Sinks of Spark's queries appear with their first batch.")),
     ]),
   ],
@@ -24,13 +24,19 @@ function state(each) {
   return [badge(each.state === "empty" ? "no_members" : each.state), each.state === "catching_up" && each.trend === "grows" ? [" ", badge("grows")] : null];
 }
 
-function readers(all) {
+/** That a group lost a member, while that is listed as a problem. */
+function lostMember(each, store) {
+  const key = `lost ${kind(each)} ${each.name}`;
+  return amiss(store, (one) => one.key === key).length ? h("span", { class: "wait-text" }, " lost a member") : null;
+}
+
+function readers(all, store) {
   const order = ["gone", "stalled", "waiting_at_lso", "catching_up", "running", "empty", "stopped"];
   const sorted = [...all].sort((one, other) => order.indexOf(one.state) - order.indexOf(other.state) || one.name.localeCompare(other.name));
   const columns = [["Name", ""], ["Kind", ""], ["State", ""], ["Lag", "number"], ["Held back", "number"], ["Counted under", ""], ["Reads", ""], ["Last report", ""], ["Owner", ""]];
   return table("Readers with a name", columns, sorted.map((each) => h("tr", { key: `${each.kind} ${each.name}` },
     h("th", { scope: "row" }, link(`/consumers/${encodeURIComponent(each.name)}`, each.name)),
-    h("td", {}, kind(each)), h("td", {}, state(each)),
+    h("td", {}, kind(each)), h("td", {}, state(each), lostMember(each, store)),
     h("td", { class: "number" }, each.lag === null ? "–" : counted(each.lag, "record")),
     h("td", { class: "number" }, each.held_back ? counted(each.held_back, "record") : "–"),
     h("td", {}, each.isolation ?? "the log end"),
