@@ -1,14 +1,14 @@
 """Random queries, whose tasks and micro-batches are compared row by row between their attempts.
 
-Each seed makes a topic with columns, partitions, aborted transactions and options of its own. Then
+Each seed creates a topic with random columns, partitions, aborted transactions and options. Then
 
 - one DataFrame is computed several times,
 - a stream calls ``foreachBatch``, and its last micro-batch is replayed,
 - a stream copies some rows by their place in the task, and its last committed batch is replayed.
   (Spark gives ``rand(7)`` another seed in each micro-batch.)
 
-Python workers and brokers are killed meanwhile, and brokers are paused. All attempts must have the
-same rows in the same order. ``make attempts MINUTES=… SEED=…`` runs it.
+Python workers and brokers are killed in these attempts, and brokers are paused. All attempts must
+have the same rows in the same order. ``make attempts MINUTES=… SEED=…`` runs it.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ def forget_last_commit(checkpoint: Path) -> None:
 
 
 def run(seconds: float, seed: int) -> tuple[Counter[str], list[str]]:
-    """Run cases from a seed on for a while. Return what was done, and all problems."""
+    """Run cases from a seed on for a while. Return counts of cases and faults, and all problems."""
     until = time.monotonic() + seconds
     done: Counter[str] = Counter()
     problems: list[str] = []

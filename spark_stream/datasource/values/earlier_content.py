@@ -5,7 +5,7 @@ the previous release may be replayed by this one: its record is compared with th
 186). It can be removed two releases later.
 
 * A fixed-width value counts whole. A text is hashed in pieces of 512 bytes, each byte at its place.
-* Floating-point values have a digest of their own, of their exact bits. All NaNs count as one, and
+* Floating-point values have a separate digest, of their exact bits. All NaNs count as one, and
   -0.0 counts as 0.0.
 * Each column has a factor from its name.
 """
