@@ -31,6 +31,7 @@ from spark_stream.schema.type_names import SIMPLE_TYPES, SPARK_TYPE, column_text
 _DECIMALS: Final = ("decimal", "dec", "numeric")
 _TEXTS: Final = {"varchar": "varchar", "char": "char", "character": "char"}
 _TIME_PRECISION: Final = 6  # of TIME without a precision
+_TIME_PRECISION_MAX: Final = 9
 _KNOWN: Final = (*SIMPLE_TYPES, "decimal(p,s)", "varchar(n)", "array<…>", "map<…,…>", "struct<…>")
 _PRECISION_MAX: Final = 38
 _PART: Final = re.compile(r"\w+|[^\s\w]")
@@ -194,6 +195,8 @@ class _Parser:
         if name == "time" and self._accept("("):
             precision = self._number(path, name)
             self._expect(")", path, "the precision")
+            if precision > _TIME_PRECISION_MAX:
+                raise _bad(f"time({precision}): the precision is 0 to {_TIME_PRECISION_MAX}", path)
             if precision != _TIME_PRECISION:
                 metadata = {SPARK_TYPE: f"time({precision})"}
         return pa.field(called, SIMPLE_TYPES[name], metadata=metadata)

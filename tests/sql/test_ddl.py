@@ -106,6 +106,7 @@ def test_types_are_nested_as_deep_as_a_topic_stores():
         ("p decimal(40,2)", "p", "precision is 1 to 38"),
         ("p decimal(2,3)", "p", "scale 0 to the precision"),
         ("p decimal(x)", "p", "whole number"),
+        ("t time(10)", "t", "precision is 0 to 9"),
         ("v varchar", "v", "'('"),
         ("a array", "a", "'<'"),
         ("a array<array<foo>>", "a.element.element", "no type 'foo'"),
