@@ -1,7 +1,8 @@
 """The directory that a path names. The rule is the same for clients, Spark, brokers and commands.
 
 A log is in a local directory. Without this rule the address of a bucket or of a broker, given as
-a path, would create a local directory of that name. ``./NAME`` names such a directory anyway.
+a path, would create a local directory of that name. ``./NAME`` names such a directory anyway. If
+the name has a variable, a ``file:`` URI does (``file:///data/%24USER``).
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def local_directory(
     if variable is not None:
         raise refused(
             f"{text!r} contains the variable {variable[0]}, and variables are not replaced",
-            "Write the directory itself; os.path.expandvars replaces variables.",
+            "Write the directory itself (os.path.expandvars replaces variables). A directory of"
+            " this name is written as a percent-encoded file: URI.",
         )
     if file is not None:
         if file[1] not in (None, "//", "//localhost"):

@@ -13,6 +13,7 @@ from spark_stream.broker.config import BrokerConfig
 from spark_stream.cli.app import execute
 from spark_stream.cli.options import named_directory, where
 from spark_stream.datasource.options import sink_options, source_options
+from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption, UnknownLog
 from spark_stream.testing import LocalCluster, local_cluster
 
@@ -171,6 +172,14 @@ def test_a_path_that_is_no_local_directory_is_refused_by_every_entry(
             entry(text)
         assert refused.value.hint != InvalidOption.hint
     assert [each.name for each in tmp_path.rglob("*")] == ["home"]
+
+
+@pytest.mark.parametrize("text", VARIABLES)
+def test_error_about_a_variable_names_the_way_to_a_directory_of_this_name(text: str) -> None:
+    assert local_directory((Path.cwd() / text).as_uri()) == Path.cwd() / text
+    with pytest.raises(InvalidOption) as refused:
+        local_directory(text)
+    assert "file: URI" in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
