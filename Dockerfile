@@ -12,6 +12,7 @@ ENV PATH=/opt/isolog/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=
 WORKDIR /src
 COPY setup.cfg pyproject.toml README.md LICENSE pyspark_isolog.py pytest_isolog.py ./
 COPY conf conf
+COPY isolog isolog
 COPY spark_stream spark_stream
 RUN pip install '.[certs,metrics]'
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def local_cluster() -> Iterator[Callable[..., LocalCluster]]:
     """Make clusters of real brokers, which end with the test: ``local_cluster(brokers=3)``.
 
-    Takes what :class:`spark_stream.testing.LocalCluster` takes.
+    Takes what :class:`isolog.testing.LocalCluster` takes.
     """
     from spark_stream.testing import LocalCluster
 

@@ -18,8 +18,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import spark_stream as isolog
-from spark_stream.testing import LocalCluster, LocalEtcd
+import isolog
+from isolog.testing import LocalCluster, LocalEtcd
 
 REPLICAS = 3
 """Of each partition, where there are brokers enough."""
@@ -81,7 +81,7 @@ def _brokers(
 
 
 def _isolog(*arguments: str, **variables: str) -> None:
-    command = [sys.executable, "-m", "spark_stream.cli", *arguments]
+    command = [sys.executable, "-m", "isolog", *arguments]
     subprocess.run(command, check=True, capture_output=True, env=os.environ | variables)
 
 
@@ -126,7 +126,7 @@ def open_console(place: dict[str, str]) -> Iterator[str]:
     [(option, where)] = place.items()
     before = ["--profile", where] if option == "profile" else []
     after = [] if option == "profile" else [f"--{option}", where]
-    command = [sys.executable, "-m", "spark_stream.cli", *before, "console", *after]
+    command = [sys.executable, "-m", "isolog", *before, "console", *after]
     console = subprocess.Popen(
         [*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
     )
@@ -147,7 +147,7 @@ def stop_brokers(folder: Path) -> bool:
     The brokers of a cluster have directories of their own in it.
     """
     directories = [*folder.glob("broker-*/")] or ([folder] if folder.exists() else [])
-    stop = [sys.executable, "-m", "spark_stream.cli", "broker", "stop", "--dir"]
+    stop = [sys.executable, "-m", "isolog", "broker", "stop", "--dir"]
     ended = [
         subprocess.run([*stop, each], capture_output=True, check=False).returncode == 0
         for each in directories

@@ -50,7 +50,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-import spark_stream as isolog
+import isolog
 
 HELD_BATCHES = 3
 """Micro-batches that are written while the wrong load is open, and while a broker is away."""

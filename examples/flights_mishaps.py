@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-import spark_stream as isolog
+import isolog
 
 FAILING_BATCH = 1
 FAILING_TASK = 1  # of a micro-batch's two files, and tasks, the second

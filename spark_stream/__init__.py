@@ -1,7 +1,7 @@
 """isolog: a replicated, Arrow-native log with a PySpark Structured Streaming source and sink.
 
 In Spark: ``spark.readStream.format("isolog")`` and ``df.writeStream.format("isolog")``; they need
-no import. In Python: ``import spark_stream as isolog`` and :func:`connect`.
+no import. Programs import :mod:`isolog`, which has the same names.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ its own, which ends with it or after a while without a byte from the client.
 
 from __future__ import annotations
 
-import logging
 import socket
 import sys
 import threading
@@ -16,8 +15,9 @@ from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from spark_stream.errors import InvalidOption
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 """Answers a request, as WSGI says."""

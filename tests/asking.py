@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import spark_stream as isolog
+import isolog
 from spark_stream.cli.commands.access import _add_to_store
 from spark_stream.client.access import AccessClient
 from spark_stream.client.connecting.access import access_of

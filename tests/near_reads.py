@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import spark_stream as isolog
+import isolog
 from spark_stream.client.reading.feed import Feed
 from tests.support import eventually
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-import spark_stream as isolog
+import isolog
 from spark_stream.errors import BY_CODE, IsologError, from_wire
 from spark_stream.testing.guard import kill_with_this_process
 from spark_stream.transport.client import ClientChannel

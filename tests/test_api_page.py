@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import spark_stream as isolog
+import isolog
 from spark_stream.client.reading.columns import KAFKA_COLUMNS, shown_schema
 from spark_stream.client.values import Record, Written
 from spark_stream.consistency.isolation import CONSUMER_LEVELS

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import InvalidOption, UnknownLog
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.cli.app import execute
 from spark_stream.cli.options import named_directory, where
 from spark_stream.datasource.options import sink_options, source_options
 from spark_stream.directories import local_directory
-from spark_stream.errors import InvalidOption, UnknownLog
 from spark_stream.testing import LocalCluster, local_cluster
 
 STORES = [

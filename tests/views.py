@@ -14,13 +14,13 @@ from contextlib import closing
 
 from msgspec import Struct
 
+from isolog.errors import BrokerUnavailable, IsologError
+from isolog.testing import LocalCluster
 from spark_stream.cli.operating.frames import frame_of
 from spark_stream.cli.operating.top import look_at
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.log import Log
 from spark_stream.console.asking import Asking
-from spark_stream.errors import BrokerUnavailable, IsologError
-from spark_stream.testing import LocalCluster
 from spark_stream.testing.local_cluster import LocalBroker
 from spark_stream.wire.addresses import joined, split_address
 from tests.broker.metrics.scraping import Samples, scraped

@@ -12,7 +12,7 @@ from typing import Final, Self
 import psutil
 import pyarrow as pa
 
-import spark_stream as isolog
+import isolog
 
 _READY: Final = "isolog broker ready "
 

@@ -1,6 +1,6 @@
-"""isolog for asyncio: ``from spark_stream import aio`` and ``async with aio.connect(...) as log``.
+"""isolog for asyncio: ``from isolog import aio`` and ``async with aio.connect(...) as log``.
 
-The methods are those of :mod:`spark_stream`'s client, and mean the same; those that may wait are
+The methods are those of :mod:`isolog`'s client, and mean the same; those that may wait are
 coroutines. What waits does so on a thread, and the same client is beneath. So connections, retries,
 batches and fetches ahead are shared with whatever else the process does with the log.
 

@@ -18,7 +18,7 @@ from spark_stream.errors import IsologError
 
 def main() -> int:
     """Run a broker: exit code 0 after a clean stop, 1 if it could not start."""
-    parser = argparse.ArgumentParser(prog="python -m spark_stream.broker")
+    parser = argparse.ArgumentParser(prog="isolog broker")
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--listen")
     parser.add_argument("--peer-listen")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Generator
 from typing import Any, Final
 
 from spark_stream.errors import IsologError
+from spark_stream.loggers import logger_of
 from spark_stream.scripts.steps import Script
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 Task = Callable[[], Script[Any] | float | None]
 """Does the task, or returns a script that does. The former may return the pause after it."""

@@ -20,7 +20,6 @@ the broker vouches for them if all of that went well (``registration.end``), and
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -49,6 +48,7 @@ from spark_stream.cluster.stores.store import MetadataStore
 from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.partition.effects import ProposeIsr, ProposeRecord
 from spark_stream.environment import Clock, Ids, Machine
+from spark_stream.loggers import logger_of
 from spark_stream.scripts import groups, readers
 from spark_stream.scripts.electing import Changed
 from spark_stream.scripts.steps import Script
@@ -59,7 +59,7 @@ from spark_stream.storage.log.committed import CommittedMarks
 from spark_stream.storage.logs import Logs
 from spark_stream.storage.settings import LogSettings
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class CoreSettings(Struct, frozen=True):

@@ -60,6 +60,7 @@ from spark_stream.cluster.view import PAUSE_S
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemMachine
 from spark_stream.errors import DirectoryInUse, IsologError, StorageFailure
+from spark_stream.loggers import logger_of
 from spark_stream.scripts.readers import SESSIONS_S
 from spark_stream.scripts.steps import Script
 from spark_stream.storage.disk.descriptors import SPARE_FILES, files_needed
@@ -79,7 +80,7 @@ from spark_stream.version import VERSION
 from spark_stream.wire.addresses import UNIX, joined, split_address, with_port
 from spark_stream.wire.allocator import keep_free_memory
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _GRACE_SECONDS: Final = 1.0
 _SWEEP_SECONDS: Final = 0.5  # how late an expired transaction is aborted at most

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from pathlib import Path
 from typing import Final
 
 from spark_stream.errors import InvalidConfig, PortInUse
+from spark_stream.loggers import logger_of
 from spark_stream.wire.addresses import UNIX, split_address
 from spark_stream.wire.limits import SOCKET_PATH_MAX
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 

@@ -10,7 +10,6 @@ late request is refused if the partition was assigned anew since, even to the sa
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import Iterable
@@ -22,6 +21,7 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.consistency.groups import Assigned, Owner, Place
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import ConsumerFenced, IsologError
+from spark_stream.loggers import logger_of
 from spark_stream.transport.client import client_loop
 from spark_stream.transport.lifetime import new_lock
 from spark_stream.wire.consumer_messages import (
@@ -35,7 +35,7 @@ from spark_stream.wire.consumer_messages import (
 )
 from spark_stream.wire.messages import Empty
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 BEAT_S: Final = 1.0
 """How often a member asks what it reads. Mostly a broker answers from memory."""

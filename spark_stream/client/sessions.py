@@ -6,7 +6,6 @@ Brokers use it to tell a reader that crashed from one that was closed, is slow, 
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from typing import Final, Literal
@@ -18,12 +17,13 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.reader_states import ReaderEnding
 from spark_stream.errors import IsologError
+from spark_stream.loggers import logger_of
 from spark_stream.transport.client import client_loop
 from spark_stream.transport.lifetime import at_end_while_used, new_lock
 from spark_stream.wire.consumer_messages import ReaderHeartbeat
 from spark_stream.wire.messages import Empty
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 SESSION_S: Final = 45.0
 """Without a heartbeat for so long a reader is lost."""

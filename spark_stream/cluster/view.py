@@ -11,7 +11,6 @@ tables in which something has changed.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -32,8 +31,9 @@ from spark_stream.cluster.stores.store import Changes, MetadataStore, StoreRecor
 from spark_stream.cluster.topics import TOPICS, Topic
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import IsologError
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from functools import partial
@@ -44,8 +43,9 @@ from spark_stream.console.samples import (
     growth,
 )
 from spark_stream.errors import InternalError, IsologError, Unauthenticated
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 PARTS: Final[Mapping[str, float]] = {
     "cluster": 2.0,

@@ -71,7 +71,7 @@ def python_snippet(shown: ShownRange) -> str:
     numbers = sorted(shown.ranges)
     login = "".join(f", {name.replace('.', '_')}={_text(value)}" for name, value in shown.connects)
     lines = [
-        "import spark_stream as isolog",
+        "import isolog",
         "",
         *shown.remark,
         f"with isolog.connect({_text(shown.bootstrap)}{login}) as log:",

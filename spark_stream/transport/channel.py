@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import logging
 import socket
 import ssl
 import threading
@@ -22,11 +21,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
+from spark_stream.loggers import logger_of
 from spark_stream.protocol import Bytes, Connection, Event, Lost
 from spark_stream.transport.lifetime import check_not_inside, new_lock, present_lifetime
 from spark_stream.transport.loop import READ, WRITE, Loop
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 T = TypeVar("T")
 

@@ -19,7 +19,6 @@ thread waits for a broker while it holds a brief lock.
 from __future__ import annotations
 
 import atexit
-import logging
 import math
 import os
 import sys
@@ -36,8 +35,9 @@ from spark_stream.errors import (
     NotPicklable,
     ReentrantCall,
 )
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 EXIT_S: Final = 10.0
 """How long the clients of a process may delay its end."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import logging
 import selectors
 import socket
 import threading
@@ -18,7 +17,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-logger = logging.getLogger(__name__)
+from spark_stream.loggers import logger_of
+
+logger = logger_of(__name__)
 
 TURN_S: Final = 0.01
 """How long the sockets that are ready at one moment may take together, before timers are due."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import resource
 import socket
 import ssl
@@ -15,6 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from spark_stream.loggers import logger_of
 from spark_stream.protocol import Connection, ConnectionLimits, Event, Lost, StreamOpened
 from spark_stream.transport.buffers import BufferPool
 from spark_stream.transport.channel import SocketChannel
@@ -22,7 +22,7 @@ from spark_stream.transport.loop import READ, WRITE, Loop
 from spark_stream.transport.streams import Stream, Streams
 from spark_stream.transport.tls import certificate_names
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 SERVER_LIMITS: Final = ConnectionLimits(credit=8 << 20)
 _FREE_FILES: Final = 64

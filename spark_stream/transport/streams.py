@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from spark_stream.loggers import logger_of
 from spark_stream.protocol import (
     Body,
     Bytes,
@@ -26,7 +26,7 @@ from spark_stream.protocol import (
 )
 from spark_stream.transport.channel import SocketChannel
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 E = TypeVar("E")
 StreamEvent = Received | Credited | Failed | Cancelled | Lost

@@ -6,7 +6,6 @@ sides say which file is wrong, and never what is in it.
 
 from __future__ import annotations
 
-import logging
 import os
 import ssl
 from collections.abc import Callable, Sequence
@@ -16,8 +15,9 @@ from typing import Any, Final
 from msgspec import Struct
 
 from spark_stream.errors import InvalidOption, IsologError
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _PEM: Final = "-----BEGIN"
 VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isolog.errors import InvalidRequest
 from spark_stream.access.callers import (
     Caller,
     Grant,
@@ -28,7 +29,6 @@ from spark_stream.access.rules import (
     RuleSet,
     check_operation,
 )
-from spark_stream.errors import InvalidRequest
 
 NAMES = ["a", "ab", "abc", "b", ""]
 WHO = ["alice", "bob", ANYBODY]

@@ -12,9 +12,8 @@ from functools import partial
 
 import pytest
 
-from spark_stream import aio
-from spark_stream.client.reading.group_reader import GroupReader
-from spark_stream.errors import (
+from isolog import aio
+from isolog.errors import (
     BrokerUnavailable,
     BufferFull,
     ConsumerFenced,
@@ -27,6 +26,7 @@ from spark_stream.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from spark_stream.client.reading.group_reader import GroupReader
 from tests.support import NUMBERS, numbers, values
 
 SOON_S = 30

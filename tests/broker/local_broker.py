@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from isolog.errors import DiskFull, IsologError, LeaderUnavailable, StorageFailure
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.replication.links import Followed, FollowerSession, LedPartitions
@@ -22,7 +23,6 @@ from spark_stream.cluster.stores.store import MetadataStore
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation
 from spark_stream.environment import Clock, SystemIds, SystemMachine
-from spark_stream.errors import DiskFull, IsologError, LeaderUnavailable, StorageFailure
 from spark_stream.scripts.steps import RemoteStep
 from spark_stream.storage.disk.directory import LogDirectory, RunFile
 from spark_stream.storage.logs import Logs

@@ -14,15 +14,8 @@ from pathlib import Path
 import pyarrow.flight as fl
 import pytest
 
-import spark_stream as isolog
-from spark_stream.cli.commands.consumers import show_consumers
-from spark_stream.cli.options import Listing
-from spark_stream.cli.output.show_transactions import Aged, show_transactions
-from spark_stream.client.connecting import shared
-from spark_stream.client.connecting.access import access_of
-from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.connecting.shared import SharedChannel
-from spark_stream.errors import (
+import isolog
+from isolog.errors import (
     BrokerUnavailable,
     InvalidRequest,
     IsologError,
@@ -32,6 +25,13 @@ from spark_stream.errors import (
     UnknownTopic,
     WrongCluster,
 )
+from spark_stream.cli.commands.consumers import show_consumers
+from spark_stream.cli.options import Listing
+from spark_stream.cli.output.show_transactions import Aged, show_transactions
+from spark_stream.client.connecting import shared
+from spark_stream.client.connecting.access import access_of
+from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.connecting.shared import SharedChannel
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.wire.access_messages import Authenticate, Authenticated

@@ -17,16 +17,8 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-import spark_stream as isolog
-from spark_stream.access.callers import Caller, KnownBy
-from spark_stream.broker.access.audit import Audit
-from spark_stream.broker.config import BrokerConfig
-from spark_stream.cli.commands.access import _add_to_store
-from spark_stream.client.access import AccessClient
-from spark_stream.cluster.access import TOKENS
-from spark_stream.cluster.stores.backends import SqliteBackend
-from spark_stream.consistency.partition.producers import Stamp
-from spark_stream.errors import (
+import isolog
+from isolog.errors import (
     BrokerBusy,
     InvalidConfig,
     InvalidRequest,
@@ -37,6 +29,14 @@ from spark_stream.errors import (
     Unauthenticated,
     UnknownTopic,
 )
+from spark_stream.access.callers import Caller, KnownBy
+from spark_stream.broker.access.audit import Audit
+from spark_stream.broker.config import BrokerConfig
+from spark_stream.cli.commands.access import _add_to_store
+from spark_stream.client.access import AccessClient
+from spark_stream.cluster.access import TOKENS
+from spark_stream.cluster.stores.backends import SqliteBackend
+from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of

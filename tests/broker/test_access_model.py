@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from isolog.errors import IsologError, PermissionDenied, Unauthenticated, UnknownTopic
 from spark_stream.access.callers import Caller, Grant, KnownBy
 from spark_stream.access.rules import (
     ANYBODY,
@@ -34,7 +35,6 @@ from spark_stream.broker.access.needs import append, fetch
 from spark_stream.broker.actions.table import TABLE
 from spark_stream.cluster.access import TOKENS, Token, encode, rule_key
 from spark_stream.cluster.view import ClusterView
-from spark_stream.errors import IsologError, PermissionDenied, Unauthenticated, UnknownTopic
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.consumer_messages import JoinGroup
 from spark_stream.wire.fetch_messages import Fetch, FetchRange

@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from spark_stream.access.rules import Effect, Operation, Pattern, Rule
-from spark_stream.broker.access.authorizer import Need
-from spark_stream.broker.access.needs import append, fetch
-from spark_stream.broker.actions.table import TABLE
-from spark_stream.client.access import AccessClient
-from spark_stream.errors import (
+from isolog.errors import (
     InvalidRequest,
     IsologError,
     PermissionDenied,
     Unauthenticated,
     UnknownTopic,
 )
+from spark_stream.access.rules import Effect, Operation, Pattern, Rule
+from spark_stream.broker.access.authorizer import Need
+from spark_stream.broker.access.needs import append, fetch
+from spark_stream.broker.actions.table import TABLE
+from spark_stream.client.access import AccessClient
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of

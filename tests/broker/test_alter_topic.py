@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from isolog.errors import InvalidTopic, StorageFailure
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.cluster.topics import decode, encode
-from spark_stream.errors import InvalidTopic, StorageFailure
 from tests.broker.topic_desk import Died, LocalTopics
 from tests.support import NUMBERS, numbers
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from isolog.errors import MetadataLost
 from spark_stream.broker.background import BackgroundTasks, Task
-from spark_stream.errors import MetadataLost
 
 
 class Stop:

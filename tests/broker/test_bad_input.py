@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import spark_stream as isolog
+import isolog
 from tests.examples import examples
 from tests.support import CALL, NUMBERS, BrokerProcess, act, numbers, typed
 

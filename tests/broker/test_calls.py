@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-import spark_stream as isolog
-from spark_stream.errors import UnknownTopic
+import isolog
+from isolog.errors import UnknownTopic
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.limits import CONTROL_BYTES_MAX

@@ -6,10 +6,10 @@ import msgspec
 import pyarrow.flight as fl
 import pytest
 
+from isolog.errors import InvalidRequest, IsologError, Unauthenticated
 from spark_stream.broker.scripting.step_messages import RunSteps, pack_steps
 from spark_stream.broker.scripting.step_table import REMOTE_STEPS
 from spark_stream.consistency.transactions.transactions import Joined
-from spark_stream.errors import InvalidRequest, IsologError, Unauthenticated
 from spark_stream.scripts.steps import RemoteStep
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import failure_of

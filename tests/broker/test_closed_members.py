@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import MetadataUnavailable
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.process import Broker
 from spark_stream.client import groups
 from spark_stream.consistency.reader_states import ReaderState
-from spark_stream.errors import MetadataUnavailable
 from tests.support import NUMBERS, eventually, numbers
 
 

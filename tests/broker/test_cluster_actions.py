@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_stream.errors import (
+from isolog.errors import (
     InvalidAssignment,
     InvalidRequest,
     IsologError,

@@ -7,13 +7,13 @@ import logging
 import pytest
 from msgspec.structs import replace
 
+from isolog.errors import LeaderUnavailable
 from spark_stream.broker.node import controlling
 from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.consistency.control.election import begin_move
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId, LeaderEpoch
 from spark_stream.consistency.transactions.transactions import Joined
-from spark_stream.errors import LeaderUnavailable
 from spark_stream.scripts.electing import Changed
 from spark_stream.scripts.steps import ReadBounds, Script
 from tests.broker.clusters import around, make, see

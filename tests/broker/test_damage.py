@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from spark_stream.errors import DamagedSegment
+from isolog.errors import DamagedSegment
 from tests.support import NUMBERS, BrokerProcess, numbers
 
 

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
+from isolog.errors import IsologError, LeaderUnavailable, StorageFailure, UnknownPartition
 from spark_stream.access.callers import NOBODY
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.topics import list_offsets, partition_facts
@@ -17,7 +18,6 @@ from spark_stream.cli.options import Listing
 from spark_stream.cli.output.show import show_topic
 from spark_stream.consistency.replication.leader import LeaderState
 from spark_stream.consistency.transactions.transactions import Joined
-from spark_stream.errors import IsologError, LeaderUnavailable, StorageFailure, UnknownPartition
 from spark_stream.scripts.steps import Describe
 from spark_stream.wire.messages import (
     AskedTopic,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from isolog.errors import DamagedSegment, DirectoryInUse, WrongCluster
 from spark_stream.broker import process
 from spark_stream.cluster.backup import back_up, put_back
 from spark_stream.cluster.stores.sqlite import SqliteStore
-from spark_stream.errors import DamagedSegment, DirectoryInUse, WrongCluster
 from tests.broker.stamped import Appender, Owner, refused, seen
 from tests.support import NUMBERS, BrokerProcess, act, eventually
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from isolog.errors import DirectoryInUse
 from spark_stream.broker.node.lock import DirectoryLock
-from spark_stream.errors import DirectoryInUse
 
 
 def test_the_error_names_the_remedy_if_the_holder_is_stopped(tmp_path: Path) -> None:

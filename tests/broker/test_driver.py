@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from isolog.errors import IsologError, LeaderUnavailable, NotLeader, UnknownTopic
 from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.consistency.control.election import prefer
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.transactions.transactions import Joined
-from spark_stream.errors import IsologError, LeaderUnavailable, NotLeader, UnknownTopic
 from spark_stream.scripts.steps import MakeFolder, ReadBounds, ReadLogEnd, Script, Step, together
 from tests.broker.clusters import around, make
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-import spark_stream as isolog
-from spark_stream.errors import OffsetEvicted, OffsetOutOfRange, SchemaMismatch, UnknownTopic
+import isolog
+from isolog.errors import OffsetEvicted, OffsetOutOfRange, SchemaMismatch, UnknownTopic
 from tests.support import (
     CALL,
     NUMBERS,

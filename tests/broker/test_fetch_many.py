@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import spark_stream as isolog
-from spark_stream.errors import InvalidRequest, SchemaMismatch, UnknownTopic
+import isolog
+from isolog.errors import InvalidRequest, SchemaMismatch, UnknownTopic
 from spark_stream.transport.client import ClientChannel
 from spark_stream.wire.fetch_messages import Fetch, FetchRange
 from tests.support import NUMBERS, answers, fetched, numbers, typed

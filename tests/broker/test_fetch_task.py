@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from isolog.errors import BrokerStopping
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks
 from spark_stream.broker.serving.fetching import Answers, AwaitRecords
@@ -18,7 +19,6 @@ from spark_stream.broker.serving.pool import Pool
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.environment import SystemClock
-from spark_stream.errors import BrokerStopping
 from spark_stream.protocol import Cancelled, Credited
 from spark_stream.storage.log.log import LogFormat, PartitionLog
 from spark_stream.transport.loop import Loop

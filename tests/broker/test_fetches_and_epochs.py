@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from isolog.errors import LeaderEpochFenced, LeaderUnavailable, NotLeader, OffsetEvicted
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.serving import fetching
 from spark_stream.broker.serving.fetching import RangeStream
@@ -17,7 +18,6 @@ from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import LeaderEpochFenced, LeaderUnavailable, NotLeader, OffsetEvicted
 from spark_stream.storage.disk.directory import LogDirectory
 from spark_stream.storage.settings import LogSettings
 from spark_stream.wire.fetch_messages import FetchRange

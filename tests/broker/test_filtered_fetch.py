@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-import spark_stream as isolog
-from spark_stream.errors import InvalidFilter
+import isolog
+from isolog.errors import InvalidFilter
 from tests.support import CALL, NUMBERS, fetched, numbers, ticket, typed
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.testing import LocalCluster
 from spark_stream.protocol.connection import FRAMES_OF_STRANGER
 from spark_stream.protocol.frames import FrameKind, FrameReader, RawFrame
-from spark_stream.testing import LocalCluster
 from spark_stream.transport.client import ClientChannel, connected
 from spark_stream.transport.tls import TlsFiles, client_context
 from tests.asking import PASSWORD, secure_brokers

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from isolog.errors import BrokerStopping
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.cluster.partitions import PartitionId
@@ -14,7 +15,6 @@ from spark_stream.consistency.control.election import begin_move
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.transactions.transactions import Joined
-from spark_stream.errors import BrokerStopping
 from spark_stream.scripts.moving import change_records
 from spark_stream.scripts.steps import Force, WriteMarkers
 from tests.broker.clusters import make, see

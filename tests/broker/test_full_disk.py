@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from isolog.errors import DiskFull, IsologError
 from spark_stream.cli.operating.frames import frame_of
 from spark_stream.cli.operating.top import look_at
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.errors import DiskFull, IsologError
 from spark_stream.wire.messages import BrokerStatus, Empty
 from tests.support import NUMBERS, BrokerProcess, eventually, numbers
 
@@ -116,7 +116,7 @@ def test_views_of_the_cluster_name_a_full_disk(broker: BrokerProcess) -> None:
         (problem,) = log.cluster().problems
         assert (problem.message, problem.names) == (text, ("a/0",))
         assert frame_of([look_at(log)]).problems == (text,)
-        command = [sys.executable, "-m", "spark_stream.cli", "cluster", "status", "--bootstrap"]
+        command = [sys.executable, "-m", "isolog", "cluster", "status", "--bootstrap"]
         status = subprocess.run(
             [*command, broker.address], capture_output=True, text=True, timeout=60, check=False
         )

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-import spark_stream as isolog
-from spark_stream.errors import IsologError
+import isolog
+from isolog.errors import IsologError
 from spark_stream.protocol.connection import OLDEST, VERSION, Goodbye, Hello, Opening
 from spark_stream.protocol.frames import MARK, PREFIX, FrameKind, FrameReader, frame_bytes
 from spark_stream.transport.client import ClientChannel

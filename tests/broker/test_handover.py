@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from isolog.errors import IsologError, NotLeader
 from spark_stream.broker.node.handover import handing_over
-from spark_stream.errors import IsologError, NotLeader
 from spark_stream.scripts.steps import Pause, Script, Step, Together
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import spark_stream as isolog
+import isolog
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.process import Broker

@@ -8,13 +8,7 @@ import threading
 import pytest
 from msgspec.structs import replace
 
-from spark_stream.cluster.partitions import PartitionId, put_of
-from spark_stream.cluster.topics import TOPICS, encode
-from spark_stream.consistency.control.election import begin_move, prefer
-from spark_stream.consistency.control.partition_record import PartitionRecord
-from spark_stream.consistency.ids import Generation
-from spark_stream.consistency.partition.producers import Stamp
-from spark_stream.errors import (
+from isolog.errors import (
     DamagedSegment,
     InvalidConfig,
     LeaderUnavailable,
@@ -22,6 +16,12 @@ from spark_stream.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from spark_stream.cluster.partitions import PartitionId, put_of
+from spark_stream.cluster.topics import TOPICS, encode
+from spark_stream.consistency.control.election import begin_move, prefer
+from spark_stream.consistency.control.partition_record import PartitionRecord
+from spark_stream.consistency.ids import Generation
+from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.scripts.steps import Numbering, TakeNumber
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate

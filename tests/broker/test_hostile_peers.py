@@ -15,7 +15,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-import spark_stream as isolog
+import isolog
 from spark_stream.protocol.connection import Hello, Opening
 from spark_stream.protocol.frames import MARK, PREFIX, FrameKind, frame_bytes
 from spark_stream.wire.addresses import split_address

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from isolog.errors import DiskFull
 from spark_stream.broker.host.upkeep import Agenda
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.environment import SystemClock
-from spark_stream.errors import DiskFull
 from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import LogSettings

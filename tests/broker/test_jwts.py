@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import BrokerBusy, InvalidConfig, IsologError, Unauthenticated
 from spark_stream.broker.access.jwts import JwtIssuer, JwtSettings
-from spark_stream.errors import BrokerBusy, InvalidConfig, IsologError, Unauthenticated
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import failure_of
 from spark_stream.transport.streams import CallFailed

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import IsologError
 from spark_stream.client.values import Written
-from spark_stream.errors import IsologError
 from spark_stream.storage.log.log import LogFormat, PartitionLog
 from tests.support import BrokerProcess
 

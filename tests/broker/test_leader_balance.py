@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from isolog.errors import StorageFailure
 from spark_stream.broker.node.handover import Balance
-from spark_stream.errors import StorageFailure
 from spark_stream.storage.logs import FileLogs
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pyarrow.flight as fl
 import pytest
 
-import spark_stream as isolog
+import isolog
 from spark_stream.errors import (
     DataLoss,
     IsologError,

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from isolog.errors import LeaderUnavailable, MetadataUnavailable, NotLeader
 from spark_stream.broker.node.lease import LeaseKeeper
-from spark_stream.errors import LeaderUnavailable, MetadataUnavailable, NotLeader
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LEASE_S, LocalBroker, Surroundings
 from tests.simulation.leases import MemoryBoard

@@ -9,14 +9,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from spark_stream.broker.replication.links import Followed, LedPartitions
-from spark_stream.broker.replication.partitions import PartitionKey
-from spark_stream.cluster.partitions import PartitionId
-from spark_stream.consistency.control import election
-from spark_stream.consistency.control.partition_record import PartitionRecord
-from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
-from spark_stream.consistency.replication.epochs import EpochHistory
-from spark_stream.errors import (
+from isolog.errors import (
     DamagedEntries,
     DamagedSegment,
     LeaderEpochFenced,
@@ -25,6 +18,13 @@ from spark_stream.errors import (
     UnknownLeaderEpoch,
     UnknownTopic,
 )
+from spark_stream.broker.replication.links import Followed, LedPartitions
+from spark_stream.broker.replication.partitions import PartitionKey
+from spark_stream.cluster.partitions import PartitionId
+from spark_stream.consistency.control import election
+from spark_stream.consistency.control.partition_record import PartitionRecord
+from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
+from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.scripts.moving import change_records
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
+from isolog.errors import UnknownTopic
 from spark_stream.broker.host.host import Host
 from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PartitionId, Partitions, put_of
@@ -15,7 +16,6 @@ from spark_stream.cluster.topics import TOPICS, Topic, encode
 from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
-from spark_stream.errors import UnknownTopic
 from spark_stream.storage.disk.directory import LogDirectory
 from spark_stream.storage.logs import FileLogs
 from spark_stream.storage.settings import LogSettings

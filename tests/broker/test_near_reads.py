@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.serving.fetching import AwaitRecords, RangeStream
-from spark_stream.cluster.partitions import put_of
-from spark_stream.consistency.control.partition_record import Member, PartitionRecord
-from spark_stream.consistency.ids import EntryIndex, Generation, LeaderEpoch
-from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.replication.follower import LeaderAnswer
-from spark_stream.errors import (
+from isolog.errors import (
     EntriesGone,
     InvalidRequest,
     IsologError,
@@ -22,6 +15,13 @@ from spark_stream.errors import (
     NotLeader,
     UnknownLeaderEpoch,
 )
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.serving.fetching import AwaitRecords, RangeStream
+from spark_stream.cluster.partitions import put_of
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
+from spark_stream.consistency.ids import EntryIndex, Generation, LeaderEpoch
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.replication.follower import LeaderAnswer
 from spark_stream.wire.fetch_messages import EndFacts, FetchRange, fetch_answer
 from tests.broker.test_fetches_and_epochs import AT, ME, OTHER, OneOfTwo
 

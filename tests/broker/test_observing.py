@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 
+from isolog.errors import MetadataUnavailable
 from spark_stream.broker.actions.cluster import known_cluster
 from spark_stream.broker.actions.context import BrokerContext
-from spark_stream.errors import MetadataUnavailable
 from spark_stream.wire.cluster_messages import ClusterDescription
 from tests.broker.clusters import around, make
 from tests.broker.local_broker import LEASE_S, LocalBroker, Surroundings

@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.broker.partition.partition import CloseReason, Partition
-from spark_stream.consistency.control.partition_record import Member, PartitionRecord
-from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch, Offset
-from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.partition import producers
-from spark_stream.consistency.partition.producers import Stamp
-from spark_stream.environment import Clock, SystemClock
-from spark_stream.errors import (
+from isolog.errors import (
     BrokerBusy,
     DiskFull,
     InvalidTransaction,
@@ -22,6 +15,13 @@ from spark_stream.errors import (
     OutOfOrderSequence,
     UnknownTopic,
 )
+from spark_stream.broker.partition.partition import CloseReason, Partition
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
+from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch, Offset
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.partition import producers
+from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.environment import Clock, SystemClock
 from spark_stream.storage.log.log import LogFormat, PartitionLog
 from spark_stream.storage.settings import LogSettings
 from tests.clocks import YEAR_US, FakeClock

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from isolog.errors import BrokerBusy
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.process import Broker
 from spark_stream.broker.serving import serving
 from spark_stream.broker.serving.pool import MOST
-from spark_stream.errors import BrokerBusy
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import CallFailed
 from spark_stream.wire.methods import ACT, RUN_STEPS

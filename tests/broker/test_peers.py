@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from isolog.errors import LeaderUnavailable
 from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.scripting import peers as peers_module
 from spark_stream.broker.scripting.peers import ConnectedPeers
@@ -18,7 +19,6 @@ from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.consistency.ids import BrokerId, EntryIndex, LeaderEpoch
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.environment import SystemIds
-from spark_stream.errors import LeaderUnavailable
 from spark_stream.scripts.steps import IsReplicated, Marked, ProbeReplica, Seal, WriteMarkers
 from tests.clocks import FakeClock
 from tests.support import NUMBERS, BrokerProcess

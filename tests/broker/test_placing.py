@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
+from isolog.errors import InvalidAssignment, InvalidTopic
 from spark_stream.broker.node.placing import missing_replicas_warning
 from spark_stream.cluster.brokers import Brokers, BrokerState
 from spark_stream.cluster.partitions import PARTITIONS
 from spark_stream.cluster.topics import TOPICS
-from spark_stream.errors import InvalidAssignment, InvalidTopic
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings
 from tests.support import NUMBERS

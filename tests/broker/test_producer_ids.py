@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from spark_stream.errors import InvalidTransaction, OutOfOrderSequence, ProducerFenced
+from isolog.errors import InvalidTransaction, OutOfOrderSequence, ProducerFenced
 from tests.broker.stamped import Appender, Owner, seen
 from tests.support import NUMBERS, BrokerProcess, act, eventually
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from isolog.errors import StorageFailure
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, Partitions, put_of
 from spark_stream.cluster.stores.store import Put
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import LeaderEpoch
-from spark_stream.errors import StorageFailure
 from spark_stream.scripts.steps import PutMany, Script
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LEASE_S, LocalBroker, Surroundings, replicate

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isolog.errors import BrokerBusy, PermissionDenied
 from spark_stream.access.callers import ANONYMOUS, OWNER, Caller, KnownBy
 from spark_stream.access.quotas import Quota
 from spark_stream.access.rules import Operation
@@ -21,7 +22,6 @@ from spark_stream.broker.serving.throttling import (
     DelayedStart,
     ThrottledAppender,
 )
-from spark_stream.errors import BrokerBusy, PermissionDenied
 from spark_stream.protocol import Cancelled, Received
 from spark_stream.transport.server import IncomingConnection
 from tests.clocks import FakeClock

@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-import spark_stream as isolog
-from spark_stream.client.access import AccessClient
-from spark_stream.errors import (
+import isolog
+from isolog.errors import (
     BrokerBusy,
     InvalidRequest,
     IsologError,
@@ -28,6 +27,7 @@ from spark_stream.errors import (
     Unauthenticated,
     UnknownTopic,
 )
+from spark_stream.client.access import AccessClient
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import failure_of
 from spark_stream.transport.streams import BlockingStream, CallFailed

@@ -6,9 +6,9 @@ from threading import Thread
 
 import pytest
 
+from isolog.errors import StorageFailure
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import StorageFailure
 from spark_stream.storage.disk.disk import OsDisk
 from spark_stream.storage.log.committed import NAME, CommittedMarks, Mark
 from tests.broker.clusters import around, make, see

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
+from isolog.errors import NotLeader
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.cluster.stores.store import MetadataStore
@@ -17,7 +18,6 @@ from spark_stream.consistency.ids import BrokerId, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.transactions.transactions import Joined, State, Transaction
-from spark_stream.errors import NotLeader
 from spark_stream.scripts.cutting import CutRange, find_cut
 from spark_stream.scripts.steps import IsReplicated, Refresh, Script, Seal
 from spark_stream.scripts.transactions.deciding import force_partitions

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from isolog.errors import DamagedSegment, LeaderUnavailable
 from spark_stream.broker.node.damaged import DamagedReplicas
 from spark_stream.broker.node.scrubbing import Scrub
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
 from spark_stream.cluster.generations import FoundLogs, GenerationRecords
 from spark_stream.consistency.control.partition_record import Member
 from spark_stream.consistency.ids import BrokerId, Generation
-from spark_stream.errors import DamagedSegment, LeaderUnavailable
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
 from tests.support import numbers

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.flight as fl
 import pytest
 
-from spark_stream.errors import (
+from isolog.errors import (
     ForeignBranch,
     InvalidTransaction,
     ProducerFenced,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from isolog.errors import IsologError, StorageFailure
 from spark_stream.broker.node.registration import Registration
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
 from spark_stream.environment import SystemIds
-from spark_stream.errors import IsologError, StorageFailure
 from spark_stream.storage.disk.directory import RunFile
 from spark_stream.storage.disk.forcing import MARK_NAME
 from spark_stream.storage.logs import FileLogs

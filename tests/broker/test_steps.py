@@ -6,6 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from isolog.errors import (
+    InternalError,
+    InvalidRequest,
+    IsologError,
+    Unauthenticated,
+    UnknownTopic,
+)
 from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.scripting.step_messages import (
     RunSteps,
@@ -22,13 +29,6 @@ from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, Leade
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.partition.extents import Block, SpansSnapshot
 from spark_stream.consistency.transactions.transactions import Joined
-from spark_stream.errors import (
-    InternalError,
-    InvalidRequest,
-    IsologError,
-    Unauthenticated,
-    UnknownTopic,
-)
 from spark_stream.scripts import steps
 from spark_stream.scripts.steps import (
     BrokerStep,

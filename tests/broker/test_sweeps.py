@@ -9,6 +9,13 @@ from typing import Any
 
 import pytest
 
+from isolog.errors import (
+    LeaderUnavailable,
+    MetadataUnavailable,
+    StorageFailure,
+    TransactionAborted,
+    UnknownTransaction,
+)
 from spark_stream.broker.host.folders import TopicFolders
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.cluster.partitions import PartitionId, put_of
@@ -17,13 +24,6 @@ from spark_stream.consistency.control.partition_record import Member, PartitionR
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.transactions.transactions import Joined, State
-from spark_stream.errors import (
-    LeaderUnavailable,
-    MetadataUnavailable,
-    StorageFailure,
-    TransactionAborted,
-    UnknownTransaction,
-)
 from spark_stream.scripts.steps import PartitionStep
 from spark_stream.scripts.transactions import deciding, records
 from spark_stream.scripts.transactions.sweeping import FORGET_AFTER_MS

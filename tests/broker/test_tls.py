@@ -15,9 +15,9 @@ import msgspec
 import pyarrow.flight as fl
 import pytest
 
-import spark_stream as isolog
-from spark_stream.errors import BrokerUnavailable, InvalidOption, IsologError, TlsFailed
-from spark_stream.testing import LocalCluster
+import isolog
+from isolog.errors import BrokerUnavailable, InvalidOption, IsologError, TlsFailed
+from isolog.testing import LocalCluster
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import CallFailed
 from spark_stream.transport.tls import TlsFiles, client_context

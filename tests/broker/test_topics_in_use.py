@@ -11,8 +11,8 @@ import psutil
 import pyarrow.flight as fl
 import pytest
 
-import spark_stream as isolog
-from spark_stream.errors import IsologError, OffsetEvicted, TopicExists, UnknownTopic
+import isolog
+from isolog.errors import IsologError, OffsetEvicted, TopicExists, UnknownTopic
 from tests.support import (
     CALL,
     NUMBERS,

@@ -9,14 +9,14 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from spark_stream.cluster.topics import TOPICS
-from spark_stream.errors import (
+from isolog.errors import (
     IsologError,
     MetadataUnavailable,
     StorageFailure,
     TopicExists,
     UnknownTopic,
 )
+from spark_stream.cluster.topics import TOPICS
 from spark_stream.scripts.topics import create_topic
 from spark_stream.storage.logs import FileLogs
 from tests.broker.topic_desk import Died, LocalTopics

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow.flight as fl
 import pytest
 
+from isolog.errors import IsologError
 from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PARTITIONS
 from spark_stream.cluster.stores.sqlite import SqliteStore
-from spark_stream.errors import IsologError
 from tests.broker.pairs import conf, make_topic
 from tests.support import BrokerProcess, act, eventually, fetched, numbers, typed
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.flight as fl
 import pytest
 
-from spark_stream.errors import (
+from isolog.errors import (
     ForeignBranch,
     InvalidTransaction,
     ProducerFenced,

@@ -11,9 +11,9 @@ from threading import Thread
 
 import pytest
 
+from isolog.errors import DiskFull, IsologError, LeaderUnavailable, NotLeader, StorageFailure
 from spark_stream.broker.node.handover import Withdrawals, handing_over
 from spark_stream.consistency.control.withdrawal import FULL_US, RETRY_US
-from spark_stream.errors import DiskFull, IsologError, LeaderUnavailable, NotLeader, StorageFailure
 from spark_stream.scripts.steps import Script, Step
 from spark_stream.storage.logs import FileLogs
 from tests.broker.clusters import around, make, see

@@ -34,8 +34,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import monotonically_increasing_id, rand
 from pyspark.sql.streaming import DataStreamWriter
 
-import spark_stream as isolog
-from spark_stream.testing import LocalCluster
+import isolog
+from isolog.testing import LocalCluster
 from tests.replication.clusters import patiently
 from tests.spark.conftest import end_jvm, session_builder
 from tests.spark.python_workers import python_workers

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-import spark_stream as isolog
-from spark_stream.testing import LocalCluster, LocalEtcd
+import isolog
+from isolog.testing import LocalCluster, LocalEtcd
 from spark_stream.testing.local_cluster import LocalBroker
 from spark_stream.testing.places import ProcessPlace
 from tests.chaos.checker import Violation, check

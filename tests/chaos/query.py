@@ -15,8 +15,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-import spark_stream as isolog
-from spark_stream.testing import LocalCluster
+import isolog
+from isolog.testing import LocalCluster
 from tests.chaos.workers import SCHEMA, Notes
 from tests.histories.writing import HistoryWriter
 from tests.replication.clusters import patiently

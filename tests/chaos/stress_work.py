@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-import spark_stream as isolog
-from spark_stream.errors import (
+import isolog
+from isolog.errors import (
     IsologError,
     ProducerFenced,
     TransactionAborted,

@@ -15,9 +15,8 @@ from typing import TypeVar
 import pandas as pd
 import pyarrow as pa
 
-import spark_stream as isolog
-from spark_stream.client.values import Written
-from spark_stream.errors import (
+import isolog
+from isolog.errors import (
     InvalidTransaction,
     IsologError,
     MetadataLost,
@@ -25,6 +24,7 @@ from spark_stream.errors import (
     TransactionAborted,
     UnknownOutcome,
 )
+from spark_stream.client.values import Written
 from tests.chaos.checker import READ, WRITE
 from tests.histories.writing import HistoryWriter
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-import spark_stream as isolog
+import isolog
 from spark_stream.cli.app import execute
 from tests.replication.conftest import forked
 
 __all__ = ["forked"]
 
-COMMAND = [sys.executable, "-m", "spark_stream.cli"]
+COMMAND = [sys.executable, "-m", "isolog"]
 TIMEOUT_S = 60.0
 
 

@@ -14,7 +14,7 @@ import itertools
 import sys
 import threading
 
-import spark_stream as isolog
+import isolog
 from tests.support import eventually, numbers
 
 ROWS = 10

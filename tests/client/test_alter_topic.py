@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import spark_stream as isolog
-from spark_stream.errors import (
+import isolog
+from isolog.errors import (
     InvalidConfig,
     InvalidOption,
     InvalidTopic,

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.flight as fl
 import pytest
 
+from isolog.errors import InvalidTopic, SchemaMismatch, TopicExists
 from spark_stream.client.reading import mapping
-from spark_stream.errors import InvalidTopic, SchemaMismatch, TopicExists
 from tests.support import eventually, flight_client
 
 FIRST = pa.schema([pa.field("id", pa.int32(), nullable=False), ("x", pa.int16())])

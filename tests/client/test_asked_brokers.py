@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from spark_stream.client.leaders import ask_each
-from spark_stream.errors import (
+from isolog.errors import (
     BrokerUnavailable,
     IsologError,
     LeaderUnavailable,
     PermissionDenied,
     RequestTimeout,
 )
+from spark_stream.client.leaders import ask_each
 from spark_stream.wire.messages import Empty
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from pyspark.sql.types import StructType
 
-import spark_stream as isolog
-from spark_stream import aio
+import isolog
+from isolog import aio
+from isolog.errors import IsologError
 from spark_stream.cli.app import execute
 from spark_stream.datasource import IsologDataSource
-from spark_stream.errors import IsologError
 from spark_stream.transport.streams import CallFailed
 from tests.support import BrokerProcess, free_port
 from tests.test_layers import PACKAGE

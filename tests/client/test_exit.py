@@ -39,7 +39,7 @@ def report_all():
     report("close", lambda: [each.close() for each in (producer, loader, consumer, log)])
 """
 OPEN = """
-import spark_stream as isolog
+import isolog
 log = isolog.connect(address)
 producer = log.producer(linger_ms=60_000)
 loader = log.producer(transactional_id="loader")
@@ -118,7 +118,7 @@ def test_a_program_sends_its_records_when_it_ends(broker: BrokerProcess, program
 
 IN_A_WORKER = """
 import multiprocessing, sys
-import spark_stream as isolog
+import isolog
 
 def work():
     producer = isolog.connect(sys.argv[1]).producer(linger_ms=60_000)
@@ -134,7 +134,7 @@ if __name__ == "__main__":
 
 DEAD_BROKER = """
 import os, signal, sys, time
-import spark_stream as isolog
+import isolog
 log = isolog.connect(sys.argv[1])
 producer = log.producer()
 producer.send("t", "1").result(20)

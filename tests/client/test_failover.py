@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-import spark_stream as isolog
-from spark_stream.errors import (
+import isolog
+from isolog.errors import (
     BrokerUnavailable,
     IsologError,
     LeaderUnavailable,

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import ForkedClient
 from spark_stream.client.connecting import embedded
-from spark_stream.errors import ForkedClient
 from spark_stream.transport import lifetime
 from tests.examples import examples
 from tests.support import BrokerProcess, values
@@ -126,7 +126,7 @@ def test_a_forked_child_cannot_use_what_its_parent_opened(log, topic):
 
 ENDS = """
 import gc, os, sys
-import spark_stream as isolog
+import isolog
 
 log = isolog.connect(sys.argv[1])
 loader = log.producer(transactional_id="loader")

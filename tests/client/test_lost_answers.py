@@ -10,11 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import spark_stream as isolog
-from spark_stream.client.access import AccessClient
-from spark_stream.client.connecting.link import BrokerLink
-from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import (
+import isolog
+from isolog.errors import (
     BrokerUnavailable,
     InvalidRequest,
     InvalidTopic,
@@ -24,6 +21,9 @@ from spark_stream.errors import (
     UnknownConsumer,
     UnknownTransaction,
 )
+from spark_stream.client.access import AccessClient
+from spark_stream.client.connecting.link import BrokerLink
+from spark_stream.consistency.isolation import Isolation
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.consumer_messages import PinStart, RecordProgress
 from spark_stream.wire.messages import Message

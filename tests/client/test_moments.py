@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isolog.errors import InvalidRecord
 from spark_stream.client.moments import timestamp_us, to_microseconds
-from spark_stream.errors import InvalidRecord
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 offsets = st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))

@@ -7,9 +7,9 @@ import pickle
 
 import pytest
 
+from isolog.errors import NotPicklable, UnknownTopic
 from spark_stream.aio.log import AsyncLog
 from spark_stream.aio.producer import AsyncProducer, SentWrite
-from spark_stream.errors import NotPicklable, UnknownTopic
 from tests.support import values
 
 

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-import spark_stream as isolog
+import isolog
 from spark_stream.client import sessions
 from spark_stream.consistency.reader_states import STALLED_S, ReaderEnding, ReaderState
 from spark_stream.wire.consumer_messages import ConsumerDescription
@@ -136,7 +136,7 @@ def test_a_close_waits_for_a_hanging_heartbeat_for_a_moment_only(log, topic, mon
 
 SCRIPT = """
 import sys
-import spark_stream as isolog
+import isolog
 log = isolog.connect(sys.argv[1])
 consumer = log.consumer(sys.argv[2], name="script of " + sys.argv[2])
 print(len(consumer.poll(20)), flush=True)
@@ -145,7 +145,7 @@ print(len(consumer.poll(20)), flush=True)
 
 
 MEMBER = """
-import spark_stream as isolog
+import isolog
 log = isolog.connect(sys.argv[1])
 with log.consumer(sys.argv[2], group=sys.argv[3]) as consumer:
     print(len(consumer.poll(20)), flush=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from spark_stream.errors import InvalidRequest, ReentrantCall, UnknownOutcome
+from isolog.errors import InvalidRequest, ReentrantCall, UnknownOutcome
 from tests.examples import examples
 from tests.support import values
 

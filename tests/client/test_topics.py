@@ -12,10 +12,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-import spark_stream as isolog
-from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.connecting.link import BrokerLink
-from spark_stream.errors import (
+import isolog
+from isolog.errors import (
     InvalidAssignment,
     InvalidConfig,
     InvalidOption,
@@ -27,6 +25,8 @@ from spark_stream.errors import (
     UnknownTopic,
     UnsupportedType,
 )
+from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.wire.messages import Message
 from tests.support import NUMBERS, numbers

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from spark_stream import aio
-from spark_stream.errors import (
+from isolog import aio
+from isolog.errors import (
     OffsetEvicted,
     OffsetOutOfRange,
     UnknownPartition,

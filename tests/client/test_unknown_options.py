@@ -6,9 +6,9 @@ from contextlib import closing
 
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import InvalidOption, InvalidTransaction
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.errors import InvalidOption, InvalidTransaction
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from isolog.testing import LocalEtcd
 from spark_stream.cluster.stores.etcd import EtcdStore
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.cluster.stores.store import MetadataStore
-from spark_stream.testing import LocalEtcd
 from tests.etcd import needs_etcd
 from tests.simulation.store import MemoryRecords, MemoryStore
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from isolog.errors import InvalidRequest, MetadataLost, StorageFailure, WrongCluster
 from spark_stream.cluster.backup import back_up, distrust_logs, put_back
 from spark_stream.cluster.consumers import CONSUMERS, group_of, with_group
 from spark_stream.cluster.identity import CLUSTER
@@ -19,7 +20,6 @@ from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.consistency import groups
 from spark_stream.consistency.groups import Group, GroupMember
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import InvalidRequest, MetadataLost, StorageFailure, WrongCluster
 
 
 @pytest.fixture

@@ -13,6 +13,14 @@ from typing import Any
 
 import pytest
 
+from isolog.errors import (
+    DirectoryInUse,
+    MetadataRefused,
+    MetadataUnavailable,
+    StorageFailure,
+    UnsupportedFormat,
+)
+from isolog.testing import LocalEtcd
 from spark_stream.cluster.stores import etcd as etcd_module
 from spark_stream.cluster.stores import etcd_leases as etcd_leases_module
 from spark_stream.cluster.stores.backends import EtcdAccess, EtcdBackend, EtcdPlace
@@ -22,14 +30,6 @@ from spark_stream.cluster.stores.etcd_leases import EtcdIdLock, EtcdLeases
 from spark_stream.cluster.stores.leases import Renewal
 from spark_stream.cluster.stores.store import FORM, Delete, Put
 from spark_stream.environment import SystemClock, SystemMachine
-from spark_stream.errors import (
-    DirectoryInUse,
-    MetadataRefused,
-    MetadataUnavailable,
-    StorageFailure,
-    UnsupportedFormat,
-)
-from spark_stream.testing import LocalEtcd
 from spark_stream.transport.tls import TlsFiles, client_context
 from tests.certificates import HERE, Files
 from tests.etcd import needs_etcd

@@ -7,8 +7,8 @@ from contextlib import closing
 
 import pytest
 
+from isolog.errors import MetadataRefused, MetadataUnavailable
 from spark_stream.cluster.stores.etcd_client import EtcdClient
-from spark_stream.errors import MetadataRefused, MetadataUnavailable
 
 TO_3_5 = "error"
 FROM_3_6 = "message"

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
+from isolog.errors import WrongCluster
 from spark_stream.cluster.identity import CLUSTER, ClusterSecret, cluster_identity
 from spark_stream.environment import SystemIds
-from spark_stream.errors import WrongCluster
 
 IDS = SystemIds()
 

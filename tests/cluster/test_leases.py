@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from isolog.errors import MetadataUnavailable, StorageFailure
 from spark_stream.cluster.stores import lease_files
 from spark_stream.cluster.stores.etcd_client import encoded
 from spark_stream.cluster.stores.etcd_leases import EtcdLeases
@@ -20,7 +21,6 @@ from spark_stream.cluster.stores.leases import (
     Renewal,
 )
 from spark_stream.environment import SystemMachine
-from spark_stream.errors import MetadataUnavailable, StorageFailure
 from tests.clocks import FakeClock
 from tests.etcd import needs_etcd
 from tests.simulation.leases import MemoryBoard, MemoryPlace

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from isolog.errors import InvalidRequest, IsologError, StorageFailure, WrongCluster
 from spark_stream.cluster.backup import back_up, back_up_from, put_back_into
 from spark_stream.cluster.identity import CLUSTER
 from spark_stream.cluster.migration import cancel, check_not_moved, migrate
@@ -22,7 +23,6 @@ from spark_stream.cluster.stores.backends import (
 )
 from spark_stream.cluster.stores.store import MetadataStore, Put
 from spark_stream.environment import SystemClock, SystemMachine
-from spark_stream.errors import InvalidRequest, IsologError, StorageFailure, WrongCluster
 from tests.etcd import needs_etcd
 
 LEASE_S = 0.6

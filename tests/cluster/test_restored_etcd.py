@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from isolog.errors import IsologError, MetadataLost, UnsupportedFormat
+from isolog.testing import LocalEtcd
 from spark_stream.cluster.stores.backends import EtcdAccess, EtcdBackend, EtcdPlace
 from spark_stream.cluster.stores.etcd import EtcdStore
 from spark_stream.cluster.stores.etcd_client import RANGE, EtcdClient, decoded, encoded
@@ -22,8 +24,6 @@ from spark_stream.cluster.stores.etcd_history import (
 )
 from spark_stream.cluster.stores.store import DurableStore, Put
 from spark_stream.environment import SystemClock, SystemMachine
-from spark_stream.errors import IsologError, MetadataLost, UnsupportedFormat
-from spark_stream.testing import LocalEtcd
 from tests.etcd import copy_data, exchange_data, needs_etcd, put_back_data
 from tests.support import eventually
 

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.cluster.stores import sqlite
-from spark_stream.cluster.stores.sqlite import SqliteStore, _Waiting
-from spark_stream.cluster.stores.store import FORM, Delete, Put
-from spark_stream.errors import (
+from isolog.errors import (
     MetadataUnavailable,
     NotALogDirectory,
     StorageFailure,
     UnsupportedFormat,
 )
+from spark_stream.cluster.stores import sqlite
+from spark_stream.cluster.stores.sqlite import SqliteStore, _Waiting
+from spark_stream.cluster.stores.store import FORM, Delete, Put
 from tests.support import eventually
 
 
@@ -57,7 +57,7 @@ from pathlib import Path
 from spark_stream.cluster.stores import sqlite
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.cluster.stores.store import Delete, Put
-from spark_stream.errors import StorageFailure
+from isolog.errors import StorageFailure
 
 store = SqliteStore(Path(sys.argv[1]))
 kept = store.put("kept", {"n": 0}, 0)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from isolog.errors import MetadataUnavailable
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.cluster.stores.timed import TimedStore
 from spark_stream.counting import Histogram, NamedCounts
-from spark_stream.errors import MetadataUnavailable
 
 
 def test_a_change_that_a_full_store_does_not_make_is_a_failure_until_one_is_made(tmp_path: Path):

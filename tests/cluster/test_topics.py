@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isolog.errors import InvalidTopic, UnknownTopic
 from spark_stream.cluster.stores.store import MetadataStore, StoreRecord
 from spark_stream.cluster.topics import (
     PARTITIONS_MAX,
@@ -20,7 +21,6 @@ from spark_stream.cluster.topics import (
     decode,
     encode,
 )
-from spark_stream.errors import InvalidTopic, UnknownTopic
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 
 SCHEMA = pa.schema(

@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from isolog.errors import StorageFailure
 from spark_stream.cluster import brokers, controller, partitions, topics
 from spark_stream.cluster.brokers import BROKERS, Brokers, RegisteredBroker
 from spark_stream.cluster.controller import CONTROLLER, Controller
@@ -24,7 +25,6 @@ from spark_stream.cluster.topics import TOPICS, Topic
 from spark_stream.cluster.view import ClusterView, News, Snapshot
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
-from spark_stream.errors import StorageFailure
 from tests.examples import examples
 from tests.simulation.store import MemoryRecords, MemoryStore
 

@@ -19,7 +19,7 @@ START_S = 60.0
 @contextlib.contextmanager
 def started_console(folder: Path, *arguments: str) -> Iterator[str]:
     """Start one on a free port; yield its address. SIGINT ends it, and that within seconds."""
-    command = [sys.executable, "-m", "spark_stream.cli", "console", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "isolog", "console", "--listen", "127.0.0.1:0"]
     with (folder / "console.stderr").open("w") as errors:
         process = subprocess.Popen(
             [*command, *arguments],

@@ -15,13 +15,13 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
+from isolog.testing import LocalCluster
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import ReadPosition
-from spark_stream.testing import LocalCluster
 from spark_stream.wire.consumer_messages import PinStart, ReaderHeartbeat, RecordProgress
 from spark_stream.wire.messages import Empty
 from spark_stream.wire.sink_messages import OpenBranch

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-import spark_stream as isolog
+import isolog
 from spark_stream.client.connecting.access import OPEN
 from spark_stream.console.app import ConsoleSettings, create_app
 from spark_stream.console.sessions import ConsoleSessions, LogPlace

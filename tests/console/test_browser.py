@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import spark_stream as isolog
+import isolog
 from tests.asking import PASSWORD, asking_broker, client_of
 from tests.broker.test_full_disk import NO_LIMIT, limited, only_segment
 from tests.conftest import ROOT

@@ -7,10 +7,10 @@ from typing import Any
 import anyio
 import pytest
 
+from isolog.errors import BrokerUnavailable, InvalidOption, Unauthenticated
 from spark_stream.client.connecting.access import OPEN
 from spark_stream.console import sessions as sessions_module
 from spark_stream.console.sessions import ConsoleSessions, LogPlace
-from spark_stream.errors import BrokerUnavailable, InvalidOption, Unauthenticated
 
 
 class RefusedConnection:

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import IsologError, RequestTimeout
 from spark_stream.datasource import IsologDataSource
 from spark_stream.datasource.spark import session
 from spark_stream.datasource.spark.types import to_spark
-from spark_stream.errors import IsologError, RequestTimeout
 from tests.asking import PASSWORD, admin, as_, asking
 from tests.support import NUMBERS, BrokerProcess, numbers
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from isolog.errors import SchemaMismatch
 from spark_stream.datasource.reading.planning import planned_view
-from spark_stream.errors import SchemaMismatch
 from spark_stream.schema.schemas import OFFSET
 from spark_stream.wire.messages import TopicDescription
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-import spark_stream as isolog
+import isolog
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, numbers
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isolog.errors import InvalidOption
 from spark_stream.broker.partition.inspection import inspected
 from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.writing.bad_rows import BadRowReason, BadRows, sort_out
@@ -25,7 +26,6 @@ from spark_stream.datasource.writing.dead_letters import (
     row_bytes_max,
 )
 from spark_stream.datasource.writing.routing import as_stored
-from spark_stream.errors import InvalidOption
 from spark_stream.schema.record_sizes import record_sizes
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.wire.messages import TopicDescription

@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-import spark_stream as isolog
-from spark_stream.errors import DataLoss, InvalidOption, InvalidRequest, OffsetOutOfRange
+import isolog
+from isolog.errors import DataLoss, InvalidOption, InvalidRequest, OffsetOutOfRange
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, numbers
 

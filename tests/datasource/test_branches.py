@@ -11,6 +11,17 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
+from isolog.errors import (
+    BrokerUnavailable,
+    DifferentReplay,
+    InvalidRequest,
+    InvalidTransaction,
+    IsologError,
+    ProducerFenced,
+    RequestTimeout,
+    TransactionAborted,
+    UnknownTransaction,
+)
 from spark_stream.consistency.transactions.transactions import Content
 from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.spark.types import to_spark
@@ -29,17 +40,6 @@ from spark_stream.datasource.writing.driver import NO_PLAN, Plan
 from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.datasource.writing.task import Wrote
 from spark_stream.datasource.writing.writer import IsologStreamWriter
-from spark_stream.errors import (
-    BrokerUnavailable,
-    DifferentReplay,
-    InvalidRequest,
-    InvalidTransaction,
-    IsologError,
-    ProducerFenced,
-    RequestTimeout,
-    TransactionAborted,
-    UnknownTransaction,
-)
 from spark_stream.wire.sink_messages import OpenBranch, SettledBatch
 from spark_stream.wire.transaction_messages import Branch
 

@@ -9,12 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import spark_stream as isolog
-from spark_stream.datasource.options import sink_options
-from spark_stream.datasource.spark.types import to_spark
-from spark_stream.datasource.writing.dead_letters import DEAD_LETTERS, RECORD_BYTES_MIN
-from spark_stream.datasource.writing.writer import IsologWriter
-from spark_stream.errors import (
+import isolog
+from isolog.errors import (
     DifferentReplay,
     InvalidOption,
     InvalidRecord,
@@ -22,6 +18,10 @@ from spark_stream.errors import (
     SchemaMismatch,
     UnknownTopic,
 )
+from spark_stream.datasource.options import sink_options
+from spark_stream.datasource.spark.types import to_spark
+from spark_stream.datasource.writing.dead_letters import DEAD_LETTERS, RECORD_BYTES_MIN
+from spark_stream.datasource.writing.writer import IsologWriter
 from tests.support import BrokerProcess, log, shared, topic
 
 __all__ = ["log", "shared", "topic"]

@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import DataLoss, UnknownTopic
 from spark_stream.datasource.options import source_options
 from spark_stream.datasource.reading.planning import Planner
-from spark_stream.errors import DataLoss, UnknownTopic
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
 from tests.datasource.sources import Query
 from tests.support import NUMBERS, numbers

@@ -7,13 +7,13 @@ import pytest
 from pyspark.sql import datasource as spark
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
+from isolog.errors import InvalidFilter, IsologError
 from spark_stream.datasource.options import source_options
 from spark_stream.datasource.reading.pushing import PushingReader
 from spark_stream.datasource.reading.reader import IsologReader
 from spark_stream.datasource.reading.stream_reader import IsologStreamReader
 from spark_stream.datasource.source import IsologDataSource
 from spark_stream.datasource.spark.types import to_spark
-from spark_stream.errors import InvalidFilter, IsologError
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, numbers
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from isolog.errors import Unsupported
 from spark_stream.datasource.writing.identity import (
     BATCH,
     QUERY,
@@ -16,7 +17,6 @@ from spark_stream.datasource.writing.identity import (
     of_job,
     of_task,
 )
-from spark_stream.errors import Unsupported
 
 QUERY_ID, RUN_ID = str(uuid.uuid4()), str(uuid.uuid4())
 SET = {QUERY: QUERY_ID, RUN: RUN_ID, BATCH: "7"}

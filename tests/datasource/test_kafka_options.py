@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from isolog.errors import InvalidOption
 from spark_stream.datasource.options import sink_options, source_options
-from spark_stream.errors import InvalidOption
 
 
 @pytest.mark.parametrize(

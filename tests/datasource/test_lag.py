@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from isolog.spark import LagListener
 from spark_stream.datasource.values.offsets import TopicOffsets, to_json
 from spark_stream.datasource.watching.lag import PartitionLag, lags
-from spark_stream.datasource.watching.listener import LagListener
 
 places = st.dictionaries(st.integers(0, 9), st.integers(0, 1 << 40), max_size=5)
 

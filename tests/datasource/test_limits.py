@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import InvalidOption
 from spark_stream.datasource.options import source_options
 from spark_stream.datasource.values.limits import Limits, Pace
 from spark_stream.datasource.values.offsets import TopicOffsets
-from spark_stream.errors import InvalidOption
 from tests.datasource.sources import Query
 from tests.examples import examples
 from tests.support import NUMBERS, numbers

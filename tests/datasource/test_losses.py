@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from isolog.errors import DataLoss
 from spark_stream.consistency.replication.lineage import Lineage
 from spark_stream.datasource.reading.losses import Losses
 from spark_stream.datasource.values.offsets import Found, Range, TopicOffsets
-from spark_stream.errors import DataLoss
 from spark_stream.wire.messages import PartitionOffset, PartitionOffsets
 
 HELD: Lineage = ((0, 100),)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from isolog.errors import BrokerUnavailable, IsologError, WrongCluster
 from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.source import IsologDataSource
 from spark_stream.datasource.spark import session
@@ -15,7 +16,6 @@ from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.writing.belonging import NOTE
 from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.datasource.writing.writer import IsologStreamWriter
-from spark_stream.errors import BrokerUnavailable, IsologError, WrongCluster
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from tests.datasource.sources import Query
 from tests.support import NUMBERS, BrokerProcess, free_port, numbers

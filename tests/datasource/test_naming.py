@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import BrokerUnavailable, DataLoss, InvalidOption
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.consistency.reader_states import ReaderEnding, ReaderState
-from spark_stream.errors import BrokerUnavailable, DataLoss, InvalidOption
 from spark_stream.wire.consumer_messages import ConsumerDescription
 from tests.conftest import ROOT
 from tests.datasource.sources import Query, batch_read

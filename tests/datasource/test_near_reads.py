@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from isolog.errors import InvalidOption
+from isolog.testing import LocalCluster
 from spark_stream.datasource.options import source_options
 from spark_stream.datasource.reading.reader import IsologReader
 from spark_stream.datasource.spark.types import to_spark
-from spark_stream.errors import InvalidOption
-from spark_stream.testing import LocalCluster
 from tests.datasource.sources import Query
 from tests.near_reads import eventually_near, watch_sent
 from tests.replication.clusters import CONF, in_sync, partition, written

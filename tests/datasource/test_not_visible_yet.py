@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import NotVisibleYet
 from spark_stream.client.writing.transactional import TransactionalProducer
-from spark_stream.errors import NotVisibleYet
 from tests.datasource.sources import Query
 from tests.support import NUMBERS, numbers
 

@@ -13,9 +13,9 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from isolog.errors import SchemaMismatch
 from spark_stream.datasource.reading.nulls import check_nullability
 from spark_stream.datasource.spark.types import to_arrow
-from spark_stream.errors import SchemaMismatch
 
 
 def schema(kind: DataType, nullable: bool = True) -> StructType:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isolog.errors import InvalidRequest
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN
 from spark_stream.datasource.values.offsets import (
     Range,
@@ -17,7 +18,6 @@ from spark_stream.datasource.values.offsets import (
     ranges,
     to_json,
 )
-from spark_stream.errors import InvalidRequest
 
 numbers = st.dictionaries(st.integers(0, 9), st.integers(0, 2**62), max_size=5)
 topics = st.builds(

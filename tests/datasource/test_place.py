@@ -9,10 +9,10 @@ from typing import Any
 import psutil
 import pytest
 
+from isolog.errors import InvalidOption
 from spark_stream.datasource.options import sink_options, source_options
 from spark_stream.datasource.spark import place
 from spark_stream.datasource.spark.place import IN_A_WORKER, Place, directory, driver_directory
-from spark_stream.errors import InvalidOption
 
 UUID = str(uuid.UUID(int=7))
 

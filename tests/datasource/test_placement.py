@@ -9,13 +9,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import InvalidConfig, InvalidOption, SchemaMismatch, TopicExists
 from spark_stream.cli.app import execute
 from spark_stream.client.writing.keys import partitions_by
 from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.writing.writer import IsologWriter
-from spark_stream.errors import InvalidConfig, InvalidOption, SchemaMismatch, TopicExists
 from tests.support import BrokerProcess
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("n", pa.int64())])

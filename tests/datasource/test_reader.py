@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 from pyspark.sql.types import LongType, StructField, StructType
 
+from isolog.errors import DataLoss
 from spark_stream.client.reading.fetching import Fetched
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.datasource.options import SourceOptions
@@ -19,7 +20,6 @@ from spark_stream.datasource.reading.reader import RangeReader
 from spark_stream.datasource.spark.place import Place
 from spark_stream.datasource.values.offsets import Range
 from spark_stream.datasource.values.selection import Selection
-from spark_stream.errors import DataLoss
 
 NUMBERS = pa.schema([("n", pa.int64())])
 SCHEMA = StructType([StructField("n", LongType())])

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-import spark_stream as isolog
+import isolog
 from spark_stream.datasource import IsologDataSource
 from spark_stream.datasource.spark.types import to_spark
 from tests.support import NUMBERS, BrokerProcess

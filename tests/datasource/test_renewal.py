@@ -14,17 +14,17 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
+from isolog.errors import (
+    BrokerUnavailable,
+    InvalidTransaction,
+    TransactionAborted,
+)
 from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.writing import renewal, task
 from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.datasource.writing.renewal import KeptOpen, UndecidedTransactions
 from spark_stream.datasource.writing.task import TaskWriter
-from spark_stream.errors import (
-    BrokerUnavailable,
-    InvalidTransaction,
-    TransactionAborted,
-)
 from tests.support import eventually
 
 SOON_MS = 8

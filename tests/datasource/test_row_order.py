@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from isolog.testing import LocalCluster
 from spark_stream.client.reading import feed
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.reading import reader
@@ -16,7 +17,6 @@ from spark_stream.datasource.spark.place import Place
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.values.offsets import Range
 from spark_stream.datasource.values.selection import Selection
-from spark_stream.testing import LocalCluster
 from tests.client.reading.leaders import Leaders, small_budget
 from tests.datasource.sources import Query, batch_read
 from tests.examples import examples

@@ -7,11 +7,11 @@ import logging
 
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import DataLoss, InvalidOption, SchemaMismatch, UnknownTopic
 from spark_stream.datasource.options import source_options
 from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.values.selection import Selection
-from spark_stream.errors import DataLoss, InvalidOption, SchemaMismatch, UnknownTopic
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, eventually, numbers
 

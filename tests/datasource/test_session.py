@@ -12,7 +12,8 @@ import pytest
 from msgspec.structs import replace
 from pyspark.sql.types import LongType, StructField, StructType
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import InvalidOption, UnknownLog, UnknownTopic, WrongCluster
 from spark_stream.datasource.options import sink_options, source_options
 from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.reading.reader import RangeReader
@@ -22,7 +23,6 @@ from spark_stream.datasource.spark.session import check_one_log, located, sessio
 from spark_stream.datasource.values.offsets import Range
 from spark_stream.datasource.writing.task import TaskWriter, Wrote
 from spark_stream.datasource.writing.writer import IsologStreamWriter
-from spark_stream.errors import InvalidOption, UnknownLog, UnknownTopic, WrongCluster
 from tests.conftest import stop_broker
 from tests.support import BrokerProcess, free_port
 

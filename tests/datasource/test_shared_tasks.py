@@ -9,11 +9,11 @@ import time
 import pyarrow as pa
 import pytest
 
+from isolog.errors import BrokerUnavailable, DataLoss
 from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.client.reading import feed, ways
 from spark_stream.datasource.reading import reader as reading
 from spark_stream.datasource.values import tasks
-from spark_stream.errors import BrokerUnavailable, DataLoss
 from tests.datasource.sources import Query
 from tests.support import NUMBERS, numbers
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from isolog.errors import InvalidOption
 from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.options.values import SINK_ID_LENGTH_MAX
 from spark_stream.datasource.values.content import Replays
-from spark_stream.errors import InvalidOption
 
 PLACE = {"path": "x", "topic": "t"}
 

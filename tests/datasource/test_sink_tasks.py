@@ -12,7 +12,16 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import (
+    DifferentReplay,
+    InvalidOption,
+    ProducerFenced,
+    SinkInUse,
+    StaleBatch,
+    TransactionAborted,
+    UnknownTopic,
+)
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.datasource.options import SinkOptions, sink_options
@@ -22,15 +31,6 @@ from spark_stream.datasource.writing import renewal, task
 from spark_stream.datasource.writing.branches import open_branch
 from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.datasource.writing.writer import IsologWriter
-from spark_stream.errors import (
-    DifferentReplay,
-    InvalidOption,
-    ProducerFenced,
-    SinkInUse,
-    StaleBatch,
-    TransactionAborted,
-    UnknownTopic,
-)
 from spark_stream.sql.ddl import parse_schema
 from tests.support import NUMBERS, BrokerProcess, eventually, log, numbers, shared, topic
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
+from isolog.errors import InvalidOption
 from spark_stream.datasource.options import sink_options, sink_part, source_options, source_part
 from spark_stream.datasource.spark.place import Place
 from spark_stream.datasource.spark.tables import TableOptions, kept_options, table_options
-from spark_stream.errors import InvalidOption
 
 SCHEMA = StructType([StructField("n", LongType()), StructField("m", LongType())])
 CREATED = {

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-import spark_stream as isolog
+import isolog
 from spark_stream.client.topics import TopicsClient
 from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.spark.session import session

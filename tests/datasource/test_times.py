@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import InvalidOption
 from spark_stream.datasource.options import SourceOptions, source_options
 from spark_stream.datasource.options.places import Moment
 from spark_stream.datasource.options.source import Bound
@@ -16,7 +17,6 @@ from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.reading.reader import IsologReader
 from spark_stream.datasource.reading.starts import Resolved, resolved
 from spark_stream.datasource.spark.types import to_spark
-from spark_stream.errors import InvalidOption
 from spark_stream.wire.messages import EARLIEST, LATEST
 from tests.datasource.sources import Query
 from tests.support import NUMBERS, numbers

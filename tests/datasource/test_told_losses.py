@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-import spark_stream as isolog
-from spark_stream.errors import DataLoss
+import isolog
+from isolog.errors import DataLoss
 from tests.datasource.sources import Query
 from tests.support import NUMBERS, eventually, numbers
 

@@ -7,9 +7,9 @@ import logging
 
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import DataLoss
 from spark_stream.consistency.entries import ENTRY_SIZE
-from spark_stream.errors import DataLoss
 from tests.cut_logs import cut, grow
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, BrokerProcess, numbers

@@ -10,7 +10,8 @@ from pyspark.ml.linalg import MatrixUDT, VectorUDT
 from pyspark.mllib.linalg import VectorUDT as OldVectorUDT
 from pyspark.sql import types as st
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import IsologError, SchemaMismatch, UnsupportedType
 from spark_stream.datasource.source import IsologDataSource
 from spark_stream.datasource.spark.tables import TableOptions
 from spark_stream.datasource.spark.types import (
@@ -19,7 +20,6 @@ from spark_stream.datasource.spark.types import (
     to_arrow,
     to_spark,
 )
-from spark_stream.errors import IsologError, SchemaMismatch, UnsupportedType
 from spark_stream.schema.schemas import schema_from_text, schema_to_text, stored_schema
 from spark_stream.schema.type_names import SPARK_TYPE
 from tests.support import BrokerProcess

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from isolog.errors import InvalidConfig
 from spark_stream.broker.config import BrokerConfig
-from spark_stream.errors import InvalidConfig
 from spark_stream.storage.settings import SETTINGS, LogSettings, shown_settings
 from tests.conftest import ROOT
 from tests.demo.conftest import Shell

@@ -20,7 +20,7 @@ import flights_data
 import pytest
 import yaml
 
-import spark_stream as isolog
+import isolog
 from spark_stream.testing.local_etcd import etcd_binary
 from tests.conftest import ROOT
 from tests.demo.conftest import Shell

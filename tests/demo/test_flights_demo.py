@@ -13,7 +13,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from spark_stream.testing import LocalCluster
+from isolog.testing import LocalCluster
 from tests.conftest import ROOT, stop_broker
 from tests.demo.conftest import Shell
 

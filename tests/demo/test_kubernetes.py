@@ -18,9 +18,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-import spark_stream as isolog
+import isolog
+from isolog.testing import LocalEtcd
 from spark_stream.broker.config import BrokerConfig
-from spark_stream.testing import LocalEtcd
 from tests.conftest import ROOT
 from tests.demo.conftest import Shell
 from tests.etcd import needs_etcd

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import spark_stream as isolog
+import isolog
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.storage.settings import SETTINGS, LogSettings, shown_settings
 from tests.conftest import ROOT

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-import spark_stream as isolog
+import isolog
 from spark_stream.datasource.options.table import Use, options_for
 from tests.conftest import ROOT, stop_broker
 from tests.demo.clusters import three_brokers

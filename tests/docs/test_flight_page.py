@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import spark_stream as isolog
+import isolog
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.cluster_messages import ClusterDescription
 from spark_stream.wire.fetch_messages import FetchRange

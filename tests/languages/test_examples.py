@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import spark_stream as isolog
-from spark_stream.testing import LocalCluster
+import isolog
+from isolog.testing import LocalCluster
 from tests.asking import PASSWORD, asking_broker, client_of
 from tests.certificates import HERE, Files, conf_of
 from tests.conftest import ROOT

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import IsologError
+from isolog.testing import LocalCluster
 from spark_stream.consistency.entries import ENTRY
-from spark_stream.errors import IsologError
 from spark_stream.storage.format.codec import first_broken_batch, intact_entries
 from spark_stream.storage.format.stored import digest
 from spark_stream.storage.log.looking import base_of, whole_rows
-from spark_stream.testing import LocalCluster
 from spark_stream.wire.messages import PartitionDescription
 from tests.support import eventually, numbers
 

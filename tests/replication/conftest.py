@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-import spark_stream as isolog
+import isolog
 from spark_stream.testing import LocalCluster, local_cluster
 from tests.examples import is_quick
 from tests.forks import popen

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import spark_stream as isolog
+import isolog
 
 
 def read(address: str, topic: str, group: str, session_s: str, file: str) -> None:

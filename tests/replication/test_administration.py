@@ -9,8 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from spark_stream.client.values import Written
-from spark_stream.errors import (
+from isolog.errors import (
     InvalidAssignment,
     InvalidConfig,
     IsologError,
@@ -19,7 +18,8 @@ from spark_stream.errors import (
     UnknownLeaderEpoch,
     WrongCluster,
 )
-from spark_stream.testing import LocalCluster
+from isolog.testing import LocalCluster
+from spark_stream.client.values import Written
 from tests.replication.clusters import (
     CONF,
     WAIT_S,

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from isolog.testing import LocalCluster
 from spark_stream.storage.log.committed import NAME
-from spark_stream.testing import LocalCluster
 from tests.support import NUMBERS, eventually, numbers
 
 pytestmark = pytest.mark.slow  # it starts three brokers

@@ -7,10 +7,10 @@ import threading
 import pyarrow as pa
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import IsologError
+from isolog.testing import LocalCluster
 from spark_stream.consistency.entries import Kind
-from spark_stream.errors import IsologError
-from spark_stream.testing import LocalCluster
 from tests.replication.clusters import (
     WAIT_S,
     copies_are_equal,

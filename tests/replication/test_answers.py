@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pytest
 
-from spark_stream.errors import RecordTooLarge
-from spark_stream.testing import LocalCluster
+from isolog.errors import RecordTooLarge
+from isolog.testing import LocalCluster
 from tests.append_streams import Stream
 from tests.replication.clusters import WAIT_S, in_sync, written
 from tests.support import NUMBERS

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import spark_stream as isolog
-from spark_stream.errors import DamagedSegment
-from spark_stream.testing import LocalCluster
+import isolog
+from isolog.errors import DamagedSegment
+from isolog.testing import LocalCluster
 from tests.replication.clusters import (
     CONF,
     WAIT_S,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from isolog.errors import IsologError
+from isolog.testing import LocalCluster, LocalEtcd
 from spark_stream.client.log import Log, connect
 from spark_stream.client.writing.producer import Producer
 from spark_stream.cluster.stores.backends import ETCD_LEASE_S
-from spark_stream.errors import IsologError
-from spark_stream.testing import LocalCluster, LocalEtcd
 from tests.cli.conftest import run
 from tests.etcd import needs_etcd
 from tests.support import NUMBERS, eventually, numbers

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.testing import LocalCluster
 from spark_stream.client.values import Written
-from spark_stream.testing import LocalCluster
 from tests.replication.clusters import (
     WAIT_S,
     copies_are_equal,

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import IsologError, Unauthenticated
+from isolog.testing import LocalCluster
 from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.cluster.brokers import Brokers
 from spark_stream.cluster.identity import ClusterSecret, cluster_identity
@@ -16,8 +18,6 @@ from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.environment import SystemIds
-from spark_stream.errors import IsologError, Unauthenticated
-from spark_stream.testing import LocalCluster
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.wire.methods import REPLICATE

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from spark_stream.errors import IsologError
+from isolog.errors import IsologError
 from tests.replication.clusters import (
     WAIT_S,
     copies_are_equal,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.errors import MetadataUnavailable
-from spark_stream.testing import LocalCluster, LocalEtcd
+from isolog.errors import MetadataUnavailable
+from isolog.testing import LocalCluster, LocalEtcd
 from tests.cli.conftest import run
 from tests.etcd import with_etcd
 from tests.hosts.machines import SmallDisk

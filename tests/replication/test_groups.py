@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import spark_stream as isolog
+import isolog
 from spark_stream.wire.consumer_messages import ConsumerDescription
 from tests.support import eventually, values
 

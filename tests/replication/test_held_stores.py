@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from spark_stream.testing import LocalCluster
+from isolog.testing import LocalCluster
 from tests.replication.clusters import CONF, in_sync, partition, read, written
 from tests.support import NUMBERS, eventually
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-import spark_stream as isolog
-from spark_stream.errors import (
+import isolog
+from isolog.errors import (
     IsologError,
     NotEnoughReplicas,
     TransactionAborted,
     UnknownOutcome,
 )
-from spark_stream.testing import LocalCluster
+from isolog.testing import LocalCluster
 from tests.replication.clusters import (
     LEVELS,
     WAIT_S,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import InvalidRequest, MetadataLost
+from isolog.testing import LocalCluster
 from spark_stream.cluster.backup import back_up, put_back
-from spark_stream.errors import InvalidRequest, MetadataLost
-from spark_stream.testing import LocalCluster
 from tests.replication.clusters import CONF, copies_are_equal, in_sync, partition, read, written
 from tests.support import NUMBERS, eventually
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import spark_stream as isolog
-from spark_stream.testing import LocalCluster
+import isolog
+from isolog.testing import LocalCluster
 from tests.mapped_files import by_flight, watch_mapped
 from tests.replication.clusters import CONF, folders, in_sync
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import spark_stream as isolog
-from spark_stream.testing import LocalCluster
+import isolog
+from isolog.testing import LocalCluster
 from tests.mapped_files import watch_mapped
 from tests.near_reads import eventually_near, watch_sent
 from tests.replication.clusters import CONF, folders, in_sync, written

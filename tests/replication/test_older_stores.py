@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from spark_stream.testing import LocalCluster
+from isolog.testing import LocalCluster
 from tests.replication.clusters import CONF, copies_are_equal, in_sync, partition, read, written
 from tests.support import NUMBERS, eventually
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from spark_stream.errors import IsologError
-from spark_stream.testing import LocalCluster
+from isolog.errors import IsologError
+from isolog.testing import LocalCluster
 from tests.demo.test_readme import example
 from tests.docs.test_flight_page import NO_ISOLOG
 from tests.replication.clusters import in_sync

@@ -11,10 +11,10 @@ from urllib.request import urlopen
 import msgspec
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import IsologError, MetadataLost
+from isolog.testing import LocalCluster, LocalEtcd
 from spark_stream.console.amiss import of_cluster
-from spark_stream.errors import IsologError, MetadataLost
-from spark_stream.testing import LocalCluster, LocalEtcd
 from tests.cli.conftest import run
 from tests.etcd import copy_data, needs_etcd, put_back_data
 from tests.support import NUMBERS, eventually, numbers

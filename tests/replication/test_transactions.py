@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-import spark_stream as isolog
-from spark_stream.errors import IsologError
+import isolog
+from isolog.errors import IsologError
 from tests.replication.clusters import (
     WAIT_S,
     copies_are_equal,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.errors import OffsetEvicted, OffsetOutOfRange
+from isolog.errors import OffsetEvicted, OffsetOutOfRange
 from tests.replication.clusters import (
     WAIT_S,
     folders,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from isolog.errors import IsologError, LeaderUnavailable
 from spark_stream.cluster.stores.store import MetadataStore
 from spark_stream.cluster.transactions import PREFIX, decode, keys_of
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.errors import IsologError, LeaderUnavailable
 from spark_stream.scripts.steps import (
     BrokerStep,
     CatchUp,

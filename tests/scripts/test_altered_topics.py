@@ -7,9 +7,9 @@ from contextlib import suppress
 import pytest
 from msgspec.structs import replace
 
+from isolog.errors import InvalidTopic, LeaderUnavailable
 from spark_stream.cluster.partitions import PartitionId, Partitions
 from spark_stream.cluster.topics import Topics
-from spark_stream.errors import InvalidTopic, LeaderUnavailable
 from spark_stream.scripts.topics import alter_topic, delete_topic
 from tests.scripts.on_store import Driven, OnStore
 from tests.scripts.topic_stories import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from isolog.errors import InvalidTransaction, SinkInUse, StaleBatch, UnknownTransaction
 from spark_stream.consistency.transactions.sinks import BATCH_WRITES, Claim
 from spark_stream.consistency.transactions.transactions import Content, State
-from spark_stream.errors import InvalidTransaction, SinkInUse, StaleBatch, UnknownTransaction
 from spark_stream.scripts.transactions import deciding, records, sinks, sweeping
 from spark_stream.scripts.transactions.finishing import record_finish
 from spark_stream.scripts.transactions.sweeping import SEEN_IDLE_S, SINK_EXPIRY_S, Swept

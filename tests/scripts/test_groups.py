@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from isolog.errors import (
+    ConsumerFenced,
+    InvalidRequest,
+    IsologError,
+    MetadataUnavailable,
+    UnknownTopic,
+)
 from spark_stream.cluster.consumers import CONSUMERS, SESSIONS, session_of
 from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.cluster.topics import Topic
@@ -11,13 +18,6 @@ from spark_stream.consistency.groups import Group, GroupMember, Owner
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.reader_states import ReaderEnding
 from spark_stream.consistency.transactions.transactions import PositionOf
-from spark_stream.errors import (
-    ConsumerFenced,
-    InvalidRequest,
-    IsologError,
-    MetadataUnavailable,
-    UnknownTopic,
-)
 from spark_stream.scripts import groups
 from spark_stream.scripts.queries import read_named
 from spark_stream.scripts.readers import SessionWatch

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_stream.cluster.topics import TOPICS, Topic, encode
-from spark_stream.consistency.transactions.transactions import PositionOf, State
-from spark_stream.errors import (
+from isolog.errors import (
     ConsumerFenced,
     InvalidTransaction,
     IsologError,
     LeaderUnavailable,
     UnknownTopic,
 )
+from spark_stream.cluster.topics import TOPICS, Topic, encode
+from spark_stream.consistency.transactions.transactions import PositionOf, State
 from spark_stream.scripts.steps import Force, Get, PartitionStep, Pause, Script, WriteMarkers
 from spark_stream.scripts.topics import delete_topic
 from spark_stream.scripts.transactions import consumers, deciding, finishing, positions, sweeping

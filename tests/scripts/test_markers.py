@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from isolog.errors import IsologError, LeaderUnavailable, NotLeader
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
 from spark_stream.consistency.transactions.transactions import Joined, State, Transaction
-from spark_stream.errors import IsologError, LeaderUnavailable, NotLeader
 from spark_stream.scripts.steps import (
     IsReplicated,
     Marked,

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
+from isolog.errors import UnknownBroker
 from spark_stream.cluster.brokers import Brokers, BrokerState, RegisteredBroker
 from spark_stream.cluster.partitions import PartitionId, Partitions, StoredPartition, put_of
 from spark_stream.cluster.topics import Topic
@@ -16,7 +17,6 @@ from spark_stream.consistency.control.assignment import load_of
 from spark_stream.consistency.control.election import Obstacle, Unchanged
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
-from spark_stream.errors import UnknownBroker
 from spark_stream.scripts import moving
 from spark_stream.scripts.left_overs import announce_removal, left_overs, remove_left_over
 from spark_stream.scripts.steps import PutMany, Script

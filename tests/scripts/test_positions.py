@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from isolog.errors import ConsumerFenced, UnknownTopic
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.transactions.transactions import PositionOf
-from spark_stream.errors import ConsumerFenced, UnknownTopic
 from spark_stream.scripts.steps import FindTopic
 from spark_stream.scripts.transactions.positions import (
     check_owners,

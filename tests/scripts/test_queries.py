@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from isolog.errors import ConsumerFenced, UnknownConsumer
 from spark_stream.cluster.consumers import Query, decode_query, encode_query
 from spark_stream.consistency.transactions.transactions import ReadPosition
-from spark_stream.errors import ConsumerFenced, UnknownConsumer
 from spark_stream.scripts.queries import forget_name, pin_start, read_named, record_progress
 from spark_stream.scripts.transactions.positions import store_positions
 from tests.scripts.on_store import OnStore

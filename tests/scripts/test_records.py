@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from isolog.errors import InvalidTransaction, IsologError
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.consistency.transactions import events as rules
 from spark_stream.consistency.transactions.transactions import (
@@ -21,7 +22,6 @@ from spark_stream.consistency.transactions.transactions import (
     State,
     Transaction,
 )
-from spark_stream.errors import InvalidTransaction, IsologError
 from spark_stream.scripts.steps import CatchUp, Get, PutMany
 from spark_stream.scripts.transactions import deciding
 from spark_stream.scripts.transactions.finishing import Finished

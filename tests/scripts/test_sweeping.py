@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from isolog.errors import LeaderUnavailable
 from spark_stream.consistency.transactions.transactions import Cause, State
-from spark_stream.errors import LeaderUnavailable
 from spark_stream.scripts.steps import Seal, Step
 from spark_stream.scripts.transactions import deciding, finishing, sweeping
 from spark_stream.scripts.transactions.records import read_all

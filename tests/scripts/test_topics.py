@@ -7,9 +7,9 @@ from contextlib import suppress
 import pytest
 from msgspec.structs import replace
 
+from isolog.errors import InvalidTopic, LeaderUnavailable, TopicExists, UnknownTopic
 from spark_stream.cluster.partitions import Partitions
 from spark_stream.cluster.topics import Topics
-from spark_stream.errors import InvalidTopic, LeaderUnavailable, TopicExists, UnknownTopic
 from spark_stream.scripts.left_overs import left_overs, remove_left_over
 from spark_stream.scripts.steps import (
     DeleteRecord,

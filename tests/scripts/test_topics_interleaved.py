@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from isolog.errors import IsologError
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, Partitions
 from spark_stream.cluster.topics import Topics
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.errors import IsologError
 from spark_stream.scripts.left_overs import left_overs, remove_left_over
 from spark_stream.scripts.steps import Script
 from spark_stream.scripts.topics import alter_topic, create_topic, delete_topic

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from isolog.errors import LeaderUnavailable, NotLeader, OffsetOutOfRange
 from spark_stream.cluster.partitions import PartitionId, Partitions, put_of
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds
-from spark_stream.errors import LeaderUnavailable, NotLeader, OffsetOutOfRange
 from spark_stream.scripts import trimming
 from spark_stream.scripts.steps import Describe, Described, Step, Together
 from tests.scripts.on_store import OnStore

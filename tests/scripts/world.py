@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from isolog.errors import InvalidTransaction, IsologError
 from spark_stream.cluster.stores.store import Delete as StoreDelete
 from spark_stream.cluster.stores.store import Put as StorePut
 from spark_stream.cluster.stores.store import StoreRecord
@@ -28,7 +29,6 @@ from spark_stream.consistency.transactions.transactions import (
     State,
     Transaction,
 )
-from spark_stream.errors import InvalidTransaction, IsologError
 from spark_stream.scripts.steps import (
     CatchUp,
     DeleteMany,

@@ -13,12 +13,12 @@ from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from isolog.errors import IsologError
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.scripting.joining import WriterOf
 from spark_stream.broker.serving.append_batch import Append, StreamFacts, joins_of
 from spark_stream.broker.serving.append_core import AppendStreamCore, BatchPlace
 from spark_stream.consistency.partition.producers import Stamp
-from spark_stream.errors import IsologError
 from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver
 from spark_stream.scripts.steps import Script
 from spark_stream.transport.failures import error_bytes

@@ -17,6 +17,12 @@ from typing import Any, Final, cast
 import pyarrow as pa
 from msgspec import Struct, field
 
+from isolog.errors import (
+    IsologError,
+    LeaderUnavailable,
+    MetadataUnavailable,
+    StorageFailure,
+)
 from spark_stream.broker.actions.topics import leaders_of
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
 from spark_stream.broker.host.host import Host
@@ -45,12 +51,6 @@ from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.replication.near import Spot
-from spark_stream.errors import (
-    IsologError,
-    LeaderUnavailable,
-    MetadataUnavailable,
-    StorageFailure,
-)
 from spark_stream.protocol import StreamOpened
 from spark_stream.scripts import moving, trimming
 from spark_stream.scripts import topics as topic_scripts

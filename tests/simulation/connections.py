@@ -16,10 +16,10 @@ from functools import partial
 from random import Random
 from typing import Final, Protocol, TypeVar, cast
 
+from isolog.errors import BrokerUnavailable
 from spark_stream.broker.replication.background import Background, Work
 from spark_stream.broker.replication.lines import Happened, ReplicationLine, limits
 from spark_stream.broker.replication.settings import ReplicationSettings
-from spark_stream.errors import BrokerUnavailable
 from spark_stream.protocol import (
     Bytes,
     Connection,

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
-from spark_stream.errors import DiskFull, IsologError, StorageFailure
+from isolog.errors import DiskFull, IsologError, StorageFailure
 from spark_stream.storage.disk.disk import Disk, DiskFile
 from spark_stream.storage.format.message import Part
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final
 
+from isolog.errors import IsologError, NotLeader
 from spark_stream.broker.scripting.driver import elsewhere
 from spark_stream.broker.scripting.joining import AwaitAcknowledgement
 from spark_stream.broker.scripting.step_table import Answer, StepTable
-from spark_stream.errors import IsologError, NotLeader
 from spark_stream.scripts.steps import (
     BrokerStep,
     PartitionStep,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from isolog.errors import BrokerUnavailable, IsologError, RequestTimeout
 from spark_stream.broker.serving.fetching import Answers, AwaitRecords
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.reading.fetch_core import AskRange, FetchCore, RangeMoved, RangeOver
@@ -22,7 +23,6 @@ from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN
 from spark_stream.consistency.transactions.transactions import Joined
-from spark_stream.errors import BrokerUnavailable, IsologError, RequestTimeout
 from spark_stream.protocol import Credited, Received
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.transport.streams import Handle, Stream, StreamEvent, error_of

@@ -12,8 +12,8 @@ from random import Random
 
 import numpy as np
 
+from isolog.errors import IsologError
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE
-from spark_stream.errors import IsologError
 from spark_stream.storage.disk.directory import PromiseFile, RunFile
 from spark_stream.storage.log.committed import CommittedMarks
 from spark_stream.storage.log.log import PartitionLog

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from isolog.errors import IsologError
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.scripting.step_table import Answer
 from spark_stream.cluster.brokers import BROKERS
@@ -22,7 +23,6 @@ from spark_stream.cluster.view import PREFIXES
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.groups import Group
 from spark_stream.consistency.ids import Offset
-from spark_stream.errors import IsologError
 from spark_stream.scripts.steps import PartitionStep, ReadBounds, RemoteStep, Seal, WriteMarkers
 from spark_stream.storage.settings import Flush, parse_settings
 from tests.simulation.broker import (

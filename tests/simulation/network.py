@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from spark_stream.errors import IsologError
+from isolog.errors import IsologError
 from tests.simulation.schedule import NOW, Body, Schedule, Signal, Within
 
 CALL_S: Final = 10.0

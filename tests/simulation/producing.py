@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, cast
 import pyarrow as pa
 from msgspec import Struct
 
+from isolog.errors import BrokerUnavailable, IsologError, UnknownOutcome
 from spark_stream.client.connecting.routes import Route, Routes
 from spark_stream.client.connecting.shared import SharedChannel
 from spark_stream.client.writing.appending import AppendStream
@@ -42,7 +43,6 @@ from spark_stream.client.writing.lanes import (
 )
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import BrokerUnavailable, IsologError, UnknownOutcome
 from spark_stream.protocol import ConnectionLimits
 from spark_stream.transport.failures import failure_of
 from spark_stream.wire.messages import Ack, AppendTo, BatchRefused, Envelope, TopicDescription

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from isolog.errors import InvalidTransaction, IsologError, OffsetEvicted, UnknownOutcome
 from spark_stream.client.writing.lanes import Settlement, Unacknowledged
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
-from spark_stream.errors import InvalidTransaction, IsologError, OffsetEvicted, UnknownOutcome
 from spark_stream.scripts.transactions.deciding import Commit
 from spark_stream.wire.messages import Ack, BatchRefused
 from tests.histories.writing import HistoryWriter

@@ -15,9 +15,9 @@ from typing import Any, Final, TypeVar
 
 from msgspec import Struct, field
 
+from isolog.errors import MetadataUnavailable, StorageFailure
 from spark_stream.cluster.stores.leases import Renewal
 from spark_stream.cluster.stores.store import Changes, Delete, Put, StoreRecord, check_distinct
-from spark_stream.errors import MetadataUnavailable, StorageFailure
 from tests.simulation.leases import MemoryBoard, MemoryPlace
 
 _DONE: Final = 0.3  # how often a change is done of which only the answer is lost

@@ -15,7 +15,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-import spark_stream as isolog
+import isolog
 from spark_stream.datasource.spark.types import to_spark
 from tests.conftest import ROOT, stop_broker
 from tests.sql.rows import SPARKS_TYPES
@@ -104,7 +104,7 @@ def topic() -> str:
 def isolog_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """isolog alone, made by the line of docs/spark.md."""
     target = tmp_path_factory.mktemp("zip") / "isolog.zip"
-    line = "python -m zipfile -c isolog.zip spark_stream pyspark_isolog.py"
+    line = "python -m zipfile -c isolog.zip isolog spark_stream pyspark_isolog.py"
     assert line in (ROOT / "docs" / "spark.md").read_text()
     words = line.replace("isolog.zip", str(target)).split()
     subprocess.run([sys.executable, *words[1:]], cwd=ROOT, check=True)

@@ -15,7 +15,7 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql.streaming import DataStreamWriter
 
-import spark_stream as isolog
+import isolog
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.transactions import TransactionsClient
 from tests.spark.conftest import Queries

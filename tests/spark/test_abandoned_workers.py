@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-import spark_stream as isolog
+import isolog
 from tests.conftest import ROOT, stop_broker
 
 DRIVER = """

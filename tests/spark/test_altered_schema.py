@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
-import spark_stream as isolog
-from spark_stream.errors import SchemaMismatch
+import isolog
+from isolog.errors import SchemaMismatch
 from spark_stream.sql.ddl import parse_schema
 from tests.spark.conftest import Queries, ended
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import spark_stream as isolog
+import isolog
 from tests.spark.conftest import Queries
 from tests.support import eventually
 

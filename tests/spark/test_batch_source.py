@@ -12,7 +12,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-import spark_stream as isolog
+import isolog
 from tests.datasource.test_refusals import READS
 from tests.examples import the_first
 from tests.spark.conftest import Queries

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import spark_stream as isolog
+import isolog
 from tests.conftest import ROOT
 from tests.spark.standalone import Standalone, install, named, python_without, submit
 from tests.support import numbers

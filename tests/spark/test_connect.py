@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import spark_stream as isolog
+import isolog
 from tests.conftest import stop_broker
 from tests.spark.standalone import python_without
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-import spark_stream as isolog
+import isolog
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.console.snippets import ShownRange, spark_snippet
 from tests.support import NUMBERS, BrokerProcess, numbers

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
-import spark_stream as isolog
+import isolog
 from spark_stream.consistency.reader_states import ReaderState
 from tests.conftest import ROOT
 from tests.spark.conftest import Queries

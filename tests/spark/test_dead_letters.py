@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import from_json, struct, to_json
 
-import spark_stream as isolog
+import isolog
 from spark_stream.datasource.spark.types import to_arrow
 from spark_stream.datasource.writing.dead_letters import DEAD_LETTERS
 from tests.spark.conftest import Queries, ended

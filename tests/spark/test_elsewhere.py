@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceReader, DataSourceWriter
 from pyspark.sql.types import StructType
 
-import spark_stream as isolog
+import isolog
 from spark_stream.datasource import IsologDataSource
 from spark_stream.datasource.options import SinkOptions, SourceOptions
 from tests.spark.conftest import Queries

@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-import spark_stream as isolog
+import isolog
 from tests.spark.conftest import Queries, ended
 
 Start = Callable[[Queries, str, Path], StreamingQuery]

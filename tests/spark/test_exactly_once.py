@@ -19,7 +19,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 
-import spark_stream as isolog
+import isolog
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.wire.transaction_messages import TransactionDescription
 from tests.spark.conftest import Queries, ended

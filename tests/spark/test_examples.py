@@ -15,7 +15,7 @@ import pyarrow.parquet as parquet
 import pytest
 from pyspark.sql import SparkSession
 
-import spark_stream as isolog
+import isolog
 from tests.conftest import ROOT
 from tests.spark.standalone import submit
 

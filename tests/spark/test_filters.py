@@ -13,7 +13,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-import spark_stream as isolog
+import isolog
 from tests.examples import the_first
 from tests.spark.conftest import Queries, ended
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import spark_stream as isolog
+import isolog
 from tests.spark.conftest import Queries, ended
 from tests.spark.copies import kill_session, source
 from tests.spark.sink_driver import both_sinks

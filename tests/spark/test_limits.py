@@ -11,7 +11,7 @@ from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-import spark_stream as isolog
+import isolog
 from tests.spark.conftest import Queries
 from tests.spark.test_stream_source import NUMBERS, Collected, add, read_back, wait_until
 

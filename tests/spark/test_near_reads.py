@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_stream.testing import LocalCluster
+from isolog.testing import LocalCluster
 from tests.replication.clusters import CONF, in_sync, written
 from tests.support import NUMBERS, eventually
 

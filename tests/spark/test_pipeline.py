@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pyspark
 import pytest
 
-import spark_stream as isolog
+import isolog
 from tests.conftest import ROOT, stop_broker
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(390)]

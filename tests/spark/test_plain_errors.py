@@ -8,7 +8,7 @@ import pytest
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import SparkSession
 
-import spark_stream as isolog
+import isolog
 from tests.spark.conftest import Queries, ended
 
 LOOSE = "select if(id = 1, null, id) as n, array(if(id = 1, null, id)) as items from range(3)"

@@ -14,7 +14,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from spark_stream.errors import InvalidFilter
+from isolog.errors import InvalidFilter
 from spark_stream.sql.filters import row_filter
 from tests.sql.rows import SPARKS_TYPES
 

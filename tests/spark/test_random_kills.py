@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import spark_stream as isolog
+import isolog
 from tests.conftest import stop_broker
 from tests.spark.python_workers import python_workers
 from tests.support import alive, end_process, eventually

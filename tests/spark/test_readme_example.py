@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-import spark_stream as isolog
+import isolog
 from tests.conftest import stop_broker
 from tests.demo.test_readme import example
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from spark_stream.testing import LocalCluster
+from isolog.testing import LocalCluster
 from tests.conftest import ROOT
 from tests.spark.standalone import environment
 from tests.support import NUMBERS, numbers

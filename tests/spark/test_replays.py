@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import spark_stream as isolog
+import isolog
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.wire.sink_messages import OpenBranch

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-import spark_stream as isolog
+import isolog
 from tests.asking import PASSWORD, asking_broker, client_of
 from tests.conftest import ROOT
 from tests.spark.standalone import environment

@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 import psutil
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import Unauthenticated, UnknownOutcome
 from spark_stream.client.access import AccessClient
 from spark_stream.client.connecting.access import access_of
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.errors import Unauthenticated, UnknownOutcome
 from tests.asking import PASSWORD, secure_brokers
 from tests.certificates import HERE, Files, serial_of
 from tests.conftest import ROOT

@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-import spark_stream as isolog
+import isolog
 from tests.spark.conftest import Queries
 from tests.spark.test_stream_source import NUMBERS, Collected, add, read_back, wait_until
 

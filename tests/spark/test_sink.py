@@ -12,7 +12,7 @@ from pyspark.errors import AnalysisException, PySparkException, PythonException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-import spark_stream as isolog
+import isolog
 from spark_stream.client.writing.keys import partitions_by
 from spark_stream.client.writing.partitioner import partitions_of
 from tests.datasource.test_refusals import MISFITS, NOT_KAFKAS, WRITES

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PythonException
 
-import spark_stream as isolog
+import isolog
 from spark_stream.client.transactions import TransactionsClient
 from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.spark.types import to_spark

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-import spark_stream as isolog
+import isolog
 from spark_stream.datasource.spark.host import COMMITS, is_worker
 from spark_stream.datasource.writing.identity import BATCH, QUERY, RUN
 from tests.spark.conftest import Queries

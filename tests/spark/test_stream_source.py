@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
-import spark_stream as isolog
+import isolog
 from tests.spark.conftest import Queries
 
 NUMBERS = pa.schema([("n", pa.int64())])

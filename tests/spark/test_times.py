@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-import spark_stream as isolog
+import isolog
 from tests.spark.conftest import Queries
 
 DAY_MS = 86_400_000

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-import spark_stream as isolog
+import isolog
 from spark_stream.datasource.options import source_options
 from spark_stream.datasource.reading.stream_reader import IsologStreamReader
 from spark_stream.datasource.spark.types import to_spark

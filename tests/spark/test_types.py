@@ -15,7 +15,7 @@ from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-import spark_stream as isolog
+import isolog
 from tests.spark.conftest import Queries
 
 ONE_OF_EACH = """

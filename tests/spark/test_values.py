@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-import spark_stream as isolog
+import isolog
 from tests.spark.conftest import Queries
 
 MOMENTS = (

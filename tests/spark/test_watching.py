@@ -12,10 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-import spark_stream as isolog
+import isolog
+from isolog.spark import LagListener, progress_bar
 from spark_stream.datasource.watching.lag import PartitionLag
-from spark_stream.datasource.watching.listener import LagListener
-from spark_stream.datasource.watching.progress import progress_bar
 from tests.spark.conftest import Queries
 from tests.spark.test_stream_source import NUMBERS, add, wait_until
 

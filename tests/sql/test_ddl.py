@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyspark.sql.types as st
 import pytest
 
+from isolog.errors import InvalidOption
 from spark_stream.datasource.spark.types import to_arrow
-from spark_stream.errors import InvalidOption
 from spark_stream.schema.schemas import stored_schema
 from spark_stream.sql.ddl import parse_schema, schema_text
 

@@ -8,7 +8,7 @@ import sys
 import pyarrow as pa
 import pytest
 
-from spark_stream.errors import InvalidFilter
+from isolog.errors import InvalidFilter
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.sql.filters import parsed, row_filter
 from spark_stream.wire.limits import FILTER_CHARACTERS_MAX

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from spark_stream.errors import DiskFull, StorageFailure
+from isolog.errors import DiskFull, StorageFailure
 from spark_stream.storage.disk.disk import DiskFile, OsDisk
 from spark_stream.storage.format.message import Part
 

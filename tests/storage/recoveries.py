@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from isolog.errors import DamagedSegment
 from spark_stream.consistency.ids import Offset
-from spark_stream.errors import DamagedSegment
 from spark_stream.storage.disk.disk import HOST_DISK, Disk
 from spark_stream.storage.disk.forcing import MARK_NAME
 from spark_stream.storage.log.log import PartitionLog

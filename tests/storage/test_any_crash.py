@@ -15,11 +15,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from isolog.errors import DamagedSegment, DiskFull, StorageFailure
 from spark_stream.consistency.entries import Kind, Table
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.replication.leader import Boundary
-from spark_stream.errors import DamagedSegment, DiskFull, StorageFailure
 from spark_stream.storage.format.stored import StoredEntries
 from spark_stream.storage.log.log import LogFormat, PartitionLog
 from spark_stream.storage.settings import Flush

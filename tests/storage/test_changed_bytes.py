@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isolog.errors import DamagedSegment
 from spark_stream.batches import crc32c, crc_of_parts, facts_of, header_length
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.pruning import Batches, Flags
-from spark_stream.errors import DamagedSegment
 from spark_stream.sql.filters import row_filter
 from spark_stream.storage.format import codec
 from spark_stream.storage.format.codec import first_broken_batch, intact_entries, run_crc

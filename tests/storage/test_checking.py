@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isolog.errors import DamagedSegment, StorageFailure
 from spark_stream.consistency.entries import ENTRY_SIZE
 from spark_stream.consistency.ids import EntryIndex
-from spark_stream.errors import DamagedSegment, StorageFailure
 from spark_stream.storage.disk import direct
 from spark_stream.storage.disk.disk import OsDisk
 from spark_stream.storage.log.log import PartitionLog

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_stream.errors import (
+from isolog.errors import (
     InvalidTopic,
     IsologError,
     NotALogDirectory,

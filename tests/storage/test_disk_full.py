@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_stream.errors import DiskFull, StorageFailure
+from isolog.errors import DiskFull, StorageFailure
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Flush
 from tests.examples import examples
@@ -83,7 +83,7 @@ def test_a_crash_while_the_disk_is_full_costs_nothing_acknowledged(tmp_path):
 PROCESS = """
 import json, resource, sys
 from pathlib import Path
-from spark_stream.errors import DiskFull
+from isolog.errors import DiskFull
 from spark_stream.storage.log.log import PartitionLog
 from tests.storage import logs
 

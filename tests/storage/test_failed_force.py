@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from isolog.errors import DiskFull, StorageFailure
 from spark_stream.consistency.entries import Kind
-from spark_stream.errors import DiskFull, StorageFailure
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Flush
 from tests.simulation.disk import SimulatedDisk

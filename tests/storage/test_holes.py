@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isolog.errors import DamagedSegment
 from spark_stream.consistency.entries import ENTRY_SIZE
-from spark_stream.errors import DamagedSegment
 from spark_stream.storage.disk.forcing import MARK_NAME
 from spark_stream.storage.format.codec import END_OF_STREAM
 from spark_stream.storage.log.log import PartitionLog

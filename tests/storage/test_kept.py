@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from isolog.errors import DiskFull
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
-from spark_stream.errors import DiskFull
 from spark_stream.storage.format.stored import digest
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.segment.checking import Suspect

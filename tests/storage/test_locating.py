@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from isolog.errors import DamagedSegment, EntriesGone, InvalidRequest
 from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import Offset
-from spark_stream.errors import DamagedSegment, EntriesGone, InvalidRequest
 from spark_stream.storage.log import reading
 from spark_stream.storage.log.log import PartitionLog
 from tests.storage.logs import EPOCH, NOW, append_next, flip, format_of, segment_path

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isolog.errors import DamagedSegment
 from spark_stream.consistency.entries import ENTRY, Kind
 from spark_stream.consistency.ids import Offset
-from spark_stream.errors import DamagedSegment
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.storage.log.log import LogFormat, PartitionLog
 from spark_stream.storage.settings import Compression, LogSettings

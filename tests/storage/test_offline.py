@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isolog.errors import DamagedSegment, NotALogDirectory
 from spark_stream.consistency.entries import ENTRY_SIZE, Kind
 from spark_stream.consistency.partition.producers import Stamp
-from spark_stream.errors import DamagedSegment, NotALogDirectory
 from spark_stream.storage.disk.directory import note_of
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.offline.checking import CheckedLog, check_log

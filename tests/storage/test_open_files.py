@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.errors import DiskFull, StorageFailure, TooManyOpenFiles
+from isolog.errors import DiskFull, StorageFailure, TooManyOpenFiles
 from spark_stream.storage.disk.descriptors import (
     OPEN_FILES_MAX,
     DescriptorPool,

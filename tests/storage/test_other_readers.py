@@ -8,10 +8,10 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from isolog.errors import StorageFailure
 from spark_stream.consistency.entries import ENTRY, Kind, aborted_rows
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.partition.producers import Stamp
-from spark_stream.errors import StorageFailure
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.storage.log.log import LogFormat, PartitionLog
 from spark_stream.storage.settings import Compression, LogSettings

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isolog.errors import DiskFull, EntriesGone
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.replication.leader import Boundary
-from spark_stream.errors import DiskFull, EntriesGone
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.log.retention import SegmentFacts, removable
 from spark_stream.storage.settings import LogSettings

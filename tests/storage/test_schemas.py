@@ -13,10 +13,10 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from isolog.errors import DamagedSegment, SchemaMismatch, UnknownSchema
 from spark_stream.batches import conformed, facts_of, header_length
 from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
-from spark_stream.errors import DamagedSegment, SchemaMismatch, UnknownSchema
 from spark_stream.schema.schemas import stored_schema
 from spark_stream.sql.filters import row_filter
 from spark_stream.storage.format.stored import digest

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.errors import InvalidConfig
+from isolog.errors import InvalidConfig
 from spark_stream.storage.settings import (
     SETTINGS,
     Compression,

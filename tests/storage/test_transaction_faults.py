@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isolog.errors import DiskFull, StorageFailure
 from spark_stream.consistency.entries import ENTRY_SIZE, Kind
 from spark_stream.consistency.partition.producers import Stamp
-from spark_stream.errors import DiskFull, StorageFailure
 from spark_stream.storage.disk.disk import HOST_DISK, Disk
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Flush

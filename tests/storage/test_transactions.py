@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isolog.errors import DamagedSegment, DiskFull
 from spark_stream.consistency.entries import ENTRY_SIZE, Kind
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.partition.producers import Stamp
-from spark_stream.errors import DamagedSegment, DiskFull
 from spark_stream.storage.log import reading
 from spark_stream.storage.log.log import UNLIMITED, PartitionLog
 from spark_stream.storage.log.reading import Visible

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow  # each test starts brokers
 
 LOCAL_CLUSTER = """
 import sys, time
-from spark_stream.testing import LocalCluster
+from isolog.testing import LocalCluster
 cluster = LocalCluster(2)
 cluster.pause(2)
 print(*(each.pid for each in cluster.brokers.values()), flush=True)

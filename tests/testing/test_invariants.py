@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+from isolog.errors import LeaderEpochFenced
 from spark_stream.consistency.entries import Entry
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import LeaderEpochFenced
 from spark_stream.storage.settings import Flush
 from spark_stream.wire.fetch_messages import EndFacts, FetchRange
 from tests.simulation.fetching import watched

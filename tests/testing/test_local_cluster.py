@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from spark_stream.errors import InvalidConfig, InvalidOption
-from spark_stream.testing import LocalCluster
+from isolog.errors import InvalidConfig, InvalidOption
+from isolog.testing import LocalCluster
 from tests.conftest import ROOT
 from tests.etcd import needs_etcd
 from tests.support import NUMBERS, alive, eventually, numbers

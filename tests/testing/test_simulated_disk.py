@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.errors import DiskFull, StorageFailure
+from isolog.errors import DiskFull, StorageFailure
 from tests.simulation.disk import SECTOR, SimulatedDisk, SimulatedFile
 
 HERE = Path("/log")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.errors import InvalidOption
+from isolog.errors import InvalidOption
 from spark_stream.transport.tls import RotatingContext
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 
-import spark_stream as isolog
+import isolog
 
 TOPIC = "versions"
 

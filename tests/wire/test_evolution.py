@@ -9,8 +9,8 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from isolog.errors import SchemaMismatch, UnsupportedType
 from spark_stream.batches import conformed
-from spark_stream.errors import SchemaMismatch, UnsupportedType
 from spark_stream.schema.evolution import check_evolution, evolves, misfit
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.schema.type_names import SPARK_TYPE

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import NODEFAULT, structs
 
+from isolog.errors import InvalidRecord, InvalidRequest
 from spark_stream.consistency.partition.producers import Stamp
-from spark_stream.errors import InvalidRecord, InvalidRequest
 from spark_stream.wire.access_messages import UserList
 from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.fetch_messages import (

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isolog.errors import InvalidRequest, NotLeader
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE
 from spark_stream.consistency.replication.epochs import EpochHistory
-from spark_stream.errors import InvalidRequest, NotLeader
 from spark_stream.wire.replication_messages import (
     Acked,
     Agreed,

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import event, example, given, reject, settings
 from hypothesis import strategies as st
 
+from isolog.errors import InvalidRequest, IsologError, SchemaMismatch, UnsupportedType
 from spark_stream.datasource.spark.types import to_spark
-from spark_stream.errors import InvalidRequest, IsologError, SchemaMismatch, UnsupportedType
 from spark_stream.schema.schemas import (
     DEFAULT_SCHEMA,
     METADATA,

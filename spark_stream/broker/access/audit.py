@@ -23,8 +23,9 @@ from spark_stream.access.callers import Caller
 from spark_stream.access.rules import Operation
 from spark_stream.environment import Clock
 from spark_stream.errors import StorageFailure
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 FILE_BYTES: Final = 16 << 20
 """After so many bytes the next file begins."""

@@ -7,7 +7,6 @@ stream is checked again whenever something about access has changed.
 
 from __future__ import annotations
 
-import logging
 import math
 import shlex
 import threading
@@ -42,9 +41,10 @@ from spark_stream.errors import (
     Unauthenticated,
     UnknownTopic,
 )
+from spark_stream.loggers import logger_of
 from spark_stream.wire.access_messages import Authenticate, Authenticated
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 SESSION_S: Final = 3600.0
 """How long a session is valid that was opened with a password."""

@@ -8,7 +8,6 @@ after one that failed, the issuer is not asked again: tokens of unknown keys are
 from __future__ import annotations
 
 import json
-import logging
 import math
 import threading
 from pathlib import Path
@@ -19,11 +18,12 @@ from msgspec import Struct
 from spark_stream.access.callers import Caller, KnownBy
 from spark_stream.environment import Clock, SystemClock
 from spark_stream.errors import InvalidConfig, Unauthenticated
+from spark_stream.loggers import logger_of
 
 if TYPE_CHECKING:
     from jwt import PyJWK
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _ALGORITHMS: Final = (
     "RS256",

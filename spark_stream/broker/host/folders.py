@@ -19,12 +19,13 @@ from spark_stream.cluster.topics import Topic, unknown
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import DamagedSegment, IsologError, StorageFailure
+from spark_stream.loggers import logger_of
 from spark_stream.storage.disk.directory import LogDirectory
 from spark_stream.storage.log.replica_log import ReplicaLog
 from spark_stream.storage.logs import Logs
 from spark_stream.storage.settings import LogSettings
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _RESTORE = "Restore it from a backup and restart the broker, or delete the topic."
 _RESTART = "Restore it from a backup, or just restart the broker: it fetches the records anew."

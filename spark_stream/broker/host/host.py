@@ -10,7 +10,6 @@ vouch for them (``cluster.generations``); then :meth:`Host.begin`.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
@@ -49,6 +48,7 @@ from spark_stream.errors import (
     NotLeader,
     UnknownTopic,
 )
+from spark_stream.loggers import logger_of
 from spark_stream.scripts.electing import Placed
 from spark_stream.storage.disk.directory import LogDirectory
 from spark_stream.storage.disk.disk import HOST_DISK
@@ -56,7 +56,7 @@ from spark_stream.storage.log.committed import CommittedMarks
 from spark_stream.storage.logs import FileLogs, Logs
 from spark_stream.storage.settings import LogSettings, parse_settings
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 PRODUCER_AGE_US: Final = 24 * 3_600 * 1_000_000
 

@@ -7,7 +7,6 @@ the next one due. A round costs what is due in it, and nothing for the others.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Hashable, Iterable, Set
 from typing import Final, Generic, TypeVar
@@ -15,6 +14,7 @@ from typing import Final, Generic, TypeVar
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.environment import Clock
 from spark_stream.errors import IsologError
+from spark_stream.loggers import logger_of
 from spark_stream.storage.log.committed import CommittedMarks, Mark
 from spark_stream.storage.settings import Flush, LogSettings
 
@@ -59,7 +59,7 @@ class Agenda(Generic[K]):
         return self._earliest
 
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # What has moved is looked at this often, or more, even if no topic has flush=interval.
 _FLUSH_PAUSE_S: Final = 0.1

@@ -7,7 +7,6 @@ without a leader until a broker is back.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -20,6 +19,7 @@ from spark_stream.consistency.control.assignment import load_of
 from spark_stream.consistency.control.election import Alive
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.transactions.transactions import Joined
+from spark_stream.loggers import logger_of
 from spark_stream.scripts import moving
 from spark_stream.scripts.electing import (
     Changed,
@@ -31,7 +31,7 @@ from spark_stream.scripts.electing import (
 )
 from spark_stream.scripts.steps import Script
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 ROUND_S: Final = 0.1
 """How long to pause between two rounds: a leader's death may go unnoticed for this long."""

@@ -6,8 +6,6 @@ with its verdict once.
 
 from __future__ import annotations
 
-import logging
-
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.node.members import Members
 from spark_stream.broker.partition.partition import Partition
@@ -15,9 +13,10 @@ from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.control.damage import Verdict, judge
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import EntryIndex
+from spark_stream.loggers import logger_of
 from spark_stream.storage.log.damage import WAS_NOTED
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class DamagedReplicas:

@@ -16,7 +16,6 @@ given up for that, so a partition whose followers do not catch up in time stays.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Hashable, Iterable
 from contextlib import nullcontext
 from typing import Final, NamedTuple
@@ -36,11 +35,12 @@ from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.environment import Clock
 from spark_stream.errors import IsologError, TooManyOpenFiles
+from spark_stream.loggers import logger_of
 from spark_stream.scripts.moving import change_records
 from spark_stream.scripts.steps import Pause, ProbeReplica, Script, together
 from spark_stream.storage.disk.descriptors import SpareFiles
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _PAUSES: Final = 100
 _PAUSE_S: Final = 0.01

@@ -6,13 +6,13 @@ takes a new one, and leads again only after it has read the records again.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from spark_stream.cluster.stores.leases import Lease, Leases
 from spark_stream.errors import StorageFailure
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class LeaseKeeper:

@@ -10,7 +10,6 @@ epoch. A damaged batch has the same effect if another replica has the batch
 
 from __future__ import annotations
 
-import logging
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -25,10 +24,11 @@ from spark_stream.cluster.stores.store import MetadataStore
 from spark_stream.consistency.control.partition_record import Member
 from spark_stream.consistency.ids import Generation
 from spark_stream.environment import Ids, Machine
+from spark_stream.loggers import logger_of
 from spark_stream.scripts.electing import Changed, resume
 from spark_stream.scripts.steps import Script
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class Runs(Protocol):

@@ -19,9 +19,10 @@ from msgspec import Struct
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.environment import Clock
+from spark_stream.loggers import logger_of
 from spark_stream.storage.segment.checking import CheckedPiece
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 BEGIN_S: Final = 0.5
 """How long after the start the first look begins."""

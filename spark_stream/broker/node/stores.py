@@ -6,7 +6,6 @@ older copy, would make topics disappear without a word, and their records with t
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 from spark_stream.cluster.backup import STORE_NAME
@@ -17,6 +16,7 @@ from spark_stream.cluster.stores.store import DurableStore, MetadataStore
 from spark_stream.cluster.topics import TOPICS, decode
 from spark_stream.environment import Ids
 from spark_stream.errors import WrongCluster
+from spark_stream.loggers import logger_of
 from spark_stream.storage.disk.directory import (
     LogDirectory,
     RunFile,
@@ -26,7 +26,7 @@ from spark_stream.storage.disk.directory import (
     topic_folders,
 )
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 def open_store(

@@ -6,7 +6,6 @@ nothing when it reports something to a partition (``lock``).
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 
 from spark_stream.broker.partition.outcomes import WakeUp, wake_all
@@ -16,9 +15,10 @@ from spark_stream.consistency.control.partition_record import Member
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.consistency.replication.follower import LeaderAnswer, Refusal
+from spark_stream.loggers import logger_of
 from spark_stream.storage.format.stored import StoredEntries
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class Followers:

@@ -6,7 +6,6 @@ leader the epochs of its log, as far as that is sound, and cuts off what the lea
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from typing import Final
 
@@ -28,11 +27,12 @@ from spark_stream.consistency.replication.follower import (
     preparation,
 )
 from spark_stream.errors import EntriesGone
+from spark_stream.loggers import logger_of
 from spark_stream.storage.disk.aside import FOLDER
 from spark_stream.storage.format.stored import StoredEntries
 from spark_stream.wire.messages import RolledBack
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _ROLLED_BACK_MAX: Final = 16
 

@@ -11,14 +11,14 @@ threads sees the work.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 
 from spark_stream.broker.partition.outcomes import WakeUp, wake_all
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 Work = Callable[[], tuple[WakeUp, ...]]
 """Runs under the lock; returns what to call after its release."""

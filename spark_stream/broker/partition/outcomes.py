@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable
 
@@ -11,9 +10,10 @@ from msgspec import Struct
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.partition.admission import Flaw
 from spark_stream.errors import IsologError, UnknownOutcome
+from spark_stream.loggers import logger_of
 from spark_stream.storage.log.log import Prepared
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 WakeUp = Callable[[], None]
 

@@ -6,7 +6,6 @@ Roles are explained in ``partition.state``. The rules are in ``consistency.parti
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from spark_stream.broker.partition.outcomes import WakeUp, wake_all
@@ -16,8 +15,9 @@ from spark_stream.consistency.control.partition_record import Member, PartitionR
 from spark_stream.consistency.ids import LeaderEpoch, Offset
 from spark_stream.consistency.partition.effects import Effects, ProposeRecord
 from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class ReplicaRole:

@@ -8,7 +8,6 @@ time, from any thread.
 
 from __future__ import annotations
 
-import logging
 import threading
 import uuid
 from collections import deque
@@ -31,12 +30,13 @@ from spark_stream.broker.replication.settings import ENDING_S, ReplicationSettin
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import Clock
 from spark_stream.errors import BrokerUnavailable, InternalError, IsologError
+from spark_stream.loggers import logger_of
 from spark_stream.protocol import Cancelled, Credited, Failed, Lost, Received, StreamOver
 from spark_stream.transport.failures import failure_of
 from spark_stream.transport.streams import StreamEvent, error_of
 from spark_stream.wire.replication_messages import AskPromise, OpenReplication, unpack
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class Fetcher:

@@ -40,7 +40,6 @@ Invariants:
 from __future__ import annotations
 
 import itertools
-import logging
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
@@ -65,6 +64,7 @@ from spark_stream.errors import (
     IsologError,
     StorageFailure,
 )
+from spark_stream.loggers import logger_of
 from spark_stream.wire.replication_messages import (
     Acked,
     Agreed,
@@ -87,7 +87,7 @@ _PAUSE_FIRST_S: Final = 0.05
 _PARTITION_PAUSE_MAX_S: Final = 2.0
 _STREAM_PAUSE_MAX_S: Final = 1.0
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class Begin(Struct, frozen=True):

@@ -9,7 +9,6 @@ A session is never called under the stream's lock: news comes under the partitio
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -34,6 +33,7 @@ from spark_stream.errors import (
     InvalidRequest,
     IsologError,
 )
+from spark_stream.loggers import logger_of
 from spark_stream.protocol import VERSION, Credited, Received, StreamOver
 from spark_stream.transport.failures import error_bytes
 from spark_stream.transport.streams import Stream, StreamEvent
@@ -45,7 +45,7 @@ from spark_stream.wire.replication_messages import (
     unpack,
 )
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class LeaderStream:

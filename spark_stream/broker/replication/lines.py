@@ -5,7 +5,6 @@ It is lost when the leader is silent for too long.
 
 from __future__ import annotations
 
-import logging
 import ssl
 from collections.abc import Callable
 from functools import partial
@@ -14,13 +13,14 @@ from typing import Final, Protocol
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.errors import InternalError, IsologError, TlsFailed
+from spark_stream.loggers import logger_of
 from spark_stream.protocol import Bytes, ConnectionLimits
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.transport.streams import Handle, Stream, StreamEvent
 from spark_stream.wire.methods import REPLICATE
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _CREDIT_PER_WINDOW: Final = 2
 

@@ -16,7 +16,6 @@ follower  :meth:`Promising.promise` notes it; ``Fetcher.promised_until`` says wh
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -24,9 +23,10 @@ from typing import Final
 from spark_stream.consistency.replication.promises import free_at
 from spark_stream.environment import Clock
 from spark_stream.errors import IsologError
+from spark_stream.loggers import logger_of
 from spark_stream.storage.disk.directory import PromiseFile
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _RETRY_S: Final = 60.0
 

@@ -6,7 +6,6 @@ keeps for them in memory, and what it runs by itself.
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Final, TypeVar
 
@@ -19,13 +18,14 @@ from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.consistency.transactions.transactions import Joined, State, Transaction
 from spark_stream.environment import Clock
 from spark_stream.errors import IsologError, MetadataUnavailable
+from spark_stream.loggers import logger_of
 from spark_stream.scripts.steps import FindTransactions, Script
 from spark_stream.scripts.transactions import records, sweeping
 from spark_stream.scripts.transactions.finishing import Finished
 from spark_stream.scripts.transactions.stopped import forget_stopped
 from spark_stream.scripts.transactions.sweeping import SINK_EXPIRY_S, LostMarker, Swept, Watch
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _ALL_S: Final = 30.0  # between two looks that include what is over, to forget what is old
 T = TypeVar("T")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -17,6 +16,7 @@ from spark_stream.cluster.stores.store import MetadataStore, StoreRecord
 from spark_stream.cluster.transactions import TransactionIndex
 from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.errors import IsologError, NotLeader
+from spark_stream.loggers import logger_of
 from spark_stream.scripts.steps import (
     FIRST_EPOCH,
     BrokerStep,
@@ -54,7 +54,7 @@ from spark_stream.scripts.steps import (
     WriteMarkers,
 )
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 Answer = Any | IsologError
 

@@ -6,7 +6,6 @@ do not wait for each other.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from spark_stream.errors import (
     StorageFailure,
     UnsupportedType,
 )
+from spark_stream.loggers import logger_of
 from spark_stream.schema.evolution import VERSIONS_MAX, check_evolution
 from spark_stream.schema.keys import PARTITION_BY, check_evolved_key, check_setting
 from spark_stream.schema.schemas import of_topic, stored_schema
@@ -38,7 +38,7 @@ from spark_stream.scripts import topics as scripts
 from spark_stream.scripts.steps import Script
 from spark_stream.storage.settings import LogSettings, parse_settings
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class TopicAdmin:

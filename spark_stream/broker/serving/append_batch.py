@@ -7,7 +7,6 @@ is unknown.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -43,6 +42,7 @@ from spark_stream.errors import (
     NotLeader,
     RequestTimeout,
 )
+from spark_stream.loggers import logger_of
 from spark_stream.scripts.steps import Script
 from spark_stream.scripts.transactions.finishing import Finished
 from spark_stream.wire.messages import (
@@ -53,7 +53,7 @@ from spark_stream.wire.messages import (
     Envelope,
 )
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _PATIENCE_S: Final = 0.005
 

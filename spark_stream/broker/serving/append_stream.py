@@ -8,7 +8,6 @@ follower's report arrives: no send waits for a client.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,13 +29,14 @@ from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.environment import Clock
 from spark_stream.errors import InternalError, InvalidRequest, IsologError, SchemaMismatch
+from spark_stream.loggers import logger_of
 from spark_stream.protocol import Bytes
 from spark_stream.schema.evolution import evolves
 from spark_stream.schema.schemas import check_texts, mismatch
 from spark_stream.transport.loop import Loop, Timer
 from spark_stream.wire.messages import AppendTo, Envelope
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _TAKES_WORK: Final = TakesWork()
 _TURN_BATCHES: Final = 64

@@ -17,7 +17,6 @@ pausing for its quota   time; it looks again twice a second         queued
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -34,13 +33,14 @@ from spark_stream.consistency.isolation import upper_bound
 from spark_stream.counting import NamedCounts
 from spark_stream.environment import Clock
 from spark_stream.errors import InternalError, IsologError
+from spark_stream.loggers import logger_of
 from spark_stream.protocol import Body, Credited, Received, StreamOver, nbytes_of
 from spark_stream.storage.format.message import uncompressed
 from spark_stream.transport.failures import error_bytes
 from spark_stream.transport.loop import Loop, Timer
 from spark_stream.transport.streams import Stream, StreamEvent
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 WAITING_MAX: Final = 10_000
 """Fetches of a broker that wait at once; one beyond them gets an empty answer and asks again."""

@@ -6,7 +6,6 @@ Any Flight client finds its way: ``ListFlights`` names the topics, ``GetFlightIn
 
 from __future__ import annotations
 
-import logging
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,6 +44,7 @@ from spark_stream.errors import (
     UnknownPartition,
     Unsupported,
 )
+from spark_stream.loggers import logger_of
 from spark_stream.protocol import Bytes, nbytes_of
 from spark_stream.scripts.steps import read_bounds
 from spark_stream.transport.tls import TlsFiles
@@ -55,7 +55,7 @@ from spark_stream.wire.fetch_messages import Fetch, ReadTopic
 from spark_stream.wire.flight import to_flight
 from spark_stream.wire.messages import AppendTo
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _ANSWERS_MAX: Final = 1024
 _WHO: Final = "who"

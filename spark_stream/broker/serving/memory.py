@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import psutil
 import pyarrow as pa
 
 from spark_stream.errors import BatchTooLarge, BrokerBusy, IsologError
+from spark_stream.loggers import logger_of
 from spark_stream.wire.allocator import allocator_settings
 
 SPARE_BYTES: Final = 192 << 20
@@ -57,7 +57,7 @@ class SpareMemory:
         self._seen = much
 
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 def bound_memory(memory_bytes: int) -> None:

@@ -12,7 +12,6 @@ long, since each system call gives the interpreter away.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -20,9 +19,10 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final
 
+from spark_stream.loggers import logger_of
 from spark_stream.transport.loop import Loop
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 USUAL: Final = 4
 MOST: Final = 256

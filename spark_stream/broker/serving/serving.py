@@ -22,7 +22,6 @@ error is logged with its trace.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -61,6 +60,7 @@ from spark_stream.errors import (
     IsologError,
     Unauthenticated,
 )
+from spark_stream.loggers import logger_of
 from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver, data_bytes
 from spark_stream.schema.schemas import received_schema
 from spark_stream.transport.failures import TRANSPORT_ERRORS, error_bytes
@@ -80,7 +80,7 @@ from spark_stream.wire.methods import (
 )
 from spark_stream.wire.replication_messages import OpenReplication
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _AUTHENTICATE_S: Final = 10.0
 """Seconds in which a connection must authenticate."""

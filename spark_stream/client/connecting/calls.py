@@ -8,16 +8,16 @@ one: at the end of the interpreter no thread starts. A forked process starts wit
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Final
 
+from spark_stream.loggers import logger_of
 from spark_stream.transport.lifetime import in_child_while_used, new_lock
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 THREADS_MAX: Final = 4
 

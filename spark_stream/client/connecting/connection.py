@@ -14,7 +14,6 @@ ForkedClient, and nothing is sent.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import re
@@ -42,11 +41,12 @@ from spark_stream.errors import (
     NotLeader,
     RequestTimeout,
 )
+from spark_stream.loggers import logger_of
 from spark_stream.transport.lifetime import ProcessBound, new_lock, present_lifetime
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import BrokerList, Empty, Message
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 R = TypeVar("R", bound=Message)
 T = TypeVar("T")

@@ -8,7 +8,6 @@ starts without any.
 
 from __future__ import annotations
 
-import logging
 import time
 import weakref
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from msgspec.structs import replace
 from spark_stream.client.connecting.access import Access
 from spark_stream.client.connecting.calls import call_elsewhere, keep_calling
 from spark_stream.errors import BrokerUnavailable, IsologError, SessionOver, Unauthenticated
+from spark_stream.loggers import logger_of
 from spark_stream.transport.client import CLIENT_LIMITS, ClientChannel, client_loop
 from spark_stream.transport.failures import TRANSPORT_ERRORS, Greeting, failure_of, read_greeting
 from spark_stream.transport.lifetime import in_child, new_lock
@@ -28,7 +28,7 @@ from spark_stream.transport.streams import ConnectionLost
 from spark_stream.wire.access_messages import Authenticate, Authenticated
 from spark_stream.wire.methods import AUTHENTICATE
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # A broker that stops answering is given up after this time, however long its calls may take.
 _LIMITS: Final = replace(CLIENT_LIMITS, heartbeat_s=2.0, silence_s=6.0)

@@ -468,7 +468,7 @@ class Consumer(Closing):
     def _refuse_asyncio(self) -> NoReturn:
         raise Unsupported(
             "this consumer is used with `with` and `for`",
-            hint="For asyncio connect with `spark_stream.aio.connect(...)`.",
+            hint="For asyncio connect with `isolog.aio.connect(...)`.",
         )
 
     def _check_open(self) -> None:

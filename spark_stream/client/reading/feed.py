@@ -10,7 +10,6 @@ silence, so that a stopped broker is noticed.
 
 from __future__ import annotations
 
-import logging
 import queue
 import time
 from collections import deque
@@ -46,6 +45,7 @@ from spark_stream.client.reading.ways import Sending, Ways
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InternalError, InvalidRequest, IsologError
+from spark_stream.loggers import logger_of
 from spark_stream.protocol import Bytes, Credited, Received
 from spark_stream.transport.client import CLIENT_LIMITS, client_loop
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
@@ -63,7 +63,7 @@ from spark_stream.wire.fetch_messages import (
 )
 from spark_stream.wire.methods import FETCH
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 POLL_MS: Final = 2_000
 FETCH_BYTES: Final = 4 << 20

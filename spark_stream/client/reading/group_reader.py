@@ -11,7 +11,6 @@ next member.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
@@ -37,9 +36,10 @@ from spark_stream.errors import (
     IsologError,
     UnknownTopic,
 )
+from spark_stream.loggers import logger_of
 from spark_stream.wire.limits import SESSION_MS_MAX, SESSION_MS_MIN
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 SESSION_S: Final = 45.0
 PROCESSING_S: Final = 300.0

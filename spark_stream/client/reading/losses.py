@@ -7,11 +7,10 @@ what was never replicated. A consumer that has read, or is at, such records gets
 
 from __future__ import annotations
 
-import logging
-
 from spark_stream.errors import DataLoss, InvalidOption, IsologError, OffsetEvicted
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 FAIL = "fail"
 CONTINUE = "continue"

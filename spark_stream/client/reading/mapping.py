@@ -14,7 +14,6 @@ read: the records are requested from the leader instead.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +38,7 @@ from spark_stream.client.connecting.router import Router
 from spark_stream.client.reading.columns import offsets_of, runs_of
 from spark_stream.environment import SystemMachine
 from spark_stream.errors import IsologError
+from spark_stream.loggers import logger_of
 from spark_stream.schema.schemas import TIMESTAMP
 from spark_stream.transport.lifetime import new_lock
 from spark_stream.wire.fetch_messages import (
@@ -52,7 +52,7 @@ from spark_stream.wire.fetch_messages import (
     StoredFacts,
 )
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _LEFT_ALONE_S: Final = 60.0
 _PATIENCE_S: Final = 1.0  # for a follower; the leader has the records as well

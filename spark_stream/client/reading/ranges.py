@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
@@ -11,9 +10,10 @@ from spark_stream.client.reading.feed import Asked, Feed
 from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import IsologError
+from spark_stream.loggers import logger_of
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class WantedRange(NamedTuple):

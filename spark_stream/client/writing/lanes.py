@@ -19,7 +19,6 @@ often it is sent again, so the leader recognises it. Invariants of a lane:
 from __future__ import annotations
 
 import itertools
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -44,6 +43,7 @@ from spark_stream.errors import (
     RecordNotAttempted,
     UnknownOutcome,
 )
+from spark_stream.loggers import logger_of
 from spark_stream.wire.messages import Ack, Acknowledged, BatchRefused, TopicDescription
 
 
@@ -65,7 +65,7 @@ class Unacknowledged(Struct, frozen=True):
             raise ValueError(f"{self.error.code} does not acknowledge {self.kept}")
 
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 Settlement = Written | Unacknowledged
 Settle = Callable[[Settlement], None]

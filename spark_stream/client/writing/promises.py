@@ -11,7 +11,6 @@ else by the producer's next flush. A callback that does not read its future's er
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,6 +24,7 @@ from spark_stream.client.connecting.calls import CallPool
 from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import Settlement, Unacknowledged
 from spark_stream.errors import IsologError, UnknownOutcome
+from spark_stream.loggers import logger_of
 from spark_stream.transport.lifetime import (
     Lifetime,
     ProcessBound,
@@ -33,7 +33,7 @@ from spark_stream.transport.lifetime import (
     present_lifetime,
 )
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 CALLBACKS: Final = CallPool(1, "isolog-callbacks")
 """Calls the callbacks of futures. Its thread starts with the first callback."""

@@ -15,7 +15,6 @@ Instructions of the core are carried out (``shell``) without either.
 from __future__ import annotations
 
 import itertools
-import logging
 import random
 import time
 import weakref
@@ -45,6 +44,7 @@ from spark_stream.errors import (
     IsologError,
     UnknownOutcome,
 )
+from spark_stream.loggers import logger_of
 from spark_stream.transport.lifetime import (
     at_end_while_used,
     check_may_wait,
@@ -55,7 +55,7 @@ from spark_stream.transport.lifetime import (
 )
 from spark_stream.wire.messages import TopicDescription
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # A batch counts as at least 1 / _LEAST_PART of the buffer: a loop that appends tiny ones then
 # waits for acknowledgements, rather than pile up more than can be sent in time.

@@ -8,7 +8,6 @@ threads of ``connecting.calls``. The process's loop delivers acknowledgements, a
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -42,12 +41,13 @@ from spark_stream.client.writing.instructions import (
 from spark_stream.client.writing.lanes import ProducerIdentity
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import BrokerUnavailable, InternalError, IsologError, ReentrantCall
+from spark_stream.loggers import logger_of
 from spark_stream.transport.client import client_loop
 from spark_stream.transport.lifetime import Lock
 from spark_stream.transport.loop import Loop, Timer
 from spark_stream.wire.messages import Ack, AppendTo, Envelope
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _CALL_S: Final = 5.0  # then the next call runs; the core tries again
 

@@ -10,7 +10,6 @@ was lost.
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -36,6 +35,7 @@ from spark_stream.errors import (
     UnknownTopic,
     UnknownTransaction,
 )
+from spark_stream.loggers import logger_of
 from spark_stream.transport.lifetime import (
     ProcessBound,
     at_end_while_used,
@@ -45,7 +45,7 @@ from spark_stream.transport.lifetime import (
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
 from spark_stream.wire.transaction_messages import Branch
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 T = TypeVar("T")
 

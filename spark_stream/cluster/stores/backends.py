@@ -7,7 +7,6 @@ names may use it.
 
 from __future__ import annotations
 
-import logging
 import re
 import ssl
 import time
@@ -30,8 +29,9 @@ from spark_stream.cluster.stores.store import DurableStore
 from spark_stream.directories import local_directory
 from spark_stream.environment import Clock, Machine
 from spark_stream.errors import InvalidConfig, InvalidOption, MetadataLost, MetadataUnavailable
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 SQLITE: Final = "sqlite://"
 ETCD: Final = "etcd://"

@@ -30,7 +30,6 @@ so far. A caller that asks for older changes, or after a compaction, gets all re
 from __future__ import annotations
 
 import json
-import logging
 import secrets
 import time
 from collections import deque
@@ -70,8 +69,9 @@ from spark_stream.errors import (
     StorageFailure,
     UnsupportedFormat,
 )
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _AT_ONCE: Final = 100
 """Changes in one transaction; etcd takes 128 operations, and 1.5 MiB."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import logging
 import socket
 import ssl
 import threading
@@ -27,8 +26,9 @@ from typing import Any, Final
 
 from spark_stream.cluster.stores.etcd_history import EtcdHistory, fallen
 from spark_stream.errors import InvalidConfig, MetadataRefused, MetadataUnavailable
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 Json = dict[str, Any]
 

@@ -6,7 +6,6 @@ has compacted that revision away, the listener forgets what it knows, and hears 
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,8 +20,9 @@ from spark_stream.cluster.stores.etcd_client import (
     encoded,
 )
 from spark_stream.errors import MetadataLost, MetadataUnavailable, StorageFailure
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _PAUSE_S: Final = 0.1
 _LOST_PAUSE_S: Final = 1.0

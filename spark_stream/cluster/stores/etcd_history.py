@@ -21,7 +21,6 @@ with an identity that the broker has never seen may differ from the known state.
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Final
 
@@ -29,9 +28,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spark_stream.errors import MetadataLost
+from spark_stream.loggers import logger_of
 from spark_stream.structs import learn_types
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _HINT: Final = (
     "If the earlier etcd exists, connect the brokers to it. Else stop all brokers, and run"

@@ -16,7 +16,6 @@ broker is dead is learnt only from a linearizable read: a watch may be late.
 from __future__ import annotations
 
 import json
-import logging
 import secrets
 import threading
 import time
@@ -42,8 +41,9 @@ from spark_stream.cluster.stores.leases import DURATION_S, Renewal, id_in_use
 from spark_stream.cluster.stores.store import end_of
 from spark_stream.environment import Clock, Machine
 from spark_stream.errors import DirectoryInUse, StorageFailure
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _ATTEMPTS: Final = 3
 _LOOKS: Final = 6  # at another broker's keys, in a lease's duration

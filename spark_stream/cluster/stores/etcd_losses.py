@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from contextlib import suppress
 
@@ -31,8 +30,9 @@ from spark_stream.errors import (
     StorageFailure,
     UnsupportedFormat,
 )
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class LossKey:

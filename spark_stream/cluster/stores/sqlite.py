@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import sqlite3
 import threading
 import time
@@ -69,8 +68,9 @@ from spark_stream.errors import (
     StorageFailure,
     UnsupportedFormat,
 )
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _A = TypeVar("_A")
 

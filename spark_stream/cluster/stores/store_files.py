@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import os
 import secrets
 import sqlite3
@@ -28,8 +27,9 @@ from typing import Any, Final
 
 from spark_stream.cluster.stores.lease_files import running_brokers
 from spark_stream.errors import InvalidRequest, MetadataLost, StorageFailure
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 FileId = tuple[int, int]
 """A file whatever its name is: its device and its inode."""

@@ -7,7 +7,6 @@ shows what retention removed.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable
 from typing import Final
 
@@ -16,9 +15,10 @@ from msgspec.structs import replace
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage, lost_above
 from spark_stream.datasource.values.offsets import Found, Offsets, Range, TopicOffsets
 from spark_stream.errors import DataLoss
+from spark_stream.loggers import logger_of
 from spark_stream.wire.messages import PartitionOffsets
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _NAMED_MAX: Final = 8
 """How many partitions of a topic a message names at most."""

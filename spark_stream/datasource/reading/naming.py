@@ -8,7 +8,6 @@ for people who watch: no query reads it, and a failure to write it down never fa
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import time
@@ -28,9 +27,10 @@ from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.spark.host import READS_STREAMS, driver_jvm, is_worker
 from spark_stream.datasource.values.offsets import Offsets, TopicOffsets
 from spark_stream.errors import ConsumerFenced, InvalidOption, IsologError
+from spark_stream.loggers import logger_of
 from spark_stream.wire.consumer_messages import PinStart, RecordProgress
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _PATIENCE_S: Final = 2.0
 """How long a micro-batch may wait for its progress to be written down."""

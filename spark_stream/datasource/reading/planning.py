@@ -6,7 +6,6 @@ Everything here runs on the driver, and asks the log through this process's sess
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -45,6 +44,7 @@ from spark_stream.errors import (
     UnknownTopic,
     WrongCluster,
 )
+from spark_stream.loggers import logger_of
 from spark_stream.schema.evolution import widens
 from spark_stream.schema.schemas import empty_batch, fitted, is_default, of_topic
 from spark_stream.schema.stored_types import without_metadata
@@ -54,7 +54,7 @@ from spark_stream.sql.tree import compared_columns
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.messages import AskedTopic, CutTopic, PartitionOffsets, TopicDescription
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 def _grants(options: SourceOptions) -> list[Grant]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -38,13 +37,14 @@ from spark_stream.errors import (
     SchemaMismatch,
     UnknownTopic,
 )
+from spark_stream.loggers import logger_of
 from spark_stream.schema.schemas import fitted
 from spark_stream.sql.filters import row_filter
 from spark_stream.sql.writing import both
 from spark_stream.wire.allocator import keep_free_memory
 from spark_stream.wire.messages import EARLIEST, LATEST, TopicDescription
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _WAIT_MS: Final = 2_000
 _ROWS_AT_ONCE: Final = 10_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -21,9 +20,10 @@ from spark_stream.datasource.options.source import Bound, SourceOptions
 from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.values.offsets import Offsets, TopicOffsets, known_offsets
 from spark_stream.errors import InvalidOption, OffsetOutOfRange, UnknownTopic
+from spark_stream.loggers import logger_of
 from spark_stream.wire.messages import EARLIEST, LATEST, PartitionOffsets
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class Resolved(Struct, frozen=True):

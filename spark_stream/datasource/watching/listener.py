@@ -13,7 +13,6 @@ The metrics need prometheus-client (``isolog[metrics]``).
 from __future__ import annotations
 
 import json
-import logging
 import socket
 import threading
 import time
@@ -31,6 +30,7 @@ from pyspark.sql.streaming.listener import (
 
 from spark_stream.datasource.watching.lag import PartitionLag, lags
 from spark_stream.exposition import PageServer, prometheus, series_page
+from spark_stream.loggers import logger_of
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -121,7 +121,7 @@ class QueryMetrics:
                 gauge.remove(query, topic, number)
 
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 LOG_EVERY_S: Final = 10.0
 

@@ -12,7 +12,6 @@ again and gets the same answer; and no abort undoes a decided commit.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -33,10 +32,11 @@ from spark_stream.errors import (
     TransactionAborted,
     UnknownTransaction,
 )
+from spark_stream.loggers import logger_of
 from spark_stream.wire.sink_messages import OpenBranch
 from spark_stream.wire.transaction_messages import Branch
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _FLOATS_HINT: Final = (
     "If the query adds up floating-point numbers (sum, avg), their last digits may differ each"

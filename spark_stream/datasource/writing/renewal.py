@@ -8,7 +8,6 @@ after their last task. So only the transaction of a dead driver times out soon.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -23,8 +22,9 @@ from spark_stream.client.transactions import TransactionsClient
 from spark_stream.datasource.options.values import TRANSACTION_TIMEOUT_MS
 from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.errors import IsologError
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _RENEWALS: Final = 12
 _WAIT_PAUSES: Final = 3

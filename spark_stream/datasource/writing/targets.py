@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import logging
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
@@ -28,10 +27,11 @@ from spark_stream.errors import (
     UnknownTopic,
     UnsupportedType,
 )
+from spark_stream.loggers import logger_of
 from spark_stream.schema.keys import PARTITION_BY, key_columns, path_of, path_text
 from spark_stream.wire.messages import TopicDescription
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class Seen(Struct, frozen=True):

@@ -8,7 +8,6 @@ beginning with a different partition in every task and micro-batch.
 from __future__ import annotations
 
 import itertools
-import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -59,12 +58,13 @@ from spark_stream.datasource.writing.targets import (
     tell_what_stays,
 )
 from spark_stream.errors import InvalidRecord, InvalidTopic, IsologError
+from spark_stream.loggers import logger_of
 from spark_stream.schema.keys import DEFAULT_KEY, path_of
 from spark_stream.wire.allocator import keep_free_memory
 from spark_stream.wire.messages import TopicDescription
 from spark_stream.wire.transaction_messages import Branch
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _COALESCED_BYTES: Final = 3 << 19
 """Spark's batches are joined up to this size, which a broker takes in best."""

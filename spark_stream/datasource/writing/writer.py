@@ -8,7 +8,6 @@ writes it again.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterator
 
@@ -36,8 +35,9 @@ from spark_stream.datasource.writing.driver import Plan, plan_of
 from spark_stream.datasource.writing.identity import BranchIdentity, of_batch, of_job
 from spark_stream.datasource.writing.task import TaskWriter, Wrote
 from spark_stream.errors import IsologError
+from spark_stream.loggers import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class IsologWriter(Travels, DataSourceArrowWriter):

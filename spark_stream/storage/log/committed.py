@@ -13,7 +13,6 @@ whole. An unreadable file counts as empty.
 from __future__ import annotations
 
 import json
-import logging
 import threading
 from collections.abc import Set
 from pathlib import Path
@@ -22,11 +21,12 @@ from typing import Final, NamedTuple
 from spark_stream.batches import crc32c
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
 from spark_stream.errors import IsologError
+from spark_stream.loggers import logger_of
 from spark_stream.storage.disk.disk import HOST_DISK, Disk
 
 NAME: Final = "committed.json"
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class Mark(NamedTuple):

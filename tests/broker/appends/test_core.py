@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isolog.errors import InvalidRequest
 from spark_stream.broker.serving import append_core as module
 from spark_stream.broker.serving.append_core import QUEUED_BYTES_MAX, AppendStreamCore, BatchPlace
-from spark_stream.errors import InvalidRequest
 from tests.examples import examples
 
 Core = AppendStreamCore[int, int]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import spark_stream as isolog
+import isolog
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.process import Broker
 

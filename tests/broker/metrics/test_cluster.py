@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import spark_stream as isolog
-from spark_stream.testing import LocalCluster
+import isolog
+from isolog.testing import LocalCluster
 from tests.broker.metrics.scraping import page, scraped
 from tests.support import NUMBERS, eventually, numbers
 

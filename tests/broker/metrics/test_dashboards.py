@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-import spark_stream as isolog
+import isolog
 from spark_stream.broker.metrics.table import TABLE
 from tests.broker.metrics.scraping import scraped
 from tests.broker.metrics.test_series import HOLDER

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from isolog.errors import InvalidConfig, InvalidOption, PortInUse
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.process import Broker
-from spark_stream.errors import InvalidConfig, InvalidOption, PortInUse
 from tests.broker.metrics.scraping import Samples, page, scraped
 from tests.support import eventually
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import spark_stream as isolog
+import isolog
 from spark_stream.broker.metrics.table import TABLE, SeriesKind
 from spark_stream.broker.process import Broker
 from spark_stream.cluster.consumers import Query, ReaderSession

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from isolog.errors import IsologError
 from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.fetchers import Fetchers
@@ -20,7 +21,6 @@ from spark_stream.broker.sockets import listening_socket, port_of
 from spark_stream.cluster.identity import ClusterSecret
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import SystemClock
-from spark_stream.errors import IsologError
 from spark_stream.protocol import StreamOpened
 from spark_stream.storage.disk.directory import PromiseFile
 from spark_stream.transport.failures import error_bytes

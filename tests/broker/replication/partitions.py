@@ -10,12 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from spark_stream.batches import crc32c
-from spark_stream.broker.replication.partitions import Agreement, PartitionKey
-from spark_stream.consistency.entries import ENTRY, Entry, Table
-from spark_stream.consistency.replication.epochs import EpochHistory, EpochStarts, agreement
-from spark_stream.consistency.replication.leader import Boundary
-from spark_stream.errors import (
+from isolog.errors import (
     DamagedEntries,
     EntriesGone,
     InvalidRequest,
@@ -24,6 +19,11 @@ from spark_stream.errors import (
     StorageFailure,
     UnknownTopic,
 )
+from spark_stream.batches import crc32c
+from spark_stream.broker.replication.partitions import Agreement, PartitionKey
+from spark_stream.consistency.entries import ENTRY, Entry, Table
+from spark_stream.consistency.replication.epochs import EpochHistory, EpochStarts, agreement
+from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.format.stored import StoredEntries, digest
 from spark_stream.storage.log.log import PartitionLog

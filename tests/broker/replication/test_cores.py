@@ -7,6 +7,13 @@ from collections import deque
 
 import pytest
 
+from isolog.errors import (
+    BrokerStopping,
+    BrokerUnavailable,
+    InvalidRequest,
+    IsologError,
+    Unauthenticated,
+)
 from spark_stream.broker.replication.follower_core import (
     Begin,
     Connect,
@@ -20,13 +27,6 @@ from spark_stream.broker.replication.send_queue import Slot
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.consistency.replication.promises import MARGIN
-from spark_stream.errors import (
-    BrokerStopping,
-    BrokerUnavailable,
-    InvalidRequest,
-    IsologError,
-    Unauthenticated,
-)
 from spark_stream.protocol import Bytes
 from spark_stream.storage.format.stored import StoredEntries
 from spark_stream.wire.replication_messages import (

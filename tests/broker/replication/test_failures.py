@@ -7,19 +7,19 @@ import time
 
 import pytest
 
-from spark_stream.broker.replication import lines
-from spark_stream.broker.replication.follower_core import FollowerStreamCore
-from spark_stream.broker.replication.leader_core import LeaderStreamCore
-from spark_stream.broker.replication.partitions import PartitionKey
-from spark_stream.broker.replication.settings import ReplicationSettings
-from spark_stream.broker.sockets import listening_socket, port_of
-from spark_stream.errors import (
+from isolog.errors import (
     InvalidRequest,
     IsologError,
     NotLeader,
     Unauthenticated,
     UnknownTopic,
 )
+from spark_stream.broker.replication import lines
+from spark_stream.broker.replication.follower_core import FollowerStreamCore
+from spark_stream.broker.replication.leader_core import LeaderStreamCore
+from spark_stream.broker.replication.partitions import PartitionKey
+from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.broker.sockets import listening_socket, port_of
 from spark_stream.protocol import Received
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import failure_of

@@ -6,8 +6,8 @@ import threading
 import time
 from tempfile import TemporaryDirectory
 
+from isolog.errors import BrokerStopping
 from spark_stream.broker.replication.partitions import PartitionKey
-from spark_stream.errors import BrokerStopping
 from tests.broker.replication.nodes import Node
 from tests.broker.replication.partitions import Copy, LeadPartition
 from tests.support import eventually

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import spark_stream as isolog
+import isolog
 from tests.asking import PASSWORD, asking_broker, client_of
 from tests.cli.conftest import Call, run
 from tests.support import BrokerProcess

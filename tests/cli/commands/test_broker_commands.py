@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import spark_stream as isolog
+import isolog
 from tests.cli.conftest import COMMAND, TIMEOUT_S, run
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spark_stream.testing import LocalCluster
+from isolog.testing import LocalCluster
 from tests.cli.conftest import Call
 from tests.support import eventually
 

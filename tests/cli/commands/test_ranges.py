@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from isolog.errors import InvalidOption
 from spark_stream.cli.commands.ranges import place_of
-from spark_stream.errors import InvalidOption
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
+from isolog.errors import InvalidRecord
 from spark_stream.cli.input.blocks import bytes_of
 from spark_stream.cli.input.file_schemas import schema_of_file
 from spark_stream.cli.input.fitting import Fitting
 from spark_stream.cli.input.formats import Reading, format_of, records
 from spark_stream.cli.input.json_lines import json_blocks
-from spark_stream.errors import InvalidRecord
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 
 ARRAY = """

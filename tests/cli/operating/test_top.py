@@ -19,14 +19,14 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
+from isolog.errors import MetadataLost, MetadataUnavailable
+from isolog.testing import LocalCluster
 from spark_stream.cli.operating.frames import ClusterFrame, Look, frame_of
 from spark_stream.cli.operating.top import drawn, look_at, print_frame
 from spark_stream.cli.options import Listing
 from spark_stream.client.trends import LagTrend
 from spark_stream.consistency.reader_states import STALLED_S, ReaderEnding, ReaderState
 from spark_stream.console.asking import Asking, open_places
-from spark_stream.errors import MetadataLost, MetadataUnavailable
-from spark_stream.testing import LocalCluster
 from spark_stream.wire.cluster_messages import (
     BrokerDescription,
     ClusterDescription,

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from isolog.errors import InvalidOption
 from spark_stream.cli.output.formats import Shape, Template, writer_of
-from spark_stream.errors import InvalidOption
 from spark_stream.schema.texts import json_lines
 from spark_stream.sql.ddl import parse_schema
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import InvalidOption, Unauthenticated, UnknownOutcome
 from spark_stream.client.connecting import access as access_module
 from spark_stream.client.connecting.access import (
     OPEN,
@@ -16,7 +17,6 @@ from spark_stream.client.connecting.access import (
     access_of,
     bootstrap_of_profile,
 )
-from spark_stream.errors import InvalidOption, Unauthenticated, UnknownOutcome
 from spark_stream.transport.tls import TlsFiles
 from spark_stream.wire.access_messages import Authenticate
 from tests.asking import PASSWORD, admin, as_, asking

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from isolog.errors import BrokerUnavailable, NotLeader, WrongCluster
 from spark_stream.client.connecting import connection as module
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.client.connecting.router import Router
-from spark_stream.errors import BrokerUnavailable, NotLeader, WrongCluster
 from spark_stream.wire.messages import (
     BrokerAddress,
     BrokerList,

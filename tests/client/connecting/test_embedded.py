@@ -18,15 +18,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-import spark_stream as isolog
-from spark_stream.client.connecting.embedded import known_address
-from spark_stream.errors import (
+import isolog
+from isolog.errors import (
     BrokerUnavailable,
     DirectoryInUse,
     InvalidConfig,
     NotALogDirectory,
     UnknownLog,
 )
+from spark_stream.client.connecting.embedded import known_address
 from tests.client.connecting.listing import listing
 from tests.support import BrokerProcess, alive, end_process, eventually, values
 
@@ -96,7 +96,7 @@ def test_connecting_without_create_starts_the_broker_of_a_log_that_is_there(dire
 
 ASK = """
 import sys
-import spark_stream as isolog
+import isolog
 with isolog.connect(path=sys.argv[1]) as log:
     with log.producer() as producer:
         try:

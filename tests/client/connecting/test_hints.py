@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from isolog.errors import InvalidRequest
 from spark_stream.client.connecting.link import BrokerLink
-from spark_stream.errors import InvalidRequest
 from spark_stream.wire.messages import Message
 from spark_stream.wire.sink_messages import OpenBranch
 from tests.support import BrokerProcess, values

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import spark_stream as isolog
-from spark_stream.errors import (
+import isolog
+from isolog.errors import (
     BrokerUnavailable,
     BufferFull,
     InvalidOption,

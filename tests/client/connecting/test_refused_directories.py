@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-import spark_stream as isolog
-from spark_stream.errors import (
+import isolog
+from isolog.errors import (
     DirectoryInUse,
     InvalidConfig,
     InvalidOption,

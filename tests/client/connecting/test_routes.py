@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from isolog.errors import BrokerUnavailable, InvalidOption, NotLeader, RequestTimeout
 from spark_stream.client.connecting import router
 from spark_stream.client.connecting.connection import ClusterConnection, rack_of
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.routes import Routes
-from spark_stream.errors import BrokerUnavailable, InvalidOption, NotLeader, RequestTimeout
 from spark_stream.wire.messages import BrokerAddress, LeaderFacts
 
 

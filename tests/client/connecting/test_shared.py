@@ -8,8 +8,8 @@ import threading
 import psutil
 import pytest
 
-import spark_stream as isolog
-from spark_stream.errors import InvalidOption
+import isolog
+from isolog.errors import InvalidOption
 from tests.support import BrokerProcess, eventually, values
 
 

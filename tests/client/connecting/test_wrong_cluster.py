@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import UnknownLog, WrongCluster
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.errors import UnknownLog, WrongCluster
 from spark_stream.wire.messages import Empty, TopicNames
 from tests.conftest import stop_broker
 from tests.support import BrokerProcess, values

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import sys
 
-import spark_stream as isolog
+import isolog
 
 ROWS_MAX = 7
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from isolog.errors import NotLeader
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.reading import feed
 from spark_stream.client.reading.columns import View
@@ -17,7 +18,6 @@ from spark_stream.client.reading.fetch_core import AheadLimits
 from spark_stream.client.reading.fetching import Source
 from spark_stream.client.reading.ranges import WantedRange
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import NotLeader
 from spark_stream.protocol import Cancelled, Lost, Received
 from spark_stream.protocol.connection import ConnectionLimits
 from spark_stream.transport.failures import failure_of

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isolog.errors import InternalError, InvalidOption, SchemaMismatch
 from spark_stream.client.reading.columns import (
     HEADERS,
     KAFKA_COLUMNS,
@@ -14,7 +15,6 @@ from spark_stream.client.reading.columns import (
     offsets_of,
     shown_schema,
 )
-from spark_stream.errors import InternalError, InvalidOption, SchemaMismatch
 from spark_stream.schema.schemas import DEFAULT_SCHEMA, METADATA, TIMESTAMP
 
 TYPED = pa.schema(

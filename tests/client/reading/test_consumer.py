@@ -14,16 +14,16 @@ from datetime import datetime
 import pyarrow as pa
 import pytest
 
-import spark_stream as isolog
-from spark_stream.client.reading import consumer as consumer_module
-from spark_stream.client.reading.feed import Feed
-from spark_stream.errors import (
+import isolog
+from isolog.errors import (
     InvalidOption,
     InvalidRequest,
     OffsetOutOfRange,
     SchemaMismatch,
     UnknownTopic,
 )
+from spark_stream.client.reading import consumer as consumer_module
+from spark_stream.client.reading.feed import Feed
 from tests.client.proxy import Proxy
 from tests.support import NUMBERS, eventually, numbers, values
 
@@ -315,7 +315,7 @@ def test_closing_the_log_ends_its_consumers(shared, topic):
 
 ENDS = """
 import sys
-import spark_stream as isolog
+import isolog
 log = isolog.connect(sys.argv[1])
 consumer = log.consumer(sys.argv[2])
 records = consumer.records()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from isolog.errors import BrokerUnavailable, IsologError, NotLeader, UnknownTopic
 from spark_stream.client.reading.fetch_core import (
     AHEAD_ITEMS,
     AheadLimits,
@@ -19,7 +20,6 @@ from spark_stream.client.reading.fetch_core import (
 )
 from spark_stream.client.reading.range_core import RETRY_PAUSE_S, Ask, RangeCore
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
-from spark_stream.errors import BrokerUnavailable, IsologError, NotLeader, UnknownTopic
 from tests.client.reading.test_range_core import PATIENCE_S, Leader
 
 SILENCE_S = 5.0

@@ -7,7 +7,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from spark_stream.errors import InvalidFilter
+from isolog.errors import InvalidFilter
 from tests.support import NUMBERS, eventually, numbers, values
 
 LEVELS = ["read_uncommitted", "read_replicated", "read_committed", "read_atomic"]

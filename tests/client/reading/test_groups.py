@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from isolog.errors import BrokerUnavailable, ConsumerFenced, InvalidOption, InvalidRequest
 from spark_stream.client.groups import Membership, MembershipCore
 from spark_stream.client.reading import group_reader
 from spark_stream.client.reading.consumer import Consumer
@@ -23,7 +24,6 @@ from spark_stream.client.transactions import TransactionsClient
 from spark_stream.consistency.groups import Assigned
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf
-from spark_stream.errors import BrokerUnavailable, ConsumerFenced, InvalidOption, InvalidRequest
 from spark_stream.wire.consumer_messages import GroupAnswer, TakenPartitions, TakePartitions
 from spark_stream.wire.messages import Message
 from tests.support import eventually, values

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pyarrow.compute as pc
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import OffsetOutOfRange
 from spark_stream.client.writing.transactional import TransactionalProducer
-from spark_stream.errors import OffsetOutOfRange
 from tests.support import NUMBERS, eventually, numbers, values
 
 LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic")

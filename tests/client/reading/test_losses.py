@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-import spark_stream as isolog
-from spark_stream.errors import DataLoss, InvalidOption, OffsetEvicted
+import isolog
+from isolog.errors import DataLoss, InvalidOption, OffsetEvicted
 from tests.cut_logs import cut, grow
 from tests.support import NUMBERS, BrokerProcess, eventually, numbers
 

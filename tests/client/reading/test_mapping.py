@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import DamagedSegment
 from spark_stream.client.reading import mapping
 from spark_stream.client.reading.columns import offsets_of, runs_of
 from spark_stream.client.reading.mapping import CannotMap, MappingLeaders
-from spark_stream.errors import DamagedSegment
 from tests.examples import examples
 from tests.mapped_files import by_flight, watch_mapped
 from tests.support import BrokerProcess

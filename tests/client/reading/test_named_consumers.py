@@ -10,7 +10,7 @@ import uuid
 
 import pytest
 
-from spark_stream.errors import (
+from isolog.errors import (
     ConsumerFenced,
     InvalidOption,
     InvalidTransaction,

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from spark_stream.errors import InvalidOption, InvalidRequest, SchemaMismatch, Unsupported
+from isolog.errors import InvalidOption, InvalidRequest, SchemaMismatch, Unsupported
 from tests.support import NUMBERS, eventually, values
 
 LEVELS = ["read_uncommitted", "read_replicated", "read_committed", "read_atomic"]

@@ -7,6 +7,14 @@ import random
 
 import pytest
 
+from isolog.errors import (
+    BrokerUnavailable,
+    DataLoss,
+    IsologError,
+    NotLeader,
+    OffsetEvicted,
+    RequestTimeout,
+)
 from spark_stream.client.reading.range_core import (
     FOLLOWER_PAUSE_S,
     RETRY_PAUSE_S,
@@ -15,14 +23,6 @@ from spark_stream.client.reading.range_core import (
     RangeCore,
 )
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
-from spark_stream.errors import (
-    BrokerUnavailable,
-    DataLoss,
-    IsologError,
-    NotLeader,
-    OffsetEvicted,
-    RequestTimeout,
-)
 
 PATIENCE_S = 30.0
 

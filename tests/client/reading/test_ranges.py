@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
+from isolog.errors import SchemaMismatch
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.ranges import WantedRange, read_range, read_together
 from spark_stream.client.reading.ways import Ways
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import SchemaMismatch
 from tests.client.reading.leaders import Leaders, small_budget
 from tests.support import eventually
 

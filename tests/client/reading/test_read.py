@@ -11,9 +11,8 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 
-import spark_stream as isolog
-from spark_stream.client import log as log_module
-from spark_stream.errors import (
+import isolog
+from isolog.errors import (
     InvalidOption,
     OffsetEvicted,
     OffsetOutOfRange,
@@ -21,6 +20,7 @@ from spark_stream.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from spark_stream.client import log as log_module
 from spark_stream.schema.schemas import TIMESTAMP_TYPE
 from tests.support import NUMBERS, eventually, numbers, values
 
@@ -294,7 +294,7 @@ def test_timestamps_find_the_first_record_at_or_after_them(log, topic):
 _GROUPING = """
 import sys
 import pyarrow as pa
-import spark_stream as isolog
+import isolog
 
 address, *topics = sys.argv[1:]
 with isolog.connect(address) as log:

@@ -7,10 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from spark_stream.client.consumers import MovedPosition
-from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.reader_states import ReaderState
-from spark_stream.errors import (
+from isolog.errors import (
     ConsumerFenced,
     InvalidOption,
     InvalidRequest,
@@ -18,6 +15,9 @@ from spark_stream.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from spark_stream.client.consumers import MovedPosition
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.reader_states import ReaderState
 from spark_stream.wire.consumer_messages import PinStart
 from tests.support import eventually
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from spark_stream.errors import (
+from isolog.errors import (
     InvalidOption,
     SchemaMismatch,
     UnknownPartition,

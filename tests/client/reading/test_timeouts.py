@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from spark_stream.errors import InvalidOption
+from isolog.errors import InvalidOption
 
 LEVELS = ["read_uncommitted", "read_replicated", "read_committed", "read_atomic"]
 

@@ -13,6 +13,20 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from msgspec import structs
 
+from isolog.errors import (
+    BrokerStopping,
+    BrokerUnavailable,
+    InvalidRecord,
+    IsologError,
+    NotLeader,
+    OutOfOrderSequence,
+    RecordNotAttempted,
+    RequestTimeout,
+    SchemaMismatch,
+    Unauthenticated,
+    UnknownOutcome,
+    UnknownTopic,
+)
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.values import Written
 from spark_stream.client.writing.core import TICK_S, ProducerCore
@@ -43,20 +57,6 @@ from spark_stream.consistency.partition.producers import (
     Duplicate,
     ProducerState,
     Stamp,
-)
-from spark_stream.errors import (
-    BrokerStopping,
-    BrokerUnavailable,
-    InvalidRecord,
-    IsologError,
-    NotLeader,
-    OutOfOrderSequence,
-    RecordNotAttempted,
-    RequestTimeout,
-    SchemaMismatch,
-    Unauthenticated,
-    UnknownOutcome,
-    UnknownTopic,
 )
 from spark_stream.wire.messages import (
     Ack,

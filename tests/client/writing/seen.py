@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import spark_stream as isolog
+import isolog
 
 
 def found(log: isolog.Log, topic: str, isolation: str = "read_committed") -> list[int]:

@@ -8,9 +8,9 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
+from isolog.errors import InvalidRecord, SchemaMismatch, UnknownPartition, UnknownTopic
 from spark_stream import Written
 from spark_stream.client.connecting.router import Router
-from spark_stream.errors import InvalidRecord, SchemaMismatch, UnknownPartition, UnknownTopic
 from spark_stream.schema.schemas import HEADERS_TYPE, TIMESTAMP_TYPE, stored_schema
 from tests.client.writing.test_send import partition_of
 from tests.support import NUMBERS, numbers, values

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from isolog.errors import InvalidOption, InvalidRecord, UnknownPartition
 from spark_stream.client.writing.batches import as_headers, check_partition
 from spark_stream.client.writing.producer import check_setting
-from spark_stream.errors import InvalidOption, InvalidRecord, UnknownPartition
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.wire.messages import PartitionDescription, TopicDescription
 

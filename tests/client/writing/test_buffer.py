@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from isolog.errors import BufferFull
 from spark_stream.client.writing.buffer import Buffer, Share
-from spark_stream.errors import BufferFull
 
 
 def test_parts_that_share_memory_give_their_room_back_with_the_last_of_them():

@@ -11,13 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_stream.client.connecting.routes import Route
-from spark_stream.client.writing import core, lanes
-from spark_stream.client.writing.core import ProducerCore
-from spark_stream.client.writing.instructions import EndStream, OpenStream, SendBatch
-from spark_stream.client.writing.lanes import Lane, Outgoing, ProducerIdentity
-from spark_stream.consistency.partition.producers import EPOCH_MAX
-from spark_stream.errors import (
+from isolog.errors import (
     BrokerUnavailable,
     DiskFull,
     InvalidTransaction,
@@ -27,6 +21,12 @@ from spark_stream.errors import (
     UnknownOutcome,
     UnknownTopic,
 )
+from spark_stream.client.connecting.routes import Route
+from spark_stream.client.writing import core, lanes
+from spark_stream.client.writing.core import ProducerCore
+from spark_stream.client.writing.instructions import EndStream, OpenStream, SendBatch
+from spark_stream.client.writing.lanes import Lane, Outgoing, ProducerIdentity
+from spark_stream.consistency.partition.producers import EPOCH_MAX
 from spark_stream.wire.messages import Acknowledged, BatchRefused
 from tests.client.writing.producer_world import World, topic_of
 from tests.examples import examples

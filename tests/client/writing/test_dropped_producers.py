@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-import spark_stream as isolog
+import isolog
 from spark_stream.client.connecting.calls import THREADS_MAX, call_elsewhere
 from tests.support import BrokerProcess, eventually, free_port, values
 

@@ -7,8 +7,8 @@ from concurrent.futures import wait
 
 import pytest
 
+from isolog.errors import BrokerUnavailable, RecordTooLarge
 from spark_stream.client.writing.promises import Failure, Failures, Promise
-from spark_stream.errors import BrokerUnavailable, RecordTooLarge
 
 
 def failed(failures: Failures, message: str) -> Promise:

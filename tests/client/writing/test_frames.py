@@ -12,8 +12,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from isolog.errors import SchemaMismatch
 from spark_stream.client.writing.batches import one_batch
-from spark_stream.errors import SchemaMismatch
 from spark_stream.schema.schemas import fitted
 
 FLIGHTS = pa.schema(

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-import spark_stream as isolog
+import isolog
+from isolog.errors import IsologError, RecordTooLarge, UnknownOutcome
 from spark_stream.client.writing.lanes import ProducerIdentity
-from spark_stream.errors import IsologError, RecordTooLarge, UnknownOutcome
 from tests.client.proxy import Proxy
 from tests.support import BrokerProcess, eventually, numbers, values
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isolog.errors import SchemaMismatch, UnsupportedType
 from spark_stream.client.writing.keys import has_keys, key_bytes, partitions_by
-from spark_stream.errors import SchemaMismatch, UnsupportedType
 from spark_stream.schema.keys import (
     check_evolved_key,
     check_key,

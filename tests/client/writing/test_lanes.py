@@ -9,6 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isolog.errors import (
+    BrokerUnavailable,
+    InvalidRecord,
+    OutOfOrderSequence,
+    RecordNotAttempted,
+    UnknownOutcome,
+)
 from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import (
     JOINED_BYTES_MAX,
@@ -27,13 +34,6 @@ from spark_stream.consistency.partition.producers import (
     Duplicate,
     ProducerState,
     Stamp,
-)
-from spark_stream.errors import (
-    BrokerUnavailable,
-    InvalidRecord,
-    OutOfOrderSequence,
-    RecordNotAttempted,
-    UnknownOutcome,
 )
 from tests.examples import examples
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from isolog.errors import BrokerUnavailable, InvalidRecord, RecordNotAttempted
 from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import Unacknowledged
 from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
 from spark_stream.client.writing.promises import Failures
-from spark_stream.errors import BrokerUnavailable, InvalidRecord, RecordNotAttempted
 from tests.examples import examples
 
 

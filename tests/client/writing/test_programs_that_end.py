@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(120)
 
 LEFT_OPEN = """
 import sys, threading
-import spark_stream as isolog
+import isolog
 log = isolog.connect(sys.argv[1])
 producer = log.producer()
 producer.send("t", "v").result(20)

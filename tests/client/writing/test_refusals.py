@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-from spark_stream.errors import (
+from isolog.errors import (
     BatchTooLarge,
     InvalidRecord,
     IsologError,

@@ -11,11 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark_stream import Written
-from spark_stream.client.writing import batches
-from spark_stream.client.writing import producer as producing
-from spark_stream.client.writing.lanes import Outgoing
-from spark_stream.errors import (
+from isolog.errors import (
     BatchTooLarge,
     InvalidOption,
     InvalidRecord,
@@ -26,6 +22,10 @@ from spark_stream.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from spark_stream import Written
+from spark_stream.client.writing import batches
+from spark_stream.client.writing import producer as producing
+from spark_stream.client.writing.lanes import Outgoing
 from tests.support import NUMBERS, values
 
 pytestmark = pytest.mark.slow  # every test here starts a broker, or uses one

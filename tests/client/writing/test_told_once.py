@@ -6,7 +6,7 @@ from concurrent.futures import wait
 
 import pytest
 
-from spark_stream.errors import SchemaMismatch, TransactionAborted, UnknownTopic
+from isolog.errors import SchemaMismatch, TransactionAborted, UnknownTopic
 from tests.support import numbers, values
 
 

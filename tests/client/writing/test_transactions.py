@@ -10,9 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-import spark_stream as isolog
-from spark_stream.client.writing.transactional import TransactionalProducer
-from spark_stream.errors import (
+import isolog
+from isolog.errors import (
     InvalidOption,
     InvalidRequest,
     InvalidTransaction,
@@ -22,6 +21,7 @@ from spark_stream.errors import (
     UnknownTopic,
     UnknownTransaction,
 )
+from spark_stream.client.writing.transactional import TransactionalProducer
 from tests.client.writing.seen import entries, found
 from tests.support import eventually, values
 
@@ -370,7 +370,7 @@ _PAUSED = """
 import asyncio
 import sys
 
-import spark_stream as isolog
+import isolog
 
 address, kind, topic, identity = sys.argv[1:]
 timeout = {"transactional_id": identity, "transaction_timeout_ms": 1_000}

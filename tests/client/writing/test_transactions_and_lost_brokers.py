@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-import spark_stream as isolog
-from spark_stream.errors import (
+import isolog
+from isolog.errors import (
     InvalidTransaction,
     IsologError,
 )

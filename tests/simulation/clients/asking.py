@@ -7,11 +7,7 @@ from operator import methodcaller
 from random import Random
 from typing import Any
 
-from spark_stream.client.connecting.routes import Route, Routes
-from spark_stream.client.writing.lanes import Unacknowledged
-from spark_stream.cluster.topics import Topic
-from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import (
+from isolog.errors import (
     IsologError,
     LeaderEpochFenced,
     LeaderUnavailable,
@@ -19,6 +15,10 @@ from spark_stream.errors import (
     UnknownLeaderEpoch,
     UnknownOutcome,
 )
+from spark_stream.client.connecting.routes import Route, Routes
+from spark_stream.client.writing.lanes import Unacknowledged
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency.isolation import Isolation
 from spark_stream.scripts.steps import Script
 from spark_stream.wire.messages import AppendTo
 from tests.simulation.broker import SimulatedBroker

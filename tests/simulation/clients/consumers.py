@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from isolog.errors import IsologError
 from spark_stream.consistency.transactions.transactions import PositionOf
-from spark_stream.errors import IsologError
 from spark_stream.scripts.steps import Script
 from spark_stream.scripts.transactions import positions
 from tests.simulation.broker import SimulatedBroker

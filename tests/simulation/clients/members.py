@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from isolog.errors import ConsumerFenced, IsologError
 from spark_stream.client.groups import MembershipCore
 from spark_stream.cluster.consumers import CONSUMERS, SESSIONS, group_of, member_of
 from spark_stream.consistency import groups as rules
 from spark_stream.consistency.groups import Assigned, GroupMember, KnownTopic, Place
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf, Transaction
-from spark_stream.errors import ConsumerFenced, IsologError
 from spark_stream.scripts import groups
 from spark_stream.scripts.steps import Script
 from spark_stream.scripts.transactions import deciding, positions

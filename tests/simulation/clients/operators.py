@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from operator import methodcaller
 
+from isolog.errors import IsologError
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.transactions.transactions import Transaction
-from spark_stream.errors import IsologError
 from spark_stream.scripts.steps import Script
 from spark_stream.scripts.transactions import deciding
 from tests.simulation.broker import SimulatedBroker

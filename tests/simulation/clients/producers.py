@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from isolog.errors import IsologError
 from spark_stream.client.writing.lanes import ProducerIdentity
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
-from spark_stream.errors import IsologError
 from spark_stream.scripts.steps import Numbering, TakeNumber
 from tests.simulation.clients.asking import Session
 from tests.simulation.network import NoAnswer

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
+from isolog.errors import DataLoss, IsologError, OffsetEvicted, OffsetOutOfRange
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation, upper_bound
-from spark_stream.errors import DataLoss, IsologError, OffsetEvicted, OffsetOutOfRange
 from spark_stream.scripts.cutting import CutRange, find_cut
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.clients.asking import Session

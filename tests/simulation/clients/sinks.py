@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from isolog.errors import IsologError
 from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.transactions.sinks import Claim, Stop
 from spark_stream.consistency.transactions.transactions import Content
-from spark_stream.errors import IsologError
 from spark_stream.scripts.transactions import sinks
 from spark_stream.scripts.transactions.deciding import Commit
 from tests.simulation.clients.asking import Session

@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
+from isolog.errors import IsologError, ProducerFenced, TransactionAborted
 from spark_stream.consistency.transactions.transactions import PositionOf, Transaction
-from spark_stream.errors import IsologError, ProducerFenced, TransactionAborted
 from spark_stream.scripts.transactions import consumers, deciding
 from spark_stream.scripts.transactions.deciding import Commit
 from tests.simulation.clients.asking import Session

@@ -6,10 +6,10 @@ from functools import partial
 from random import Random
 from typing import Final
 
+from isolog.errors import IsologError
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import IsologError
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.clients.asking import Session
 from tests.simulation.clients.readers import find_offsets, follow, read_up_to

@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
+from isolog.errors import DiskFull, StorageFailure
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.errors import DiskFull, StorageFailure
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.faults.common import (
     LEASE_OVER_S,

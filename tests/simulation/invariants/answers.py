@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from spark_stream.client.writing.lanes import Settlement, Unacknowledged
-from spark_stream.consistency.ids import NO_TRANSACTION
-from spark_stream.consistency.transactions.transactions import COMMITS, Transaction
-from spark_stream.errors import (
+from isolog.errors import (
     DamagedSegment,
     InternalError,
     InvalidTransaction,
     IsologError,
     UnknownOutcome,
 )
+from spark_stream.client.writing.lanes import Settlement, Unacknowledged
+from spark_stream.consistency.ids import NO_TRANSACTION
+from spark_stream.consistency.transactions.transactions import COMMITS, Transaction
 from spark_stream.scripts.transactions.deciding import Commit
 from spark_stream.wire.messages import Ack, BatchRefused
 from tests.simulation.broker import SimulatedBroker

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from isolog.errors import IsologError
 from spark_stream.broker.actions.topics import partition_facts
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.consistency.isolation import Bounds, Isolation
-from spark_stream.errors import IsologError
 from tests.simulation.history import Course, Line, Place, Seen
 from tests.simulation.invariants.base import Invariant, Looked, View
 

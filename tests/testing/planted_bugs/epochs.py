@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from isolog.errors import NotLeader
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.partition.state import PartitionState, Role
 from spark_stream.broker.serving import fetching
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.replication.lineage import Lineage
-from spark_stream.errors import NotLeader
 from tests.testing.planted_bugs.planting import Patch, bug
 
 

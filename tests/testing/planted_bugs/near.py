@@ -6,13 +6,13 @@ from typing import Any
 
 from msgspec import structs
 
+from isolog.errors import IsologError
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.client.reading.range_core import RangeCore
 from spark_stream.cluster.brokers import NO_GENERATION
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.replication import near
-from spark_stream.errors import IsologError
 from tests.testing.planted_bugs.planting import Patch, bug
 
 

@@ -1,0 +1,8 @@
+"""``python -m isolog``: the command ``isolog``."""
+
+from __future__ import annotations
+
+from spark_stream.cli import main
+
+if __name__ == "__main__":
+    main()
