@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
@@ -140,13 +141,13 @@ def json_blocks(source: Bytes, idle: Idle) -> Iterator[bytes]:
 
 
 class _Ahead:
-    """An input whose first bytes were read to see whether it is an array."""
+    """An input whose first bytes were read to see whether it is an array, without its BOM."""
 
     def __init__(self, source: Bytes, idle: Idle) -> None:
         self._source, self._idle = source, idle
         self.held = bytearray()
         while not self.held.strip() and (data := self._next()):
-            self.held += data
+            self.held = (self.held + data).removeprefix(BOM_UTF8)
 
     def read_all(self) -> bytearray:
         while data := self._next():

@@ -106,6 +106,15 @@ def test_a_json_array_of_objects_has_the_rows_of_json(tmp_path: Path, name: str)
     assert pd.read_json(file).to_dict("records")[1] == ROWS[1]
 
 
+@pytest.mark.parametrize("text", [ARRAY, "\n".join(map(json.dumps, ROWS))])
+def test_json_may_begin_with_a_byte_order_mark(tmp_path: Path, text: str) -> None:
+    """PowerShell writes one, and Python's ``utf-8-sig``."""
+    plain, marked = tmp_path / "plain.json", tmp_path / "marked.json"
+    plain.write_text(text)
+    marked.write_text(text, encoding="utf-8-sig")
+    assert produced(marked).equals(produced(plain))
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_each_element_of_an_array_is_a_line(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
