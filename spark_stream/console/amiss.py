@@ -235,7 +235,7 @@ def _refusals(broker: Mapping[str, Any]) -> Iterator[Amiss]:
         led = [each for each in places if each in broker["led"]]
         text = disk_fault(name, code, len(places))
         if led:
-            text += f", among them {_said(led)}, which it leads"
+            text += f", and it leads {_said(led)}"
         hint = (
             f"{_room(broker)} Writes then continue without a restart."
             if code == "DISK_FULL"

@@ -260,8 +260,8 @@ def test_a_full_disk_is_one_line_with_its_cause_whoever_leads():
     status = {"refused": refused, "disk_free": 0}
     (led,) = judged([broker("3", status=status, led=["clicks/1"], full_in_s=0.0)])
     assert led.message == (
-        "the disk of broker 3 is full: 3 replicas refuse writes, among them clicks/1, which it"
-        " leads; audit grows fastest on it"
+        "the disk of broker 3 is full: 3 replicas refuse writes, and it leads clicks/1;"
+        " audit grows fastest on it"
     )
     assert led.places == ("clicks/1", "audit/0", "clicks/2")
     (followed,) = judged([broker("3", status=status)])

@@ -287,7 +287,7 @@ def test_a_full_disk_is_told_where_writes_are_refused(browser, tmp_path: Path):
                 playwright.expect(page.locator("#app")).to_contain_text("Nothing is amiss")
                 limited(broker, only_segment(broker, "audit").stat().st_size)
                 assert producer.append("audit", numbers(0, 7_000), partition=0).exception(20)
-                refused = "Partition audit/0 refuses writes: the disk of broker"
+                refused = "is full: 1 replica refuses writes, and it leads audit/0"
                 playwright.expect(page.locator("#app")).to_contain_text(refused)
                 check_accessible(page)
                 page.goto(f"{address}/topics")
