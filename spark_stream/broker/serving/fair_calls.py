@@ -21,7 +21,7 @@ class FairCalls:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the next fields
         self._open = 0
         self._waiting: deque[Work] = deque()
 

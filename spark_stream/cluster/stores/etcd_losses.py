@@ -96,7 +96,7 @@ class EtcdLosses:
         """Check that a member has all that was read from etcd. If not, report the loss.
 
         Raises:
-            MetadataLost: Members answer, and none has it.
+            MetadataLost: All members that answer lack a part.
             MetadataUnavailable: No member answers.
         """
         known = self._history.known

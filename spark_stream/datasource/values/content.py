@@ -300,7 +300,7 @@ def _floats(column: Any) -> Iterator[_Words]:
     """Yield integral numbers as integers have them, and the bits of other doubles."""
     for values in _fixed(column, f"<f{column.type.bit_width // 8}", 1):
         doubles = values[:, 0].astype(np.float64)
-        with np.errstate(invalid="ignore"):  # NaN, infinity, and what is too large
+        with np.errstate(invalid="ignore"):  # NaN, infinity, too large numbers
             whole = doubles.astype(np.int64)
         integral = whole.astype(np.float64) == doubles
         if np.isnan(doubles.max()):

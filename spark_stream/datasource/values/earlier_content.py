@@ -32,7 +32,7 @@ _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT: Final = np.uint64(32)
 _EIGHT: Final = np.uint64(8)
 _PIECE: Final = 512  # bytes of a text that are hashed as one, a word a pass: this limits the passes
-_CHUNK: Final = 64  # bytes of a text that are gathered at once
+_CHUNK: Final = 64  # bytes of a text that are gathered together
 _BLOCK_ROWS: Final = 4096  # intermediate values then stay in the processor's cache
 
 
@@ -178,7 +178,7 @@ def _mix_matrix(hashes: _Words, data: pa.Buffer, start: int, length: int) -> Non
 def _mix_any(
     hashes: _Words, data: npt.NDArray[np.uint8], starts: _Places, lengths: _Places
 ) -> None:
-    """Mix in texts of any lengths, a chunk of each at once; they drop out as they end."""
+    """Mix in texts of any lengths, a chunk of each together. A text drops out at its end."""
     live: Any = slice(None)
     for done in range(0, int(lengths.max()), _CHUNK):
         if done:
