@@ -214,7 +214,7 @@ class Attempts:
             found = [numbered(rows).toArrow() for _ in range(2)]
             self._batches.setdefault(batch, []).extend(found)
 
-        writer = self._stream().writeStream.foreachBatch(keep)
+        writer = self._repeated(self._stream).writeStream.foreachBatch(keep)
         checkpoint = self._folder / "each"
         self._finish(writer, checkpoint)
         forget_last_commit(checkpoint)
@@ -231,7 +231,7 @@ class Attempts:
                 yield batch.take(pa.array(range(-before % 3, batch.num_rows, 3), pa.int64()))
                 before += batch.num_rows
 
-        stream = self._stream()
+        stream = self._repeated(self._stream)
         rows = stream.mapInArrow(each_third, stream.schema)
         writer = (
             rows.writeStream.format("isolog")
