@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import isolog
+import spark_stream as isolog
 from bench import (
     against,
     clock,

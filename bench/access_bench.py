@@ -18,7 +18,7 @@ from typing import Any, Final
 import psutil
 import pyarrow as pa
 
-import isolog
+import spark_stream as isolog
 from bench.clock import now
 from bench.records import values
 from bench.results import Results

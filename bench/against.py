@@ -1,7 +1,8 @@
 """This working tree next to an earlier commit: ``python -m bench --against COMMIT``.
 
 The bench of this tree measures both packages, so what is measured is the same; parts that use more
-of the package than its public face may not run with every commit, which is then said. Figures are
+of the package than its public face may not run with every commit, which is then said. So the bench
+imports ``spark_stream``: earlier commits have no package ``isolog``. Figures are
 compared pair by pair (``bench.turns`` makes the pairs).
 """
 

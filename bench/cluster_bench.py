@@ -14,7 +14,7 @@ from statistics import median
 import psutil
 import pyarrow as pa
 
-import isolog
+import spark_stream as isolog
 from bench.records import values
 from bench.results import Results
 from spark_stream.testing.local_cluster import LocalCluster

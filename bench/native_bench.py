@@ -8,7 +8,7 @@ import time
 import pyarrow as pa
 import pyarrow.flight as fl
 
-import isolog
+import spark_stream as isolog
 from bench.clock import now
 from bench.records import values
 from bench.results import Results

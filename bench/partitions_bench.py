@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 
-import isolog
+import spark_stream as isolog
 from bench.records import values
 from bench.results import Results
 

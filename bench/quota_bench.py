@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-import isolog
+import spark_stream as isolog
 from bench.clock import now
 from bench.records import values
 from bench.results import Results

@@ -11,7 +11,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-import isolog
+import spark_stream as isolog
 from bench.records import batch_of
 from bench.results import Results
 from bench.sources import CeilingSource

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-import isolog
+import spark_stream as isolog
 from bench.clock import now
 from bench.records import values
 from bench.results import Results

@@ -16,7 +16,7 @@ import time
 import psutil
 import pyarrow as pa
 
-import isolog
+import spark_stream as isolog
 from bench.clock import now
 from bench.records import values
 from bench.results import Results

@@ -12,7 +12,7 @@ from typing import Final, Self
 import psutil
 import pyarrow as pa
 
-import isolog
+import spark_stream as isolog
 
 _READY: Final = "isolog broker ready "
 
