@@ -609,9 +609,10 @@ class Log(Closing):
         numbers = sorted(span.starts)
         with ThreadPoolExecutor(_READERS_MAX) as readers:
             try:
-                parts = list(readers.map(of_partition, numbers))
+                found = readers.map(of_partition, numbers)
             except RuntimeError:  # at the end of the interpreter no thread starts
-                parts = list(map(of_partition, numbers))
+                found = map(of_partition, numbers)
+            parts = list(found)
         return pa.Table.from_batches([batch for part in parts for batch in part], view.schema)
 
     # -- the connection -------------------------------------------------------------------------

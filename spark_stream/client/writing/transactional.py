@@ -242,7 +242,7 @@ class TransactionalProducer(Producer):
             return
         check_may_wait()
         try:
-            self.abandon()
+            self._abandon()
         finally:
             super().close()
 
@@ -351,7 +351,7 @@ class TransactionalProducer(Producer):
             if self._branch is not None:
                 logger.warning("%s is not aborted yet: %s", self._named(), error)
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """Abort the open transaction, unless it belongs to the parent of this process."""
         if self._connection.lifetime.is_over:
             return
@@ -363,7 +363,7 @@ class TransactionalProducer(Producer):
         """Abort the open transaction, unless another thread is ending it."""
         if self._deciding.acquire(timeout=self._connection.lifetime.seconds_left() or 0.0):
             try:
-                self.abandon()
+                self._abandon()
             finally:
                 self._deciding.release()
 
@@ -400,4 +400,4 @@ class _TransactionBlock(ProcessBound, AbstractContextManager[None]):
         if kind is None:
             self._producer.commit_transaction()
         else:
-            self._producer.abandon()
+            self._producer._abandon()
