@@ -63,6 +63,25 @@ def test_a_log_that_shrank_and_grew_is_told_by_partition_range_and_epochs(broker
     assert caught.value.details["partition"] == 0
 
 
+@pytest.mark.parametrize(("grown", "limit"), [(90, 40), (40, None), (90, 41)])
+def test_cut_log_is_read_on_if_the_next_end_has_the_number_of_the_start(
+    broker, topic, grown, limit
+):
+    with broker.connect() as log:
+        log.create_topic(topic, schema=NUMBERS)
+    grow(broker, topic, 0, 100)
+    query = Query(broker.address, topic, failOnDataLoss=False)
+    assert query.batch() == list(range(100))
+    cut(broker, 60)
+    grow(broker, topic, 1000, grown)
+    limits = {} if limit is None else {"maxOffsetsPerTrigger": limit}
+    query = Query(broker.address, topic, failOnDataLoss=False, at=query.at, **limits)
+    found = []
+    while batch := query.batch():
+        found += batch
+    assert found == list(range(1000, 1000 + grown))
+
+
 @pytest.mark.parametrize("grown", [0, 90])
 def test_without_failing_everything_written_since_is_read(broker, made, grown, caplog):
     query = Query(broker.address, made, failOnDataLoss=False)
