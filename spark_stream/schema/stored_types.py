@@ -88,12 +88,12 @@ def stored_type(kind: pa.DataType, path: str) -> pa.DataType:
     return found
 
 
-def check_levels(field: pa.Field) -> None:
+def check_levels(field: pa.Field, most: int = LEVELS_MAX) -> None:
     """Raise UnsupportedType if the column's type is nested deeper than Arrow can write."""
     levels = _levels(field.type)
-    if levels > LEVELS_MAX:
+    if levels > most:
         raise UnsupportedType(
-            f"column {field.name!r}: its type is nested {levels} levels deep, and {LEVELS_MAX} are"
+            f"column {field.name!r}: its type is nested {levels} levels deep, and {most} are"
             " the limit (a map has two levels)",
             column=field.name,
             hint="Make columns of its inner fields, or store the inner part as text (in Spark"

@@ -196,6 +196,16 @@ def test_filter_on_other_columns_of_such_a_query_is_applied(shared, names, shown
     assert rows_of(reader_of(shared.address, names, shown, filter=text)) == [1]
 
 
+def test_filter_on_a_padded_column_is_refused_if_the_query_leaves_the_column_out(
+    shared, log, topic
+):
+    padded = pa.field("c", pa.string(), metadata={"isolog.type": "char(5)"})
+    log.create_topic(topic, schema=pa.schema([pa.field("n", pa.int64()), padded]))
+    given = {"bootstrap": shared.address, "subscribe": topic, "filter": "c = 'ab'"}
+    with pytest.raises(InvalidFilter, match=r"column 'c' is char\(5\)"):
+        IsologReader(source_options(given, streaming=False), StructType().add("n", "long"))
+
+
 def test_comparisons_of_text_that_spark_pads_or_collates_are_left_to_spark(shared, names):
     comparisons = [
         spark.EqualTo(("name",), "abc"),

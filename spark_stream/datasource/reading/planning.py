@@ -23,7 +23,7 @@ from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.reading.losses import Losses
 from spark_stream.datasource.reading.nulls import check_nullability
 from spark_stream.datasource.spark.session import Grant, Session, located, session
-from spark_stream.datasource.spark.types import text_rule, to_arrow
+from spark_stream.datasource.spark.types import text_rule, to_arrow, to_spark
 from spark_stream.datasource.values.limits import Place
 from spark_stream.datasource.values.offsets import (
     Found,
@@ -242,7 +242,7 @@ class Planner:
     def _check_filter(self, columns: StructType) -> None:
         tree = None if self.options.filter is None else parsed(self.options.filter)
         for each in compared_columns(tree):
-            rule = text_rule(columns, each.path)
+            rule = self._text_rule(columns, each.path)
             if rule is not None:
                 raise InvalidFilter(
                     f"filter: column {each.shown!r} is {rule} in this query, and a leader compares"
@@ -251,6 +251,18 @@ class Planner:
                     column=each.shown,
                     hint="Use .where(...), which Spark applies by the rules of the type.",
                 )
+
+    def _text_rule(self, columns: StructType, path: Sequence[str]) -> str | None:
+        """Return the rule of a column. If the query leaves it out, the topics have declared it."""
+        name = path[0].lower()
+        if name in map(str.lower, columns.names):
+            return text_rule(columns, path)
+        for topic in self.describe().values():
+            declared = pa.schema([each for each in topic.schema if each.name.lower() == name])
+            rule = text_rule(to_spark(declared), path)
+            if rule is not None:
+                return rule
+        return None
 
     @property
     def atomic(self) -> bool:

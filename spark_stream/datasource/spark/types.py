@@ -17,7 +17,7 @@ import pyarrow.types as pt
 import pyspark.sql.types as st
 
 from spark_stream.errors import SchemaMismatch, UnsupportedType
-from spark_stream.schema.stored_types import check_levels
+from spark_stream.schema.stored_types import LEVELS_MAX, check_levels
 from spark_stream.schema.type_names import INTERVALS, SPARK_TYPE, declared_type
 
 CHAR_OR_VARCHAR: Final = "__CHAR_VARCHAR_TYPE_STRING"
@@ -61,7 +61,7 @@ def to_arrow(schema: st.StructType) -> pa.Schema:
     """
     fields = _arrow_fields(schema, "")
     for field in fields:
-        check_levels(field)
+        check_levels(field, LEVELS_MAX - 1)  # a task's rows are within one more struct
     return pa.schema(fields)
 
 

@@ -7,8 +7,8 @@ hashes, mixed once more, so the digest depends on the values that are in one row
 * Each column, and each part of a nested type, has a key from its name. Two columns with the same
   value have different hashes, and the order of the columns does not matter.
 * A null adds nothing to its row. So a column or a field of a struct without values does not count.
-* A number counts by its value, not by its type: 1, 1.0 and 1.00 are the same. All NaNs are one, and
-  -0.0 is 0.0. So a topic may be altered between a batch and its replay.
+* A number counts by its value, not by its type: integers and floats, and decimals of any places.
+  All NaNs are one, and -0.0 is 0.0. So a topic may be altered between a batch and its replay.
 * There are two digests: of all values, and of those that are not floating-point numbers. A query
   that adds floats up may get another last digit each time, since Spark adds in another order. Then
   only the first one differs (decision 98).
