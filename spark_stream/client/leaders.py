@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from msgspec import Struct
 
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.connecting.parallel import in_parallel
 from spark_stream.errors import BrokerUnavailable, IsologError, RequestTimeout
 from spark_stream.wire.messages import (
     AskedTopic,
@@ -71,8 +71,7 @@ def ask_each(
             note(broker, action, time.monotonic() - began if has_answered else None)
         return found
 
-    with ThreadPoolExecutor(_BROKERS_AT_ONCE) as askers:
-        answers = list(askers.map(answer, links))
+    answers = in_parallel(answer, links, _BROKERS_AT_ONCE)
     return {broker: each for broker, each in zip(links, answers, strict=True) if each is not None}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Never, overload
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ from spark_stream.client.closing import Closing
 from spark_stream.client.cluster import ClusterClient
 from spark_stream.client.connecting.access import access_of, bootstrap_of_profile
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.connecting.parallel import in_parallel
 from spark_stream.client.consumers import ConsumersClient, MovedPosition
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.consumer import Consumer
@@ -606,13 +606,7 @@ class Log(Closing):
                         raise
                     first = left  # the read starts at the earliest record that is left
 
-        numbers = sorted(span.starts)
-        with ThreadPoolExecutor(_READERS_MAX) as readers:
-            try:
-                found = readers.map(of_partition, numbers)
-            except RuntimeError:  # at the end of the interpreter no thread starts
-                found = map(of_partition, numbers)
-            parts = list(found)
+        parts = in_parallel(of_partition, sorted(span.starts), _READERS_MAX)
         return pa.Table.from_batches([batch for part in parts for batch in part], view.schema)
 
     # -- the connection -------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Final
 
@@ -18,6 +17,7 @@ from msgspec import Struct, structs
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.link import seconds_left
+from spark_stream.client.connecting.parallel import in_parallel
 from spark_stream.client.connecting.router import Router
 from spark_stream.errors import IsologError, LeaderUnavailable
 from spark_stream.wire.messages import (
@@ -133,17 +133,13 @@ class _LookUp:
             for each in topic.elsewhere:
                 if each.leader is not None and each.address and self._learn(topic, each):
                     groups[each.address][name].append(each.partition)
-        if len(groups) < 2:
-            for address, wanted in groups.items():
-                self._ask(address, wanted)
-            return
-        with ThreadPoolExecutor(min(_BROKERS_AT_ONCE, len(groups))) as askers:
-            list(askers.map(self._ask, groups, groups.values()))
+        in_parallel(self._ask, groups.items(), _BROKERS_AT_ONCE)
 
     def _learn(self, topic: _TopicAnswers, leader: LeaderFacts) -> bool:
         return self._router.learn_leader(topic.asked.topic, topic.topic_id, leader)
 
-    def _ask(self, address: str, wanted: Mapping[str, list[int]]) -> None:
+    def _ask(self, group: tuple[str, Mapping[str, list[int]]]) -> None:
+        address, wanted = group
         asked = ListOffsets(
             topics=[
                 structs.replace(self._topics[name].asked, partitions=numbers)

@@ -182,6 +182,11 @@ def check_may_wait() -> None:
             check_not_inside(section)
 
 
+def holds_lock() -> bool:
+    """Return whether the calling thread holds a lock of :func:`new_lock`."""
+    return any(lock._is_owned() for lock in list(_locks))  # type: ignore[attr-defined]
+
+
 def in_child(act: Callable[[], None]) -> Callable[[], None]:
     """Have a module's function called in each forked child, in the order of these calls."""
     _modules.append(act)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import gc
 import os
 import random
@@ -100,6 +101,17 @@ def test_a_signal_handler_can_call_the_client_or_is_refused_immediately(log, top
     acknowledged = [each for each in futures if each.exception(20) is None]
     assert log.read(topic).num_rows == len(acknowledged)
     assert len(acknowledged) > len(futures) - 10
+
+
+@pytest.mark.timeout(30)
+def test_a_handler_that_interrupts_a_thread_pool_of_the_program_can_read(log, topic):
+    log.create_topic(topic, partitions=2)
+    with log.producer() as producer:
+        producer.append(topic, values("1"), 0)
+        producer.append(topic, values("2"), 1)
+    with concurrent.futures.thread._global_shutdown_lock:  # each submit takes it
+        assert log.read(topic).num_rows == 2
+        assert log.cluster().brokers
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
