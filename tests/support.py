@@ -111,7 +111,7 @@ class BrokerProcess:
         if not line.startswith(READY):
             self.wait(START_S)
             try:
-                raise isolog.errors.from_wire(json.loads(line)["error"])
+                raise from_wire(json.loads(line)["error"])
             except (ValueError, KeyError):
                 raise AssertionError(f"the broker said {line!r}: {self.said()}") from None
         self.address = line.removeprefix(READY)
@@ -295,7 +295,7 @@ def typed(error: Exception) -> IsologError:
     assert value["code"] in BY_CODE, value
     assert value["message"], value
     assert value["hint"], value
-    return isolog.errors.from_wire(value)
+    return from_wire(value)
 
 
 # -- records --------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 
-import isolog
+import spark_stream as isolog
 
 TOPIC = "versions"
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from isolog.testing import LocalCluster
 from spark_stream.protocol import OLDEST, VERSION
+from spark_stream.testing import LocalCluster
 from tests.chaos.cluster import run
 from tests.chaos.test_cluster import holds
 from tests.conftest import ROOT
