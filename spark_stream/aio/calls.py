@@ -10,7 +10,7 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from spark_stream.transport.lifetime import ProcessBound, in_child_while_used
+from spark_stream.transport.lifetime import ProcessBound, in_child_while_used, present_lifetime
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,13 +29,14 @@ class Asynchronous(ProcessBound, Generic[S]):
 
     def __init__(self, sync: S) -> None:
         self.sync = sync
+        self._lifetime = present_lifetime()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def close(self) -> None:
         """Do what the client's ``close`` does."""
-        await self._end(self.sync.close)
+        await self._end_unless_over(self.sync.close)
 
     async def __aexit__(
         self,
@@ -43,11 +44,21 @@ class Asynchronous(ProcessBound, Generic[S]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._end(partial(self.sync.__exit__, kind, error, trace))
+        await self._end_unless_over(partial(self.sync.__exit__, kind, error, trace))
+
+    async def _end_unless_over(self, close: Callable[[], object]) -> None:
+        """Close, except in a forked child: it has no effect there, and asyncio has no loop."""
+        if not self._lifetime.is_over:
+            await self._end(close)
 
     async def _end(self, close: Callable[[], object]) -> None:
         """Call what closes the client's object."""
         await asyncio.to_thread(close)
+
+    async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call on a thread, unless the lifetime has ended."""
+        self._lifetime.check()
+        return await asyncio.to_thread(function, *args, **kwargs)
 
 
 def on_a_thread(
@@ -57,7 +68,7 @@ def on_a_thread(
 
     @wraps(method)
     async def call(of: Asynchronous[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.to_thread(method, of.sync, *args, **kwargs)
+        return await of._call(method, of.sync, *args, **kwargs)
 
     return call
 
@@ -96,6 +107,7 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._lifetime = present_lifetime()
         self._begin()
         in_child_while_used(self._begin)  # a forked child does not have its parent's thread
 
@@ -110,6 +122,7 @@ class Worker:
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what a function returns, or raise what it raises."""
+        self._lifetime.check()
         return await asyncio.wrap_future(self.start(function, *args, **kwargs))
 
     def start(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:

@@ -123,7 +123,7 @@ class AsyncProducer(Asynchronous[sync.Producer]):
         Raises:
             TimeoutError: not all was settled within ``timeout`` seconds.
         """
-        await asyncio.to_thread(self.sync.flush, timeout)
+        await self._call(self.sync.flush, timeout)
 
     async def _end(self, close: Callable[[], object]) -> None:
         try:
@@ -145,6 +145,8 @@ class AsyncProducer(Asynchronous[sync.Producer]):
             yield
             await self._worker.call(transaction.__exit__, None, None, None)
         except BaseException as error:
+            if self._lifetime.is_over:  # a forked child leaves the block
+                raise
             # Does nothing if the transaction has not begun, or is over.
             end = self._worker.start(transaction.__exit__, type(error), error, error.__traceback__)
             await asyncio.shield(asyncio.wrap_future(end))

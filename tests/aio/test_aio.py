@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
@@ -271,6 +272,43 @@ def test_a_forked_child_cannot_use_what_its_parent_opened(shared, topic):
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     run(partial(close_all, *opened))
+
+
+def test_a_forked_child_leaves_the_blocks_of_its_parent_with_its_own_exception(shared, topic):
+    async def fork(log, loader, consumer, leave):
+        """Return the exit code of a child that leaves all blocks."""
+        child, code = -1, 1
+        try:
+            async with log, consumer, loader, loader.transaction():
+                await loader.send(topic, b"1")
+                child = os.fork()
+                if child == 0:
+                    with pytest.raises(ForkedClient):
+                        await log.status()
+                    with pytest.raises(ForkedClient):
+                        await loader.flush()
+                    with pytest.raises(ForkedClient):
+                        await consumer.commit()
+                    leave()
+        except SystemExit as end:
+            code = end.code
+        except ForkedClient:
+            code = 9
+        finally:
+            if child == 0:
+                os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    async def body():
+        async with connected(shared, topic) as log:
+            for leave, code in ((partial(sys.exit, 7), 7), (lambda: None, 9)):
+                opened = await aio.connect(shared.address)
+                loader = await opened.producer(transactional_id=topic)
+                consumer = await opened.consumer(topic, name=topic)
+                assert await fork(opened, loader, consumer, leave) == code
+            assert (await log.read(topic, isolation="read_committed")).num_rows == 2
+
+    run(body)
 
 
 def test_a_cancelled_poll_loses_nothing(shared, topic):
