@@ -93,7 +93,7 @@ class CallPool:
                 logger.exception("a call to a broker failed unexpectedly")
             del found, call  # and the objects that they refer to
             with self._changed:
-                self._busy.remove(key)
+                self._busy.discard(key)  # a child that the call forked does not have it
 
     def _take(self) -> tuple[Hashable, Call] | None:
         """Return a waiting call whose key is free. The caller holds the lock."""

@@ -44,6 +44,14 @@ def test_two_calls_for_an_idle_thread_do_not_wait_for_each_other():
     assert sorted(met) == [0, 1]
 
 
+def test_the_thread_of_a_call_that_forked_makes_other_calls_in_the_child():
+    pool, done = CallPool(2, "test-calls-fork"), threading.Event()
+    pool.add("fork", pool._begin)  # as in the child: it drops the parent's calls
+    pool.await_idle(20)
+    pool.add("fork", done.set)
+    assert done.wait(20)
+
+
 def test_a_call_is_refused_if_no_thread_is_there_and_none_starts(monkeypatch):
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
