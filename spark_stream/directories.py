@@ -37,8 +37,12 @@ def local_directory(
 
     Raises:
         InvalidOption: it names no local directory. The error names the option to use instead.
+        TypeError: it is no text, for example bytes.
     """
-    text = os.fspath(given)
+    text = os.fspath(given) if isinstance(given, str | os.PathLike) else given
+    if not isinstance(text, str):
+        kind = type(given).__name__
+        raise TypeError(f"{option} must be a str or an os.PathLike of str, not {kind}")
     start = text.lstrip()
 
     def refused(problem: str, hint: str) -> InvalidOption:
@@ -46,9 +50,9 @@ def local_directory(
 
     if not text:
         raise refused("is empty", 'Name a directory: the working directory is ".".')
-    if "\0" in text:
-        raise refused("contains a null character", "Name a directory.")
     file = _FILE.match(start)
+    if "\0" in (text if file is None else unquote(text)):
+        raise refused("contains a null character", "Name a directory.")
     variable = _VARIABLE.search(text) or (None if file else _WINDOWS_VARIABLE.search(text))
     if variable is not None:
         raise refused(
@@ -88,7 +92,7 @@ def local_directory(
             f"Name a directory of this host. One of this name is written ./{text}.",
         )
     try:
-        return Path(text).expanduser()
+        return Path(text).expanduser() if text.startswith("~") else Path(text)
     except RuntimeError:
         raise refused(
             f"{text!r} names a home directory that this host does not have",

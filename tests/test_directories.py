@@ -60,6 +60,7 @@ REFUSED = [
     ("~no-such-user-here/log", "home directory"),
     ("", "empty"),
     ("a\0b", "null character"),
+    ("file:///a%00b", "null character"),
 ]
 
 
@@ -182,6 +183,12 @@ def test_error_about_a_variable_names_the_way_to_a_directory_of_this_name(text: 
     assert "file: URI" in (refused.value.hint or "")
 
 
+@pytest.mark.parametrize("given", [b"data", 7])
+def test_a_path_that_is_no_text_is_refused(given: object) -> None:
+    with pytest.raises(TypeError, match="path must be a str or an"):
+        isolog.connect(path=given)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_commands_refuse_a_path_that_is_no_local_directory(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], command: list[str]
@@ -201,6 +208,8 @@ def test_every_entry_resolves_file_uris_and_the_home_directory(
         "~/log": home / "log",
         "log": tmp_path / "log",
         f"file:{home}/log": home / "log",
+        "./~no-such-user-here": tmp_path / "~no-such-user-here",
+        "./~root/log": tmp_path / "~root/log",
         "./s3a:/bucket": tmp_path / "s3a:/bucket",
         "./127.0.0.1:9092": tmp_path / "127.0.0.1:9092",
         "log:v2": tmp_path / "log:v2",
