@@ -162,7 +162,10 @@ class TransactionalProducer(Producer):
             if self._branch is not None and self._aborting:
                 self._abort(self._branch)  # an earlier abort got no answer
             if self._branch is not None:
-                raise InvalidTransaction(f"{self._named()} is open already")
+                raise InvalidTransaction(
+                    f"{self._named()} is open already",
+                    hint="Commit it, or end it by abort_transaction() if an exception left it.",
+                )
             begun = self._call(self._begin)
             self._sender.failures.forget()
             self._forget_positions()
