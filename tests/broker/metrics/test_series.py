@@ -192,21 +192,20 @@ def test_metrics_show_the_state_that_clients_show(shown, client, ten):
         hangs.commit()
         owner = hangs.owner()["hangs"]
         idle = ReaderSession(owner, 45_000, Isolation.READ_COMMITTED, 1_000 * round(STALLED_S))
-        driver.run(note_heartbeat("client", "hangs", idle, claim=True))
-        found = scraped(shown.metrics_address)
-        listed = {each.name: each.state for each in client.consumers()}
-    shown_states = {
-        dict(labels)["consumer"]: dict(labels)["state"]
-        for labels, value in found.of("isolog_consumer_state").items()
-        if value == 1
-    }
-    assert shown_states == {
-        "closed": "stopped",
-        "failed": "gone",
-        "empty": "empty",
-        "hangs": "stalled",
-    }
-    assert listed == shown_states
+
+        def all_states() -> tuple[dict[str, str], dict[str, str]]:
+            """The states in metrics and in the client. Heartbeats of ``hangs`` come in between."""
+            driver.run(note_heartbeat("client", "hangs", idle, claim=True))
+            found = scraped(shown.metrics_address).of("isolog_consumer_state")
+            in_metrics = {
+                dict(labels)["consumer"]: dict(labels)["state"]
+                for labels, value in found.items()
+                if value == 1
+            }
+            return in_metrics, {each.name: each.state for each in client.consumers()}
+
+        expected = {"closed": "stopped", "failed": "gone", "empty": "empty", "hangs": "stalled"}
+        eventually(lambda: all_states() == (expected, expected))
 
 
 def test_members_without_a_heartbeat_in_their_session_are_counted(shown, client, ten):
