@@ -116,7 +116,7 @@ def test_a_death_is_a_line_in_the_log_however_many_partitions_were_led(three, ca
     a, _, c = three
     make(a, "t", *["cab", "cba"] * 10)
     c.die()
-    with caplog.at_level(logging.INFO, logger=controlling.__name__):
+    with caplog.at_level(logging.INFO, logger=controlling.logger.name):
         a.control_once()
     assert [each.getMessage() for each in caplog.records] == [
         "20 partitions (t/0, t/1, t/2, and 17 more): led by broker a (10), broker b (10) now;"
@@ -137,7 +137,7 @@ def test_the_log_says_who_leads_and_why(caplog, before, after, line):
         PartitionRecord((BrokerId("a"), BrokerId("b")), leader, LeaderEpoch(epoch), ())
         for leader, epoch in (before, after)
     ]
-    with caplog.at_level(logging.INFO, logger=controlling.__name__):
+    with caplog.at_level(logging.INFO, logger=controlling.logger.name):
         controlling.log_changes([Changed(Joined("t", "id", 0), *records, risky=False)])
     assert [each.getMessage() for each in caplog.records] == [f"t/0: {line}"]
 
