@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from isolog.testing.store_tests import StoreTests, counted_up
 from spark_stream.cluster.stores.store import MetadataStore
+from spark_stream.testing.store_tests import StoreTests, counted_up
 from tests.cluster.conftest import OF_PROCESSES, STORES, Opener
 from tests.etcd import needs_etcd
 from tests.examples import examples
