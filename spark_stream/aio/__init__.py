@@ -1,8 +1,8 @@
 """isolog for asyncio: ``from isolog import aio`` and ``async with aio.connect(...) as log``.
 
-The methods are those of :mod:`isolog`'s client, and mean the same; those that may wait are
-coroutines. What waits does so on a thread, and the same client is beneath. So connections, retries,
-batches and fetches ahead are shared with whatever else the process does with the log.
+It has the methods of the client in :mod:`isolog`. Those that may wait are coroutines, and wait on a
+thread. The blocking client does the work, so connections, retries, batches and fetches ahead are
+shared with the rest of the process.
 
 ``log``        ``connect()``, and the log that it opens
 ``producer``   writes records; what can be sent at once is sent without a thread

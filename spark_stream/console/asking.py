@@ -95,7 +95,7 @@ class Asking:
         self._uptimes_s[broker] = uptime_s
 
     def answers_of(self, broker: str) -> BrokerAnswers:
-        """Return the answers of a broker, with the time of an action that costs all the same."""
+        """Return a broker's answers, with the time of ``status``: all do the same work for it."""
         status, offsets = (answers_of(self.answers.of((broker, each))) for each in _ACTIONS)
         return BrokerAnswers(
             status.asked + offsets.asked, status.unanswered + offsets.unanswered, status.median_s

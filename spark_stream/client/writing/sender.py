@@ -274,7 +274,7 @@ class Sender:
         return whole.promise
 
     def settled(self, outcome: Written | IsologError) -> Promise:
-        """Return a settled future for what is never sent: a refused batch, or one without rows.
+        """Return a settled future for a rejected batch or a batch without rows.
 
         Raises:
             ForkedClient: the producer belongs to the parent of this process.

@@ -247,7 +247,7 @@ def _decoded(column: Any) -> Any:
 
 
 def _validity(column: Any) -> _Words | None:
-    """Return 1 for each value and 0 for each null; None if there are no nulls."""
+    """Return 1 for each value and 0 for each null, or None without nulls."""
     if not column.null_count:
         return None
     return _bits(column, 0).astype(np.uint64)
