@@ -133,8 +133,7 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
         begin = self._planner.with_new_topics(self._planner.losses.kept(selected, now), now)
         ends = self._ends(begin, now, limit)
         # A cut log moves the begin back, and its next end may have the numbers of the start.
-        is_empty = _have_equal_offsets(begin, ends or begin) and _have_equal_offsets(asked, begin)
-        if ends is None or is_empty:
+        if ends is None or _have_equal_offsets(asked, begin, ends):
             self._planned = _Planned(asked, asked, now)
             return start  # as it is: Spark plans a batch for any other JSON
         self._planned = _Planned(asked, ends, now)
@@ -192,11 +191,10 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
             self._named.end()
 
 
-def _have_equal_offsets(one: Offsets, other: Offsets) -> bool:
-    """Return whether both have the same topics at the same offsets, in whatever lineages."""
-    return one.keys() == other.keys() and all(
-        (at.id, at.offsets) == (other[name].id, other[name].offsets) for name, at in one.items()
-    )
+def _have_equal_offsets(*offsets: Offsets) -> bool:
+    """Return whether all have the same topics at the same offsets, in whatever lineages."""
+    first, *others = ({name: (at.id, at.offsets) for name, at in each.items()} for each in offsets)
+    return all(each == first for each in others)
 
 
 def _capped(begin: Offsets, ends: Offsets, target: Offsets) -> dict[str, TopicOffsets]:
