@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
@@ -48,6 +48,7 @@ _NOT_ARROW: Final = (
     NotImplementedError,
 )
 """Errors of the libraries for a column that cannot become Arrow."""
+_NO_CAST: Final = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
 _REMEDIES: Final = {
     "complex": "Give the real part and the imaginary part a column each.",
     "int128": "Cast it to Int64, or to a decimal of at most 38 digits.",
@@ -151,7 +152,7 @@ def _refused(data: Any, kinds: dict[Any, str], error: Exception) -> SchemaMismat
             continue
         row = None
         if not _fails(part[:0]):
-            row = _first_row(part)
+            row = _first_row(part, _fails)
             part = part[: row + 1]
         try:
             _converted(part)
@@ -163,9 +164,9 @@ def _refused(data: Any, kinds: dict[Any, str], error: Exception) -> SchemaMismat
     return SchemaMismatch(problem)
 
 
-def _first_row(part: Any) -> int:
-    """Return the first row at which a frame of one column cannot become Arrow."""
-    return bisect_left(range(len(part)), True, key=lambda last: _fails(part[: last + 1]))
+def _first_row(rows: Any, fails: Callable[[Any], bool]) -> int:
+    """Return the first row of a column at which the rows up to it fail."""
+    return bisect_left(range(len(rows)), True, key=lambda last: fails(rows[: last + 1]))
 
 
 def _fails(part: Any) -> bool:
@@ -204,12 +205,10 @@ def eased(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def _cast(name: str, column: pa.ChunkedArray, want: pa.DataType) -> pa.ChunkedArray:
     try:
         return column.cast(want)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+    except _NO_CAST:
         if not (pt.is_integer(want) or pt.is_floating(want)):
             return column
-        row = bisect_left(
-            range(len(column)), True, key=lambda last: not _casts(column[: last + 1], want)
-        )
+        row = _first_row(column, lambda rows: not _casts(rows, want))
         expected, got = told_apart(want, column.type)
         raise SchemaMismatch(
             f"column {name!r}: expected {expected}, got {got}, and row {row} (counted from 0) has"
@@ -225,7 +224,7 @@ def _cast(name: str, column: pa.ChunkedArray, want: pa.DataType) -> pa.ChunkedAr
 def _casts(column: pa.ChunkedArray, want: pa.DataType) -> bool:
     try:
         column.cast(want)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+    except _NO_CAST:
         return False
     return True
 
